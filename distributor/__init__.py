@@ -1,0 +1,76 @@
+"""Train deep networks on Apache Spark: ``TorchDistributor(num_processes=16, use_gpu=True).run(train, 1e-3)``.
+
+The names below load on first use: importing the package imports neither pyspark nor torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from distributor.api import TorchDistributor as TorchDistributor
+    from distributor.errors import (
+        ConfigurationError as ConfigurationError,
+    )
+    from distributor.errors import (
+        DistributorError as DistributorError,
+    )
+    from distributor.errors import (
+        NodeLostError as NodeLostError,
+    )
+    from distributor.errors import (
+        PayloadError as PayloadError,
+    )
+    from distributor.errors import (
+        ResourceError as ResourceError,
+    )
+    from distributor.errors import (
+        ResultError as ResultError,
+    )
+    from distributor.errors import (
+        RunCancelledError as RunCancelledError,
+    )
+    from distributor.errors import (
+        StartError as StartError,
+    )
+    from distributor.errors import (
+        TrainingError as TrainingError,
+    )
+    from distributor.run import Run as Run
+    from distributor.run import Status as Status
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "TorchDistributor": "distributor.api",
+    "Run": "distributor.run",
+    "Status": "distributor.run",
+    **dict.fromkeys(
+        (
+            "ConfigurationError",
+            "DistributorError",
+            "NodeLostError",
+            "PayloadError",
+            "ResourceError",
+            "ResultError",
+            "RunCancelledError",
+            "StartError",
+            "TrainingError",
+        ),
+        "distributor.errors",
+    ),
+}
+
+__all__ = ["__version__", *_WHERE]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'distributor' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,554 @@
+"""One node of a run, from the facts of all tasks to the outcomes of its ranks. No Spark in it, and no torch.
+
+The process that starts it (a Spark task's Python worker, or the driver in local mode) holds the other end of its
+control line. The agent starts the launcher, follows the ranks' log files, passes on what the driver orders, and in the
+end leaves nothing behind: no process of the node, and no file once its owner has read the outcomes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import pickle
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any
+
+from distributor import control, errors, placement, processes, rank, shipping
+from distributor.channel import frames
+from distributor.channel.node import Endpoint, Uplink, attach, connect
+from distributor.job import Failure, Function, Job, NodeFacts, NodeOrder, NodeReport, Outcome, Placement, Plan, Script
+from distributor.launch import PATHS
+
+#: Seconds between looks at the ranks' log files.
+_TAIL_INTERVAL = 0.05
+
+#: Bytes of a rank's output that travel with its failure.
+_TAIL_BYTES = 8 << 10
+
+#: Seconds beyond the grace after which the launcher is not trusted to have stopped its ranks.
+_STOP_MARGIN = 3.0
+
+_STREAMS = ("stdout", "stderr")
+
+
+@dataclass(frozen=True)
+class AgentOrder:
+    """What the owner of an agent asks of it; travels as a dict of plain values over the control line.
+
+    Attributes:
+        job: the pickled :class:`~distributor.job.Job`.
+        executor: which of the executors in ``facts`` this node is.
+        facts: the facts of all tasks, as dicts.
+        folder: the node's private folder, which the agent removes in the end.
+        root: where this package can be imported from.
+        sys_path: import path of the owner.
+        endpoint: where the driver listens, ``None`` if the channel is an inherited socket or there is none.
+        on_driver: this is the driver's machine: scripts and folders are used where they are.
+    """
+
+    job: bytes = field(repr=False)
+    executor: str
+    facts: list[dict[str, Any]]
+    folder: str
+    root: str
+    sys_path: list[str]
+    endpoint: tuple[str, int, str, bytes] | None = field(repr=False)
+    on_driver: bool
+
+
+def main(owner_pid: str, *inherited: str) -> None:
+    """Entry point of the agent's process: ``main("4711", "control=3", "store=4", "channel=5")``."""
+    sockets = {}
+    for item in inherited:
+        name, _, descriptor = item.partition("=")
+        sockets[name] = socket.socket(fileno=int(descriptor))
+    message = control.receive(sockets["control"])
+    if message is None:
+        return
+    order = AgentOrder(**message)
+    asyncio.run(_Agent(order, sockets, int(owner_pid)).run())
+
+
+class _Agent:
+    def __init__(self, order: AgentOrder, sockets: Mapping[str, socket.socket], owner_pid: int) -> None:
+        self._order = order
+        self._job: Job = pickle.loads(order.job)
+        self._control = sockets["control"]
+        self._store = sockets.get("store")
+        self._channel = sockets.get("channel")
+        self._owner_pid = owner_pid
+        self._owner_gone = asyncio.Event()
+        self._uplink: Uplink | None = None
+        self._launcher: subprocess.Popen[bytes] | None = None
+        self._ranks = _Ranks()
+        self._stopping = False
+        self._backstop: asyncio.TimerHandle | None = None
+        self._times: dict[str, float] = {"agent": time.time()}
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        folder = Path(self._order.folder)
+        lock = _claim(folder)
+        _remove_stale_folders()
+        processes.adopt_orphans()
+        loop.add_reader(self._control, self._on_control)
+        owner = node_id = None
+        try:
+            try:
+                owner = _watch_process(loop, self._owner_pid, self._on_owner_gone)
+                who = placement.place([NodeFacts.from_json(fact) for fact in self._order.facts], self._job)
+                node = who.node_of(self._order.executor)
+                plan = PATHS[self._job.launch_path].plan(self._job, who, node, os.environ)
+                node_id = str(plan.node_env[processes.NODE_ID])
+                report = await self._train(self._prepare(plan, who, folder), node_id)
+            except Exception as error:
+                report = NodeReport(-1, socket.gethostname(), error=_explain(error))
+                self._tell({"event": "failed"})
+            self._report(report, folder)
+            await self._owner_gone.wait()
+        finally:
+            lock.close()
+            if owner is not None:
+                loop.remove_reader(owner)
+                os.close(owner)
+            if node_id is not None:
+                processes.kill_node(node_id, os.getpid())
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _report(self, report: NodeReport, folder: Path) -> None:
+        values = {
+            outcome.rank: str(path)
+            for outcome in report.outcomes
+            if outcome.state == "finished" and (path := rank.value_path(folder, outcome.rank)).exists()
+        }
+        try:
+            control.send(self._control, {"report": pickle.dumps(report), "values": values})
+        except OSError:  # the owner is gone, and nobody waits for it
+            self._owner_gone.set()
+
+    def _prepare(self, plan: Plan, who: Placement, folder: Path) -> NodeOrder:
+        """Puts what was shipped into the node's folder."""
+        job, cwd = self._job, None
+        if job.working_dir is not None:
+            cwd = job.working_dir.path
+            if not self._order.on_driver:
+                assert job.working_dir.archive is not None
+                cwd = str(folder / "working_dir")
+                shipping.unpack_folder(job.working_dir.archive, Path(cwd))
+        if isinstance(job.target, Script) and not self._order.on_driver:
+            (folder / "script").mkdir()
+            (folder / "script" / os.path.basename(job.target.path)).write_bytes(job.target.source)
+        sys_path = [os.path.abspath(path) for path in self._order.sys_path]
+        if cwd is not None:
+            sys_path.insert(0, cwd)
+        if self._order.root not in sys_path:
+            sys_path.append(self._order.root)
+        return NodeOrder(
+            run_id=job.run_id,
+            plan=plan,
+            placement=who,
+            grace_period=job.grace_period,
+            start_timeout=job.start_timeout,
+            store_fd=self._store.fileno() if self._store is not None and plan.node.node_rank == 0 else None,
+            event_fd=-1,
+            folder=str(folder),
+            cwd=cwd,
+            sys_path=tuple(sys_path),
+            collect_all=job.collect == "all",
+        )
+
+    async def _train(self, order: NodeOrder, node_id: str) -> NodeReport:
+        """Runs the launcher to its end and says what became of the ranks."""
+        loop = asyncio.get_running_loop()
+        node, folder = order.plan.node, Path(order.folder)
+        warning = await self._open_channel()
+        listening = None
+        if self._uplink is not None:
+            self._uplink.send(
+                {
+                    "event": "hello",
+                    "node": self._order.executor,
+                    "placement": [asdict(n) for n in order.placement.nodes],
+                }
+            )
+            listening = asyncio.ensure_future(self._uplink.listen(self._on_order))
+        oom_before = processes.oom_kills()
+        reader, event_fd = os.pipe()
+        self._start_launcher(replace(order, event_fd=event_fd), event_fd)
+        os.close(event_fd)
+        assert self._launcher is not None
+        logs = _Logs(folder, [(r, r - node.first_rank) for r in node.ranks], self._uplink)
+        following = asyncio.ensure_future(logs.follow())
+        reaping = asyncio.ensure_future(_reap_orphans(self._launcher.pid))
+        await self._follow_events(reader, order)
+        await loop.run_in_executor(None, self._launcher.wait)
+        stopped = self._stopping  # as of now: telling of a failure brings the order to stop
+        start_error = self._ranks.start_error(self._launcher, order, stopped)
+        if not stopped and (start_error is not None or self._ranks.alive):
+            self._tell({"event": "failed"})
+        if self._backstop is not None:
+            self._backstop.cancel()
+        self._times["exited"] = time.time()
+        # What ranks left behind (data-loader workers, children with their own sessions) goes before the last log lines.
+        await loop.run_in_executor(None, processes.kill_node, node_id, os.getpid())
+        following.cancel()
+        reaping.cancel()
+        await asyncio.gather(following, reaping, return_exceptions=True)
+        await logs.drain()
+        outcomes = self._outcomes(order, logs, stopped, processes.oom_kills() > oom_before)
+        report = NodeReport(node.node_rank, node.host, outcomes, start_error, self._times, warning)
+        if self._uplink is not None:
+            await self._uplink.say_bye()
+        if listening is not None:
+            listening.cancel()
+        return report
+
+    async def _open_channel(self) -> str | None:
+        """Connects to the driver, or says why the run goes on without."""
+        if self._channel is not None:
+            self._uplink = await attach(self._channel)
+        elif self._order.endpoint is not None:
+            endpoint = Endpoint(*self._order.endpoint)
+            try:
+                self._uplink = await connect(endpoint)
+            except OSError as error:
+                return (
+                    f"{socket.gethostname()} cannot reach the driver at {endpoint.host}:{endpoint.port} ({error}): "
+                    "no live log lines from there; results and errors still arrive"
+                )
+        return None
+
+    def _start_launcher(self, order: NodeOrder, event_fd: int) -> None:
+        folder = Path(order.folder)
+        path = folder / "order.pickle"
+        path.write_bytes(pickle.dumps(order))
+        environ = dict(os.environ)
+        for name, value in order.plan.node_env.items():
+            if value is None:
+                environ.pop(name, None)
+            else:
+                environ[name] = value
+        with open(folder / "launcher.log", "wb") as log:
+            self._launcher = subprocess.Popen(
+                control.command(self._order.root, "launcher", str(path), str(os.getpid())),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environ,
+                pass_fds=[fd for fd in (order.store_fd, event_fd) if fd is not None],
+            )
+        if self._store is not None:
+            self._store.close()  # the launcher has it now
+        if self._stopping:  # ordered while there was no launcher yet
+            self._launcher.kill()
+
+    async def _follow_events(self, descriptor: int, order: NodeOrder) -> None:
+        """Reads the launcher's events until it has ended, which closes the pipe."""
+        reader = asyncio.StreamReader(limit=1 << 24)  # an event may hold a long traceback
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb")
+        )
+        while line := await reader.readline():
+            event = json.loads(line)
+            self._ranks.note(event)
+            if event["event"] == "ready":
+                self._times["ready"] = event["time"]
+            elif event["event"] == "started":
+                self._times["started"] = event["time"]
+                self._tell({"event": "started"})
+            elif event["event"] == "exited" and event["code"] != 0 and not event["stopped"]:
+                failure = self._failure(order, event["local_rank"], "", False)
+                self._tell({"event": "failed", "failure": {**asdict(failure), "exception": None}})
+        transport.close()
+
+    def _tell(self, event: Mapping[str, Any]) -> None:
+        if self._uplink is not None:
+            try:
+                self._uplink.send(event)
+            except frames.ProtocolError:  # a traceback of megabytes; it arrives in band
+                self._uplink.send({"event": event["event"]})
+
+    def _on_order(self, order: dict[str, Any]) -> None:
+        if order.get("order") == "stop":
+            self._stop()
+
+    def _on_owner_gone(self) -> None:
+        self._owner_gone.set()
+        self._stop()
+
+    def _on_control(self) -> None:
+        """Nothing comes over the control line any more but its end."""
+        asyncio.get_running_loop().remove_reader(self._control)
+        self._on_owner_gone()
+
+    def _stop(self) -> None:
+        """Has the launcher stop its ranks within the grace, or ends it at once where no rank is alive."""
+        if self._stopping:
+            return
+        self._stopping = True
+        if self._launcher is None:
+            return
+        if self._ranks.alive:
+            self._launcher.send_signal(signal.SIGTERM)
+            loop = asyncio.get_running_loop()
+            self._backstop = loop.call_later(self._job.grace_period + _STOP_MARGIN, self._launcher.kill)
+        else:
+            self._launcher.kill()
+
+    def _outcomes(self, order: NodeOrder, logs: _Logs, stopped: bool, oom: bool) -> tuple[Outcome, ...]:
+        node = order.plan.node
+        if not self._ranks.started:
+            return ()
+        outcomes = []
+        for local_rank in range(node.local_world_size):
+            global_rank = node.first_rank + local_rank
+            told = _read_outcome(order, local_rank)
+            exit = self._ranks.exits.get(local_rank)
+            if exit is None or exit["code"] != 0:
+                tail = logs.tails.get(global_rank, b"").decode(errors="replace")
+                failed = told is not None and told.state == "failed"
+                by_us = stopped if exit is None else exit["stopped"]
+                if by_us and not failed:
+                    outcomes.append(Outcome(global_rank, node.host, "stopped"))
+                else:
+                    failure = self._failure(order, local_rank, tail, oom)
+                    outcomes.append(Outcome(global_rank, node.host, "failed", failure))
+            elif told is not None:
+                outcomes.append(told)
+            elif isinstance(order.plan.target, Function):
+                failure = Failure(
+                    global_rank,
+                    local_rank,
+                    node.host,
+                    "exit",
+                    "exited with code 0 before the function returned (os._exit?)",
+                    exit_code=0,
+                    time=exit["time"],
+                )
+                outcomes.append(Outcome(global_rank, node.host, "failed", failure))
+            else:
+                outcomes.append(Outcome(global_rank, node.host, "finished"))
+        return tuple(outcomes)
+
+    def _failure(self, order: NodeOrder, local_rank: int, tail: str, oom: bool) -> Failure:
+        """Why a rank failed: what it wrote itself, completed by how its process ended."""
+        node = order.plan.node
+        told = _read_outcome(order, local_rank)
+        exit = self._ranks.exits.get(local_rank)
+        if told is not None and told.failure is not None and told.state == "failed":
+            failure = told.failure
+        elif exit is None:
+            failure = Failure(
+                node.first_rank + local_rank,
+                local_rank,
+                node.host,
+                "lost",
+                "went down with the process that started it",
+                time=time.time(),
+            )
+        else:
+            failure = Failure(
+                node.first_rank + local_rank,
+                local_rank,
+                node.host,
+                *_describe_exit(exit["code"], oom),
+                time=exit["time"],
+            )
+        # A rank that failed and was told to stop on its way out still ended by its failure.
+        if exit is not None and not exit["stopped"]:
+            failure = replace(
+                failure,
+                exit_code=exit["code"] if exit["code"] >= 0 else None,
+                signal=processes.signal_name(-exit["code"]) if exit["code"] < 0 else None,
+            )
+        return replace(failure, log_tail=tail)
+
+
+@dataclass
+class _Ranks:
+    """What the launcher has told of its ranks."""
+
+    started: bool = False
+    exits: dict[int, dict[str, Any]] = field(default_factory=dict)
+    count: int = 0
+    error: dict[str, Any] | None = None
+
+    def note(self, event: dict[str, Any]) -> None:
+        if event["event"] == "started":
+            self.started, self.count = True, len(event["pids"])
+        elif event["event"] == "exited":
+            self.exits[event["local_rank"]] = event
+        elif event["event"] == "error":
+            self.error = event
+
+    @property
+    def alive(self) -> bool:
+        return self.started and len(self.exits) < self.count
+
+    def start_error(
+        self, launcher: subprocess.Popen[bytes], order: NodeOrder, stopping: bool
+    ) -> tuple[str, str] | None:
+        """Why no rank was started, if so and not by our own order."""
+        if self.error is not None:
+            return (
+                "StartError",
+                f"the launcher on {order.host} failed: {self.error['message']}\n\n{self.error['traceback']}",
+            )
+        if self.started or stopping:
+            return None
+        said = Path(order.folder, "launcher.log").read_text(errors="replace").strip()
+        if "No module named 'torch" in said:
+            return "StartError", (
+                f"torch cannot be imported on {order.host} by {sys.executable}: install it there, or name another "
+                "Python before the session starts (the environment variable PYSPARK_PYTHON, or spark.pyspark.python)\n"
+                + said
+            )
+        return "StartError", f"the launcher on {order.host} ended with code {launcher.returncode}:\n{said}"
+
+
+class _Logs:
+    """Follows the ranks' log files and passes on what is new."""
+
+    def __init__(self, folder: Path, ranks: list[tuple[int, int]], uplink: Uplink | None) -> None:
+        self._files = [
+            (global_rank, stream, rank.log_path(folder, local_rank, name))
+            for global_rank, local_rank in ranks
+            for stream, name in enumerate(_STREAMS, start=1)
+        ]
+        self._offsets = dict.fromkeys((path for _, _, path in self._files), 0)
+        self._uplink = uplink
+        self.tails: dict[int, bytes] = {}
+
+    async def follow(self) -> None:
+        while True:
+            await self._pass_on()
+            await asyncio.sleep(_TAIL_INTERVAL)
+
+    async def drain(self) -> None:
+        """Passes on what is there now; whoever still writes has escaped, and would never let it end."""
+        ends = {path: path.stat().st_size for path in self._offsets if path.exists()}
+        while any(self._offsets[path] < end for path, end in ends.items()) and await self._pass_on():
+            pass
+
+    async def _pass_on(self) -> bool:
+        """One round over all files, a bounded piece of each; whether there was anything."""
+        found = False
+        for global_rank, stream, path in self._files:
+            try:
+                with open(path, "rb") as file:
+                    file.seek(self._offsets[path])
+                    data = file.read(frames.MAX_LOG)
+            except FileNotFoundError:
+                continue
+            if data:
+                found = True
+                # Counted before the wait: a cancelled round must not send it twice.
+                self._offsets[path] += len(data)
+                self.tails[global_rank] = (self.tails.get(global_rank, b"") + data)[-_TAIL_BYTES:]
+                if self._uplink is not None and not self._uplink.closed:
+                    await self._uplink.send_log(frames.Log(global_rank, stream, data))
+        return found
+
+
+def _explain(error: Exception) -> tuple[str, str]:
+    """What a node reports when it cannot start: our own errors as they are, others with their traceback."""
+    if isinstance(error, errors.DistributorError):
+        return type(error).__name__, str(error)
+    text = "".join(traceback.format_exception(error))
+    return "StartError", f"the agent on {socket.gethostname()} failed: {type(error).__name__}: {error}\n\n{text}"
+
+
+def _describe_exit(code: int, oom: bool) -> tuple[str, str]:
+    """Kind and message of an end without an exception."""
+    if code >= 0:
+        return "exit", f"exited with code {code}"
+    name = processes.signal_name(-code)
+    if -code == signal.SIGKILL and oom:
+        return "signal", (
+            f"killed by {name}, most likely for lack of memory: the kernel's out-of-memory killer was at work "
+            "meanwhile. Use smaller batches or fewer ranks per node, or give the executor more memory"
+        )
+    return "signal", f"killed by {name}"
+
+
+def _read_outcome(order: NodeOrder, local_rank: int) -> Outcome | None:
+    try:
+        outcome: Outcome = pickle.loads(rank.outcome_path(order.folder, local_rank).read_bytes())
+        return outcome
+    except FileNotFoundError:
+        return None
+
+
+async def _reap_orphans(launcher: int) -> None:
+    """Collects the exits of adopted processes, which would stay as zombies for as long as the training goes."""
+    while True:
+        await asyncio.sleep(1.0)
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is not None and ended.si_pid != launcher:
+            os.waitpid(ended.si_pid, os.WNOHANG)
+
+
+def _watch_process(loop: asyncio.AbstractEventLoop, pid: int, callback: Any) -> int | None:
+    """Calls back when a process has ended, at once if it has already.
+
+    ``None`` where the kernel cannot tell: then the end of the control line alone has to.
+    """
+    try:
+        descriptor = processes.pidfd_open(pid)
+    except ProcessLookupError:
+        loop.call_soon(callback)
+        return None
+    except OSError:
+        return None
+
+    def ended() -> None:
+        loop.remove_reader(descriptor)
+        callback()
+
+    loop.add_reader(descriptor, ended)
+    return descriptor
+
+
+_OWNER = "owner"
+
+
+def _claim(folder: Path) -> IO[bytes]:
+    """Locks the node's folder for as long as this process lives: the kernel drops the lock, however it ends."""
+    lock = open(folder / _OWNER, "wb")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
+
+
+def _remove_stale_folders() -> None:
+    """Folders of agents that were killed together with their owners, so that nobody could remove them.
+
+    Only those of this user, and only real folders: anybody can put something into the temporary directory.
+    """
+    for folder in Path(tempfile.gettempdir()).glob(f"{control.FOLDER_PREFIX}*"):
+        try:
+            about = folder.lstat()
+            if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
+                continue
+            descriptor = os.open(folder / _OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:  # gone meanwhile, or not claimed yet
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        except OSError:  # its agent lives
+            continue
+        finally:
+            os.close(descriptor)

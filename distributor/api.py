@@ -1,0 +1,328 @@
+"""What users call. Checks the request, builds a Job, chooses a scheduler."""
+
+from __future__ import annotations
+
+import fnmatch
+import operator
+import os
+import secrets
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
+
+from distributor import payload, shipping
+from distributor.errors import ConfigurationError, PayloadError
+from distributor.job import Function, Job, Module, Script, Target, WorkingDir
+from distributor.launch.torchrun import CONTRACT
+from distributor.run import Run, Scheduler
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from distributor.schedulers.local import LocalScheduler
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: Seconds beyond the grace that Ctrl-C waits for the ranks to end before it gives the prompt back.
+_INTERRUPT_MARGIN = 10.0
+
+#: A year, in seconds: longer is a mistake, and more than clocks can add up.
+_LONGEST = 366 * 24 * 3600.0
+
+
+class TorchDistributor:
+    """Trains with PyTorch on this machine or on Spark executors.
+
+    A drop-in for ``pyspark.ml.torch.distributor.TorchDistributor``; what is added is keyword-only.
+
+    Args:
+        num_processes: world size: how many ranks train together.
+        local_mode: ``True`` trains on this machine, without Spark or Java. ``False`` trains as tasks of the active
+            Spark session. ``None`` (default) decides: a session on a cluster (standalone, YARN, Kubernetes,
+            ``local-cluster``, Spark Connect) trains on its executors, anything else on this machine.
+        use_gpu: each rank gets a GPU of its own, device ``LOCAL_RANK`` of those it sees. ``False`` hides GPUs.
+        env: environment variables for the ranks; they win over everything but the rank contract (``RANK``, ...).
+        forward_env: patterns (``"WANDB_*"``) of the driver's environment variables that ranks on executors get as well.
+        working_dir: a project folder that becomes the ranks' current directory and comes first on their import path.
+            On this machine it is used in place, executors get a copy that is removed in the end.
+        working_dir_limit: bytes that the files in ``working_dir`` may have together (default 256 MiB).
+        start_timeout: seconds that may pass until all ranks are up, waiting for executors included (default 600).
+        grace_period: seconds from SIGTERM to SIGKILL when ranks are stopped, so that they may save (default 10).
+
+    Raises:
+        ConfigurationError: an argument is wrong; the text says which, its value, and what to do.
+        ResourceError: GPUs are wanted that are not there (with ``local_mode`` given; else ``run`` says so).
+
+    Example:
+        >>> def train(learning_rate, epochs=1):
+        ...     import torch.distributed as dist
+        ...     dist.init_process_group("gloo")
+        ...     return dist.get_world_size()
+        >>> TorchDistributor(num_processes=2, local_mode=True, use_gpu=False).run(train, 1e-3)  # doctest: +SKIP
+        2
+    """
+
+    def __init__(
+        self,
+        num_processes: int = 1,
+        local_mode: bool | None = None,
+        use_gpu: bool = True,
+        *,
+        env: Mapping[str, str] | None = None,
+        forward_env: Sequence[str] = (),
+        working_dir: str | os.PathLike[str] | None = None,
+        working_dir_limit: int = shipping.DEFAULT_WORKING_DIR_LIMIT,
+        start_timeout: float = 600.0,
+        grace_period: float = 10.0,
+    ) -> None:
+        if isinstance(num_processes, bool) or not hasattr(num_processes, "__index__") or num_processes < 1:
+            raise ConfigurationError(f"num_processes has to be a positive integer, not {num_processes!r}")
+        if local_mode is not None and not isinstance(local_mode, bool):
+            raise ConfigurationError(f"local_mode has to be True, False or None, not {local_mode!r}")
+        if not isinstance(use_gpu, bool):
+            raise ConfigurationError(f"use_gpu has to be True or False, not {use_gpu!r}")
+        for name, seconds in (("start_timeout", start_timeout), ("grace_period", grace_period)):
+            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= _LONGEST:
+                raise ConfigurationError(f"{name} has to be a number of seconds from 0 to a year, not {seconds!r}")
+        if isinstance(forward_env, str):
+            raise ConfigurationError(
+                f"forward_env has to be a list of patterns, not the string {forward_env!r}: [{forward_env!r}]"
+            )
+        self.num_processes = operator.index(num_processes)
+        self.local_mode = local_mode
+        self.use_gpu = use_gpu
+        self._env = _check_env(env or {})
+        self._forward_env = tuple(forward_env)
+        self._working_dir = None if working_dir is None else Path(working_dir)
+        self._working_dir_limit = working_dir_limit
+        self._start_timeout = float(start_timeout)
+        self._grace_period = float(grace_period)
+        if use_gpu and local_mode is not None:
+            self._check_gpus()
+
+    def __repr__(self) -> str:
+        request = f"num_processes={self.num_processes}, local_mode={self.local_mode}, use_gpu={self.use_gpu}"
+        return f"{type(self).__name__}({request})"
+
+    @overload
+    def run(self, train_object: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+    @overload
+    def run(self, train_object: str | os.PathLike[str], *args: str) -> None: ...
+
+    def run(self, train_object: Any, *args: Any, **kwargs: Any) -> Any:
+        """Trains and returns rank 0's value; ``submit(...).result()``, but only rank 0's value travels.
+
+        Args:
+            train_object: a callable, or the path of a ``.py`` file on the driver.
+            args: its arguments; strings for a file.
+            kwargs: keyword arguments of a callable.
+
+        Raises:
+            ConfigurationError: bad input; nothing was started.
+            TrainingError: a rank failed.
+            StartError, NodeLostError, ResultError, RunCancelledError: as they say.
+            KeyboardInterrupt: after Ctrl-C, once the ranks have ended.
+
+        Example:
+            >>> TorchDistributor(4, use_gpu=False).run("train.py", "--lr", "0.1")  # doctest: +SKIP
+        """
+        return self._wait(self._submit(train_object, args, kwargs, "rank0"))
+
+    def submit(self, train_object: Any, *args: Any, **kwargs: Any) -> Run:
+        """Starts training and returns its handle at once. Arguments and bad input as with :meth:`run`.
+
+        Example:
+            >>> run = TorchDistributor(4, use_gpu=False).submit(train, 1e-3)  # doctest: +SKIP
+            >>> run.results()  # doctest: +SKIP
+        """
+        return self._submit(train_object, args, kwargs, "all")
+
+    def run_module(self, module: str, /, *args: str) -> None:
+        """Trains a module as ``python -m module args...`` would run it. Raises what :meth:`run` raises."""
+        self._wait(self.submit_module(module, *args))
+
+    def submit_module(self, module: str, /, *args: str) -> Run:
+        """Starts a module and returns the run's handle at once."""
+        if not isinstance(module, str) or not all(part.isidentifier() for part in module.split(".")):
+            raise ConfigurationError(f"module has to be a dotted name such as 'pkg.train', not {module!r}")
+        return self._submit(Module(module, _check_argv(args)), (), {}, "rank0")
+
+    def _wait(self, run: Run) -> Any:
+        try:
+            return run.result()
+        except BaseException:  # Ctrl-C, or whatever else a signal handler raises: nobody would wait for the ranks
+            run.cancel()
+            run.wait(self._grace_period + _INTERRUPT_MARGIN)
+            raise
+
+    def _submit(
+        self, train_object: Any, args: Sequence[Any], kwargs: Mapping[str, Any], collect: Literal["rank0", "all"]
+    ) -> Run:
+        session = self._session()
+        local = session is None
+        target = self._target(train_object, args, kwargs, local)
+        working_dir = self._pack_working_dir(local)
+        if isinstance(target, Script) and working_dir is not None:
+            target = _within(target, Path(working_dir.path))
+        ranks_per_task = 1
+        if session is not None:
+            from distributor.schedulers import spark
+
+            ranks_per_task = spark.ranks_per_task(session, self.num_processes, self.use_gpu)
+        job = Job(
+            run_id=secrets.token_hex(6),
+            num_processes=self.num_processes,
+            target=target,
+            use_gpu=self.use_gpu,
+            ranks_per_task=ranks_per_task,
+            env={**self._forwarded(), **self._env},
+            working_dir=working_dir,
+            grace_period=self._grace_period,
+            start_timeout=self._start_timeout,
+            collect=collect,
+        )
+        return Run(job, _checked_scheduler(session, job))
+
+    def _check_gpus(self) -> None:
+        """Looks for missing GPUs as early as it can: when the place to train is known and there."""
+        if self.local_mode:
+            _local_scheduler(use_gpu=True).check_gpus(self.num_processes)
+        elif sys.modules.get("pyspark") is not None:
+            from distributor.schedulers import spark
+
+            session = spark.active_session()
+            if session is not None:
+                spark.ranks_per_task(session, self.num_processes, use_gpu=True)
+
+    def _session(self) -> SparkSession | None:
+        """The session to train on, ``None`` for this machine."""
+        if self.local_mode is True:
+            return None
+        if self.local_mode is None and "pyspark" not in sys.modules:
+            return None  # nobody can have an active session
+        try:
+            from distributor.schedulers import spark
+
+            session = spark.active_session()
+        except ImportError as error:
+            if self.local_mode is None:
+                return None
+            raise ConfigurationError(
+                f"local_mode=False trains on Spark, but pyspark cannot be imported ({error}): "
+                "pip install 'distributor[spark]'"
+            ) from error
+        if self.local_mode is None:
+            return session if session is not None and spark.is_cluster(session) else None
+        if session is None:
+            raise ConfigurationError(
+                "local_mode=False trains on Spark, but there is no active Spark session: create one first "
+                "(SparkSession.builder.getOrCreate()), or pass local_mode=True to train on this machine"
+            )
+        return session
+
+    def _target(self, train_object: Any, args: Sequence[Any], kwargs: Mapping[str, Any], local: bool) -> Target:
+        if isinstance(train_object, Module):
+            return train_object
+        if isinstance(train_object, (str, os.PathLike)):
+            path = Path(train_object)
+            if kwargs:
+                raise ConfigurationError(
+                    f"a script takes string arguments only, not keyword arguments ({', '.join(kwargs)}): "
+                    "pass them as '--name', 'value'"
+                )
+            if path.suffix != ".py":
+                raise PayloadError(
+                    f"{str(train_object)!r} is not a .py file: pass the path of a Python script, a callable, "
+                    "or use run_module('pkg.train') for a module"
+                )
+            try:
+                source = path.read_bytes()
+            except OSError as error:
+                raise PayloadError(
+                    f"the script {str(train_object)!r} cannot be read on the driver: {error.strerror}"
+                ) from error
+            return Script(str(path.absolute()), source, _check_argv(args))
+        if callable(train_object):
+            pickled = payload.dump_function(train_object, args, kwargs, by_value=not local)
+            return Function(payload.name_of(train_object), pickled)
+        raise ConfigurationError(
+            "what to train has to be a callable or the path of a .py file, "
+            f"not {type(train_object).__name__} {train_object!r}"
+        )
+
+    def _pack_working_dir(self, local: bool) -> WorkingDir | None:
+        if self._working_dir is None:
+            return None
+        folder = self._working_dir.absolute()
+        if not folder.is_dir():
+            raise PayloadError(f"working_dir {str(self._working_dir)!r} is not a folder on the driver")
+        return WorkingDir(str(folder), None if local else shipping.pack_folder(folder, self._working_dir_limit))
+
+    def _forwarded(self) -> dict[str, str]:
+        return {
+            name: value
+            for name, value in os.environ.items()
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in self._forward_env) and name not in CONTRACT
+        }
+
+
+def _checked_scheduler(session: SparkSession | None, job: Job) -> Scheduler:
+    """The scheduler for a session, after it has looked for what is wrong with the job."""
+    if session is None:
+        local = _local_scheduler(job.use_gpu)
+        local.check(job)
+        return local
+    from distributor.schedulers.spark import SparkScheduler
+
+    scheduler = SparkScheduler(session)
+    scheduler.check(job)
+    return scheduler
+
+
+def _local_scheduler(use_gpu: bool) -> LocalScheduler:
+    """This machine, with the GPUs that Spark found for the driver where it did."""
+    from distributor.schedulers.local import LocalScheduler
+
+    gpus = None
+    if use_gpu and sys.modules.get("pyspark") is not None:
+        from distributor.schedulers import spark
+
+        gpus = spark.driver_gpus()
+    return LocalScheduler(gpus=gpus)
+
+
+def _check_env(env: Mapping[str, str]) -> dict[str, str]:
+    for name, value in env.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise ConfigurationError(
+                f"env has to map strings to strings; the value of {name!r} is a {type(value).__name__}"
+            )
+        if not name or "=" in name or "\0" in name + value:
+            raise ConfigurationError(
+                f"env names a variable that cannot be: {name!r} is empty or holds '=' or a NUL byte"
+            )
+        if name in CONTRACT:
+            raise ConfigurationError(f"env sets {name}, which the run decides for each rank: leave it out")
+    return dict(env)
+
+
+def _check_argv(args: Sequence[Any]) -> tuple[str, ...]:
+    for index, arg in enumerate(args, start=1):
+        if not isinstance(arg, str):
+            raise ConfigurationError(
+                f"arguments of a script have to be strings; argument {index} is {arg!r} ({type(arg).__name__}): "
+                f"pass {str(arg)!r}"
+            )
+    return tuple(args)
+
+
+def _within(script: Script, folder: Path) -> Script:
+    """A script that lies in the working directory runs there, beside the modules it imports."""
+    try:
+        inside = Path(script.path).resolve().relative_to(folder.resolve())
+    except ValueError:
+        return script
+    return Script(script.path, script.source, script.argv, str(inside))

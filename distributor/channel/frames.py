@@ -1,0 +1,92 @@
+"""Frames of the channel: a length, a kind, and JSON or raw log bytes. Nothing that could execute, nothing unbounded.
+
+::
+
+    uint32 length of what follows the kind | uint8 kind | body
+    kind 1: body is a JSON object
+    kind 2: body is uint32 rank | uint8 stream (1 stdout, 2 stderr) | bytes as the rank wrote them
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+#: A longer frame is refused before it is read.
+MAX_BODY = 4 << 20
+
+#: Log bytes of one frame at most.
+MAX_LOG = 256 << 10
+
+_HEADER = struct.Struct("!IB")
+_LOG = struct.Struct("!IB")
+_JSON_KIND, _LOG_KIND = 1, 2
+
+
+class ProtocolError(Exception):
+    """The other side does not speak this protocol."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """A piece of a rank's output."""
+
+    rank: int
+    stream: int
+    data: bytes
+
+
+def pack(message: Mapping[str, Any]) -> bytes:
+    """A JSON frame.
+
+    Raises:
+        ProtocolError: it would be longer than :data:`MAX_BODY`.
+    """
+    body = json.dumps(message).encode()
+    if len(body) > MAX_BODY:
+        raise ProtocolError(f"a message of {len(body)} bytes is longer than a frame may be ({MAX_BODY})")
+    return _HEADER.pack(len(body), _JSON_KIND) + body
+
+
+def pack_log(log: Log) -> bytes:
+    """A log frame."""
+    return _HEADER.pack(_LOG.size + len(log.data), _LOG_KIND) + _LOG.pack(log.rank, log.stream) + log.data
+
+
+async def read(reader: asyncio.StreamReader) -> dict[str, Any] | Log | None:
+    """The next frame; ``None`` when the connection has ended between two frames.
+
+    Raises:
+        ProtocolError: too long, of an unknown kind, malformed, or cut short.
+    """
+    try:
+        header = await reader.readexactly(_HEADER.size)
+    except asyncio.IncompleteReadError as error:
+        if error.partial:
+            raise ProtocolError("the connection ended inside a frame") from None
+        return None
+    length, kind = _HEADER.unpack(header)
+    if length > MAX_BODY:
+        raise ProtocolError(f"a frame of {length} bytes is longer than allowed ({MAX_BODY})")
+    try:
+        body = await reader.readexactly(length)
+    except asyncio.IncompleteReadError:
+        raise ProtocolError("the connection ended inside a frame") from None
+    if kind == _LOG_KIND:
+        if length < _LOG.size:
+            raise ProtocolError("a log frame without rank and stream")
+        rank, stream = _LOG.unpack_from(body)
+        return Log(rank, stream, body[_LOG.size :])
+    if kind != _JSON_KIND:
+        raise ProtocolError(f"unknown kind of frame: {kind}")
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError):
+        raise ProtocolError("a message that is not JSON") from None
+    if not isinstance(message, dict):
+        raise ProtocolError("a message that is not a JSON object")
+    return message

@@ -1,0 +1,93 @@
+"""Every exception the package raises, in one tree.
+
+::
+
+    DistributorError (RuntimeError)
+    ├── ConfigurationError (ValueError)   bad input; raised before any process or Spark job starts
+    │   ├── PayloadError                  the function, script or folder cannot be shipped
+    │   └── ResourceError                 slots or GPUs that are not there
+    ├── StartError                        the run could not start (executors or nodes that never came, no torch there)
+    ├── TrainingError                     a rank failed: which, where, why, and its traceback
+    │   └── NodeLostError                 a node went away with its ranks
+    ├── ResultError                       ranks succeeded, but a value could not be brought back
+    └── RunCancelledError                 the run was cancelled
+
+``DistributorError`` is a ``RuntimeError`` and ``ConfigurationError`` a ``ValueError`` because those are what
+``pyspark.ml.torch.distributor`` raises: code written for it keeps its ``except`` clauses.
+All of them can be pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from distributor.job import Failure
+
+
+class DistributorError(RuntimeError):
+    """Base of all errors of this package."""
+
+
+class ConfigurationError(DistributorError, ValueError):
+    """The request is wrong. Raised before any process or Spark job starts."""
+
+
+class PayloadError(ConfigurationError):
+    """What should be trained cannot be shipped: not picklable, not found, or too large."""
+
+
+class ResourceError(ConfigurationError):
+    """More slots or GPUs are asked for than there are."""
+
+
+class StartError(DistributorError):
+    """The run could not start: executors that did not come in time, or nodes that cannot run torch."""
+
+
+class TrainingError(DistributorError):
+    """A rank failed; every other rank was stopped.
+
+    The text begins with what happened (``rank 1 on host-b failed: ValueError: ...``), followed by that
+    rank's traceback. ``__cause__`` is the original exception where it could be unpickled.
+
+    Attributes:
+        failures: all failures, the root first, then those it may have caused, in order of time.
+        rank, local_rank, host: where the root failure happened (``None`` if no rank can be named).
+        exit_code: the rank's exit code, or ``None`` if a signal ended it.
+        signal: the signal's name (``"SIGKILL"``), or ``None``.
+        traceback: the rank's own traceback as text, ``""`` if there is none.
+        log_tail: the end of what the rank wrote; stdout and stderr as they were read, twenty times a second.
+
+    Example:
+        >>> from distributor import TorchDistributor, TrainingError
+        >>> try:
+        ...     TorchDistributor(4, use_gpu=False).run(train)  # doctest: +SKIP
+        ... except TrainingError as error:
+        ...     print(error.rank, error.host, error.exit_code)
+    """
+
+    def __init__(self, message: str, failures: Sequence[Failure] = ()) -> None:
+        super().__init__(message)
+        self.failures: tuple[Failure, ...] = tuple(failures)
+        root = self.failures[0] if self.failures else None
+        self.rank: int | None = root.rank if root else None
+        self.local_rank: int | None = root.local_rank if root else None
+        self.host: str | None = root.host if root else None
+        self.exit_code: int | None = root.exit_code if root else None
+        self.signal: str | None = root.signal if root else None
+        self.traceback: str = root.traceback if root else ""
+        self.log_tail: str = root.log_tail if root else ""
+
+
+class NodeLostError(TrainingError):
+    """A node (Spark executor, or this machine's agent) went away while its ranks were running."""
+
+
+class ResultError(DistributorError):
+    """Training succeeded, but a return value could not be pickled, sent or read."""
+
+
+class RunCancelledError(DistributorError):
+    """The run was cancelled: by ``run.cancel()``, Ctrl-C, or Spark."""

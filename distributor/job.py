@@ -1,0 +1,280 @@
+"""The values that cross boundaries: what is asked (Job), where it runs (Placement), how (Plan), what came (Outcome).
+
+Frozen, without behaviour beyond derived properties, and without imports of the rest of the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Function:
+    """A callable with its arguments, pickled on the driver."""
+
+    name: str
+    pickled: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Script:
+    """A ``.py`` file of the driver; its text travels with the job.
+
+    ``path`` is the file's path on the driver: ranks on the driver's own machine run it there, other nodes run a copy.
+    ``inside`` is its path relative to the shipped working directory, if it lies in there.
+    """
+
+    path: str
+    source: bytes = field(repr=False)
+    argv: tuple[str, ...] = ()
+    inside: str | None = None
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module to run as ``python -m name argv...`` would."""
+
+    name: str
+    argv: tuple[str, ...] = ()
+
+
+Target = Function | Script | Module
+
+
+@dataclass(frozen=True)
+class WorkingDir:
+    """A project folder: used in place on the driver's machine, unpacked from ``archive`` (zip bytes) elsewhere."""
+
+    path: str
+    archive: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is asked for: the same value for the local and the Spark scheduler.
+
+    Attributes:
+        run_id: unique name of the run.
+        num_processes: world size.
+        target: what each rank runs.
+        use_gpu: each rank gets one GPU; otherwise GPUs are hidden from ranks.
+        ranks_per_task: ranks of one Spark task (its GPU amount, or 1).
+        env: environment variables for the ranks, the user's word over everything else. Never shown in ``repr``.
+        working_dir: project folder that becomes the ranks' current directory.
+        grace_period: seconds between SIGTERM and SIGKILL when ranks are stopped.
+        start_timeout: seconds the run may take to bring all ranks up.
+        launch_path: name of the launch path, a key of ``distributor.launch.PATHS``.
+        collect: whose return values travel back.
+    """
+
+    run_id: str
+    num_processes: int
+    target: Target
+    use_gpu: bool
+    ranks_per_task: int = 1
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    working_dir: WorkingDir | None = None
+    grace_period: float = 10.0
+    start_timeout: float = 600.0
+    launch_path: str = "torchrun"
+    collect: Literal["rank0", "all"] = "rank0"
+
+    @property
+    def num_tasks(self) -> int:
+        return self.num_processes // self.ranks_per_task
+
+    @property
+    def title(self) -> str:
+        """What is run, for people."""
+        return self.target.path if isinstance(self.target, Script) else self.target.name
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """What one task knows of itself before anything is decided. Local mode states the same facts for its node(s).
+
+    Attributes:
+        partition: index of the barrier task.
+        executor: name of its executor; tasks with the same name share a node.
+        host: name of the machine, for people.
+        address: IP address under which other nodes reach it.
+        port: port of a listening socket the task holds (the store's, if this node becomes node 0).
+        gpus: addresses of the GPUs that Spark gave to this task, or that local mode found.
+        visible_devices: the visible-devices setting already present there, ``None`` if unset.
+        cpus: CPUs of the task (``spark.task.cpus``); in local mode, those of the machine.
+    """
+
+    partition: int
+    executor: str
+    host: str
+    address: str
+    port: int
+    gpus: tuple[str, ...] = ()
+    visible_devices: str | None = None
+    cpus: int = 1
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> NodeFacts:
+        return cls(**{**fields, "gpus": tuple(fields["gpus"])})
+
+
+@dataclass(frozen=True)
+class Node:
+    """One executor (or this machine): a contiguous block of ranks under one agent.
+
+    ``leader`` is the partition whose task runs the agent; ``task_cpus`` are the CPUs of one task.
+    """
+
+    node_rank: int
+    executor: str
+    host: str
+    address: str
+    port: int
+    leader: int
+    first_rank: int
+    local_world_size: int
+    gpus: tuple[str, ...] = ()
+    task_cpus: int = 1
+
+    @property
+    def ranks(self) -> range:
+        return range(self.first_rank, self.first_rank + self.local_world_size)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Who runs where: the nodes in node-rank order. The same value on every node."""
+
+    nodes: tuple[Node, ...]
+
+    @property
+    def world_size(self) -> int:
+        return sum(node.local_world_size for node in self.nodes)
+
+    @property
+    def master(self) -> Node:
+        return self.nodes[0]
+
+    def node_of(self, executor: str) -> Node:
+        """The node that an executor is."""
+        return next(node for node in self.nodes if node.executor == executor)
+
+    def host_of(self, rank: int) -> str:
+        """The name of the machine of a rank, ``"?"`` for a rank that there is not."""
+        return next((node.host for node in self.nodes if rank in node.ranks), "?")
+
+    def __str__(self) -> str:
+        return "; ".join(
+            f"node {n.node_rank} on {n.host}: "
+            + (f"rank {n.first_rank}" if n.local_world_size == 1 else f"ranks {n.ranks.start}-{n.ranks.stop - 1}")
+            + (f", GPUs {','.join(n.gpus)}" if n.gpus else "")
+            for n in self.nodes
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one node will do, decided without side effects.
+
+    Attributes:
+        node: the node's part of the placement.
+        target: what each rank runs.
+        node_env: environment of the process that starts the ranks, on top of the task's own
+            (``None`` removes a variable).
+        rank_env: environment of each local rank, on top of ``node_env``.
+    """
+
+    node: Node
+    target: Target
+    node_env: Mapping[str, str | None] = field(repr=False)
+    rank_env: tuple[Mapping[str, str], ...] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why one rank failed.
+
+    Attributes:
+        rank, local_rank, host: where.
+        kind: the exception's type (``"ValueError"``), ``"exit"`` or ``"signal"``.
+        message: one line: ``"ValueError: learning rate must be positive"``, ``"exited with code 3"``.
+        traceback: the rank's own traceback, ``""`` without one.
+        exit_code, signal: how its process ended; ``None`` where it does not apply.
+        time: seconds since the epoch, by the clock of its host.
+        log_tail: the last lines it wrote.
+        exception: the pickled exception, ``None`` if it could not be pickled.
+    """
+
+    rank: int
+    local_rank: int
+    host: str
+    kind: str
+    message: str
+    traceback: str = ""
+    exit_code: int | None = None
+    signal: str | None = None
+    time: float = 0.0
+    log_tail: str = ""
+    exception: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one rank.
+
+    ``state`` is ``"finished"``, ``"failed"``, ``"stopped"`` (by us, since something else failed or the run was
+    cancelled), or ``"unreturned"``: it finished, but its value could not be pickled (``failure`` says why).
+    """
+
+    rank: int
+    host: str
+    state: Literal["finished", "failed", "stopped", "unreturned"]
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """What one node sends back in band: an outcome per rank, or why it never had any.
+
+    ``error`` is ``(class name in distributor.errors, message)``. ``times`` are seconds since the epoch by name.
+    ``warning`` is for the driver to show.
+    """
+
+    node_rank: int
+    host: str
+    outcomes: tuple[Outcome, ...] = ()
+    error: tuple[str, str] | None = None
+    times: Mapping[str, float] = field(default_factory=dict)
+    warning: str | None = None
+
+
+@dataclass(frozen=True)
+class NodeOrder:
+    """What an agent tells its launcher and the ranks forked from it.
+
+    Attributes:
+        store_fd: listening socket for the rendezvous store, on node 0.
+        event_fd: pipe for events to the agent.
+        folder: the node's private folder: log files and outcomes.
+        cwd: the ranks' current directory, ``None`` to stay.
+        sys_path: their import path, in order.
+        collect_all: whether ranks other than 0 send their value back.
+    """
+
+    run_id: str
+    plan: Plan
+    placement: Placement
+    grace_period: float
+    start_timeout: float
+    store_fd: int | None
+    event_fd: int
+    folder: str
+    cwd: str | None
+    sys_path: tuple[str, ...]
+    collect_all: bool
+
+    @property
+    def host(self) -> str:
+        return self.plan.node.host

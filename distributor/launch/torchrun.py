@@ -1,0 +1,94 @@
+"""The plain DistributedDataParallel path: each rank gets what ``torchrun`` would give it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from distributor import devices
+from distributor.job import Job, Node, Placement, Plan
+from distributor.processes import NODE_ID, node_id
+
+#: What the run decides and ``env=`` cannot: a rank that lied about these would hang or corrupt the others.
+#: Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
+CONTRACT = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "NODE_RANK",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "ROLE_NAME",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    NODE_ID,
+)
+
+
+class Torchrun:
+    """Plans ranks that rendezvous through the store of torch's elastic agent on node 0."""
+
+    def plan(self, job: Job, placement: Placement, node: Node, base_env: Mapping[str, str]) -> Plan:
+        """What a node does.
+
+        Args:
+            job: what is asked.
+            placement: who runs where.
+            node: the node to plan for.
+            base_env: the environment that its task has; decides only what the user has already set there.
+        """
+        return Plan(
+            node=node,
+            target=job.target,
+            node_env={
+                NODE_ID: node_id(job.run_id, node.leader),
+                "OMP_NUM_THREADS": _omp_threads(job, node, base_env),
+                # Spark sets it for its own workers; in a rank it would make each printed piece a system call.
+                "PYTHONUNBUFFERED": None,
+                # What torchrun sets for its ranks: a collective that NCCL gave up on ends the rank.
+                "TORCH_NCCL_ASYNC_ERROR_HANDLING": base_env.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+                **devices.rank_visibility(node.gpus, job.use_gpu),
+                **job.env,
+            },
+            rank_env=tuple(_rank_env(job, placement, node, local_rank) for local_rank in range(node.local_world_size)),
+        )
+
+
+def _omp_threads(job: Job, node: Node, base_env: Mapping[str, str]) -> str:
+    """The rank's share of CPUs, unless the user set another number.
+
+    Spark sets ``spark.task.cpus`` for its workers by itself: where ranks share a task, that is not the user's word.
+    """
+    already = base_env.get("OMP_NUM_THREADS")
+    if already is None or already == str(node.task_cpus):
+        return str(max(1, node.task_cpus // job.ranks_per_task))
+    return already
+
+
+def _rank_env(job: Job, placement: Placement, node: Node, local_rank: int) -> dict[str, str]:
+    rank = str(node.first_rank + local_rank)
+    world_size = str(placement.world_size)
+    return {
+        "RANK": rank,
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": world_size,
+        "LOCAL_WORLD_SIZE": str(node.local_world_size),
+        "NODE_RANK": str(node.node_rank),
+        "GROUP_RANK": str(node.node_rank),
+        "GROUP_WORLD_SIZE": str(len(placement.nodes)),
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": world_size,
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": placement.master.address,
+        "MASTER_PORT": str(placement.master.port),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": job.run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }

@@ -1,0 +1,273 @@
+"""The process that starts a node's ranks: it imports torch once and forks them, under torch's elastic agent.
+
+It runs no user code, starts no Python thread and no parallel region, and never touches CUDA, so that forking from it is
+safe. It watches its ranks by process descriptors: an exit is seen at once, with its true code. Everything that talks
+(log lines, orders, the driver) is the agent's, in another process.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+import traceback
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list what it exports
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    SimpleElasticAgent,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+from torch.distributed.elastic.events.api import Event
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from distributor import rank
+from distributor.job import NodeOrder
+from distributor.processes import die_with_parent, pidfd_open, readable
+
+#: Ranks of a node must not be left waiting for slower nodes' ranks to finish: those may train for days.
+_EXIT_BARRIER_TIMEOUT = 365 * 24 * 3600.0
+
+#: Set in the store when ranks of a node failed, so that the other nodes hear of it even without the channel.
+_FAILED_KEY = "distributor/failed"
+
+#: Signals that stop the ranks.
+_HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+#: Seconds between looks at that key.
+_FAILED_POLL = 1.0
+
+
+def main(path: str, agent_pid: str) -> None:
+    """Runs the ranks of this node to their end; exits with 0 whatever became of them, once that was told."""
+    die_with_parent(int(agent_pid))
+    with open(path, "rb") as file:
+        order: NodeOrder = pickle.load(file)
+    os.unlink(path)
+    for number in _HANDLED:
+        signal.signal(number, _raise_signal)
+    try:
+        _tell(order, {"event": "ready", "time": time.time()})
+        spec = WorkerSpec(
+            role="default",
+            local_world_size=order.plan.node.local_world_size,
+            rdzv_handler=_PlacedRendezvous(order),
+            entrypoint=rank.main,
+            max_restarts=0,
+            monitor_interval=0.001,  # _monitor_workers itself blocks until there is something to see
+        )
+        _RankAgent(spec, order).run()
+    except SignalException:
+        pass
+    except BaseException as error:
+        _tell(
+            order,
+            {"event": "error", "message": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()},
+        )
+    finally:
+        sys.stderr.flush()
+        # The store's server thread must not outlive what it serves, nor be joined by a destructor.
+        os._exit(0)
+
+
+def _raise_signal(number: int, _frame: Any) -> None:
+    raise SignalException(f"got signal {number}", signal.Signals(number))
+
+
+def _tell(order: NodeOrder, event: dict[str, Any]) -> None:
+    """One event as a line of JSON to the agent; short writes to a pipe are atomic (pipe(7), PIPE_BUF)."""
+    with suppress(BrokenPipeError):
+        os.write(order.event_fd, json.dumps(event).encode() + b"\n")
+
+
+class _PlacedRendezvous(RendezvousHandler):
+    """A rendezvous whose outcome is known: the placement. Only the store has to be brought up."""
+
+    def __init__(self, order: NodeOrder) -> None:
+        self._order = order
+        self._store: TCPStore | None = None
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def get_backend(self) -> str:
+        return "distributor"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        node, master = self._order.plan.node, self._order.placement.master
+        listener: dict[str, int] = {} if self._order.store_fd is None else {"master_listen_fd": self._order.store_fd}
+        self._store = TCPStore(
+            master.address,
+            master.port,
+            is_master=bool(listener),
+            wait_for_workers=False,
+            timeout=timedelta(seconds=self._order.start_timeout),
+            **listener,  # type: ignore[arg-type]
+        )
+        return RendezvousInfo(
+            self._store,
+            node.node_rank,
+            len(self._order.placement.nodes),
+            RendezvousStoreInfo(master.address, master.port),
+        )
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return self._order.run_id
+
+    def shutdown(self) -> bool:
+        return True
+
+
+@dataclass
+class _Rank:
+    """A rank's process. ``signalled`` once we told it to go; ``exit`` is its wait status as an exit code."""
+
+    local_rank: int
+    pid: int
+    pidfd: int
+    exit: int | None = None
+    signalled: bool = field(default=False)
+
+
+class _RankAgent(SimpleElasticAgent):
+    """Torch's elastic agent with ranks that are forked from this process."""
+
+    def __init__(self, spec: WorkerSpec, order: NodeOrder) -> None:
+        super().__init__(spec, exit_barrier_timeout=_EXIT_BARRIER_TIMEOUT)
+        self._order = order
+        self._ranks: list[_Rank] = []
+        self._next_look = 0.0
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        gc.collect()
+        gc.freeze()  # what is here now stays shared between the ranks: no collector writes to its pages
+        for worker in worker_group.workers:
+            self._ranks.append(self._fork(worker.local_rank))
+        pids = {entry.local_rank: entry.pid for entry in self._ranks}
+        _tell(self._order, {"event": "started", "pids": pids, "time": time.time()})
+        return pids
+
+    def _fork(self, local_rank: int) -> _Rank:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
+        # A signal between fork and the reset of its handler would raise our exception inside a rank.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+        try:
+            with warnings.catch_warnings():
+                # Python 3.12 warns of threads at fork; the only one is the store's, in C++, which ranks never use.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+            if pid == 0:
+                rank.main(self._order, local_rank, self._order.plan.rank_env[local_rank], parent)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+        return _Rank(local_rank, pid, pidfd_open(pid))
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._await_exits(_FAILED_POLL)
+        failed = [entry for entry in self._ranks if entry.exit not in (None, 0)]
+        if failed:
+            with suppress(Exception):
+                self._store.set(_FAILED_KEY, str(self._order.plan.node.node_rank))  # type: ignore[attr-defined]
+            return RunResult(
+                state=WorkerState.FAILED,
+                failures={
+                    worker_group.workers[entry.local_rank].global_rank: ProcessFailure(
+                        entry.local_rank, entry.pid, entry.exit or 0, ""
+                    )
+                    for entry in failed
+                },
+            )
+        if all(entry.exit == 0 for entry in self._ranks):
+            return RunResult(WorkerState.SUCCEEDED, {worker.global_rank: None for worker in worker_group.workers})
+        if len(self._order.placement.nodes) > 1 and self._another_node_failed():
+            return RunResult(state=WorkerState.FAILED)
+        return RunResult(state=WorkerState.HEALTHY)
+
+    def _another_node_failed(self) -> bool:
+        """Looks at the store once a second; a store that is gone means that node 0 is."""
+        if time.monotonic() < self._next_look:
+            return False
+        self._next_look = time.monotonic() + _FAILED_POLL
+        try:
+            return bool(self._store.check([_FAILED_KEY]))  # type: ignore[attr-defined]
+        except Exception:
+            return True
+
+    def _await_exits(self, timeout: float) -> None:
+        """Waits until a rank exits, at most so many seconds, and reaps all that have."""
+        running = {entry.pidfd: entry for entry in self._ranks if entry.exit is None}
+        ready = readable(running, timeout)
+        now = time.time()
+        # A signal between the two would leave a pid that is reaped but not known to be.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+        try:
+            for pidfd in ready:
+                self._reap(running[pidfd], now)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+
+    def _reap(self, entry: _Rank, now: float) -> None:
+        _, status = os.waitpid(entry.pid, 0)
+        os.close(entry.pidfd)
+        entry.exit = os.waitstatus_to_exitcode(status)
+        _tell(
+            self._order,
+            {
+                "event": "exited",
+                "local_rank": entry.local_rank,
+                "code": entry.exit,
+                "stopped": entry.signalled,
+                "time": now,
+            },
+        )
+
+    def _stop_workers(self, worker_group: WorkerGroup, *_: Any, **__: Any) -> None:
+        self._shutdown()
+
+    def _shutdown(self, *_: Any, **__: Any) -> None:
+        """SIGTERM, the grace, SIGKILL."""
+        end = time.monotonic() + self._order.grace_period
+        self._signal_running(signal.SIGTERM)
+        while self._running() and time.monotonic() < end:
+            self._await_exits(max(0.0, end - time.monotonic()))
+        self._signal_running(signal.SIGKILL)
+        while self._running():
+            self._await_exits(60.0)
+
+    def _running(self) -> list[_Rank]:
+        return [entry for entry in self._ranks if entry.exit is None]
+
+    def _signal_running(self, number: signal.Signals) -> None:
+        for entry in self._running():
+            entry.signalled = True
+            os.kill(entry.pid, number)
+
+    def _construct_event(self, state: str, source: Any, *_: Any, **__: Any) -> Event:
+        """Torch's own looks up the fully qualified host name for each event: seconds each where DNS does not answer."""
+        return Event(f"torchelastic.worker.status.{state}", source, metadata={"hostname": socket.gethostname()})

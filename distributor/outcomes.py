@@ -1,0 +1,136 @@
+"""What came of a run: from the reports of its nodes to the values, or to the one exception that tells the truth.
+
+Pure functions. The first failure in time is the root, except that a broken connection is never the root of anything
+while another failure explains it: a rank whose peer was killed may notice before the peer's own node does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from distributor import errors, payload
+from distributor.job import Failure, NodeReport
+
+#: How a rank's exception looks when the cause is the loss of another: gloo's, NCCL's and the store's own words.
+_CONSEQUENCE = re.compile(
+    r"connection (closed|reset|refused|was aborted)|broken pipe|socket timeout|timed out|gloo|nccl|tcpstore"
+    r"|remote process exited|peer",
+    re.IGNORECASE,
+)
+_CONSEQUENCE_KINDS = (
+    "BrokenPipeError",
+    "ConnectionAbortedError",
+    "ConnectionRefusedError",
+    "ConnectionResetError",
+    "DistBackendError",
+    "DistNetworkError",
+    "DistStoreError",
+)
+
+#: Lines of a rank's log in an error text.
+_TAIL_LINES = 20
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a scheduler brings back in band: the nodes' reports, pickled values in pieces, and who never reported."""
+
+    reports: tuple[NodeReport, ...] = ()
+    values: Mapping[int, Sequence[bytes]] = field(default_factory=dict, repr=False)
+    lost_hosts: tuple[str, ...] = ()
+
+
+def values(collected: Collected, world_size: int) -> dict[int, Any]:
+    """The return values by rank, as far as they were sent; none for a script or a module.
+
+    Raises:
+        TrainingError: a rank failed.
+        NodeLostError: a node never reported.
+        ResultError: a rank succeeded but its value could not be pickled, or the driver cannot read it.
+        StartError, ResourceError: a node could not start.
+    """
+    for report in collected.reports:
+        if report.error is not None:
+            kind, message = report.error
+            raise getattr(errors, kind)(message)
+    outcomes = {outcome.rank: outcome for report in collected.reports for outcome in report.outcomes}
+    failures = [outcome.failure for outcome in outcomes.values() if outcome.state == "failed" and outcome.failure]
+    if failures:
+        raise training_error(failures)
+    if collected.lost_hosts:
+        raise node_lost(collected.lost_hosts)
+    missing = sorted(set(range(world_size)) - {rank for rank, o in outcomes.items() if o.state != "stopped"})
+    if missing:
+        raise errors.NodeLostError(
+            f"ranks {_ranges(missing)} were stopped before they finished, and no rank says why: "
+            "an executor was lost, or the Spark job was ended from outside"
+        )
+    unreturned = [outcomes[rank] for rank in sorted(outcomes) if outcomes[rank].state == "unreturned"]
+    if unreturned and unreturned[0].failure is not None:
+        failure = unreturned[0].failure
+        raise errors.ResultError(
+            f"rank {failure.rank} on {failure.host} finished, but {failure.message}. "
+            "Return plain data: numbers, strings, a state dict"
+        )
+    return {rank: payload.load_value(chunks, rank) for rank, chunks in sorted(collected.values.items())}
+
+
+def training_error(failures: Sequence[Failure]) -> errors.TrainingError:
+    """The exception for a run whose ranks failed: the root first, its original exception as ``__cause__``."""
+    ordered = order_failures(failures)
+    error = errors.TrainingError(describe(ordered), ordered)
+    error.__cause__ = payload.load_exception(ordered[0].exception)
+    error.__suppress_context__ = True
+    return error
+
+
+def node_lost(hosts: Sequence[str]) -> errors.NodeLostError:
+    """The exception for nodes that went away without a word."""
+    names = ", ".join(sorted(set(hosts)))
+    return errors.NodeLostError(
+        f"lost the node on {names}: its agent, Python worker or executor ended while ranks were running "
+        "(killed, out of memory, or the machine went away); the executor's own log says more"
+    )
+
+
+def order_failures(failures: Sequence[Failure]) -> tuple[Failure, ...]:
+    """The root first, then the others in order of time."""
+    by_time = sorted(failures, key=lambda failure: failure.time)
+    root = min(by_time, key=lambda failure: (is_consequence(failure), failure.time))
+    return (root, *(failure for failure in by_time if failure is not root))
+
+
+def is_consequence(failure: Failure) -> bool:
+    """Whether a failure looks like the echo of another: a broken connection, an aborted collective."""
+    if failure.kind in _CONSEQUENCE_KINDS or failure.signal == "SIGABRT" or failure.kind == "lost":
+        return True
+    return failure.kind == "RuntimeError" and bool(_CONSEQUENCE.search(failure.message))
+
+
+def describe(failures: Sequence[Failure]) -> str:
+    """The text of a :class:`~distributor.errors.TrainingError`; ``failures`` with the root first."""
+    root, *others = failures
+    parts = [f"rank {root.rank} on {root.host} failed: {root.message}"]
+    if root.traceback:
+        parts.append(root.traceback.rstrip())
+    elif root.log_tail.strip():
+        tail = "\n".join(root.log_tail.rstrip().splitlines()[-_TAIL_LINES:])
+        parts.append(f"The last lines of rank {root.rank}:\n{tail}")
+    if others:
+        listed = "\n".join(f"  rank {failure.rank} on {failure.host}: {failure.message}" for failure in others)
+        parts.append(f"After it, and perhaps because of it:\n{listed}")
+    return "\n\n".join(parts)
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    """``[0, 1, 2, 5]`` as ``0-2, 5``."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)

@@ -1,0 +1,249 @@
+"""Inside one rank: from a fork of the launcher to what ``python train.py`` would see, then the outcome.
+
+A rank leaves the launcher's state behind (descriptors, signal handlers, numpy's seed), runs the function, script or
+module, and writes what came of it into files of the node's folder before it exits with the truth as its code.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import io
+import os
+import pickle
+import runpy
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+from distributor import payload
+from distributor.job import Failure, Function, Module, NodeOrder, Outcome, Script
+from distributor.processes import die_with_parent
+
+#: Seconds that a failed rank's threads and exit callbacks get.
+_FAILED_PATIENCE = 2.0
+
+
+def log_path(folder: str | os.PathLike[str], local_rank: int, stream: str) -> Path:
+    """Where a rank's ``"stdout"`` or ``"stderr"`` goes."""
+    return Path(folder, f"rank-{local_rank}.{stream}")
+
+
+def outcome_path(folder: str | os.PathLike[str], local_rank: int) -> Path:
+    """Where a rank leaves its pickled :class:`~distributor.job.Outcome`."""
+    return Path(folder, f"rank-{local_rank}.outcome")
+
+
+def value_path(folder: str | os.PathLike[str], rank: int) -> Path:
+    """Where a rank leaves its pickled return value."""
+    return Path(folder, f"value-{rank}.pickle")
+
+
+def main(order: NodeOrder, local_rank: int, env: Mapping[str, str], launcher_pid: int) -> NoReturn:
+    """Runs in a fresh fork of the launcher and never returns to its caller."""
+    code = 1
+    try:
+        die_with_parent(launcher_pid)
+        _leave_launcher(order, local_rank, env)
+        code = _run(order, local_rank, int(env["RANK"]))
+        code = _finalize(code)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except Exception:  # the user may have closed or replaced it
+                continue
+        os._exit(code)
+
+
+def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -> None:
+    """Makes this fork what a process started anew would be."""
+    os.setsid()  # a signal that user code sends to its own group stays within the rank
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Spark's JVM blocks SIGQUIT in what it starts
+    _redirect(os.open(os.devnull, os.O_RDONLY), 0)
+    for stream, descriptor in (("stdout", 1), ("stderr", 2)):
+        path = log_path(order.folder, local_rank, stream)
+        _redirect(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
+    _close_connections(order.event_fd)
+    for text in (sys.stdout, sys.stderr):
+        if isinstance(text, io.TextIOWrapper):
+            text.reconfigure(line_buffering=True)
+    os.environ.update(env)
+    if order.cwd is not None:
+        os.chdir(order.cwd)
+    sys.path[:] = order.sys_path
+    sys.argv = [""]
+    numpy_random = sys.modules.get("numpy.random")  # numpy 2 loads it on first use, older ones at once
+    if numpy_random is not None:
+        # Python reseeds its own generator at fork, numpy does not: all ranks would draw the same "random" numbers.
+        numpy_random.seed()
+
+
+def _close_connections(event_fd: int) -> None:
+    """Closes the launcher's sockets, event pipe and process descriptors: they would keep its ports and events open.
+
+    Nothing else: code without a destructor to tell it may still use the number, which something of the rank's would
+    have by then. libuv's fork handler writes to its signal pipe, ``std::random_device`` reads from ``/dev/urandom``.
+    """
+    os.close(event_fd)
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}").startswith(("socket:", "anon_inode:[pidfd]")):
+                os.close(int(name))
+        except OSError:  # the listing's own
+            continue
+
+
+def _redirect(source: int, target: int) -> None:
+    os.dup2(source, target)
+    os.close(source)
+
+
+def _run(order: NodeOrder, local_rank: int, rank: int) -> int:
+    """Runs the target and writes its outcome; returns the exit code."""
+    try:
+        value = _call(order)
+    except SystemExit as stop:
+        if stop.code is not None and not isinstance(stop.code, int):
+            _write(order, local_rank, _failure(order, local_rank, rank, "exit", f"exited with code 1: {stop.code}"))
+            print(stop.code, file=sys.stderr)
+            return 1
+        code = (stop.code or 0) & 0xFF  # what the system keeps of an exit code
+        if code != 0:
+            return code
+        value = None
+    except BaseException as error:
+        own = _user_frames(error.__traceback__)
+        text = "".join(traceback.format_exception(type(error), error, own))
+        summary = _summary(error)
+        _write(
+            order,
+            local_rank,
+            _failure(
+                order,
+                local_rank,
+                rank,
+                type(error).__name__,
+                summary,
+                text,
+                payload.dump_exception(error),
+            ),
+        )
+        sys.excepthook(type(error), error.with_traceback(own), own)
+        return 1
+    _write(order, local_rank, _return(order, local_rank, rank, value))
+    return 0
+
+
+def _call(order: NodeOrder) -> Any:
+    target = order.plan.target
+    if isinstance(target, Function):
+        function, args, kwargs = payload.load_function(target.pickled)
+        return function(*args, **kwargs)
+    if isinstance(target, Module):
+        sys.argv = [target.name, *target.argv]
+        runpy.run_module(target.name, run_name="__main__", alter_sys=True)
+        return None
+    path = script_path(order, target)
+    sys.argv = [path, *target.argv]
+    sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    runpy.run_path(path, run_name="__main__")
+    return None
+
+
+def script_path(order: NodeOrder, script: Script) -> str:
+    """The file that a rank runs: in the working directory, the driver's own where that is, or the shipped copy."""
+    if script.inside is not None and order.cwd is not None:
+        return os.path.join(order.cwd, script.inside)
+    shipped = os.path.join(order.folder, "script", os.path.basename(script.path))
+    return shipped if os.path.exists(shipped) else script.path
+
+
+def _return(order: NodeOrder, local_rank: int, rank: int, value: Any) -> Outcome:
+    """The outcome of a rank that returned; its value goes into a file of its own, streamed."""
+    if rank == 0 or order.collect_all:
+        path = value_path(order.folder, rank)
+        try:
+            with open(path.with_suffix(".partial"), "wb") as file:
+                payload.dump_value(value, file)
+        except Exception as error:
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            message = f"its return value of type {kind} cannot be pickled ({type(error).__name__}: {error})"
+            path.with_suffix(".partial").unlink(missing_ok=True)
+            return Outcome(rank, order.host, "unreturned", _failure(order, local_rank, rank, kind, message).failure)
+        path.with_suffix(".partial").replace(path)
+    return Outcome(rank, order.host, "finished")
+
+
+def _failure(
+    order: NodeOrder,
+    local_rank: int,
+    rank: int,
+    kind: str,
+    message: str,
+    text: str = "",
+    exception: bytes | None = None,
+) -> Outcome:
+    failure = Failure(
+        rank, local_rank, order.host, kind, message, text, exit_code=1, time=time.time(), exception=exception
+    )
+    return Outcome(rank, order.host, "failed", failure)
+
+
+def _write(order: NodeOrder, local_rank: int, outcome: Outcome) -> None:
+    payload.write_atomically(outcome_path(order.folder, local_rank), pickle.dumps(outcome))
+
+
+def _summary(error: BaseException) -> str:
+    """Type and message in one line, without notes."""
+    kind = type(error)
+    name = (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:
+        lines = ["<its text cannot be made>"]
+    return f"{name}: {lines[0]}" if lines else name
+
+
+def _user_frames(frames: TracebackType | None) -> TracebackType | None:
+    """The traceback from the first frame that is the user's: without this module, the unpickling and ``runpy``."""
+    ours = (__file__, payload.__file__, runpy.__file__, "<frozen runpy>")
+    rest = frames
+    while rest is not None and rest.tb_frame.f_code.co_filename in ours:
+        rest = rest.tb_next
+    return rest if rest is not None else frames
+
+
+def _finalize(code: int) -> int:
+    """What the interpreter does at its end: waits for threads, runs exit callbacks, flushes what is still open.
+
+    A rank that failed has no time for threads that do not end: the others wait in collectives for it.
+    """
+    if code != 0:
+        patience = threading.Timer(_FAILED_PATIENCE, os._exit, (code,))
+        patience.daemon = True
+        patience.start()
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for item in gc.get_objects():
+        if isinstance(item, (io.TextIOWrapper, io.BufferedWriter)):
+            try:
+                item.flush()
+            except Exception:  # closed, or its pipe is
+                continue
+    ctypes.CDLL(None).fflush(None)  # what C and C++ extensions have printed
+    return code

@@ -1,0 +1,209 @@
+"""This machine as the cluster: the same agents, without Spark."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from distributor import control, devices, network, processes, shipping
+from distributor.agent import AgentOrder
+from distributor.channel.server import ChannelServer
+from distributor.errors import ConfigurationError, ResourceError
+from distributor.job import Job, NodeFacts, NodeReport
+from distributor.outcomes import Collected
+
+#: Ranks of one machine talk over loopback: nobody else can reach their ports.
+_ADDRESS = "127.0.0.1"
+
+_CHUNK = 64 << 20
+
+T = TypeVar("T")
+
+
+class LocalScheduler:
+    """Runs a job's ranks on this machine.
+
+    Args:
+        nodes: how many agents share the ranks. More than one gives what a cluster would: several nodes with ranks of
+            their own, one rendezvous; for tests of what is between nodes.
+        gpus: addresses of the GPUs that Spark found for the driver; ``None`` looks for this machine's.
+    """
+
+    def __init__(self, nodes: int = 1, gpus: Sequence[str] | None = None) -> None:
+        self._nodes = nodes
+        self._gpus = gpus
+        self._agents: list[subprocess.Popen[bytes]] = []
+        self._lock = threading.Lock()
+        self._cancelled = False
+
+    def check(self, job: Job) -> None:
+        """Everything that can be known to be wrong before anything starts.
+
+        Raises:
+            ConfigurationError: this platform cannot run it.
+            ResourceError: GPUs are wanted that are not there.
+        """
+        if sys.platform != "linux":
+            raise ConfigurationError(
+                f"local mode runs on Linux only, this is {sys.platform}: use a Linux machine or container, "
+                "or local_mode=False with Spark executors on Linux"
+            )
+        try:
+            Path.cwd()
+        except FileNotFoundError:
+            raise ConfigurationError("the driver's current directory does not exist any more: change to one") from None
+        if job.use_gpu:
+            self.check_gpus(job.num_processes)
+
+    def check_gpus(self, num_processes: int) -> None:
+        """Looks for the GPUs that so many ranks need.
+
+        Raises:
+            ResourceError: there are fewer.
+        """
+        if self._gpus is None:
+            # Indices into what this process sees: a visible-devices setting is applied as a mapping later, once.
+            self._gpus = [str(index) for index in range(len(devices.local_gpus(os.environ)))]
+        count = len(self._gpus)
+        if count == 0:
+            raise ResourceError(
+                "use_gpu=True, but this machine, the driver, shows no GPU (nvidia-smi, CUDA_VISIBLE_DEVICES): "
+                "pass use_gpu=False to train on CPUs, or local_mode=False to train on Spark executors"
+            )
+        if count < num_processes:
+            raise ResourceError(
+                f"num_processes={num_processes} with use_gpu=True needs {num_processes} GPUs, "
+                f"this machine shows {count}: lower num_processes or pass use_gpu=False"
+            )
+
+    def thread(self, target: Callable[[], None]) -> threading.Thread:
+        return threading.Thread(target=target, name="distributor-run")
+
+    def waiting_for(self) -> str | None:
+        return "its agent has not answered yet"
+
+    def cancel(self) -> None:
+        """Ends all agents of the run at once; they and their ranks go down together."""
+        with self._lock:
+            self._cancelled = True
+            for agent in self._agents:
+                agent.kill()
+
+    def run(self, job: Job, server: ChannelServer) -> Collected:
+        listeners = [network.listen(_ADDRESS) for _ in range(self._nodes)]
+        try:
+            facts = _facts(job, listeners, self._gpus or ())
+            executors = list(dict.fromkeys(fact.executor for fact in facts))
+            parts = _in_threads([partial(self._node, job, server, facts, *pair) for pair in zip(executors, listeners)])
+        finally:
+            for listener in listeners:
+                listener.close()
+        return Collected(
+            reports=tuple(report for report, _ in parts if report is not None),
+            values={rank: chunks for _, values in parts for rank, chunks in values.items()},
+            lost_hosts=tuple(socket.gethostname() for report, _ in parts if report is None),
+        )
+
+    def _node(
+        self, job: Job, server: ChannelServer, facts: list[NodeFacts], executor: str, listener: socket.socket
+    ) -> tuple[NodeReport | None, dict[int, list[bytes]]]:
+        """One agent from its start to what it reports; ``None`` if it died before."""
+        leader = next(fact.partition for fact in facts if fact.executor == executor)
+        folder = control.make_folder(job.run_id)
+        agent = line = None
+        try:
+            root = shipping.package_root()
+            channel, theirs = socket.socketpair()
+            with theirs:
+                server.attach(channel)
+                agent, line = control.start_agent(root, {"channel": theirs, "store": listener}, os.environ)
+            listener.close()
+            with self._lock:
+                self._agents.append(agent)
+                if self._cancelled:
+                    agent.kill()
+            order = AgentOrder(
+                job=pickle.dumps(job),
+                executor=executor,
+                facts=[asdict(fact) for fact in facts],
+                folder=folder,
+                root=root,
+                sys_path=[path or os.getcwd() for path in sys.path],
+                endpoint=None,
+                on_driver=True,
+            )
+            report = _converse(line, order)
+            if report is None:
+                return None, {}
+            return pickle.loads(report["report"]), {rank: _read(path) for rank, path in report["values"].items()}
+        finally:
+            if line is not None:
+                line.close()  # the agent has done its part: it removes the folder and ends
+            if agent is not None:
+                agent.wait()
+            processes.kill_node(processes.node_id(job.run_id, leader))
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _in_threads(calls: list[Callable[[], T]]) -> list[T]:
+    """Results of calls that run at once; the first exception of any. Daemon threads: they hold up no driver's end."""
+    results: dict[int, T] = {}
+    raised: list[BaseException] = []
+
+    def run(index: int, call: Callable[[], T]) -> None:
+        try:
+            results[index] = call()
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=run, args=item, daemon=True) for item in enumerate(calls)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if raised:
+        raise raised[0]
+    return [results[index] for index in range(len(calls))]
+
+
+def _converse(line: socket.socket, order: AgentOrder) -> dict[str, Any] | None:
+    try:
+        control.send(line, vars(order))
+    except OSError:
+        return None
+    report: dict[str, Any] | None = control.receive(line)
+    return report
+
+
+def _facts(job: Job, listeners: list[socket.socket], gpus: Sequence[str]) -> list[NodeFacts]:
+    """Facts as Spark tasks would state them: one per rank, dealt to the nodes in blocks."""
+    cpus = max(1, processes.cpu_count() // job.num_processes)
+    return [
+        NodeFacts(
+            partition=rank,
+            executor=f"{_ADDRESS}:{port}",
+            host=socket.gethostname(),
+            address=_ADDRESS,
+            port=port,
+            gpus=(gpus[rank],) if job.use_gpu else (),
+            visible_devices=devices.visible_devices(os.environ),
+            cpus=cpus,
+        )
+        for rank in range(job.num_processes)
+        for port in [listeners[rank * len(listeners) // job.num_processes].getsockname()[1]]
+    ]
+
+
+def _read(path: str) -> list[bytes]:
+    with Path(path).open("rb") as file:
+        return list(iter(lambda: file.read(_CHUNK), b""))
