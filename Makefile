@@ -1,0 +1,52 @@
+# Everything runs in virtual environments of this folder; nothing else is touched.
+PYTHON ?= python3
+VENV := .venv
+VENV35 := .venv-spark35
+BIN := $(VENV)/bin
+PIP_FLAGS := --quiet --disable-pip-version-check
+
+.PHONY: help demo test test-spark35 lint types bench clean
+
+help:
+	@echo "make demo          train on the digits, here and on Spark"
+	@echo "make test          all tests (PySpark 4)"
+	@echo "make test-spark35  the Spark tests on PySpark 3.5, in an environment of its own"
+	@echo "make lint types    ruff, mypy"
+	@echo "make bench         launch times beside torchrun and PySpark's distributor"
+
+$(VENV)/ok: setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install $(PIP_FLAGS) -c constraints.txt torch
+	$(BIN)/pip install $(PIP_FLAGS) -c constraints.txt -e '.[connect,demo,lint,test]'
+	@touch $@
+
+$(VENV35)/ok: setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV35)
+	$(VENV35)/bin/pip install $(PIP_FLAGS) -c constraints.txt torch
+	$(VENV35)/bin/pip install $(PIP_FLAGS) 'pyspark>=3.5,<3.6'
+	$(VENV35)/bin/pip install $(PIP_FLAGS) -c constraints-spark35.txt -e '.[spark,test]'
+	@touch $@
+
+demo: $(VENV)/ok
+	$(BIN)/python examples/digits.py
+
+# A process has one kind of Spark session, classic or Connect: hence two calls.
+test: $(VENV)/ok
+	$(BIN)/python -m pytest -m "not connect"
+	$(BIN)/python -m pytest -m connect
+
+test-spark35: $(VENV35)/ok
+	$(VENV35)/bin/python -m pytest -m "spark and not connect and not slow" tests/test_spark.py
+
+lint: $(VENV)/ok
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/ok
+	$(BIN)/mypy
+
+bench: $(VENV)/ok
+	$(BIN)/python benchmarks/launch.py
+
+clean:
+	rm -rf $(VENV) $(VENV35) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

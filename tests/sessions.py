@@ -1,0 +1,46 @@
+"""Spark sessions that tests share: starting a JVM costs seconds, so it is done once per kind of settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from distributor import TorchDistributor
+
+MASTERS = ("local[4]", "local-cluster[2,2,1024]")
+LOCAL = "local"
+
+Make = Callable[..., TorchDistributor]
+
+
+class Sessions:
+    """At most one Spark session at a time, started when a test asks for other settings than the last one's."""
+
+    def __init__(self) -> None:
+        self._key: tuple[tuple[str, str], ...] | None = None
+        self._session: Any = None
+
+    def get(self, master: str, **settings: str) -> Any:
+        key = (("master", master), *sorted(settings.items()))
+        if key == self._key and self._session.sparkContext._jsc is not None:
+            return self._session
+        self.stop()
+        from pyspark.sql import SparkSession
+
+        builder = (
+            SparkSession.builder.master(master)
+            .appName("distributor tests")
+            .config("spark.ui.enabled", "false")
+            .config("spark.ui.showConsoleProgress", "false")
+        )
+        for name, value in settings.items():
+            builder = builder.config(name, value)
+        self._session = builder.getOrCreate()
+        self._session.sparkContext.setLogLevel("OFF")
+        self._key = key
+        return self._session
+
+    def stop(self) -> None:
+        if self._session is not None:
+            self._session.stop()
+        self._session = self._key = None

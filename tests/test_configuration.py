@@ -1,0 +1,139 @@
+"""Bad input: a clear error before any process or Spark job starts."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trainings
+import watch
+
+from distributor import ConfigurationError, PayloadError, ResourceError, TorchDistributor
+from distributor.schedulers import local
+
+
+@pytest.fixture(autouse=True)
+def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("an agent was started")
+
+    monkeypatch.setattr("distributor.control.start_agent", refuse)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"num_processes": 0}, "num_processes has to be a positive integer, not 0"),
+        ({"num_processes": -2}, "num_processes has to be a positive integer, not -2"),
+        ({"num_processes": "2"}, "num_processes has to be a positive integer, not '2'"),
+        ({"num_processes": True}, "num_processes has to be a positive integer, not True"),
+        ({"local_mode": "yes"}, "local_mode has to be True, False or None, not 'yes'"),
+        ({"use_gpu": None}, "use_gpu has to be True or False, not None"),
+        ({"start_timeout": -1}, "start_timeout has to be a number of seconds from 0 to a year, not -1"),
+        ({"grace_period": "10"}, "grace_period has to be a number of seconds from 0 to a year, not '10'"),
+        ({"grace_period": float("inf")}, "grace_period has to be a number of seconds from 0 to a year, not inf"),
+        ({"env": {"SEED": 1}}, "env has to map strings to strings; the value of 'SEED' is a int"),
+        ({"env": {"A=B": "1"}}, "env names a variable that cannot be: 'A=B'"),
+        ({"env": {"A": "1\0"}}, "env names a variable that cannot be: 'A'"),
+        ({"local_mode": 1, "use_gpu": False}, "local_mode has to be True, False or None, not 1"),
+        ({"env": {"RANK": "1"}}, "env sets RANK, which the run decides for each rank: leave it out"),
+        ({"forward_env": "WANDB_*"}, "forward_env has to be a list of patterns"),
+    ],
+)
+def test_arguments_of_the_distributor(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        TorchDistributor(**arguments)
+    assert text in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+
+
+def on_cpu(**options: Any) -> TorchDistributor:
+    return TorchDistributor(1, True, False, **options)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "error", "text"),
+    [
+        ((17,), {}, ConfigurationError, "has to be a callable or the path of a .py file, not int 17"),
+        (("train.sh",), {}, PayloadError, "'train.sh' is not a .py file"),
+        (("absent.py",), {}, PayloadError, "the script 'absent.py' cannot be read on the driver: No such file"),
+        (("script.py",), {"lr": 1}, ConfigurationError, "not keyword arguments (lr): pass them as '--name', 'value'"),
+        (("script.py", "--lr", 0.1), {}, ConfigurationError, "argument 2 is 0.1 (float): pass '0.1'"),
+    ],
+)
+def test_what_cannot_be_trained(
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    error: type[Exception],
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "script.py").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error) as caught:
+        on_cpu().run(*args, **kwargs)
+    assert text in str(caught.value)
+
+
+def test_a_module_has_to_be_a_dotted_name() -> None:
+    with pytest.raises(ConfigurationError, match="dotted name such as 'pkg.train', not 'pkg/train.py'"):
+        on_cpu().run_module("pkg/train.py")
+    with pytest.raises(ConfigurationError, match=r"argument 1 is 1 \(int\)"):
+        on_cpu().run_module("pkg.train", 1)  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_pickled_is_named() -> None:
+    lock = threading.Lock()
+    with pytest.raises(PayloadError, match=r"the variable 'lock' that it uses is a _thread\.lock"):
+        on_cpu().run(lambda: lock)
+
+
+def test_a_working_dir_has_to_be_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(PayloadError, match="is not a folder on the driver"):
+        on_cpu(working_dir=tmp_path / "absent").run(trainings.rank)
+
+
+def test_gpus_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(ResourceError, match="this machine, the driver, shows no GPU .*: pass use_gpu=False"):
+        TorchDistributor(1, True)
+    with pytest.raises(ResourceError, match="shows no GPU"):
+        TorchDistributor(1).run(trainings.rank)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    with pytest.raises(ResourceError, match="needs 3 GPUs, this machine shows 2: lower num_processes"):
+        TorchDistributor(3, True)
+
+
+def test_a_current_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(ConfigurationError, match="current directory does not exist any more"):
+        on_cpu().run(trainings.rank)
+
+
+def test_platforms_other_than_linux_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local.sys, "platform", "darwin")
+    with pytest.raises(ConfigurationError, match="local mode runs on Linux only, this is darwin"):
+        on_cpu().run(trainings.rank)
+
+
+def test_spark_without_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pyspark"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    with pytest.raises(ConfigurationError, match=r"pyspark cannot be imported .* pip install 'distributor\[spark\]'"):
+        TorchDistributor(1, False, False).run(trainings.rank)
+
+
+def test_nothing_was_left_behind() -> None:
+    folders, environ = watch.folders(), dict(os.environ)
+    with pytest.raises(ConfigurationError):
+        on_cpu().run(trainings.rank, bad=threading.Lock())
+    assert watch.folders() == folders
+    assert dict(os.environ) == environ

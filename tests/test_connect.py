@@ -1,0 +1,94 @@
+"""Spark Connect: the same runs, the same errors. Run by themselves (``-m connect``): one kind of session a process."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trainings
+import watch
+
+from distributor import ResourceError, RunCancelledError, Status, TorchDistributor, TrainingError
+
+pytestmark = pytest.mark.connect
+
+
+@pytest.fixture(scope="module", autouse=True)
+def session() -> Iterator[Any]:
+    if shutil.which("java") is None:
+        pytest.skip("no Java here")
+    pytest.importorskip("grpc")
+    from pyspark.sql import SparkSession
+
+    started = SparkSession.builder.remote("local[4]").getOrCreate()
+    yield started
+    started.stop()
+
+
+def on_executors(num_processes: int = 2, **options: Any) -> TorchDistributor:
+    return TorchDistributor(num_processes, use_gpu=False, **options)
+
+
+def test_every_rank_takes_part_in_a_collective(capfd: pytest.CaptureFixture[str]) -> None:
+    run = on_executors(3).submit(trainings.all_reduce)
+    assert run.results() == [6.0] * 3
+    assert run.placement is not None
+    assert not run.placement.nodes[0].executor.startswith("127.0.0.1:0")
+
+
+def test_lines_arrive(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys\nprint('hello from', sys.argv[1])\n")
+    on_executors(2).run(script, "a script")
+    assert capfd.readouterr().out.count("hello from a script") == 2
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ("raise", "ValueError: learning rate must be positive"),
+        ("exit", "exited with code 3"),
+        ("SIGKILL", "killed by SIGKILL"),
+    ],
+)
+def test_a_failing_rank_ends_the_run_at_once(tmp_path: Path, how: str, text: str) -> None:
+    stamp = tmp_path / "stamp"
+    run = on_executors(2).submit(trainings.fail_on_rank_1, how, str(stamp))
+    with pytest.raises(TrainingError) as caught:
+        run.result()
+    assert time.time() - float(stamp.read_text()) < watch.FAILURE_DEADLINE
+    assert str(caught.value).startswith(f"rank 1 on {caught.value.host} failed: {text}")
+    assert "java" not in str(caught.value).lower()
+    if how == "raise":
+        assert isinstance(caught.value.__cause__, ValueError)
+    watch.gone(run.id)
+
+
+def test_a_script_that_raises_is_a_training_error(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text('raise ValueError("x")\n')
+    with pytest.raises(TrainingError, match="ValueError: x"):
+        on_executors(2).run(script)
+
+
+def test_values_of_many_messages_come_back() -> None:
+    value = on_executors(1).run(lambda: bytes(range(256)) * (40 << 12))
+    assert value == bytes(range(256)) * (40 << 12)
+
+
+def test_cancel(tmp_path: Path) -> None:
+    run = on_executors(2, grace_period=1).submit(trainings.wait_for, str(tmp_path / "never"))
+    watch.until(lambda: run.status is Status.RUNNING)
+    run.cancel()
+    with pytest.raises(RunCancelledError):
+        run.result(timeout=watch.DEADLINE)
+    watch.gone(run.id)
+
+
+def test_more_slots_than_there_can_be() -> None:
+    with pytest.raises(ResourceError, match=r"needs 5 task slots at once"):
+        on_executors(5).run(trainings.rank)

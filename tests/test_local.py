@@ -1,0 +1,270 @@
+"""What only local mode can show: many runs at once, several nodes on one machine, the driver's own end."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import trainings
+import watch
+from sessions import Make
+
+from distributor import Run, StartError, Status, TorchDistributor, TrainingError, processes
+from distributor.control import FOLDER_PREFIX
+from distributor.job import Function, Job
+from distributor.payload import dump_function
+from distributor.schedulers.local import LocalScheduler
+
+
+@pytest.mark.slow
+def test_ten_runs_at_the_same_time(make_local: Make) -> None:
+    runs = [make_local(2).submit(trainings.all_reduce) for _ in range(10)]
+    assert [run.results(timeout=120) for run in runs] == [[3.0, 3.0]] * 10
+    watch.gone()
+
+
+def submit_on_nodes(nodes: int, num_processes: int, function: object, *args: object, grace_period: float = 1.0) -> Run:
+    """A run whose ranks are dealt to several agents of this machine."""
+    target = Function("test", dump_function(function, args, {}))  # type: ignore[arg-type]
+    job = Job(secrets.token_hex(6), num_processes, target, False, grace_period=grace_period, collect="all")
+    return Run(job, LocalScheduler(nodes))
+
+
+def test_several_nodes_on_one_machine_make_one_world() -> None:
+    run = submit_on_nodes(3, 5, trainings.all_reduce)
+    assert run.results(timeout=watch.DEADLINE) == [15.0] * 5
+    assert run.placement is not None
+    assert [len(node.ranks) for node in run.placement.nodes] == [2, 2, 1]
+    assert str(run.placement).count("node ") == 3
+
+
+def fail_on_the_second_node(never: str) -> None:
+    if os.environ["NODE_RANK"] == "1":
+        raise ValueError("on the second node")
+    trainings.wait_for(never)
+
+
+def test_a_failure_on_one_node_stops_the_others(tmp_path: Path) -> None:
+    run = submit_on_nodes(2, 2, fail_on_the_second_node, str(tmp_path / "never"))
+    with pytest.raises(TrainingError, match="rank 1 on .* failed: ValueError: on the second node"):
+        run.result(timeout=watch.DEADLINE)
+    watch.gone(run.id)
+
+
+def test_a_failure_stops_other_nodes_without_the_channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rendezvous store carries the word where the driver cannot: it neither orders nor ends anything here."""
+    monkeypatch.setattr(Run, "_stop", lambda *_: None)
+    run = submit_on_nodes(2, 2, fail_on_the_second_node, str(tmp_path / "never"))
+    with pytest.raises(TrainingError, match="ValueError: on the second node"):
+        run.result(timeout=watch.DEADLINE)
+    watch.gone(run.id)
+
+
+def test_a_node_that_does_not_reach_the_channel_is_no_late_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from distributor import control
+
+    start, started = control.start_agent, []
+
+    def without_channel(root: str, inherit: dict[str, Any], environ: Any) -> Any:
+        started.append(root)
+        return start(root, {k: v for k, v in inherit.items() if k != "channel" or len(started) == 1}, environ)
+
+    monkeypatch.setattr(control, "start_agent", without_channel)
+    target = Function("test", dump_function(trainings.wait_for, (str(tmp_path / "go"),), {}))
+    job = Job(secrets.token_hex(6), 2, target, False, start_timeout=4.0, collect="all")
+    run = Run(job, LocalScheduler(2))
+    assert not run.wait(6)
+    (tmp_path / "go").touch()
+    assert run.results(timeout=watch.DEADLINE) == [0, 1]
+
+
+def test_own_classes_can_be_saved_and_sent_to_spawned_workers(
+    make_local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_network.py").write_text(
+        "import torch\nclass Net(torch.nn.Linear):\n    pass\n"
+        "class Squares(torch.utils.data.Dataset):\n"
+        "    def __len__(self):\n        return 3\n    def __getitem__(self, i):\n        return i * i\n"
+        "def train(path):\n    torch.save(Net(1, 1), path)\n"
+        "    loader = torch.utils.data.DataLoader(Squares(), num_workers=1, multiprocessing_context='spawn')\n"
+        "    return [x.item() for x in loader]\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own_network = importlib.import_module("own_network")
+    assert make_local(1).run(own_network.train, str(tmp_path / "net.pt")) == [0, 1, 4]
+    assert (tmp_path / "net.pt").exists()
+
+
+def test_whatever_interrupts_run_ends_the_ranks(make_local: Make, tmp_path: Path) -> None:
+    class Alarm(Exception):
+        pass
+
+    def ring(*_: Any) -> None:
+        raise Alarm
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 2.0)
+        with pytest.raises(Alarm):
+            make_local(1, grace_period=1).run(trainings.wait_for, str(tmp_path / "never"))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    watch.gone()
+
+
+def test_a_driver_may_end_while_its_run_goes(tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(
+        "import sys, time\nfrom distributor import Status, TorchDistributor\n"
+        "run = TorchDistributor(1, True, False).submit(time.sleep, 600)\n"
+        "while run.status is not Status.RUNNING:\n    time.sleep(0.01)\nsys.exit(7)\n"
+    )
+    assert subprocess.run([sys.executable, str(script)], timeout=watch.DEADLINE, check=False).returncode == 7
+    watch.gone(deadline=15)
+
+
+def test_what_others_put_into_the_temporary_directory_does_no_harm(make_local: Make) -> None:
+    trap = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
+    try:
+        os.mkfifo(trap / "owner")
+        assert make_local(1).submit(trainings.rank).results(timeout=watch.DEADLINE) == [0]
+    finally:
+        shutil.rmtree(trap, ignore_errors=True)
+
+
+def test_a_python_without_pidfd_open_asks_the_kernel(make_local: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    descriptor = processes.pidfd_open(child.pid)
+    assert not select.select([descriptor], [], [], 0)[0]
+    child.communicate(b"\n")
+    assert select.select([descriptor], [], [], watch.DEADLINE)[0]
+    os.close(descriptor)
+    with pytest.raises(ProcessLookupError):
+        processes.pidfd_open(child.pid)
+
+
+DRIVER = """
+    import sys
+    from distributor import TorchDistributor
+    import trainings
+    print("start", flush=True)
+    TorchDistributor(2, local_mode=True, use_gpu=False, grace_period=1).run(trainings.wait_for, sys.argv[1])
+"""
+
+
+def start_driver(tmp_path: Path) -> subprocess.Popen[str]:
+    """A driver process of its own, in a session of its own, whose ranks are waiting."""
+    script = tmp_path / "driver.py"
+    script.write_text(textwrap.dedent(DRIVER))
+    driver = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path / "never")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        start_new_session=True,
+    )
+    assert driver.stdout is not None
+    waiting = 0
+    while waiting < 2:
+        line = driver.stdout.readline()
+        assert line, "the driver ended"
+        waiting += "waiting" in line
+    return driver
+
+
+def test_ranks_go_when_the_driver_is_killed(tmp_path: Path) -> None:
+    driver = start_driver(tmp_path)
+    left = psutil.Process(driver.pid).children(recursive=True)
+    assert len(left) == 4  # agent, launcher, two ranks
+    driver.kill()
+    driver.wait()
+    watch.until(lambda: not any(process.is_running() for process in left), 15)
+
+
+def test_ctrl_c_ends_the_ranks_and_then_the_driver(tmp_path: Path) -> None:
+    driver = start_driver(tmp_path)
+    left = psutil.Process(driver.pid).children(recursive=True)
+    driver.send_signal(signal.SIGINT)
+    out, _ = driver.communicate(timeout=watch.DEADLINE)
+    assert "KeyboardInterrupt" in out
+    assert not any(process.is_running() for process in left)
+
+
+def test_folders_of_killed_agents_are_removed_by_the_next_run(make_local: Make, tmp_path: Path) -> None:
+    driver = start_driver(tmp_path)
+    family = psutil.Process(driver.pid)
+    (agent,) = [child for child in family.children() if watch.is_agent(child)]
+    (folder,) = [path for path in watch.folders() if any(str(path) in str(f.path) for f in agent.open_files())]
+    for process in (family, agent):  # frozen first, so that neither can clean up after the other
+        process.suspend()
+    for process in (family, agent):
+        process.kill()
+    driver.wait()
+    watch.until(lambda: not agent.is_running() or agent.status() == psutil.STATUS_ZOMBIE)
+    assert folder.exists()
+    make_local(1).run(trainings.rank)
+    assert not folder.exists()
+
+
+def test_a_visible_devices_setting_is_a_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-0c5a,6")
+    ranks = TorchDistributor(2, True, True).submit(trainings.environment, "CUDA_VISIBLE_DEVICES").results()
+    assert ranks == [{"CUDA_VISIBLE_DEVICES": "4,GPU-0c5a"}] * 2
+
+
+def test_stdin_of_the_driver_is_not_the_ranks(make_local: Make) -> None:
+    assert make_local(1).run(lambda: os.readlink("/proc/self/fd/0")) == "/dev/null"
+
+
+def test_an_out_of_memory_kill_is_explained(make_local: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's own count is the evidence; it is simulated, since a real one could take the tests with it."""
+    from distributor import agent
+
+    assert agent._describe_exit(-9, oom=False) == ("signal", "killed by SIGKILL")
+    kind, message = agent._describe_exit(-9, oom=True)
+    assert kind == "signal"
+    assert message.startswith("killed by SIGKILL, most likely for lack of memory")
+    assert processes.oom_kills() >= 0
+
+
+@pytest.mark.parametrize("timeout", [0.0, 0.3])
+def test_a_start_that_takes_too_long_is_an_error(make_local: Make, timeout: float) -> None:
+    """Importing torch takes longer."""
+    with pytest.raises(
+        StartError, match="did not start within start_timeout=.*(not answered yet|not up on 1 of 1 nodes)"
+    ):
+        make_local(2, start_timeout=timeout).run(trainings.rank)
+    watch.gone()
+
+
+def test_status_is_waiting_first_and_ends_in_success(make_local: Make) -> None:
+    run = make_local(1).submit(trainings.rank)
+    assert run.status in (Status.WAITING, Status.STARTING, Status.RUNNING)
+    assert run.wait(watch.DEADLINE)
+    assert run.status is Status.SUCCEEDED
+
+
+@pytest.mark.parametrize("example", ["digits_script.py"])
+def test_the_example_script_runs_as_the_readme_says(
+    make_local: Make, example: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = Path(__file__).parent.parent / "examples" / example
+    make_local(3).run(script, "--epochs", "3")
+    assert "on 3 ranks" in capfd.readouterr().out

@@ -1,0 +1,63 @@
+"""What the README says is true: its first example, and each row of its table of differences."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_first_example_prints_what_the_readme_shows(tmp_path: Path) -> None:
+    first = README.index("## First example")
+    code, shown = re.findall(r"```(?:python)?\n(.*?)```", README[first:], re.DOTALL)[:2]
+    script = tmp_path / "hello.py"
+    script.write_text(code)
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=120)
+    lines = [re.sub(r"(\[rank \d) \S+\]", r"\1 laptop]", line) for line in ended.stdout.splitlines()]
+    assert sorted(lines) == sorted(shown.splitlines())
+
+
+def test_each_difference_is_held_by_a_test_that_exists() -> None:
+    table = README[README.index("## Differences") : README.index("## What it does not do")]
+    rows = [line for line in table.splitlines() if line.startswith("| ") and "---" not in line][1:]
+    assert len(rows) > 10
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    for row in rows:
+        named = re.findall(r"`(test_\w+)`", row)
+        assert named, f"no test named: {row}"
+        for name in named:
+            assert f"def {name}(" in tests, name
+
+
+def test_commands_and_files_of_the_readme_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"make ([\w-]+)", README):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE) or f" {target}" in makefile, target
+    for path in re.findall(r"\]\(([\w./-]+)\)", README):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_demo_does_its_first_half_without_java() -> None:
+    demo = [sys.executable, str(ROOT / "examples" / "digits.py")]
+    ended = subprocess.run(demo, capture_output=True, text=True, check=True, timeout=120, env={"PATH": ""})
+    accuracy = re.search(r"accuracy on held-out digits (0\.\d+)", ended.stdout)
+    assert accuracy is not None
+    assert float(accuracy.group(1)) >= 0.95
+    assert ended.stdout.strip().splitlines()[-1].startswith("No Java here, so no Spark part: install a JRE 17")
+
+
+def test_local_mode_needs_no_spark(tmp_path: Path) -> None:
+    """Neither pyspark nor Java: the one cannot be imported, the other is not on the path."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys\nsys.modules['pyspark'] = None\nfrom distributor import TorchDistributor\n"
+        "print(TorchDistributor(2, use_gpu=False).submit(lambda: 7).results())\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=120, env={"PATH": ""}
+    )
+    assert ended.stdout.strip() == "[7, 7]"

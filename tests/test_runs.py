@@ -1,0 +1,500 @@
+"""What holds for every run, wherever it goes: on this machine, as tasks of one JVM, on two executors."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import signal
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from types import ModuleType
+
+import psutil
+import pytest
+import trainings
+import watch
+from sessions import LOCAL, Make
+
+from distributor import ResultError, RunCancelledError, Status, TrainingError
+
+
+def nodes_of(mode: str) -> int:
+    """How many nodes four ranks get."""
+    return 2 if mode.startswith("local-cluster") else 1
+
+
+def test_every_rank_takes_part_in_a_collective(make: Make) -> None:
+    run = make(4).submit(trainings.all_reduce)
+    assert run.results() == [10.0] * 4
+    assert run.status is Status.SUCCEEDED
+    assert run.result() == 10.0
+
+
+def test_run_returns_the_value_of_rank_0_whoever_finishes_last(make: Make, tmp_path: Path) -> None:
+    assert make(3).run(trainings.rank0_returns_last, str(tmp_path)) == 0
+
+
+def test_the_rank_contract_is_torchruns(make: Make, mode: str) -> None:
+    names = (
+        "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE "
+        "TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_USE_AGENT_STORE "
+        "MASTER_ADDR MASTER_PORT OMP_NUM_THREADS CUDA_VISIBLE_DEVICES"
+    ).split()
+    run = make(4).submit(trainings.environment, *names)
+    ranks = run.results()
+    per_node = 4 // nodes_of(mode)
+    for rank, env in enumerate(ranks):
+        assert env["RANK"] == env["ROLE_RANK"] == str(rank)
+        assert env["LOCAL_RANK"] == str(rank % per_node)
+        assert env["NODE_RANK"] == env["GROUP_RANK"] == str(rank // per_node)
+        assert env["LOCAL_WORLD_SIZE"] == str(per_node)
+        assert env["WORLD_SIZE"] == env["ROLE_WORLD_SIZE"] == "4"
+        assert env["GROUP_WORLD_SIZE"] == str(nodes_of(mode))
+        assert env["TORCHELASTIC_RUN_ID"] == run.id
+        assert (env["TORCHELASTIC_RESTART_COUNT"], env["TORCHELASTIC_MAX_RESTARTS"]) == ("0", "0")
+        assert env["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+        assert env["OMP_NUM_THREADS"] == "1"
+        assert env["CUDA_VISIBLE_DEVICES"] == ""
+    assert len({(env["MASTER_ADDR"], env["MASTER_PORT"]) for env in ranks}) == 1
+    assert run.placement is not None
+    assert [list(node.ranks) for node in run.placement.nodes] == [
+        list(range(first, first + per_node)) for first in range(0, 4, per_node)
+    ]
+
+
+def test_callables_of_every_kind_can_be_trained(make: Make) -> None:
+    offset = 5
+
+    class Trainer:
+        def __init__(self, factor: int) -> None:
+            self.factor = factor
+
+        def fit(self, x: int) -> int:
+            return self.factor * x
+
+        def __call__(self, x: int) -> int:
+            return self.factor + x
+
+    one = make(1)
+    assert one.run(lambda x: x + offset, 1) == 6
+    assert one.run(functools.partial(pow, 2), 5) == 32
+    assert one.run(Trainer(3).fit, x=4) == 12
+    assert one.run(Trainer(3), 4) == 7
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module beside the user's notebook, with a helper of its own; executors have no copy."""
+    (tmp_path / "own_helper.py").write_text("def double(x):\n    return 2 * x\n")
+    (tmp_path / "own_training.py").write_text(
+        textwrap.dedent("""
+        import own_helper
+
+        class Weights:
+            def __init__(self, value):
+                self.value = value
+
+        def train(x):
+            return Weights(own_helper.double(x))
+        """)
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return importlib.import_module("own_training")
+
+
+def test_functions_of_own_modules_travel_by_value(make: Make, own_module: ModuleType) -> None:
+    weights = make(1).run(own_module.train, 21)
+    assert weights.value == 42
+    assert type(weights) is own_module.Weights
+
+
+def test_a_script_gets_its_arguments_and_runs_as_main(
+    make: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys\nprint(__name__, sys.argv[1:], __file__.endswith('train.py'))\n")
+    assert make(2).run(str(script), "--lr", "0.1") is None
+    out = capfd.readouterr().out
+    for rank in range(2):
+        assert f"[rank {rank} " in out
+    assert out.count("__main__ ['--lr', '0.1'] True") == 2
+
+
+def test_a_script_that_raises_is_a_training_error(make: Make, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text('raise ValueError("x")\n')
+    with pytest.raises(TrainingError, match="ValueError: x") as caught:
+        make(2).run(script)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert caught.value.exit_code == 1
+    assert 'raise ValueError("x")' in caught.value.traceback or "train.py" in caught.value.traceback
+
+
+def test_a_script_that_exits_with_a_code_is_a_training_error(make: Make, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys\nprint('before', flush=True)\nsys.exit(3)\n")
+    with pytest.raises(TrainingError, match="exited with code 3") as caught:
+        make(1).run(script)
+    assert caught.value.exit_code == 3
+    assert "before" in caught.value.log_tail
+
+
+def test_a_project_folder_is_current_directory_and_on_the_path(
+    make: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "project" / "pkg"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "model.py").write_text("NAME = 'model of pkg'\n")
+    (package / "train.py").write_text(
+        "import sys\nfrom pkg import model\nprint(model.NAME, open('data.txt').read(), sys.argv[1:])\n"
+    )
+    (tmp_path / "project" / "data.txt").write_text("some data")
+    (tmp_path / "project" / "main.py").write_text("from pkg.model import NAME\nprint('script sees', NAME)\n")
+    here = make(1, working_dir=tmp_path / "project")
+    here.run_module("pkg.train", "--epochs", "2")
+    here.run(tmp_path / "project" / "main.py")
+    assert here.run(lambda: importlib.import_module("pkg.model").NAME) == "model of pkg"
+    out = capfd.readouterr().out
+    assert "model of pkg some data ['--epochs', '2']" in out
+    assert "script sees model of pkg" in out
+
+
+@pytest.mark.parametrize(
+    ("how", "text", "exit_code", "signal_name"),
+    [
+        ("raise", "ValueError: learning rate must be positive", 1, None),
+        ("diverge", "Diverged: 17", 1, None),
+        ("exit", "exited with code 3", 3, None),
+        ("sys.exit", "exited with code 3", 3, None),
+        ("SIGKILL", "killed by SIGKILL", None, "SIGKILL"),
+        ("SIGSEGV", "killed by SIGSEGV", None, "SIGSEGV"),
+    ],
+)
+def test_a_failing_rank_ends_the_run_at_once(
+    make: Make, tmp_path: Path, how: str, text: str, exit_code: int | None, signal_name: str | None
+) -> None:
+    stamp = tmp_path / "stamp"
+    run = make(2).submit(trainings.fail_on_rank_1, how, str(stamp))
+    with pytest.raises(TrainingError) as caught:
+        run.result()
+    after = time.time() - float(stamp.read_text())
+    watch.gone(run.id)
+    error = caught.value
+    assert after < watch.FAILURE_DEADLINE
+    assert str(error).startswith(f"rank 1 on {error.host} failed: ")
+    assert text in str(error).splitlines()[0]
+    assert (error.rank, error.exit_code, error.signal) == (1, exit_code, signal_name)
+    assert error.local_rank in (0, 1)
+    assert "java" not in str(error).lower()
+    assert run.status is Status.FAILED
+    if how == "raise":
+        assert isinstance(error.__cause__, ValueError)
+        assert "in fail_on_rank_1" in error.traceback
+        assert error.traceback in str(error) + "\n"
+    if how == "diverge":
+        assert type(error.__cause__) is trainings.Diverged
+        assert error.__cause__.step == 17
+
+
+def test_children_of_ranks_do_not_outlive_the_run(make: Make, tmp_path: Path) -> None:
+    run = make(2, grace_period=1).submit(trainings.leave_children, str(tmp_path))
+    with pytest.raises(TrainingError, match="after starting a child"):
+        run.result()
+    watch.gone(run.id)
+    unmarked = [int((tmp_path / str(rank)).read_text()) for rank in range(2)]
+    watch.until(lambda: not any(psutil.pid_exists(pid) for pid in unmarked), watch.FAILURE_DEADLINE)
+
+
+def test_data_loader_workers_serve_and_go(make: Make) -> None:
+    run = make(2).submit(trainings.load_with_workers, 20)
+    assert run.results() == [190, 190]
+    watch.gone(run.id)
+
+
+def test_ranks_may_save_within_the_grace(make: Make, tmp_path: Path) -> None:
+    saved, ready = tmp_path / "saved", tmp_path / "ready"
+    saved.mkdir()
+    ready.mkdir()
+    run = make(2).submit(trainings.save_on_sigterm, str(saved), str(ready))
+    watch.until(lambda: len(os.listdir(ready)) == 2)
+    run.cancel()
+    with pytest.raises(RunCancelledError, match=run.id):
+        run.result(timeout=watch.DEADLINE)
+    assert run.status is Status.CANCELLED
+    assert sorted(os.listdir(saved)) == ["0", "1"]
+    watch.gone(run.id)
+
+
+def test_ranks_that_ignore_sigterm_are_killed_after_the_grace(make: Make, tmp_path: Path) -> None:
+    def ignore(ready: str) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        Path(ready, os.environ["RANK"]).touch()
+        while True:
+            time.sleep(1)
+
+    run = make(2, grace_period=0.5).submit(ignore, str(tmp_path))
+    watch.until(lambda: len(os.listdir(tmp_path)) == 2)
+    run.cancel()
+    assert run.wait(watch.DEADLINE)
+    with pytest.raises(RunCancelledError):
+        run.result()
+    watch.gone(run.id)
+
+
+def test_a_run_is_watched_while_it_goes(make: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = make(2).submit(trainings.wait_for, str(tmp_path / "go"))
+    watch.until(lambda: run.status is Status.RUNNING)
+    seen = ""
+
+    def both_lines() -> bool:
+        nonlocal seen
+        seen += capfd.readouterr().out
+        return seen.count("waiting") == 2
+
+    watch.until(both_lines)
+    assert not run.wait(0.01)
+    with pytest.raises(TimeoutError, match="running"):
+        run.result(timeout=0.01)
+    assert run.id in repr(run)
+    (tmp_path / "go").touch()
+    assert run.results(timeout=watch.DEADLINE) == [0, 1]
+    assert set(run.timings) == {"schedule", "import", "start", "train", "collect", "total"}
+
+
+@pytest.mark.parametrize("victim", ["agent", "launcher"])
+def test_the_end_of_what_holds_the_ranks_is_an_error_and_leaves_nothing(
+    make: Make, tmp_path: Path, victim: str
+) -> None:
+    run = make(2).submit(trainings.wait_for, str(tmp_path / "never"))
+    watch.until(lambda: run.status is Status.RUNNING)
+    find = watch.is_agent if victim == "agent" else watch.is_launcher
+    next(process for process in watch.processes(run.id) if find(process)).kill()
+    with pytest.raises(TrainingError, match=r"lost the node|went down with the process that started it"):
+        run.result(timeout=watch.DEADLINE)
+    watch.gone(run.id)
+    watch.until(lambda: not [folder for folder in watch.folders() if run.id in folder.name])
+
+
+def test_a_value_that_cannot_be_pickled_names_rank_and_type(make: Make) -> None:
+    with pytest.raises(ResultError, match=r"rank 0 on .* finished, but its return value of type _thread\.lock"):
+        make(2).run(threading.Lock)
+
+
+def test_only_values_that_are_asked_for_have_to_be_picklable(make: Make) -> None:
+    def only_rank_0_plain() -> object:
+        return 1 if os.environ["RANK"] == "0" else threading.Lock()
+
+    assert make(2).run(only_rank_0_plain) == 1
+    with pytest.raises(ResultError, match="rank 1"):
+        make(2).submit(only_rank_0_plain).results()
+
+
+def test_an_exception_that_cannot_be_pickled_still_tells(make: Make) -> None:
+    def fail() -> None:
+        error = ValueError("holds a lock")
+        error.lock = threading.Lock()  # type: ignore[attr-defined]
+        raise error
+
+    with pytest.raises(TrainingError, match="ValueError: holds a lock") as caught:
+        make(1).run(fail)
+    assert caught.value.__cause__ is None
+
+
+def test_output_is_whole_prefixed_and_in_order(make: Make, capfd: pytest.CaptureFixture[str]) -> None:
+    def talk() -> None:
+        for step in range(500):
+            print(f"step {step} " + "x" * 1000)
+        print("oops", file=sys.stderr)
+        os.write(1, b"no newline \xff at the end")
+
+    make(2).run(talk)
+    captured = capfd.readouterr()
+    for rank in range(2):
+        lines = [line for line in captured.out.splitlines() if line.startswith(f"[rank {rank} ")]
+        assert [line.split()[4] for line in lines[:500]] == [str(step) for step in range(500)]
+        assert all(line.endswith("x" * 1000) for line in lines[:500])
+        assert lines[500].endswith("no newline \ufffd at the end")
+        assert f"[rank {rank} " in captured.err
+    assert captured.err.count("] oops") == 2
+
+
+def test_ranks_start_as_a_fresh_process_would(make: Make) -> None:
+    def look() -> dict[str, object]:
+        import multiprocessing
+        import random
+
+        import numpy
+
+        return {
+            "stdin": sys.stdin.read(),
+            "sigterm": signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,
+            "sigint": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+            "blocked": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+            "descriptors": sorted(int(name) for name in os.listdir("/proc/self/fd"))[:3],
+            "sockets": [p for p in os.listdir("/proc/self/fd") if "socket:" in _readlink(f"/proc/self/fd/{p}")],
+            "main": multiprocessing.current_process().name,
+            "random": (random.random(), float(numpy.random.random())),
+            "threads": threading.active_count(),
+        }
+
+    def _readlink(path: str) -> str:
+        try:
+            return os.readlink(path)
+        except OSError:
+            return ""
+
+    looks = make(2).submit(look).results()
+    for seen in looks:
+        assert seen["stdin"] == ""
+        assert seen["sigterm"] and seen["sigint"]
+        assert seen["blocked"] == set()
+        assert seen["sockets"] == []
+        assert seen["main"] == "MainProcess"
+        assert seen["threads"] == 1
+    assert looks[0]["random"][0] != looks[1]["random"][0]
+    assert looks[0]["random"][1] != looks[1]["random"][1]
+
+
+def test_exit_callbacks_and_threads_of_a_rank_are_waited_for(make: Make, tmp_path: Path) -> None:
+    def train(folder: str) -> int:
+        import atexit
+
+        def write(name: str) -> None:
+            Path(folder, name).touch()
+
+        atexit.register(write, "atexit")
+        go = threading.Event()
+        threading.Thread(target=lambda: (go.wait(), write("thread"))).start()
+        go.set()
+        return 1
+
+    assert make(1).run(train, str(tmp_path)) == 1
+    assert sorted(os.listdir(tmp_path)) == ["atexit", "thread"]
+
+
+def test_what_was_not_flushed_is_not_lost(make: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import ctypes, sys\nlog = open(sys.argv[1], 'w')\nlog.write('important')\n"
+        "def use():\n    return log\nctypes.CDLL(None).printf(b'from C\\n')\n"
+    )
+    make(1).run(script, str(tmp_path / "log"))
+    assert (tmp_path / "log").read_text() == "important"
+    assert "] from C" in capfd.readouterr().out
+
+
+def test_a_failed_rank_does_not_wait_for_its_threads(make: Make) -> None:
+    def train() -> None:
+        threading.Thread(target=time.sleep, args=(600,)).start()
+        raise ValueError("with a thread")
+
+    with pytest.raises(TrainingError, match="ValueError: with a thread") as caught:
+        make(1).submit(train).result(timeout=watch.DEADLINE)
+    assert caught.value.exit_code == 1
+
+
+def test_exit_codes_are_the_systems(make: Make) -> None:
+    assert make(1).run(sys.exit, 256) is None
+    with pytest.raises(TrainingError, match="exited with code 255"):
+        make(1).run(sys.exit, -1)
+    with pytest.raises(TrainingError, match="exited with code 1: out of luck"):
+        make(1).run(sys.exit, "out of luck")
+    with pytest.raises(TrainingError, match=r"exited with code 0 before the function returned \(os\._exit\?\)"):
+        make(1).run(os._exit, 0)
+
+
+def test_odd_exceptions_are_told_in_one_line(make: Make) -> None:
+    def fail(kind: str) -> None:
+        if kind == "note":
+            error = ValueError("first line\nsecond line")
+            if hasattr(error, "add_note"):
+                error.add_note("a note")
+            raise error
+
+        class NoText(Exception):
+            def __str__(self) -> str:
+                raise RuntimeError("no text")
+
+        raise NoText
+
+    for kind, line in (("note", "failed: ValueError: first line"), ("no text", "NoText: <its text cannot be made>")):
+        with pytest.raises(TrainingError) as caught:
+            make(1).run(fail, kind)
+        assert str(caught.value).splitlines()[0].endswith(line)
+
+
+def test_environment_is_added_and_forwarded(make: Make, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_PROJECT", "digits")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("UNRELATED_TO_IT", "1")
+    names = ("WANDB_PROJECT", "WANDB_MODE", "UNRELATED_TO_IT", "EXTRA", "OMP_NUM_THREADS")
+    distributor = make(1, env={"EXTRA": "yes", "WANDB_MODE": "online", "OMP_NUM_THREADS": "3"}, forward_env=["WANDB_*"])
+    env = distributor.run(trainings.environment, *names)
+    assert env["WANDB_PROJECT"] == "digits"
+    assert env["WANDB_MODE"] == "online"
+    assert env["EXTRA"] == "yes"
+    assert env["OMP_NUM_THREADS"] == "3"
+    assert env["UNRELATED_TO_IT"] == ("1" if mode == LOCAL else None)
+
+
+def test_arguments_have_pysparks_names(make: Make) -> None:
+    assert make(1).run(train_object=trainings.rank) == 0
+    assert make(1).submit(train_object=trainings.rank).result() == 0
+
+
+def test_two_runs_at_the_same_time_do_not_meet(make: Make, tmp_path: Path) -> None:
+    first = make(2).submit(trainings.wait_for, str(tmp_path / "go"))
+    watch.until(lambda: first.status is Status.RUNNING)
+    assert make(2).run(trainings.all_reduce) == 3.0
+    with pytest.raises(TrainingError):
+        make(2).run(trainings.fail_on_rank_1, "raise", str(tmp_path / "stamp"))
+    assert first.status is Status.RUNNING
+    (tmp_path / "go").touch()
+    assert first.results(timeout=watch.DEADLINE) == [0, 1]
+
+
+@pytest.mark.slow
+def test_twenty_runs_leave_nothing_behind(make: Make, mode: str, tmp_path: Path) -> None:
+    make(2).run(trainings.all_reduce)  # what is made once per process
+    environ, cwd = dict(os.environ), Path.cwd()
+    threads, descriptors, folders = threading.active_count(), watch.open_descriptors(), watch.folders()
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    before = _worker_environment(mode)
+    for index in range(20):
+        if index % 5 == 4:
+            with pytest.raises(TrainingError):
+                make(2).run(trainings.fail_on_rank_1, "raise", str(tmp_path / "stamp"))
+        else:
+            assert make(2).run(trainings.all_reduce) == 3.0
+    watch.gone()
+    assert dict(os.environ) == environ
+    assert Path.cwd() == cwd
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+    watch.until(lambda: threading.active_count() <= threads)
+    assert watch.open_descriptors() <= descriptors
+    watch.until(lambda: watch.folders() <= folders)
+    assert _worker_environment(mode) == before
+    assert not [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE]
+
+
+def _worker_environment(mode: str) -> dict[str, dict[str, str]]:
+    """What Spark's Python workers look like to the next job, environment and modules, by executor."""
+    if mode == LOCAL:
+        return {}
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+
+    def look(_: object) -> list[tuple[str, dict[str, str]]]:
+        loaded = ",".join(sorted(name for name in sys.modules if name.partition(".")[0] in ("distributor", "torch")))
+        per_task = ("SPARK_JOB_ARTIFACT_UUID",)
+        environ = {name: value for name, value in os.environ.items() if name not in per_task}
+        return [(os.getcwd(), {**environ, "loaded": loaded})]
+
+    # A barrier of as many tasks as there are slots reaches every executor.
+    return dict(context.parallelize(range(4), 4).barrier().mapPartitions(look).collect())

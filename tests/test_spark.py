@@ -1,0 +1,347 @@
+"""What only Spark can show: slots, GPUs of tasks, executors without the package, Spark's own limits and kill links."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import trainings
+import watch
+from sessions import Sessions
+
+from distributor import (
+    ConfigurationError,
+    NodeLostError,
+    ResourceError,
+    ResultError,
+    RunCancelledError,
+    StartError,
+    Status,
+    TorchDistributor,
+    TrainingError,
+)
+
+pytestmark = pytest.mark.spark
+
+CLUSTER = "local-cluster[2,2,1024]"
+
+
+def on_executors(num_processes: int = 2, use_gpu: bool = False, **options: Any) -> TorchDistributor:
+    return TorchDistributor(num_processes, False, use_gpu, **options)
+
+
+@pytest.fixture
+def one_jvm(sessions: Sessions) -> Any:
+    return sessions.get("local[4]")
+
+
+@pytest.fixture
+def cluster(sessions: Sessions) -> Any:
+    return sessions.get(CLUSTER)
+
+
+# First what needs the session on this machine's cores, then the one with executors, then sessions of other settings:
+# each change of settings restarts Spark.
+
+
+def test_local_mode_is_decided_by_the_master(one_jvm: Any) -> None:
+    assert is_child_of_driver(TorchDistributor(1, use_gpu=False))
+    assert not is_child_of_driver(TorchDistributor(1, local_mode=False, use_gpu=False))
+
+
+def is_child_of_driver(distributor: TorchDistributor) -> bool:
+    """Whether the agent of a run was started by this process rather than by a Spark worker."""
+    return distributor.run(lambda: psutil.Process().parents()[2].pid) == os.getpid()
+
+
+def test_the_session_is_found_from_any_thread(one_jvm: Any) -> None:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(on_executors(2).run(trainings.all_reduce)))
+    thread.start()
+    thread.join(watch.DEADLINE)
+    assert results == [3.0]
+
+
+def test_no_session_is_an_error() -> None:
+    code = """
+        import sys
+        from distributor import ConfigurationError, TorchDistributor
+        try:
+            TorchDistributor(1, False, False).run(print)
+        except ConfigurationError as error:
+            sys.exit(str(error))
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert "there is no active Spark session: create one first" in ended.stderr
+
+
+def test_more_slots_than_there_can_be(one_jvm: Any) -> None:
+    with pytest.raises(
+        ResourceError, match=r"num_processes=5 needs 5 task slots at once, and the cluster \(local\[4\]\) has 4: lower"
+    ):
+        on_executors(5).run(trainings.rank)
+
+
+def test_gpus_that_spark_does_not_know_of(one_jvm: Any) -> None:
+    with pytest.raises(RuntimeError, match=r"'spark\.task\.resource\.gpu\.amount' was unset"):
+        on_executors(2, use_gpu=True).run(trainings.rank)
+
+
+def test_slots_that_are_busy_are_waited_for_until_the_start_timeout(one_jvm: Any, tmp_path: Path) -> None:
+    busy = on_executors(3).submit(trainings.wait_for, str(tmp_path / "go"))
+    watch.until(lambda: busy.status is Status.RUNNING)
+    with pytest.raises(StartError, match=r"start_timeout=1 s: waiting for Spark to start its tasks"):
+        on_executors(2, start_timeout=1).run(trainings.rank)
+    (tmp_path / "go").touch()
+    assert busy.results(timeout=watch.DEADLINE) == [0, 1, 2]
+    assert on_executors(4).submit(trainings.rank).results(timeout=watch.DEADLINE) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("how", ["tag", "group"])
+def test_sparks_own_ways_to_cancel_end_the_ranks(one_jvm: Any, how: str, tmp_path: Path) -> None:
+    context = one_jvm.sparkContext
+    if how == "group":
+        context.setJobGroup("a-cell", "a notebook cell")
+    try:
+        run = on_executors(2, grace_period=1).submit(trainings.wait_for, str(tmp_path / "never"))
+        watch.until(lambda: run.status is Status.RUNNING)
+        if how == "group":
+            context.cancelJobGroup("a-cell")
+        else:
+            context.cancelJobsWithTag(f"distributor-{run.id}")
+        with pytest.raises((RunCancelledError, NodeLostError)) as caught:
+            run.result(timeout=watch.DEADLINE)
+        assert "\tat " not in str(caught.value)
+        watch.gone(run.id)
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", None)
+    assert on_executors(2).run(trainings.all_reduce) == 3.0
+
+
+def test_a_killed_python_worker_is_an_error(one_jvm: Any, tmp_path: Path) -> None:
+    run = on_executors(2, grace_period=1).submit(trainings.wait_for, str(tmp_path / "never"))
+    watch.until(lambda: run.status is Status.RUNNING)
+    agent = next(process for process in watch.processes(run.id) if watch.is_agent(process))
+    worker = agent.parent()
+    assert worker is not None and "pyspark" in " ".join(worker.cmdline())
+    worker.kill()
+    with pytest.raises(NodeLostError):
+        run.result(timeout=watch.DEADLINE)
+    watch.gone(run.id)
+    assert on_executors(2).run(trainings.all_reduce) == 3.0
+
+
+def test_a_run_without_the_channel_still_ends_in_the_truth(
+    one_jvm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """The driver listens, but nodes are told of a port where nobody is."""
+    from distributor.channel.server import ChannelServer, Endpoint
+
+    listen = ChannelServer.listen
+
+    def elsewhere(self: ChannelServer, bind: str, advertise: str) -> Endpoint:
+        real = listen(self, bind, advertise)
+        return Endpoint("127.0.0.1", 1, real.certificate, real.token)
+
+    monkeypatch.setattr(ChannelServer, "listen", elsewhere)
+    assert on_executors(2).submit(trainings.all_reduce).results() == [3.0, 3.0]
+    assert "cannot reach the driver at 127.0.0.1:1" in caplog.text
+    with pytest.raises(TrainingError, match="rank 1 on .* failed: exited with code 3"):
+        on_executors(2).run(trainings.fail_on_rank_1, "exit", str(tmp_path / "stamp"))
+    watch.gone()
+
+
+def test_executors_need_not_have_the_package(cluster: Any) -> None:
+    files = on_executors(4).submit(lambda: __import__("distributor").__file__).results()
+    assert all("package.zip" in file for file in files)
+
+
+def test_ranks_write_no_environment_into_workers(cluster: Any) -> None:
+    on_executors(4, env={"LEAKED": "1"}).run(trainings.all_reduce)
+    seen = cluster.sparkContext.parallelize(range(4), 4).map(lambda _: os.environ.get("LEAKED")).collect()
+    assert seen == [None] * 4
+
+
+def test_a_cluster_is_chosen_by_itself(cluster: Any) -> None:
+    run = TorchDistributor(4, use_gpu=False).submit(trainings.all_reduce)
+    assert run.results() == [10.0] * 4
+    assert run.placement is not None
+    assert len(run.placement.nodes) == 2
+    assert TorchDistributor(2, True, False).submit(trainings.all_reduce).results() == [3.0, 3.0]
+
+
+def test_a_killed_executor_is_an_error_and_the_run_does_not_start_again(cluster: Any, tmp_path: Path) -> None:
+    starts = tmp_path / "starts"
+    starts.mkdir()
+
+    def train(folder: str, never: str) -> None:
+        Path(folder, str(os.getpid())).touch()
+        trainings.wait_for(never)
+
+    run = on_executors(4, grace_period=1).submit(train, str(starts), str(tmp_path / "never"))
+    watch.until(lambda: len(os.listdir(starts)) == 4)
+    agent = next(process for process in watch.processes(run.id) if watch.is_agent(process))
+    executor = next(
+        parent for parent in agent.parents() if "CoarseGrainedExecutorBackend" in " ".join(parent.cmdline())
+    )
+    executor.kill()
+    with pytest.raises(NodeLostError, match="lost the node on|was stopped|were stopped|the Spark job"):
+        run.result(timeout=60)
+    watch.gone(run.id)
+    assert len(os.listdir(starts)) == 4
+    assert on_executors(4).submit(trainings.all_reduce).results(timeout=60) == [10.0] * 4
+
+
+def test_values_larger_than_sparks_limit_name_the_setting(sessions: Sessions) -> None:
+    sessions.get("local[2]", **{"spark.driver.maxResultSize": "1m"})
+    with pytest.raises(ResultError, match=r"larger than spark\.driver\.maxResultSize"):
+        on_executors(1).run(lambda: b"x" * (8 << 20))
+    assert on_executors(1).run(lambda: b"x" * 1000) == b"x" * 1000
+
+
+def test_dynamic_allocation_is_refused(sessions: Sessions) -> None:
+    sessions.get("local[2]", **{"spark.dynamicAllocation.enabled": "true"})
+    with pytest.raises(ConfigurationError, match="SPARK-24942"):
+        on_executors(1).run(trainings.rank)
+
+
+def test_cpus_of_a_task_are_threads_of_a_rank(sessions: Sessions) -> None:
+    sessions.get("local[4]", **{"spark.task.cpus": "2"})
+    ranks = on_executors(2).submit(trainings.environment, "OMP_NUM_THREADS").results()
+    assert ranks == [{"OMP_NUM_THREADS": "2"}] * 2
+    with pytest.raises(ResourceError, match="has 2: lower"):
+        on_executors(3).run(trainings.rank)
+
+
+@pytest.fixture(scope="module")
+def gpu_settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Executors whose discovery script reports two GPUs each: Spark hands them out, nobody computes on them."""
+    script = tmp_path_factory.mktemp("gpus") / "discover.sh"
+    script.write_text('#!/bin/sh\necho \'{"name": "gpu", "addresses": ["0", "1"]}\'\n')
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    return {
+        "spark.worker.resource.gpu.amount": "2",
+        "spark.worker.resource.gpu.discoveryScript": str(script),
+        "spark.executor.resource.gpu.amount": "2",
+        "spark.executor.resource.gpu.discoveryScript": str(script),
+    }
+
+
+def visible() -> tuple[str, str]:
+    return os.environ["LOCAL_RANK"], os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+def test_ranks_see_their_nodes_gpus_in_order(sessions: Sessions, gpu_settings: dict[str, str]) -> None:
+    sessions.get(CLUSTER, **gpu_settings, **{"spark.task.resource.gpu.amount": "1"})
+    run = on_executors(4, use_gpu=True).submit(visible)
+    assert [local_rank for local_rank, _ in run.results()] == ["0", "1", "0", "1"]
+    assert {tuple(sorted(gpus.split(","))) for _, gpus in run.results()} == {("0", "1")}
+    assert on_executors(4).submit(visible).results() == [("0", ""), ("1", ""), ("0", ""), ("1", "")]
+    with pytest.raises(ResourceError, match=r"5 task slots at once with 1 GPU each"):
+        on_executors(5, use_gpu=True).run(trainings.rank)
+
+
+def test_more_gpus_than_there_are(sessions: Sessions, gpu_settings: dict[str, str]) -> None:
+    sessions.get("local-cluster[2,4,1024]", **gpu_settings, **{"spark.task.resource.gpu.amount": "1"})
+    with pytest.raises(ResourceError, match=r"num_processes=5 needs 5 task slots at once with 1 GPU each.* has 4"):
+        on_executors(5, use_gpu=True).run(trainings.rank)
+
+
+def test_spark_without_executors_has_no_gpus_for_tasks(sessions: Sessions) -> None:
+    amounts = {"spark.task.resource.gpu.amount": "1", "spark.executor.resource.gpu.amount": "1"}
+    sessions.get("local[2]", **amounts)
+    with pytest.raises(ResourceError, match=r"master local\[2\] has no executors, and gives its tasks no GPUs"):
+        on_executors(1, use_gpu=True).run(trainings.rank)
+
+
+def test_a_task_with_two_gpus_hosts_two_ranks(sessions: Sessions, gpu_settings: dict[str, str]) -> None:
+    sessions.get(CLUSTER, **gpu_settings, **{"spark.task.resource.gpu.amount": "2", "spark.task.cpus": "2"})
+    run = on_executors(4, use_gpu=True).submit(visible)
+    assert [local_rank for local_rank, _ in run.results()] == ["0", "1", "0", "1"]
+    assert run.placement is not None
+    assert [len(node.ranks) for node in run.placement.nodes] == [2, 2]
+    with pytest.raises(ConfigurationError, match=r"num_processes=3 must be a multiple of spark\.task\.resource\.gpu"):
+        on_executors(3, use_gpu=True).run(trainings.rank)
+
+
+def test_local_mode_takes_the_drivers_gpus(sessions: Sessions, gpu_settings: dict[str, str]) -> None:
+    script = gpu_settings["spark.executor.resource.gpu.discoveryScript"]
+    sessions.get(
+        "local[2]", **{"spark.driver.resource.gpu.amount": "2", "spark.driver.resource.gpu.discoveryScript": script}
+    )
+    assert TorchDistributor(2, True).submit(visible).results() == [("0", "0,1"), ("1", "0,1")]
+    with pytest.raises(ResourceError, match="needs 3 GPUs, this machine shows 2"):
+        TorchDistributor(3, True).run(visible)
+
+
+def test_fractions_of_a_gpu_are_refused(sessions: Sessions, gpu_settings: dict[str, str]) -> None:
+    sessions.get(CLUSTER, **gpu_settings, **{"spark.task.resource.gpu.amount": "0.5"})
+    with pytest.raises(ConfigurationError, match=r"is 0\.5: ranks cannot share a GPU"):
+        on_executors(2, use_gpu=True).run(trainings.rank)
+
+
+def test_too_few_executors_are_waited_for_and_then_named(sessions: Sessions) -> None:
+    """A cluster that may still grow: its size is not known from its settings."""
+    from distributor.schedulers.spark import SparkScheduler
+
+    sessions.get("local[2]")
+    seen = threading.Event()
+
+    class Growing(SparkScheduler):
+        def _most_slots(self) -> int | None:
+            seen.set()
+            return None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("distributor.schedulers.spark.SparkScheduler", Growing)
+        with pytest.raises(StartError, match=r"start_timeout=1 s: .*needs 3 task slots at once.* has 2"):
+            on_executors(3, start_timeout=1).run(trainings.rank)
+    assert seen.is_set()
+
+
+@pytest.mark.slow
+def test_a_gibibyte_comes_back(tmp_path: Path) -> None:
+    """In a driver of its own: the JVM's memory is set when it starts."""
+    script = tmp_path / "driver.py"
+    script.write_text(
+        textwrap.dedent("""
+        from pyspark.sql import SparkSession
+        from distributor import TorchDistributor
+
+        spark = (
+            SparkSession.builder.master("local[2]")
+            .config("spark.driver.memory", "8g")
+            .config("spark.driver.maxResultSize", "4g")
+            .config("spark.ui.enabled", "false")
+            .getOrCreate()
+        )
+
+        def train():
+            import torch
+
+            return torch.arange(1 << 28, dtype=torch.int32)
+
+        value = TorchDistributor(1, False, False).run(train)
+        assert value.nbytes == 1 << 30
+        assert value[-1].item() == (1 << 28) - 1
+        print("came back")
+        """)
+    )
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=280, check=False)
+    assert "came back" in ended.stdout, ended.stderr[-2000:]
+
+
+def test_sparks_workers_stay_usable(one_jvm: Any) -> None:
+    assert on_executors(2).run(trainings.all_reduce) == 3.0
+    assert one_jvm.sparkContext.parallelize(range(4), 4).map(lambda x: x + 1).collect() == [1, 2, 3, 4]
+    watch.gone()

@@ -1,0 +1,130 @@
+"""Training functions of the tests. A module of the user's, as far as the package knows: it travels by value."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+
+class Diverged(Exception):
+    """A user's own exception."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(step)
+        self.step = step
+
+
+class Checkpoint:
+    """A user's own class as return value."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+
+def rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def environment(*names: str) -> dict[str, str | None]:
+    return {name: os.environ.get(name) for name in names}
+
+
+def all_reduce() -> float:
+    """The sum of rank + 1 over all ranks, by a real collective."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    total = torch.tensor([float(rank() + 1)])
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return total.item()
+
+
+def rank0_returns_last(folder: str) -> int:
+    """Rank 0 returns only when all the others have."""
+    if rank() == 0:
+        while len(os.listdir(folder)) < int(os.environ["WORLD_SIZE"]) - 1:
+            time.sleep(0.01)
+    else:
+        Path(folder, str(rank())).touch()
+    return rank()
+
+
+def fail_on_rank_1(how: str, stamp: str) -> None:
+    """Rank 1 fails while rank 0 waits in an all-reduce for it; the moment is left in a file."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(1))
+    if rank() == 1:
+        Path(stamp).write_text(str(time.time()))
+        if how == "raise":
+            raise ValueError("learning rate must be positive")
+        if how == "diverge":
+            raise Diverged(17)
+        if how == "exit":
+            os._exit(3)
+        if how == "sys.exit":
+            raise SystemExit(3)
+        os.kill(os.getpid(), getattr(signal, how))
+    dist.all_reduce(torch.ones(1))
+
+
+def wait_for(path: str) -> int:
+    """Says that it runs, then waits for a file."""
+    print("waiting", flush=True)
+    while not os.path.exists(path):
+        time.sleep(0.01)
+    return rank()
+
+
+def save_on_sigterm(saved: str, ready: str) -> None:
+    """Uses the grace: writes a file when told to stop."""
+
+    def save(*_: Any) -> None:
+        Path(saved, str(rank())).write_text("saved")
+        raise SystemExit(0)
+
+    signal.signal(signal.SIGTERM, save)
+    Path(ready, str(rank())).touch()
+    while True:
+        time.sleep(0.05)
+
+
+def leave_children(ready: str) -> None:
+    """Starts children in sessions of their own that would outlive everything, then fails on rank 1 or waits.
+
+    One has an environment of its own, so that nothing in it tells whose it is; its pid is left in a file.
+    """
+    import subprocess
+
+    subprocess.Popen(["/bin/sleep", "600"], start_new_session=True)
+    unmarked = subprocess.Popen(["/bin/sleep", "600"], start_new_session=True, env={})
+    Path(ready, str(rank())).write_text(str(unmarked.pid))
+    while len(os.listdir(ready)) < int(os.environ["WORLD_SIZE"]):
+        time.sleep(0.01)
+    if rank() == 1:
+        raise ValueError("after starting a child")
+    time.sleep(600)
+
+
+def load_with_workers(steps: int) -> int:
+    """Reads through data-loader workers, forks of the rank."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    loader = DataLoader(TensorDataset(torch.arange(steps)), num_workers=2, persistent_workers=True)
+    return sum(int(x.item()) for (x,) in loader)
+
+
+def random_numbers() -> tuple[float, float]:
+    import random
+
+    import numpy
+
+    return random.random(), float(numpy.random.random())

@@ -1,0 +1,142 @@
+"""Who imports whom, and what an import costs."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import distributor
+
+ROOT = Path(distributor.__file__).parent
+FILES = {str(path.relative_to(ROOT)): path.read_text() for path in sorted(ROOT.rglob("*.py"))}
+
+
+PROBE = """
+import json, sys
+before = set(sys.modules)
+{}
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+
+
+def loaded_by(statement):
+    """Names of the modules that a fresh Python has after a statement, beyond those it has anyway."""
+    command = [sys.executable, "-c", PROBE.format(statement)]
+    return set(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import distributor", {"torch", "pyspark", "deepspeed", "pandas", "cloudpickle", "asyncio"}),
+        ("from distributor import TorchDistributor", {"torch", "pyspark", "pandas"}),
+        ("import distributor.agent", {"torch", "pyspark", "pandas", "cryptography"}),
+        ("import distributor.rank", {"torch", "pyspark", "pandas"}),
+        ("import distributor.schedulers.local", {"torch", "pyspark", "pandas"}),
+        ("import distributor.schedulers.spark", {"torch", "pandas", "pyspark.sql"}),
+        ("import distributor.schedulers.spark_task", {"torch", "pyspark", "cloudpickle"}),
+    ],
+)
+def test_an_import_loads_only_what_it_needs(statement, absent):
+    assert not absent & loaded_by(statement)
+
+
+def test_names_of_the_package_load_on_first_use():
+    assert "distributor.errors" not in loaded_by("import distributor")
+    assert "distributor.errors" in loaded_by("import distributor; distributor.TrainingError")
+    for name in distributor.__all__:
+        assert getattr(distributor, name) is not None
+        assert name in dir(distributor)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        distributor.no_such_name
+
+
+def is_type_checking(node):
+    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def imports_of(source):
+    """Modules that a source imports at run time, at once or later; ``from a import b`` is ``a`` and ``a.b``."""
+    found, nodes = set(), [ast.parse(source)]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
+        nodes += node.orelse if is_type_checking(node) else ast.iter_child_nodes(node)
+    return found
+
+
+IMPORTS = {name: imports_of(source) for name, source in FILES.items()}
+
+
+def importers_of(package):
+    return {
+        name
+        for name, modules in IMPORTS.items()
+        if any(module == package or module.startswith(package + ".") for module in modules)
+    }
+
+
+def test_the_imports_of_a_source():
+    source = """
+import a.b as c
+from d import e
+if TYPE_CHECKING:
+    import f
+else:
+    import g
+def later():
+    from h.i import j
+"""
+    assert imports_of(source) == {"a.b", "d", "d.e", "g", "h.i", "h.i.j"}
+
+
+@pytest.mark.parametrize(
+    ("package", "allowed"),
+    [
+        ("torch", {"launcher.py", "payload.py"}),
+        ("cloudpickle", {"payload.py", "shipping.py"}),
+        ("cryptography", {"channel/server.py"}),
+        ("pyspark", {name for name in FILES if name.startswith("schedulers/")}),
+        ("pyarrow", {name for name in FILES if name.startswith("schedulers/")}),
+        ("distributor.schedulers", {"api.py", *(name for name in FILES if name.startswith("schedulers/"))}),
+        ("distributor.api", set()),
+    ],
+)
+def test_who_may_import(package, allowed):
+    assert importers_of(package) <= allowed
+
+
+def test_no_other_package_is_needed():
+    known = {"torch", "cloudpickle", "cryptography", "pyspark", "pyarrow", "distributor"}
+    used = {module.partition(".")[0] for modules in IMPORTS.values() for module in modules}
+    assert used <= known | sys.stdlib_module_names
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("errors.py", set()),
+        ("job.py", set()),
+        ("processes.py", set()),
+        ("network.py", set()),
+        ("control.py", set()),
+        ("channel/frames.py", set()),
+        ("channel/node.py", {"channel.frames"}),
+        ("devices.py", {"errors"}),
+        ("placement.py", {"devices", "errors", "job"}),
+        # It runs in Spark's workers, which lack the package: what it uses is pickled with it.
+        ("schedulers/spark_task.py", {"control", "devices", "network", "processes"}),
+    ],
+)
+def test_what_a_module_may_use_of_the_package(name, allowed):
+    modules = {path.removesuffix(".py").replace("/", ".") for path in FILES}
+    own = {module.removeprefix("distributor.") for module in IMPORTS[name] if module.startswith("distributor.")}
+    assert own & modules <= allowed
+    assert not any(module.startswith(".") for module in IMPORTS[name])

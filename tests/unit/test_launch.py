@@ -1,0 +1,190 @@
+"""What the torchrun path gives each rank."""
+
+import dataclasses
+
+import pytest
+
+from distributor.job import Function, Job, Module, NodeFacts, NodeOrder, Script
+from distributor.launch import PATHS
+from distributor.launch.torchrun import CONTRACT, Torchrun
+from distributor.placement import place
+
+SECRET = "hunter2"
+
+
+def job(num_processes=3, **fields):
+    return Job(
+        **{
+            "run_id": "run7",
+            "num_processes": num_processes,
+            "target": Function("train", b""),
+            "use_gpu": False,
+            **fields,
+        }
+    )
+
+
+def placed(request, executors="aba", cpus=1, **common):
+    facts = [
+        NodeFacts(partition, name, f"host-{name}", f"10.0.0.{ord(name) - 96}", 5000 + partition, cpus=cpus, **common)
+        for partition, name in enumerate(executors)
+    ]
+    return place(facts, request)
+
+
+def plan(request, node_rank=0, base_env=(), **kwargs):
+    placement = placed(request, **kwargs)
+    return Torchrun().plan(request, placement, placement.nodes[node_rank], dict(base_env))
+
+
+def contract(**fields):
+    return {
+        "WORLD_SIZE": "3",
+        "ROLE_WORLD_SIZE": "3",
+        "GROUP_WORLD_SIZE": "2",
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "5000",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": "run7",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        **fields,
+    }
+
+
+NODE_0 = {"NODE_RANK": "0", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+NODE_1 = {"NODE_RANK": "1", "GROUP_RANK": "1", "LOCAL_WORLD_SIZE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("node_rank", "expected"),
+    [
+        (
+            0,
+            (
+                contract(**NODE_0, RANK="0", ROLE_RANK="0", LOCAL_RANK="0"),
+                contract(**NODE_0, RANK="1", ROLE_RANK="1", LOCAL_RANK="1"),
+            ),
+        ),
+        (1, (contract(**NODE_1, RANK="2", ROLE_RANK="2", LOCAL_RANK="0"),)),
+    ],
+)
+def test_the_rank_contract(node_rank, expected):
+    assert plan(job(), node_rank).rank_env == expected
+
+
+def test_every_name_of_the_contract_is_set_and_no_other():
+    made = plan(job())
+    names = set(made.rank_env[0]) | set(made.node_env)
+    others = {
+        "OMP_NUM_THREADS",
+        "PYTHONUNBUFFERED",
+        "CUDA_VISIBLE_DEVICES",
+        "HIP_VISIBLE_DEVICES",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    }
+    assert names == set(CONTRACT) | others
+
+
+@pytest.mark.parametrize(("node_rank", "mark"), [(0, "run7.0"), (1, "run7.1")])
+def test_node_environment_on_cpus(node_rank, mark):
+    assert plan(job(), node_rank, cpus=4).node_env == {
+        "DISTRIBUTOR_NODE_ID": mark,
+        "OMP_NUM_THREADS": "4",
+        "PYTHONUNBUFFERED": None,  # removed
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "HIP_VISIBLE_DEVICES": "",
+    }
+
+
+def test_node_environment_on_gpus():
+    request = job(2, use_gpu=True, ranks_per_task=2)
+    made = plan(request, executors="a", gpus=("0", "1"), visible_devices="4,6")
+    assert made.node_env["CUDA_VISIBLE_DEVICES"] == made.node_env["HIP_VISIBLE_DEVICES"] == "4,6"
+
+
+@pytest.mark.parametrize(
+    ("cpus", "ranks_per_task", "already", "expected"),
+    [
+        pytest.param(4, 1, None, "4", id="share"),
+        pytest.param(8, 2, None, "4", id="share-of-a-task"),
+        pytest.param(1, 4, None, "1", id="at-least-one"),
+        pytest.param(4, 1, "4", "4", id="spark's-own-is-the-share"),
+        pytest.param(8, 2, "8", "4", id="spark's-own-is-shared"),
+        pytest.param(8, 2, "3", "3", id="user's-number"),
+        pytest.param(4, 1, "16", "16", id="user's-larger-number"),
+        pytest.param(7, 2, None, "3", id="share-does-not-divide"),
+        pytest.param(7, 2, "7", "3", id="spark's-own-does-not-divide"),
+        pytest.param(7, 2, "6", "6", id="user's-multiple-of-the-share"),
+        pytest.param(2, 4, "2", "1", id="spark's-own-is-less-than-the-ranks"),
+    ],
+)
+def test_omp_threads(cpus, ranks_per_task, already, expected):
+    request = job(ranks_per_task, ranks_per_task=ranks_per_task)
+    base = {} if already is None else {"OMP_NUM_THREADS": already}
+    assert plan(request, base_env=base, executors="a", cpus=cpus).node_env["OMP_NUM_THREADS"] == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "base"),
+    [
+        ("OMP_NUM_THREADS", "2", "9"),
+        ("CUDA_VISIBLE_DEVICES", "3", "0,1"),
+        ("PYTHONUNBUFFERED", "1", "0"),
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3", "0"),
+        ("MY_OWN", "x", "y"),
+    ],
+)
+def test_env_wins(name, value, base):
+    assert plan(job(env={name: value}), base_env={name: base}).node_env[name] == value
+
+
+def rank_0_sees(made, base_env, name):
+    """A variable as the layers of a rank's environment make it."""
+    merged = {**base_env, **made.node_env, **made.rank_env[0]}
+    return merged[name]
+
+
+@pytest.mark.parametrize(
+    ("env", "base_env", "expected"),
+    [
+        ({}, {}, "1"),
+        ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}, {}, "3"),
+        ({}, {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}, "3"),
+    ],
+)
+def test_nccl_error_handling_is_a_default(env, base_env, expected):
+    made = plan(job(env=env), base_env=base_env)
+    assert rank_0_sees(made, base_env, "TORCH_NCCL_ASYNC_ERROR_HANDLING") == expected
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        Function("train", b"hunter2"),
+        Script("train.py", b"hunter2"),
+        Module("pkg.train"),
+    ],
+    ids=lambda target: type(target).__name__,
+)
+def test_env_values_and_payloads_are_not_shown(target):
+    request = job(env={"TOKEN": SECRET, "TORCH_NCCL_ASYNC_ERROR_HANDLING": SECRET}, target=target)
+    placement = placed(request)
+    made = plan(request)
+    order = NodeOrder("run7", made, placement, 1.0, 1.0, None, 3, "folder", None, (), False)
+    assert made.node_env["TOKEN"] == SECRET
+    for shown in (request, made, order, dataclasses.replace(request)):
+        assert SECRET not in repr(shown)
+
+
+def test_planning_has_no_effect_on_what_it_is_given():
+    env, base = {"A": "1"}, {"B": "2"}
+    request = job(env=env)
+    assert plan(request, base_env=base) == plan(request, base_env=base)
+    assert (env, base) == ({"A": "1"}, {"B": "2"})
+
+
+def test_paths_are_found_by_name():
+    assert isinstance(PATHS[job().launch_path], Torchrun)

@@ -1,0 +1,252 @@
+"""From the reports of the nodes to the values, or to the one exception that tells the truth."""
+
+import pickle
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distributor import errors, outcomes, payload
+from distributor.job import Failure, NodeReport, Outcome
+from distributor.outcomes import Collected
+
+
+def failure(rank=1, time=1.0, kind="ValueError", message=None, **fields):
+    return Failure(rank, rank % 2, f"host-{'ab'[rank % 2]}", kind, message or f"{kind}: bad", time=time, **fields)
+
+
+def collected(*ranks, values=None, **fields):
+    """One report of one node; each rank is a state, or the failure it ended with."""
+    found = []
+    for rank, state in enumerate(ranks):
+        if isinstance(state, Failure):
+            found.append(Outcome(rank, state.host, "failed", state))
+        else:
+            found.append(Outcome(rank, "host-a", state))
+    chunks = {rank: [pickle.dumps(value)] for rank, value in (values or {}).items()}
+    return Collected((NodeReport(0, "host-a", tuple(found)),), chunks, **fields)
+
+
+# What a rank says when it notices that a peer is gone: gloo's, NCCL's, the store's and the kernel's words.
+ECHOES = [
+    ("DistBackendError", "DistBackendError: NCCL error in: ProcessGroupNCCL.cpp"),
+    ("DistNetworkError", "DistNetworkError: The client socket has timed out"),
+    ("DistStoreError", "DistStoreError: wait timeout after 300000ms"),
+    ("ConnectionResetError", "ConnectionResetError: [Errno 104] Connection reset by peer"),
+    ("BrokenPipeError", "BrokenPipeError: [Errno 32] Broken pipe"),
+    ("RuntimeError", "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:4711"),
+    ("RuntimeError", "RuntimeError: Connection reset by peer"),
+    ("RuntimeError", "RuntimeError: Broken pipe"),
+    ("RuntimeError", "RuntimeError: Socket Timeout"),
+    ("ConnectionRefusedError", "ConnectionRefusedError: [Errno 111] Connection refused"),
+    ("ConnectionAbortedError", "ConnectionAbortedError: [Errno 103] Software caused connection abort"),
+    ("lost", "went down with the process that started it"),
+]
+REASONS = [
+    ("ValueError", "ValueError: learning rate must be positive"),
+    ("RuntimeError", "RuntimeError: CUDA out of memory"),
+    ("ValueError", "ValueError: connection closed"),
+    ("exit", "exited with code 3"),
+    ("signal", "killed by SIGKILL"),
+]
+
+
+@pytest.mark.parametrize(("kind", "message"), ECHOES)
+def test_a_broken_connection_is_an_echo(kind, message):
+    assert outcomes.is_consequence(failure(kind=kind, message=message))
+
+
+@pytest.mark.parametrize(("kind", "message"), REASONS)
+def test_anything_else_is_a_reason(kind, message):
+    assert not outcomes.is_consequence(failure(kind=kind, message=message))
+
+
+@pytest.mark.parametrize(("signal", "echo"), [("SIGABRT", True), ("SIGSEGV", False), ("SIGKILL", False)])
+def test_only_an_abort_is_the_signal_of_an_echo(signal, echo):
+    assert outcomes.is_consequence(failure(kind="signal", message=f"killed by {signal}", signal=signal)) is echo
+
+
+def drawn_failures(kinds):
+    return st.builds(
+        lambda rank, time, kind: failure(rank, time, *kind),
+        st.integers(0, 9),
+        st.integers(0, 5).map(float),
+        st.sampled_from(kinds),
+    )
+
+
+@given(st.lists(drawn_failures(ECHOES + REASONS), min_size=1, max_size=8))
+def test_the_root_is_the_earliest_reason_if_there_is_one(failures):
+    ordered = outcomes.order_failures(failures)
+
+    assert sorted(map(repr, ordered)) == sorted(map(repr, failures))
+    root, *others = ordered
+    reasons = [one for one in failures if not outcomes.is_consequence(one)]
+    assert root.time == min(one.time for one in reasons or failures)
+    assert bool(reasons) is not outcomes.is_consequence(root)
+    assert [one.time for one in others] == sorted(one.time for one in others)
+
+
+def test_an_earlier_echo_is_not_the_root():
+    echo, root, later = failure(0, 1.0, *ECHOES[5]), failure(1, 2.0), failure(2, 3.0)
+    assert outcomes.order_failures([later, echo, root]) == (root, echo, later)
+
+
+@pytest.mark.parametrize(
+    ("root", "expected"),
+    [
+        pytest.param(failure(message="ValueError: no"), "rank 1 on host-b failed: ValueError: no", id="message-alone"),
+        pytest.param(
+            failure(message="ValueError: no", traceback="Traceback:\n  line\nValueError: no\n", log_tail="epoch 1\n"),
+            "rank 1 on host-b failed: ValueError: no\n\nTraceback:\n  line\nValueError: no",
+            id="traceback-rather-than-log",
+        ),
+        pytest.param(
+            failure(kind="exit", message="exited with code 3", log_tail="epoch 1\n\nbye\n"),
+            "rank 1 on host-b failed: exited with code 3\n\nThe last lines of rank 1:\nepoch 1\n\nbye",
+            id="log-without-traceback",
+        ),
+        pytest.param(
+            failure(kind="exit", message="exited with code 3", log_tail=" \n\n"),
+            "rank 1 on host-b failed: exited with code 3",
+            id="blank-log",
+        ),
+    ],
+)
+def test_text(root, expected):
+    assert outcomes.describe([root]) == expected
+
+
+def test_text_shows_the_end_of_a_long_log():
+    lines = outcomes.describe([failure(log_tail="".join(f"line {i}\n" for i in range(100)))]).splitlines()
+    assert lines[-1] == "line 99"
+    assert "line 0" not in lines
+    assert len(lines) < 30
+
+
+def test_text_lists_what_came_after_the_root():
+    text = outcomes.describe([failure(1), failure(2, 2.0, *ECHOES[5]), failure(3, 3.0, "exit", "exited with code 1")])
+    assert text.startswith("rank 1 on host-b failed: ValueError: bad\n")
+    assert text.endswith(
+        "After it, and perhaps because of it:\n"
+        f"  rank 2 on host-a: {ECHOES[5][1]}\n"
+        "  rank 3 on host-b: exited with code 1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "world_size", "expected"),
+    [
+        pytest.param(collected("finished", values={0: "v"}), 1, {0: "v"}, id="one"),
+        pytest.param(collected("finished", "finished", values={0: None}), 2, {0: None}, id="rank-0-alone"),
+        pytest.param(collected("finished", "finished", values={1: [1], 0: [0]}), 2, {0: [0], 1: [1]}, id="all"),
+        pytest.param(collected("finished"), 1, {}, id="a-script-has-none"),
+    ],
+)
+def test_values(found, world_size, expected):
+    got = outcomes.values(found, world_size)
+    assert got == expected
+    assert list(got) == sorted(got)
+
+
+def test_values_of_several_nodes():
+    reports = (NodeReport(1, "b", (Outcome(1, "b", "finished"),)), NodeReport(0, "a", (Outcome(0, "a", "finished"),)))
+    assert outcomes.values(Collected(reports, {0: [pickle.dumps(7)]}), 2) == {0: 7}
+
+
+def test_a_failed_rank_raises_with_its_own_exception():
+    cause = payload.dump_exception(KeyError("lr"))
+    root = failure(1, 2.0, "KeyError", "KeyError: 'lr'", exception=cause, exit_code=1, traceback="T", log_tail="L")
+    echo = failure(0, 1.0, *ECHOES[5])
+    with pytest.raises(errors.TrainingError) as caught:
+        outcomes.values(collected(echo, root, "stopped"), 3)
+    error = caught.value
+    assert type(error) is errors.TrainingError
+    assert str(error).startswith("rank 1 on host-b failed: KeyError: 'lr'\n")
+    assert error.failures == (root, echo)
+    assert (error.rank, error.local_rank, error.host, error.exit_code, error.signal) == (1, 1, "host-b", 1, None)
+    assert (error.traceback, error.log_tail) == ("T", "L")
+    assert isinstance(error.__cause__, KeyError)
+    assert error.__cause__.args == ("lr",)
+
+
+@pytest.mark.parametrize("exception", [None, b"no pickle", pickle.dumps("no exception")])
+def test_a_failed_rank_whose_exception_cannot_be_read(exception):
+    error = outcomes.training_error([failure(exception=exception)])
+    assert str(error) == "rank 1 on host-b failed: ValueError: bad"
+    assert error.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("found", "kind", "words"),
+    [
+        pytest.param(
+            collected("finished", lost_hosts=("host-c", "host-b", "host-c")),
+            errors.NodeLostError,
+            ["lost the node on host-b, host-c:"],
+            id="lost-hosts",
+        ),
+        pytest.param(
+            collected(failure(0), "stopped", lost_hosts=("host-b",)),
+            errors.TrainingError,
+            ["rank 0 on host-a failed"],
+            id="a-failure-explains-a-lost-host",
+        ),
+        pytest.param(
+            collected("finished", "stopped", "stopped", "stopped", "finished", "stopped"),
+            errors.NodeLostError,
+            ["ranks 1-3, 5 were stopped", "no rank says why"],
+            id="stopped-without-a-reason",
+        ),
+        pytest.param(collected("finished"), errors.NodeLostError, ["ranks 1-5 "], id="never-reported"),
+        pytest.param(Collected(), errors.NodeLostError, ["ranks 0-5 "], id="nobody-reported"),
+    ],
+)
+def test_why_there_are_no_values(found, kind, words):
+    with pytest.raises(errors.TrainingError) as caught:
+        outcomes.values(found, 6)
+    assert type(caught.value) is kind
+    for word in words:
+        assert word in str(caught.value)
+
+
+def unreturned(rank):
+    why = failure(rank, kind="torch.cuda.Stream", message="its return value of type Lock cannot be pickled")
+    return Outcome(rank, why.host, "unreturned", why)
+
+
+def test_an_unreturned_value_names_the_lowest_rank():
+    found = Collected(
+        (NodeReport(0, "host-a", (unreturned(2), Outcome(0, "host-a", "finished"), unreturned(1))),),
+        {0: [pickle.dumps(0)]},
+    )
+    with pytest.raises(errors.ResultError, match=r"rank 1 on host-b finished, but its return value of type Lock"):
+        outcomes.values(found, 3)
+
+
+def test_a_failure_counts_more_than_an_unreturned_value():
+    found = Collected((NodeReport(0, "host-a", (unreturned(0), Outcome(1, "host-b", "failed", failure(1)))),))
+    with pytest.raises(errors.TrainingError):
+        outcomes.values(found, 2)
+
+
+def test_a_value_that_cannot_be_read():
+    found = replace(collected("finished"), values={0: [b"no pickle"]})
+    with pytest.raises(errors.ResultError, match="rank 0"):
+        outcomes.values(found, 1)
+
+
+@pytest.mark.parametrize("name", ["StartError", "ResourceError", "ConfigurationError"])
+def test_the_error_of_a_node_is_raised_again(name):
+    found = Collected((*collected("finished").reports, NodeReport(1, "host-b", error=(name, "no torch"))))
+    with pytest.raises(errors.DistributorError, match=r"^no torch$") as caught:
+        outcomes.values(found, 2)
+    assert type(caught.value) is getattr(errors, name)
+
+
+@given(st.sets(st.integers(0, 30), min_size=1))
+def test_missing_ranks_are_named_in_spans(missing):
+    text = outcomes._ranges(sorted(missing))
+    spans = [span.split("-") for span in text.split(", ")]
+    assert {rank for span in spans for rank in range(int(span[0]), int(span[-1]) + 1)} == missing
