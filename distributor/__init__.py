@@ -31,6 +31,9 @@ if TYPE_CHECKING:
         RunCancelledError as RunCancelledError,
     )
     from distributor.errors import (
+        StallError as StallError,
+    )
+    from distributor.errors import (
         StartError as StartError,
     )
     from distributor.errors import (
@@ -54,6 +57,7 @@ _WHERE = {
             "ResourceError",
             "ResultError",
             "RunCancelledError",
+            "StallError",
             "StartError",
             "TrainingError",
         ),

@@ -1,8 +1,8 @@
 """One node of a run, from the facts of all tasks to the outcomes of its ranks. No Spark in it, and no torch.
 
 The process that starts it (a Spark task's Python worker, or the driver in local mode) holds the other end of its
-control line. The agent starts the launcher, follows the ranks' log files, passes on what the driver orders, and in the
-end leaves nothing behind: no process of the node, and no file once its owner has read the outcomes.
+control line. The agent starts the launcher, passes on the ranks' log lines and what the driver orders, and in the end
+leaves nothing behind: no process of the node, and no file once its owner has read the outcomes.
 """
 
 from __future__ import annotations
@@ -26,17 +26,27 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
-from distributor import control, errors, placement, processes, rank, shipping
+from distributor import activity, control, errors, placement, processes, rank, shipping
 from distributor.channel import frames
-from distributor.channel.node import Endpoint, Uplink, attach, connect
-from distributor.job import Failure, Function, Job, NodeFacts, NodeOrder, NodeReport, Outcome, Placement, Plan, Script
+from distributor.channel.node import Dial, Endpoint, Uplink, over_socket, over_tls
+from distributor.job import (
+    Failure,
+    Function,
+    Job,
+    Node,
+    NodeFacts,
+    NodeOrder,
+    NodeReport,
+    Outcome,
+    Placement,
+    Plan,
+    Script,
+)
 from distributor.launch import PATHS
+from distributor.tailing import Tailing
 
-#: Seconds between looks at the ranks' log files.
-_TAIL_INTERVAL = 0.05
-
-#: Bytes of a rank's output that travel with its failure.
-_TAIL_BYTES = 8 << 10
+#: Seconds between heartbeats at most; several of them have to fit into what is waited for.
+_BEAT_INTERVAL = 5.0
 
 #: Seconds beyond the grace after which the launcher is not trusted to have stopped its ranks.
 _STOP_MARGIN = 3.0
@@ -93,7 +103,13 @@ class _Agent:
         self._owner_gone = asyncio.Event()
         self._uplink: Uplink | None = None
         self._launcher: subprocess.Popen[bytes] | None = None
+        self._node: Node | None = None
         self._ranks = _Ranks()
+        self._tailing: Tailing | None = None
+        self._activity: activity.Activity | None = None
+        self._dumps: set[asyncio.Task[None]] = set()
+        self._warning: str | None = None
+        self._run_failed = True  # until the launcher has passed the exit barrier, and all other nodes with it
         self._stopping = False
         self._backstop: asyncio.TimerHandle | None = None
         self._times: dict[str, float] = {"agent": time.time()}
@@ -134,8 +150,10 @@ class _Agent:
             for outcome in report.outcomes
             if outcome.state == "finished" and (path := rank.value_path(folder, outcome.rank)).exists()
         }
+        rest = [asdict(part) for part in self._tailing.rest()] if self._tailing is not None else []
+        message = {"report": pickle.dumps(report), "values": values, "rest": rest, "failed": self._run_failed}
         try:
-            control.send(self._control, {"report": pickle.dumps(report), "values": values})
+            control.send(self._control, message)
         except OSError:  # the owner is gone, and nobody waits for it
             self._owner_gone.set()
 
@@ -174,23 +192,22 @@ class _Agent:
         """Runs the launcher to its end and says what became of the ranks."""
         loop = asyncio.get_running_loop()
         node, folder = order.plan.node, Path(order.folder)
-        warning = await self._open_channel()
-        listening = None
-        if self._uplink is not None:
-            self._uplink.send(
-                {
-                    "event": "hello",
-                    "node": self._order.executor,
-                    "placement": [asdict(n) for n in order.placement.nodes],
-                }
-            )
-            listening = asyncio.ensure_future(self._uplink.listen(self._on_order))
+        self._node = node
+        self._tailing = logs = Tailing(
+            [
+                (node.first_rank + local_rank, stream, rank.log_path(folder, local_rank, name))
+                for local_rank in range(node.local_world_size)
+                for stream, name in enumerate(_STREAMS, start=1)
+            ],
+            self._job.log_ranks,
+            self._job.keep_logs,
+        )
+        await self._open_channel(order, logs)
         oom_before = processes.oom_kills()
         reader, event_fd = os.pipe()
         self._start_launcher(replace(order, event_fd=event_fd), event_fd)
         os.close(event_fd)
         assert self._launcher is not None
-        logs = _Logs(folder, [(r, r - node.first_rank) for r in node.ranks], self._uplink)
         following = asyncio.ensure_future(logs.follow())
         reaping = asyncio.ensure_future(_reap_orphans(self._launcher.pid))
         await self._follow_events(reader, order)
@@ -209,27 +226,51 @@ class _Agent:
         await asyncio.gather(following, reaping, return_exceptions=True)
         await logs.drain()
         outcomes = self._outcomes(order, logs, stopped, processes.oom_kills() > oom_before)
-        report = NodeReport(node.node_rank, node.host, outcomes, start_error, self._times, warning)
+        failed_here = start_error is not None or any(outcome.state in ("failed", "stopped") for outcome in outcomes)
+        self._run_failed = failed_here or not self._ranks.passed
         if self._uplink is not None:
-            await self._uplink.say_bye()
-        if listening is not None:
-            listening.cancel()
-        return report
+            bye = await self._uplink.close()
+            self._run_failed = self._run_failed or (bye is not None and bool(bye.get("failed")))
+        logs.close()
+        return NodeReport(node.node_rank, node.host, outcomes, start_error, self._times, self._warning)
 
-    async def _open_channel(self) -> str | None:
-        """Connects to the driver, or says why the run goes on without."""
+    async def _open_channel(self, order: NodeOrder, logs: Tailing) -> None:
+        """Connects to the driver; where it cannot be reached, the run goes on without."""
         if self._channel is not None:
-            self._uplink = await attach(self._channel)
+            dial: Dial = over_socket(self._channel)
         elif self._order.endpoint is not None:
-            endpoint = Endpoint(*self._order.endpoint)
-            try:
-                self._uplink = await connect(endpoint)
-            except OSError as error:
-                return (
-                    f"{socket.gethostname()} cannot reach the driver at {endpoint.host}:{endpoint.port} ({error}): "
-                    "no live log lines from there; results and errors still arrive"
-                )
-        return None
+            dial = over_tls(Endpoint(*self._order.endpoint))
+        else:
+            return
+        interval = min(_BEAT_INTERVAL, self._job.heartbeat_timeout / 6)
+        if self._job.stall_timeout is not None:
+            interval = min(interval, self._job.stall_timeout / 4)
+        uplink = Uplink(
+            dial,
+            {
+                "event": "hello",
+                "node": self._order.executor,
+                "placement": [asdict(n) for n in order.placement.nodes],
+            },
+            on_order=self._on_order,
+            on_offsets=logs.driver_has,
+            on_lost=self._on_driver_lost,
+            status=self._status,
+            timeout=self._job.heartbeat_timeout,
+            interval=interval,
+            redial=self._channel is None,
+        )
+        try:
+            await uplink.open()
+        except OSError as error:
+            at = f"{self._order.endpoint[0]}:{self._order.endpoint[1]}" if self._order.endpoint is not None else "?"
+            self._warning = (
+                f"cannot reach the driver at {at} ({error}): no live log lines from there; "
+                "results and errors still arrive"
+            )
+            return
+        self._uplink = uplink
+        logs.ship_to(uplink)
 
     def _start_launcher(self, order: NodeOrder, event_fd: int) -> None:
         folder = Path(order.folder)
@@ -268,6 +309,8 @@ class _Agent:
                 self._times["ready"] = event["time"]
             elif event["event"] == "started":
                 self._times["started"] = event["time"]
+                if self._job.stall_timeout is not None:
+                    self._activity = activity.Activity(self._ranks.pids)
                 self._tell({"event": "started"})
             elif event["event"] == "exited" and event["code"] != 0 and not event["stopped"]:
                 failure = self._failure(order, event["local_rank"], "", False)
@@ -277,15 +320,46 @@ class _Agent:
     def _tell(self, event: Mapping[str, Any]) -> None:
         if self._uplink is not None:
             try:
-                self._uplink.send(event)
+                self._uplink.tell(event)
             except frames.ProtocolError:  # a traceback of megabytes; it arrives in band
-                self._uplink.send({"event": event["event"]})
+                self._uplink.tell({"event": event["event"]})
+
+    def _status(self) -> dict[str, Any]:
+        """What a heartbeat tells: how many ranks live, and for how many seconds they have done nothing."""
+        alive = len(self._ranks.alive_pids)
+        if self._activity is None or self._tailing is None or not alive:
+            return {"alive": alive}
+        return {"alive": alive, "idle": self._activity.look(self._tailing.seen)}
 
     def _on_order(self, order: dict[str, Any]) -> None:
         if order.get("order") == "stop":
             self._stop()
+        elif order.get("order") == "dump":
+            dump = asyncio.ensure_future(self._dump(int(order["id"]), float(order["timeout"])))
+            self._dumps.add(dump)
+            dump.add_done_callback(self._dumps.discard)
+
+    async def _dump(self, number: int, timeout: float) -> None:
+        """Sends what each rank is doing."""
+        assert self._node is not None
+        texts = dict.fromkeys(self._ranks.exits, "it has ended")
+        texts |= await activity.stacks(Path(self._order.folder), self._ranks.alive_pids, timeout)
+        for local_rank, text in texts.items():
+            if self._uplink is not None:
+                self._uplink.send(
+                    {"event": "stacks", "id": number, "rank": self._node.first_rank + local_rank, "text": text}
+                )
+
+    def _on_driver_lost(self) -> None:
+        """The channel was there and is gone for good."""
+        if self._tailing is not None:
+            self._tailing.stop_shipping()
+        if self._channel is None and self._ranks.alive:  # in local mode the driver's own end tells more
+            self._warning = f"heard nothing from the driver for {self._job.heartbeat_timeout:g} s and stopped its ranks"
+            self._stop()
 
     def _on_owner_gone(self) -> None:
+        self._tell({"event": "orphaned"})
         self._owner_gone.set()
         self._stop()
 
@@ -308,7 +382,7 @@ class _Agent:
         else:
             self._launcher.kill()
 
-    def _outcomes(self, order: NodeOrder, logs: _Logs, stopped: bool, oom: bool) -> tuple[Outcome, ...]:
+    def _outcomes(self, order: NodeOrder, logs: Tailing, stopped: bool, oom: bool) -> tuple[Outcome, ...]:
         node = order.plan.node
         if not self._ranks.started:
             return ()
@@ -383,20 +457,28 @@ class _Ranks:
 
     started: bool = False
     exits: dict[int, dict[str, Any]] = field(default_factory=dict)
-    count: int = 0
+    pids: dict[int, int] = field(default_factory=dict)
+    passed: bool = False
     error: dict[str, Any] | None = None
 
     def note(self, event: dict[str, Any]) -> None:
         if event["event"] == "started":
-            self.started, self.count = True, len(event["pids"])
+            self.started = True
+            self.pids = {int(local_rank): pid for local_rank, pid in event["pids"].items()}
         elif event["event"] == "exited":
             self.exits[event["local_rank"]] = event
+        elif event["event"] == "passed":
+            self.passed = True
         elif event["event"] == "error":
             self.error = event
 
     @property
+    def alive_pids(self) -> dict[int, int]:
+        return {local_rank: pid for local_rank, pid in self.pids.items() if local_rank not in self.exits}
+
+    @property
     def alive(self) -> bool:
-        return self.started and len(self.exits) < self.count
+        return bool(self.alive_pids)
 
     def start_error(
         self, launcher: subprocess.Popen[bytes], order: NodeOrder, stopping: bool
@@ -417,50 +499,6 @@ class _Ranks:
                 + said
             )
         return "StartError", f"the launcher on {order.host} ended with code {launcher.returncode}:\n{said}"
-
-
-class _Logs:
-    """Follows the ranks' log files and passes on what is new."""
-
-    def __init__(self, folder: Path, ranks: list[tuple[int, int]], uplink: Uplink | None) -> None:
-        self._files = [
-            (global_rank, stream, rank.log_path(folder, local_rank, name))
-            for global_rank, local_rank in ranks
-            for stream, name in enumerate(_STREAMS, start=1)
-        ]
-        self._offsets = dict.fromkeys((path for _, _, path in self._files), 0)
-        self._uplink = uplink
-        self.tails: dict[int, bytes] = {}
-
-    async def follow(self) -> None:
-        while True:
-            await self._pass_on()
-            await asyncio.sleep(_TAIL_INTERVAL)
-
-    async def drain(self) -> None:
-        """Passes on what is there now; whoever still writes has escaped, and would never let it end."""
-        ends = {path: path.stat().st_size for path in self._offsets if path.exists()}
-        while any(self._offsets[path] < end for path, end in ends.items()) and await self._pass_on():
-            pass
-
-    async def _pass_on(self) -> bool:
-        """One round over all files, a bounded piece of each; whether there was anything."""
-        found = False
-        for global_rank, stream, path in self._files:
-            try:
-                with open(path, "rb") as file:
-                    file.seek(self._offsets[path])
-                    data = file.read(frames.MAX_LOG)
-            except FileNotFoundError:
-                continue
-            if data:
-                found = True
-                # Counted before the wait: a cancelled round must not send it twice.
-                self._offsets[path] += len(data)
-                self.tails[global_rank] = (self.tails.get(global_rank, b"") + data)[-_TAIL_BYTES:]
-                if self._uplink is not None and not self._uplink.closed:
-                    await self._uplink.send_log(frames.Log(global_rank, stream, data))
-        return found
 
 
 def _explain(error: Exception) -> tuple[str, str]:

@@ -7,7 +7,7 @@ import operator
 import os
 import secrets
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
@@ -50,6 +50,16 @@ class TorchDistributor:
         working_dir_limit: bytes that the files in ``working_dir`` may have together (default 256 MiB).
         start_timeout: seconds that may pass until all ranks are up, waiting for executors included (default 600).
         grace_period: seconds from SIGTERM to SIGKILL when ranks are stopped, so that they may save (default 10).
+        heartbeat_timeout: seconds of silence after which driver and node give each other up (default 30).
+        stall_timeout: ends the run with a :class:`StallError` when for so many seconds no rank has written anything or
+            used CPU time (default: never). NCCL waits busily: where ranks stand in its collectives, its own timeout
+            has to find out.
+        logs: whose lines are shown: ``"all"`` (default), ``"rank0"``, ``"none"``, or a list of ranks.
+        fold_logs: shows identical lines of several ranks once, ``[ranks 0-15] ...``, up to half a second later.
+        log_dir: a folder on the driver that gets every rank's whole output, whatever is shown, in
+            ``<run id>/rank-3.stdout`` and ``rank-3.stderr``.
+        driver_ports: first and last port on which the driver may listen for executors, where a firewall opens only
+            some (default: any free port).
 
     Raises:
         ConfigurationError: an argument is wrong; the text says which, its value, and what to do.
@@ -76,6 +86,12 @@ class TorchDistributor:
         working_dir_limit: int = shipping.DEFAULT_WORKING_DIR_LIMIT,
         start_timeout: float = 600.0,
         grace_period: float = 10.0,
+        heartbeat_timeout: float = 30.0,
+        stall_timeout: float | None = None,
+        logs: Literal["all", "rank0", "none"] | Sequence[int] = "all",
+        fold_logs: bool = False,
+        log_dir: str | os.PathLike[str] | None = None,
+        driver_ports: tuple[int, int] | None = None,
     ) -> None:
         if isinstance(num_processes, bool) or not hasattr(num_processes, "__index__") or num_processes < 1:
             raise ConfigurationError(f"num_processes has to be a positive integer, not {num_processes!r}")
@@ -83,9 +99,16 @@ class TorchDistributor:
             raise ConfigurationError(f"local_mode has to be True, False or None, not {local_mode!r}")
         if not isinstance(use_gpu, bool):
             raise ConfigurationError(f"use_gpu has to be True or False, not {use_gpu!r}")
-        for name, seconds in (("start_timeout", start_timeout), ("grace_period", grace_period)):
-            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= _LONGEST:
-                raise ConfigurationError(f"{name} has to be a number of seconds from 0 to a year, not {seconds!r}")
+        for name, seconds, least in (
+            ("start_timeout", start_timeout, 0),
+            ("grace_period", grace_period, 0),
+            ("heartbeat_timeout", heartbeat_timeout, 1),
+            ("stall_timeout", _LONGEST if stall_timeout is None else stall_timeout, 1),
+        ):
+            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not least <= seconds <= _LONGEST:
+                raise ConfigurationError(
+                    f"{name} has to be a number of seconds from {least} to a year, not {seconds!r}"
+                )
         if isinstance(forward_env, str):
             raise ConfigurationError(
                 f"forward_env has to be a list of patterns, not the string {forward_env!r}: [{forward_env!r}]"
@@ -99,6 +122,12 @@ class TorchDistributor:
         self._working_dir_limit = working_dir_limit
         self._start_timeout = float(start_timeout)
         self._grace_period = float(grace_period)
+        self._heartbeat_timeout = float(heartbeat_timeout)
+        self._stall_timeout = None if stall_timeout is None else float(stall_timeout)
+        self._log_ranks = _check_logs(logs, self.num_processes)
+        self._fold_logs = bool(fold_logs)
+        self._log_dir = None if log_dir is None else Path(log_dir)
+        self._driver_ports = _check_ports(driver_ports)
         if use_gpu and local_mode is not None:
             self._check_gpus()
 
@@ -182,9 +211,15 @@ class TorchDistributor:
             working_dir=working_dir,
             grace_period=self._grace_period,
             start_timeout=self._start_timeout,
+            heartbeat_timeout=self._heartbeat_timeout,
+            stall_timeout=self._stall_timeout,
+            log_ranks=self._log_ranks,
+            keep_logs=self._log_dir is not None,
+            driver_ports=self._driver_ports,
             collect=collect,
         )
-        return Run(job, _checked_scheduler(session, job))
+        scheduler = _checked_scheduler(session, job)
+        return Run(job, scheduler, log_folder=self._make_log_folder(job.run_id), fold_logs=self._fold_logs)
 
     def _check_gpus(self) -> None:
         """Looks for missing GPUs as early as it can: when the place to train is known and there."""
@@ -261,6 +296,18 @@ class TorchDistributor:
             raise PayloadError(f"working_dir {str(self._working_dir)!r} is not a folder on the driver")
         return WorkingDir(str(folder), None if local else shipping.pack_folder(folder, self._working_dir_limit))
 
+    def _make_log_folder(self, run_id: str) -> Path | None:
+        if self._log_dir is None:
+            return None
+        folder = self._log_dir.absolute() / run_id
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise ConfigurationError(
+                f"log_dir {str(self._log_dir)!r} cannot be used, {folder} cannot be made: {error.strerror}"
+            ) from error
+        return folder
+
     def _forwarded(self) -> dict[str, str]:
         return {
             name: value
@@ -307,6 +354,34 @@ def _check_env(env: Mapping[str, str]) -> dict[str, str]:
         if name in CONTRACT:
             raise ConfigurationError(f"env sets {name}, which the run decides for each rank: leave it out")
     return dict(env)
+
+
+def _check_logs(logs: Any, num_processes: int) -> tuple[int, ...] | None:
+    """The ranks whose lines are shown, ``None`` for all."""
+    named: dict[str, tuple[int, ...] | None] = {"all": None, "rank0": (0,), "none": ()}
+    if isinstance(logs, str) and logs in named:
+        return named[logs]
+    if isinstance(logs, str) or not isinstance(logs, Iterable):
+        raise ConfigurationError(f"logs has to be 'all', 'rank0', 'none' or a list of ranks, not {logs!r}")
+    ranks = tuple(logs)
+    for rank in ranks:
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < num_processes:
+            raise ConfigurationError(
+                f"logs names rank {rank!r}; with num_processes={num_processes} there are 0 to {num_processes - 1}"
+            )
+    return ranks
+
+
+def _check_ports(ports: Any) -> tuple[int, int] | None:
+    if ports is None:
+        return None
+    try:
+        first, last = (operator.index(port) for port in ports)
+    except (TypeError, ValueError):
+        first, last = 0, -1
+    if not 1 <= first <= last <= 65535:
+        raise ConfigurationError(f"driver_ports has to be the first and the last of some ports, not {ports!r}")
+    return first, last
 
 
 def _check_argv(args: Sequence[Any]) -> tuple[str, ...]:

@@ -8,7 +8,8 @@
     │   └── ResourceError                 slots or GPUs that are not there
     ├── StartError                        the run could not start (executors or nodes that never came, no torch there)
     ├── TrainingError                     a rank failed: which, where, why, and its traceback
-    │   └── NodeLostError                 a node went away with its ranks
+    │   ├── NodeLostError                 a node went away with its ranks
+    │   └── StallError                    ranks did nothing for stall_timeout; what each was doing
     ├── ResultError                       ranks succeeded, but a value could not be brought back
     └── RunCancelledError                 the run was cancelled
 
@@ -19,7 +20,7 @@ All of them can be pickled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -83,6 +84,21 @@ class TrainingError(DistributorError):
 
 class NodeLostError(TrainingError):
     """A node (Spark executor, or this machine's agent) went away while its ranks were running."""
+
+
+class StallError(TrainingError):
+    """No rank wrote anything or used CPU time for ``stall_timeout`` seconds; all were stopped.
+
+    Attributes:
+        stacks: what each rank was doing, as ``run.dump_stacks()`` returns it.
+    """
+
+    def __init__(self, message: str, stacks: Mapping[int, str]) -> None:
+        super().__init__(message)
+        self.stacks = stacks
+
+    def __reduce__(self) -> tuple[type[StallError], tuple[str, Mapping[int, str]]]:
+        return type(self), (str(self), self.stacks)
 
 
 class ResultError(DistributorError):

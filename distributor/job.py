@@ -65,6 +65,11 @@ class Job:
         working_dir: project folder that becomes the ranks' current directory.
         grace_period: seconds between SIGTERM and SIGKILL when ranks are stopped.
         start_timeout: seconds the run may take to bring all ranks up.
+        heartbeat_timeout: seconds of silence after which driver and node give each other up.
+        stall_timeout: seconds without a sign of life from the ranks that end the run; ``None``: any number.
+        log_ranks: whose lines the driver shows; ``None`` for all.
+        keep_logs: the driver keeps every rank's output in files, so all of it has to come.
+        driver_ports: first and last port the driver may listen on; ``None`` for any free one.
         launch_path: name of the launch path, a key of ``distributor.launch.PATHS``.
         collect: whose return values travel back.
     """
@@ -78,6 +83,11 @@ class Job:
     working_dir: WorkingDir | None = None
     grace_period: float = 10.0
     start_timeout: float = 600.0
+    heartbeat_timeout: float = 30.0
+    stall_timeout: float | None = None
+    log_ranks: tuple[int, ...] | None = None
+    keep_logs: bool = False
+    driver_ports: tuple[int, int] | None = None
     launch_path: str = "torchrun"
     collect: Literal["rank0", "all"] = "rank0"
 

@@ -36,6 +36,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from distributor import rank
+from distributor.activity import STACKS_SIGNAL
 from distributor.job import NodeOrder
 from distributor.processes import die_with_parent, pidfd_open, readable
 
@@ -60,6 +61,7 @@ def main(path: str, agent_pid: str) -> None:
     os.unlink(path)
     for number in _HANDLED:
         signal.signal(number, _raise_signal)
+    signal.signal(STACKS_SIGNAL, signal.SIG_IGN)  # its default would end a rank that is asked before it can answer
     try:
         _tell(order, {"event": "ready", "time": time.time()})
         spec = WorkerSpec(
@@ -70,7 +72,9 @@ def main(path: str, agent_pid: str) -> None:
             max_restarts=0,
             monitor_interval=0.001,  # _monitor_workers itself blocks until there is something to see
         )
-        _RankAgent(spec, order).run()
+        result = _RankAgent(spec, order).run()
+        if not result.is_failed():
+            _tell(order, {"event": "passed"})  # the exit barrier: the ranks of all nodes have succeeded
     except SignalException:
         pass
     except BaseException as error:

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distributor import errors, payload
+from distributor.channel.frames import Log
 from distributor.job import Failure, NodeReport
+from distributor.stacks import ranges
 
 #: How a rank's exception looks when the cause is the loss of another: gloo's, NCCL's and the store's own words.
 _CONSEQUENCE = re.compile(
@@ -30,17 +32,28 @@ _CONSEQUENCE_KINDS = (
     "DistStoreError",
 )
 
+#: What torch puts before each line of an uncaught exception once a process group is there.
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")
+
 #: Lines of a rank's log in an error text.
 _TAIL_LINES = 20
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What a scheduler brings back in band: the nodes' reports, pickled values in pieces, and who never reported."""
+    """What a scheduler brings back in band.
+
+    Attributes:
+        reports: of the nodes.
+        values: pickled return values in pieces, by rank.
+        lost_hosts: where nodes are that never reported.
+        logs: output of ranks that did not come over the channel.
+    """
 
     reports: tuple[NodeReport, ...] = ()
     values: Mapping[int, Sequence[bytes]] = field(default_factory=dict, repr=False)
     lost_hosts: tuple[str, ...] = ()
+    logs: tuple[Log, ...] = field(default=(), repr=False)
 
 
 def values(collected: Collected, world_size: int) -> dict[int, Any]:
@@ -65,7 +78,7 @@ def values(collected: Collected, world_size: int) -> dict[int, Any]:
     missing = sorted(set(range(world_size)) - {rank for rank, o in outcomes.items() if o.state != "stopped"})
     if missing:
         raise errors.NodeLostError(
-            f"ranks {_ranges(missing)} were stopped before they finished, and no rank says why: "
+            f"ranks {ranges(missing)} were stopped before they finished, and no rank says why: "
             "an executor was lost, or the Spark job was ended from outside"
         )
     unreturned = [outcomes[rank] for rank in sorted(outcomes) if outcomes[rank].state == "unreturned"]
@@ -87,12 +100,12 @@ def training_error(failures: Sequence[Failure]) -> errors.TrainingError:
     return error
 
 
-def node_lost(hosts: Sequence[str]) -> errors.NodeLostError:
-    """The exception for nodes that went away without a word."""
-    names = ", ".join(sorted(set(hosts)))
+def node_lost(nodes: Sequence[str]) -> errors.NodeLostError:
+    """The exception for nodes that went away: their hosts, with whatever else is known of them."""
     return errors.NodeLostError(
-        f"lost the node on {names}: its agent, Python worker or executor ended while ranks were running "
-        "(killed, out of memory, or the machine went away); the executor's own log says more"
+        f"lost the node on {'; '.join(sorted(set(nodes)))}. Its agent, Python worker or executor ended or was cut off "
+        "while ranks were running (killed, out of memory, the machine or its network went away); "
+        "the executor's own log says more"
     )
 
 
@@ -116,21 +129,16 @@ def describe(failures: Sequence[Failure]) -> str:
     parts = [f"rank {root.rank} on {root.host} failed: {root.message}"]
     if root.traceback:
         parts.append(root.traceback.rstrip())
-    elif root.log_tail.strip():
-        tail = "\n".join(root.log_tail.rstrip().splitlines()[-_TAIL_LINES:])
-        parts.append(f"The last lines of rank {root.rank}:\n{tail}")
+    if last_lines := _last_lines(root):
+        parts.append(f"The last lines of rank {root.rank}:\n{last_lines}")
     if others:
         listed = "\n".join(f"  rank {failure.rank} on {failure.host}: {failure.message}" for failure in others)
         parts.append(f"After it, and perhaps because of it:\n{listed}")
     return "\n\n".join(parts)
 
 
-def _ranges(ranks: Sequence[int]) -> str:
-    """``[0, 1, 2, 5]`` as ``0-2, 5``."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+def _last_lines(failure: Failure) -> str:
+    """The end of what a rank wrote, without the traceback that is told anyway."""
+    known = set(failure.traceback.splitlines())
+    lines = [line for line in failure.log_tail.rstrip().splitlines() if _RANK_PREFIX.sub("", line) not in known]
+    return "\n".join(lines[-_TAIL_LINES:]).strip("\n")

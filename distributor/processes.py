@@ -170,6 +170,22 @@ def _stat(pid: int) -> list[str] | None:
     return None if fields[0] in ("Z", "X") else fields
 
 
+def state(pid: int) -> str | None:
+    """A process's state as proc(5) has it: ``R``, ``S``, ``D``, ``T``, ...; ``None`` if it has ended."""
+    fields = _stat(pid)
+    return None if fields is None else fields[0]
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time that a process and its descendants, ended ones that it waited for included, have used so far."""
+    ticks = 0
+    for each in (pid, *descendants(pid)):
+        fields = _stat(each)
+        if fields is not None:
+            ticks += sum(int(value) for value in fields[11:15])  # utime, stime, cutime, cstime
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def oom_kills(vmstat: str = "/proc/vmstat") -> int:
     """How many processes the kernel has killed for lack of memory since boot, memory limits of cgroups included.
 

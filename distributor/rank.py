@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import faulthandler
 import gc
 import io
 import os
@@ -24,8 +25,11 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from distributor import payload
+from distributor.activity import STACKS_SIGNAL, stacks_path
 from distributor.job import Failure, Function, Module, NodeOrder, Outcome, Script
 from distributor.processes import die_with_parent
+
+_stacks: io.BufferedWriter | None = None
 
 #: Seconds that a failed rank's threads and exit callbacks get.
 _FAILED_PATIENCE = 2.0
@@ -77,6 +81,9 @@ def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -
         path = log_path(order.folder, local_rank, stream)
         _redirect(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
     _close_connections(order.event_fd)
+    global _stacks
+    _stacks = open(stacks_path(order.folder, local_rank), "ab")  # faulthandler only borrows it
+    faulthandler.register(STACKS_SIGNAL, file=_stacks, all_threads=True)
     for text in (sys.stdout, sys.stderr):
         if isinstance(text, io.TextIOWrapper):
             text.reconfigure(line_buffering=True)

@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import logging
 import threading
 import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from distributor import outcomes
 from distributor.channel.frames import Log
 from distributor.channel.server import ChannelServer
 from distributor.console import Console
-from distributor.errors import NodeLostError, RunCancelledError, StartError, TrainingError
+from distributor.errors import NodeLostError, RunCancelledError, StallError, StartError, TrainingError
 from distributor.job import Failure, Job, Node, Placement
+from distributor.logs import Logs
 from distributor.outcomes import Collected
+from distributor.stacks import Stacks, ranges
 
 _log = logging.getLogger("distributor")
 
 #: Seconds beyond the grace after which a run that should stop is ended the hard way.
 _STOP_MARGIN = 5.0
+
+#: Seconds that the Spark job of a run with a lost node gets to end by itself once no node is left to wait for.
+_LOST_MARGIN = 2.0
+
+#: Seconds after which a run whose tasks work, but of which no node has reached the driver, says so.
+_UNREACHED = 20.0
+
+#: Seconds that ranks get to tell what they are doing before a stalled run is stopped.
+_STALL_ANSWER = 5.0
+
+#: Seconds on top of what ranks get, for the way.
+_DUMP_MARGIN = 2.0
 
 
 class Status(enum.Enum):
@@ -52,6 +69,18 @@ class Scheduler(Protocol):
         """Why the run's nodes cannot start yet; ``None`` if its tasks are running."""
 
 
+@dataclass
+class _NodeState:
+    """What is known of a node. ``heard`` is by this machine's monotonic clock, ``idle`` in seconds."""
+
+    heard: float
+    alive: int | None = None
+    idle: float | None = None
+    started: bool = False
+    ended: bool = False
+    lost: bool = False
+
+
 class Run:
     """The handle of one run, made by ``TorchDistributor.submit``.
 
@@ -61,22 +90,33 @@ class Run:
         >>> run.results()  # doctest: +SKIP
     """
 
-    def __init__(self, job: Job, scheduler: Scheduler) -> None:
+    def __init__(
+        self, job: Job, scheduler: Scheduler, *, log_folder: Path | None = None, fold_logs: bool = False
+    ) -> None:
         self.id = job.run_id
+        #: Where every rank's whole output is kept; ``None`` without ``log_dir``.
+        self.log_folder = log_folder
         self._job = job
         self._scheduler = scheduler
-        self._console = Console(self._host_of)
+        console = Console(self._host_of, ranks=job.log_ranks, fold=fold_logs, world_size=job.num_processes)
+        self._logs = Logs(console, log_folder)
         self._server: ChannelServer | None = None
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._status = Status.WAITING
         self._placement: Placement | None = None
-        self._known_nodes: set[str] = set()
-        self._started_nodes: set[str] = set()
-        self._live_failures: list[Failure] = []
+        self._nodes: dict[str, _NodeState] = {}
+        self._live_failures: dict[int, Failure] = {}
         self._lost: list[str] = []
+        self._suspects: set[str] | None = None
+        self._dumps: dict[int, dict[int, str]] = {}
+        self._dump_numbers = itertools.count()
+        self._dumped = threading.Condition()
         self._cancelled = False
+        self._ended_by_us = False
+        self._warned = False
         self._start_error: str | None = None
+        self._stall: StallError | None = None
         self._values: dict[int, Any] = {}
         self._error: BaseException | None = None
         self._timings: dict[str, float] = {}
@@ -142,6 +182,34 @@ class Run:
             self._cancelled = True
         self._stop("cancelled")
 
+    def dump_stacks(self, timeout: float = 10.0) -> Stacks:
+        """What every rank is doing now: the Python stacks of all its threads, by rank.
+
+        Ranks go on unharmed, whether they compute, wait in a collective or hang. Where one cannot answer, its text says
+        why. Empty unless ranks are running.
+
+        Args:
+            timeout: seconds that ranks get to answer.
+
+        Example:
+            >>> print(run.dump_stacks())  # doctest: +SKIP
+            ranks 0-6 in all_reduce at train.py:40; rank 7 in DataLoader at train.py:31
+            ...
+        """
+        server = self._server
+        if server is None or self._done.is_set() or not any(node.started for node in list(self._nodes.values())):
+            return Stacks({})
+        with self._dumped:
+            number = next(self._dump_numbers)
+            answers = self._dumps[number] = {}
+            server.order({"order": "dump", "id": number, "timeout": timeout})
+            self._dumped.wait_for(
+                lambda: len(answers) == self._job.num_processes or self._done.is_set(), timeout + _DUMP_MARGIN
+            )
+            del self._dumps[number]
+            silent = "its node did not answer: it has ended, or has no connection to the driver"
+            return Stacks({rank: answers.get(rank, silent) for rank in range(self._job.num_processes)})
+
     def _await(self, timeout: float | None) -> None:
         if not self._done.wait(timeout):
             raise TimeoutError(f"run {self.id} has not ended within {timeout} s; it is {self.status.value}")
@@ -151,8 +219,9 @@ class Run:
     def _execute(self) -> None:
         status = Status.FAILED
         try:
-            with ChannelServer(self) as self._server:
+            with ChannelServer(self, self._job.heartbeat_timeout) as self._server:
                 self._later(self._job.start_timeout, self._check_started)
+                self._later(_UNREACHED, self._check_reached)
                 collected = self._scheduler.run(self._job, self._server) if not self._cancelled else Collected()
                 try:
                     self._values = self._judge(collected)
@@ -166,15 +235,21 @@ class Run:
         finally:
             for timer in self._timers:
                 timer.cancel()
-            self._console.flush()
+            self._logs.close()
+            if self._logs.error is not None:
+                _log.warning("the logs in %s are not complete: %s", self.log_folder, self._logs.error)
             with self._lock:
                 self._status = status
             self._done.set()
+            with self._dumped:
+                self._dumped.notify_all()
 
     def _judge(self, collected: Collected) -> dict[int, Any]:
         """The values, or the exception that says why there are none."""
         if self._cancelled:  # ranks that used their grace may well have ended with 0
             raise RunCancelledError(f"run {self.id} was cancelled")
+        if self._stall is not None:
+            raise self._stall
         failed = any(o.state == "failed" for report in collected.reports for o in report.outcomes)
         if self._start_error is not None and not failed:
             raise StartError(self._start_error)
@@ -186,13 +261,17 @@ class Run:
         """The truest exception for a run that ended with this one."""
         if self._cancelled:
             return RunCancelledError(f"run {self.id} was cancelled")
+        if self._stall is not None:
+            return self._stall
         if self._start_error is not None:
             return StartError(self._start_error)
         if isinstance(error, TrainingError) and not isinstance(error, NodeLostError):
             return error
+        if isinstance(error, RunCancelledError) and not self._ended_by_us:  # from outside, by Spark's own means
+            return error
         # The reason of a failure that was told live is better than that its node or the job went away after it.
         if self._live_failures and not isinstance(error, StartError):
-            return outcomes.training_error(self._live_failures)
+            return outcomes.training_error(list(self._live_failures.values()))
         if self._lost and not isinstance(error, StartError):
             return outcomes.node_lost(self._lost)
         return error
@@ -208,7 +287,12 @@ class Run:
         # Ranks that hear of it get their grace, and what is left of a lost node can still be reported; where no node
         # was ever there to hear, there is nothing to wait for.
         delay = self._job.grace_period + _STOP_MARGIN if self._placement is not None else 0.0
-        self._later(delay, self._scheduler.cancel)
+        self._later(delay, self._end)
+
+    def _end(self) -> None:
+        """The hard way."""
+        self._ended_by_us = True
+        self._scheduler.cancel()
 
     def _later(self, delay: float, action: Any) -> None:
         timer = threading.Timer(delay, action)
@@ -221,10 +305,11 @@ class Run:
         """The start timeout has passed."""
         if self.status not in (Status.WAITING, Status.STARTING):
             return
-        waiting = self._known_nodes - self._started_nodes
+        nodes = list(self._nodes.values())
+        waiting = sum(not node.started for node in nodes)
         if waiting:
-            reason = f"ranks are not up on {len(waiting)} of {len(self._known_nodes)} nodes"
-        elif self._known_nodes:
+            reason = f"ranks are not up on {waiting} of {len(nodes)} nodes"
+        elif nodes:
             return  # the other nodes do not reach the channel: nobody can tell how far they are
         else:
             reason = self._scheduler.waiting_for() or ""
@@ -233,32 +318,125 @@ class Run:
         self._start_error = f"the run did not start within start_timeout={self._job.start_timeout:g} s: {reason}"
         self._stop("start timeout")
 
+    def _check_reached(self) -> None:
+        """Says early what the nodes' reports would say in the end: training may take days."""
+        address = self._server.address if self._server is not None else None
+        if address is None or self._nodes or self._done.is_set() or self._scheduler.waiting_for() is not None:
+            return
+        self._warned = True
+        _log.warning(
+            "no node has reached the driver at %s within %g s: the run goes on without live log lines, results and "
+            "errors still arrive. A firewall in between? driver_ports= names the ports to open",
+            address,
+            _UNREACHED,
+        )
+
     # What the channel tells (distributor.channel.server.Listener); in the channel's thread.
 
     def on_log(self, log: Log) -> None:
-        self._console.write(log)
+        self._logs.take(log)
+
+    def offsets(self, node: str) -> list[list[int]]:
+        return self._logs.offsets(self._ranks_of(node))
 
     def on_event(self, node: str, event: dict[str, Any]) -> None:
-        name = event.get("event")
-        self._known_nodes.add(node)
+        name = event["event"]
+        state = self._nodes.setdefault(node, _NodeState(0.0))
+        state.heard = time.monotonic()
         if name == "hello" and self._placement is None:
             self._placement = Placement(
                 tuple(Node(**{**fields, "gpus": tuple(fields["gpus"])}) for fields in event["placement"])
             )
             self._advance(Status.STARTING)
         elif name == "started":
-            self._started_nodes.add(node)
-            if self._placement is not None and len(self._started_nodes) == len(self._placement.nodes):
+            state.started = True
+            started = sum(known.started for known in self._nodes.values())
+            if self._placement is not None and started == len(self._placement.nodes):
                 self._advance(Status.RUNNING)
+        elif name == "beat":
+            state.alive, state.idle = event["alive"], event.get("idle")
+            self._check_stalled(node, state)
+        elif name == "stacks":
+            with self._dumped:
+                if event["id"] in self._dumps:
+                    self._dumps[event["id"]][event["rank"]] = event["text"]
+                    self._dumped.notify_all()
+        elif name == "skipped":
+            self._logs.skip(event["rank"], event["stream"], event["lines"], event["offset"])
+        elif name == "orphaned":
+            self._lose(node, "its Spark task ended: the Python worker or the executor was killed, or the job cancelled")
         elif name == "failed":
             if event.get("failure") is not None:
-                self._live_failures.append(Failure(**event["failure"]))
+                failure = Failure(**event["failure"])
+                self._live_failures.setdefault(failure.rank, failure)
             self._stop("a rank failed")
+        elif name == "bye":
+            state.ended = True
+            self._check_all_ended()
 
-    def on_lost(self, node: str) -> None:
-        host = next((n.host for n in self._placement.nodes if n.executor == node), node) if self._placement else node
-        self._lost.append(host)
-        self._stop(f"lost the node on {host}")
+    def on_lost(self, node: str, why: str) -> None:
+        self._lose(node, why)
+
+    def _lose(self, node: str, why: str) -> None:
+        state = self._nodes[node]
+        if state.lost:
+            return
+        state.lost = True
+        known = f"{self._describe(node)}: {why}"
+        if state.alive is not None:
+            known += f"; last known {time.monotonic() - state.heard:.0f} s before: {state.alive} ranks running"
+            lines = [
+                f"rank {rank} wrote {self._logs.last_lines[rank]!r}"
+                for rank in self._ranks_of(node)
+                if rank in self._logs.last_lines
+            ]
+            known += "".join(f", {line}" for line in lines[:1])
+        self._lost.append(known)
+        self._stop(f"lost the node on {self._describe(node)}")
+        self._check_all_ended()
+
+    def _check_all_ended(self) -> None:
+        """Does not wait for a Spark job whose nodes are all gone, and one of them for good."""
+        nodes = list(self._nodes.values())
+        if self._lost and all(node.ended or node.lost for node in nodes):
+            self._later(_LOST_MARGIN, self._end)
+
+    def _check_stalled(self, node: str, state: _NodeState) -> None:
+        """Finds that all ranks of all nodes have been idle at one moment: it takes two heartbeats of each to know."""
+        limit, placement = self._job.stall_timeout, self._placement
+        if limit is None or placement is None or self.status is not Status.RUNNING:
+            return
+        nodes = [self._nodes.get(known.executor) for known in placement.nodes]
+        if not all(known is not None and _is_idle(known, limit) for known in nodes):
+            self._suspects = None
+        elif self._suspects is None:
+            self._suspects = {known.executor for known in placement.nodes}
+        else:
+            self._suspects.discard(node)
+            if not self._suspects:
+                self._suspects = None
+                threading.Thread(target=self._end_stalled, name="distributor-stall", daemon=True).start()
+
+    def _end_stalled(self) -> None:
+        stacks = self.dump_stacks(_STALL_ANSWER)
+        if self.status is Status.RUNNING:
+            self._stall = StallError(
+                f"no rank wrote anything or used CPU time for stall_timeout={self._job.stall_timeout:g} s: {stacks}",
+                stacks,
+            )
+            self._stop("stalled")
+
+    def _describe(self, node: str) -> str:
+        """A node for people: ``host-b (node 1, ranks 2-3)``."""
+        for known in self._placement.nodes if self._placement is not None else ():
+            if known.executor == node:
+                word = "ranks" if len(known.ranks) > 1 else "rank"
+                return f"{known.host} (node {known.node_rank}, {word} {ranges(known.ranks)})"
+        return node
+
+    def _ranks_of(self, node: str) -> range:
+        nodes = self._placement.nodes if self._placement is not None else ()
+        return next((known.ranks for known in nodes if known.executor == node), range(0))
 
     def _advance(self, status: Status) -> None:
         with self._lock:
@@ -269,9 +447,15 @@ class Run:
         return self._placement.host_of(rank) if self._placement is not None else "?"
 
     def _note_report(self, collected: Collected) -> None:
+        for log in collected.logs:
+            self._logs.take(log)
+        warnings: dict[str, list[str]] = {}
         for report in collected.reports:
-            if report.warning:
-                _log.warning("%s", report.warning)
+            if report.warning is not None:
+                warnings.setdefault(report.warning, []).append(report.host)
+        for text, hosts in warnings.items():
+            if not self._warned:
+                _log.warning("%s %s", ", ".join(sorted(set(hosts))), text)
         ends = [self._submitted]
         for name, key in (("schedule", "agent"), ("import", "ready"), ("start", "started"), ("train", "exited")):
             ends.append(max((r.times[key] for r in collected.reports if key in r.times), default=ends[-1]))
@@ -279,3 +463,8 @@ class Run:
         now = time.time()
         self._timings["collect"] = max(0.0, now - ends[-1])
         self._timings["total"] = now - self._submitted
+
+
+def _is_idle(node: _NodeState, limit: float) -> bool:
+    """Whether no rank of a node has done anything for so many seconds; one without ranks does not count."""
+    return node.alive == 0 or (node.idle is not None and node.idle >= limit)

@@ -36,6 +36,19 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"start_timeout": -1}, "start_timeout has to be a number of seconds from 0 to a year, not -1"),
         ({"grace_period": "10"}, "grace_period has to be a number of seconds from 0 to a year, not '10'"),
         ({"grace_period": float("inf")}, "grace_period has to be a number of seconds from 0 to a year, not inf"),
+        ({"heartbeat_timeout": 0}, "heartbeat_timeout has to be a number of seconds from 1 to a year, not 0"),
+        ({"stall_timeout": 0.5}, "stall_timeout has to be a number of seconds from 1 to a year, not 0.5"),
+        ({"stall_timeout": "60"}, "stall_timeout has to be a number of seconds from 1 to a year, not '60'"),
+        ({"logs": "rank1"}, "logs has to be 'all', 'rank0', 'none' or a list of ranks, not 'rank1'"),
+        ({"logs": 0}, "logs has to be 'all', 'rank0', 'none' or a list of ranks, not 0"),
+        ({"num_processes": 2, "logs": [0, 2]}, "logs names rank 2; with num_processes=2 there are 0 to 1"),
+        ({"num_processes": 2, "logs": ["0"]}, "logs names rank '0'; with num_processes=2 there are 0 to 1"),
+        ({"driver_ports": 4700}, "driver_ports has to be the first and the last of some ports, not 4700"),
+        (
+            {"driver_ports": (4710, 4700)},
+            "driver_ports has to be the first and the last of some ports, not (4710, 4700)",
+        ),
+        ({"driver_ports": (0, 5)}, "driver_ports has to be the first and the last of some ports, not (0, 5)"),
         ({"env": {"SEED": 1}}, "env has to map strings to strings; the value of 'SEED' is a int"),
         ({"env": {"A=B": "1"}}, "env names a variable that cannot be: 'A=B'"),
         ({"env": {"A": "1\0"}}, "env names a variable that cannot be: 'A'"),
@@ -137,3 +150,9 @@ def test_nothing_was_left_behind() -> None:
         on_cpu().run(trainings.rank, bad=threading.Lock())
     assert watch.folders() == folders
     assert dict(os.environ) == environ
+
+
+def test_a_log_dir_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match=r"log_dir '.*file' cannot be used, .* cannot be made: "):
+        on_cpu(log_dir=tmp_path / "file").run(trainings.rank)

@@ -128,3 +128,26 @@ def random_numbers() -> tuple[float, float]:
     import numpy
 
     return random.random(), float(numpy.random.random())
+
+
+def train_on(ready: str, steps: int = 10**9) -> int:
+    """Collectives on data that worker processes load, for so many steps; a file tells when all of it works."""
+    import torch
+    import torch.distributed as dist
+    from torch.utils.data import DataLoader, TensorDataset
+
+    dist.init_process_group("gloo")
+    loader = DataLoader(TensorDataset(torch.ones(1000)), num_workers=1, persistent_workers=True, prefetch_factor=2)
+    step = 0
+    while step < steps:
+        for (one,) in loader:
+            dist.all_reduce(one)
+            step += 1
+            if step == 3:
+                Path(ready, str(rank())).touch()
+                print("training", flush=True)
+            if step == steps:
+                break
+            time.sleep(0.01)  # two cores serve all ranks
+    dist.destroy_process_group()
+    return step

@@ -4,7 +4,7 @@
 
     uint32 length of what follows the kind | uint8 kind | body
     kind 1: body is a JSON object
-    kind 2: body is uint32 rank | uint8 stream (1 stdout, 2 stderr) | bytes as the rank wrote them
+    kind 2: body is uint32 rank | uint8 stream (1 stdout, 2 stderr) | uint64 offset | bytes as the rank wrote them
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_BODY = 4 << 20
 MAX_LOG = 256 << 10
 
 _HEADER = struct.Struct("!IB")
-_LOG = struct.Struct("!IB")
+_LOG = struct.Struct("!IBQ")
 _JSON_KIND, _LOG_KIND = 1, 2
 
 
@@ -31,12 +31,17 @@ class ProtocolError(Exception):
     """The other side does not speak this protocol."""
 
 
+class CutError(ProtocolError):
+    """The connection ended inside a frame."""
+
+
 @dataclass(frozen=True)
 class Log:
-    """A piece of a rank's output."""
+    """A piece of a rank's output: ``offset`` is where it stands in all that the rank wrote to that stream."""
 
     rank: int
     stream: int
+    offset: int
     data: bytes
 
 
@@ -54,20 +59,22 @@ def pack(message: Mapping[str, Any]) -> bytes:
 
 def pack_log(log: Log) -> bytes:
     """A log frame."""
-    return _HEADER.pack(_LOG.size + len(log.data), _LOG_KIND) + _LOG.pack(log.rank, log.stream) + log.data
+    head = _LOG.pack(log.rank, log.stream, log.offset)
+    return _HEADER.pack(_LOG.size + len(log.data), _LOG_KIND) + head + log.data
 
 
 async def read(reader: asyncio.StreamReader) -> dict[str, Any] | Log | None:
     """The next frame; ``None`` when the connection has ended between two frames.
 
     Raises:
-        ProtocolError: too long, of an unknown kind, malformed, or cut short.
+        ProtocolError: too long, of an unknown kind, or malformed.
+        CutError: it ended inside a frame.
     """
     try:
         header = await reader.readexactly(_HEADER.size)
     except asyncio.IncompleteReadError as error:
         if error.partial:
-            raise ProtocolError("the connection ended inside a frame") from None
+            raise CutError("the connection ended inside a frame") from None
         return None
     length, kind = _HEADER.unpack(header)
     if length > MAX_BODY:
@@ -75,12 +82,12 @@ async def read(reader: asyncio.StreamReader) -> dict[str, Any] | Log | None:
     try:
         body = await reader.readexactly(length)
     except asyncio.IncompleteReadError:
-        raise ProtocolError("the connection ended inside a frame") from None
+        raise CutError("the connection ended inside a frame") from None
     if kind == _LOG_KIND:
         if length < _LOG.size:
-            raise ProtocolError("a log frame without rank and stream")
-        rank, stream = _LOG.unpack_from(body)
-        return Log(rank, stream, body[_LOG.size :])
+            raise ProtocolError("a log frame without rank, stream and offset")
+        rank, stream, offset = _LOG.unpack_from(body)
+        return Log(rank, stream, offset, body[_LOG.size :])
     if kind != _JSON_KIND:
         raise ProtocolError(f"unknown kind of frame: {kind}")
     try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +15,16 @@ from distributor.channel import frames
 #: Seconds to reach the driver before the run goes on without the channel.
 CONNECT_TIMEOUT = 10.0
 
-#: Seconds to wait for the driver's word that it has shown everything.
-BYE_TIMEOUT = 120.0
+#: Seconds to wait for the driver's word that it has everything.
+_BYE_TIMEOUT = 60.0
+
+#: Seconds between attempts to come back after a break.
+_REDIAL_INTERVAL = 0.2
+
+Dial = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+
+#: How far the driver has each stream of each rank, in bytes.
+Offsets = dict[tuple[int, int], int]
 
 
 @dataclass(frozen=True)
@@ -28,76 +37,173 @@ class Endpoint:
     token: bytes = field(repr=False)
 
 
-class Uplink:
-    """An open channel. Sending to a driver that is gone is no error: ``closed`` tells."""
+def over_tls(endpoint: Endpoint) -> Dial:
+    """Connects to the driver: TLS with the run's certificate, then the token."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._bye = asyncio.Event()
-        self.closed = False
+    async def dial() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False  # the certificate is pinned: it is the only one accepted, whatever the address
+        context.load_verify_locations(cadata=endpoint.certificate)
+        reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port, ssl=context)
+        writer.write(endpoint.token)
+        return reader, writer
+
+    return dial
+
+
+def over_socket(sock: socket.socket) -> Dial:
+    """Uses an inherited, connected socket: local mode."""
+    return lambda: asyncio.open_connection(sock=sock)
+
+
+class Uplink:
+    """The channel as an agent sees it. A connection that breaks is made again, and both sides go on where they were.
+
+    Args:
+        dial: makes a connection.
+        hello: the first message of each connection: who this node is.
+        on_order: what the driver orders.
+        on_offsets: how far the driver has the logs; ``True`` after a break, when they have to go on from there.
+        on_lost: called once when the driver was not heard for ``timeout`` and cannot be reached any more.
+        status: what a heartbeat tells.
+        timeout: seconds of silence after which the driver is given up.
+        interval: seconds between heartbeats.
+        redial: whether a broken connection can be made again.
+    """
+
+    def __init__(
+        self,
+        dial: Dial,
+        hello: Mapping[str, Any],
+        *,
+        on_order: Callable[[dict[str, Any]], None],
+        on_offsets: Callable[[Offsets, bool], None],
+        on_lost: Callable[[], None],
+        status: Callable[[], Mapping[str, Any]],
+        timeout: float,
+        interval: float,
+        redial: bool,
+    ) -> None:
+        self._dial = dial
+        self._told = [frames.pack(hello)]
+        self._on_order = on_order
+        self._on_offsets = on_offsets
+        self._on_lost = on_lost
+        self._status = status
+        self._timeout = timeout
+        self._interval = interval
+        self._redial = redial
+        self._writer: asyncio.StreamWriter | None = None
+        self._heard = 0.0
+        self._welcome = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._bye: dict[str, Any] | None = None
+        self._breaks = 0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self) -> None:
+        """Makes the first connection.
+
+        Raises:
+            OSError: the driver cannot be reached, or is not who it should be.
+        """
+        try:
+            reader = await asyncio.wait_for(self._connect(), CONNECT_TIMEOUT)
+        except asyncio.TimeoutError:
+            raise TimeoutError(f"no answer within {CONNECT_TIMEOUT:.0f} s") from None
+        self._tasks = [asyncio.ensure_future(self._serve(reader)), asyncio.ensure_future(self._beat())]
+
+    def tell(self, event: Mapping[str, Any]) -> None:
+        """Sends an event that the driver has to know, again after each break.
+
+        Raises:
+            ProtocolError: it is too long for a frame.
+        """
+        self._told.append(frames.pack(event))
+        self._write(self._told[-1])
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Queues a message; small ones only, since nothing waits here."""
+        """Sends what may be missed."""
         self._write(frames.pack(message))
 
     async def send_log(self, log: frames.Log) -> None:
-        """Sends a piece of a log and waits while the driver is behind."""
+        """Sends a piece of a log, and waits while the driver is behind or the connection is down."""
+        await self._welcome.wait()
         self._write(frames.pack_log(log))
-        try:
-            await self._writer.drain()
-        except (OSError, asyncio.IncompleteReadError):
-            self.closed = True
+        if self._writer is not None:
+            with suppress(OSError):
+                await self._writer.drain()
+
+    async def close(self) -> dict[str, Any] | None:
+        """Says that nothing more comes and waits until the driver has all of it; its answer, ``None`` without one."""
+        if not self._ended.is_set():
+            self.tell({"event": "bye"})
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), _BYE_TIMEOUT)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._writer is not None:
+            self._writer.close()
+        return self._bye
+
+    async def _connect(self) -> asyncio.StreamReader:
+        reader, self._writer = await self._dial()
+        self._heard = asyncio.get_running_loop().time()
+        for message in self._told:
+            self._writer.write(message)
+        return reader
 
     def _write(self, data: bytes) -> None:
-        if not self.closed and not self._writer.is_closing():
+        if self._writer is not None and not self._writer.is_closing():
             self._writer.write(data)
 
-    async def listen(self, on_order: Callable[[dict[str, Any]], None]) -> None:
-        """Hands over the driver's orders until the connection ends."""
-        try:
-            while (message := await frames.read(self._reader)) is not None:
-                if isinstance(message, frames.Log):
-                    break
-                if message.get("order") == "bye":
-                    self._bye.set()
-                else:
-                    on_order(message)
-        except (OSError, frames.ProtocolError):
-            pass
-        self.closed = True
-        self._bye.set()
+    async def _serve(self, reader: asyncio.StreamReader | None) -> None:
+        """Reads what the driver says, over as many connections as it takes."""
+        while reader is not None:
+            with suppress(OSError, frames.ProtocolError, KeyError, TypeError, ValueError):
+                while (message := await frames.read(reader)) is not None and isinstance(message, dict):
+                    self._heard = asyncio.get_running_loop().time()
+                    self._obey(message)
+            self._welcome.clear()
+            if self._writer is not None:
+                self._writer.close()
+            reader = await self._come_back() if self._redial and self._bye is None else None
+        self._ended.set()
+        self._welcome.set()  # nobody is to wait for it any more
+        self._writer = None
+        if self._bye is None:
+            self._on_lost()
 
-    async def say_bye(self) -> None:
-        """Tells the driver that nothing more comes, and waits until it has shown all of it."""
-        if not self.closed:
-            self.send({"event": "bye"})
+    def _obey(self, message: dict[str, Any]) -> None:
+        if "offsets" in message:
+            offsets = {(int(rank), int(stream)): int(offset) for rank, stream, offset in message["offsets"]}
+            self._on_offsets(offsets, message["order"] == "welcome" and self._breaks > 0)
+        if message["order"] == "welcome":
+            self._welcome.set()
+        elif message["order"] == "bye":
+            self._bye = message
+            self._ended.set()
+        elif message["order"] != "beat":
+            self._on_order(message)
+
+    async def _come_back(self) -> asyncio.StreamReader | None:
+        """A new connection, ``None`` if there is none before the driver has been silent for too long."""
+        loop = asyncio.get_running_loop()
+        self._breaks += 1
+        while (left := self._heard + self._timeout - loop.time()) > 0:
+            heard = self._heard
             try:
-                await asyncio.wait_for(self._bye.wait(), BYE_TIMEOUT)
-            except asyncio.TimeoutError:
-                pass
-        self._writer.close()
+                return await asyncio.wait_for(self._connect(), min(left, CONNECT_TIMEOUT))
+            except (OSError, asyncio.TimeoutError):
+                self._heard = heard
+                await asyncio.sleep(min(left, _REDIAL_INTERVAL))
+        return None
 
-
-async def attach(sock: socket.socket) -> Uplink:
-    """The channel over an inherited, connected socket: local mode."""
-    return Uplink(*await asyncio.open_connection(sock=sock))
-
-
-async def connect(endpoint: Endpoint) -> Uplink:
-    """The channel over TLS to the driver.
-
-    Raises:
-        OSError: it cannot be reached, or is not who it should be.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # the certificate is pinned: it is the only one accepted, whatever the address
-    context.load_verify_locations(cadata=endpoint.certificate)
-    try:
-        reader, writer = await asyncio.wait_for(
-            asyncio.open_connection(endpoint.host, endpoint.port, ssl=context), CONNECT_TIMEOUT
-        )
-    except asyncio.TimeoutError:
-        raise TimeoutError(f"no answer from {endpoint.host}:{endpoint.port} within {CONNECT_TIMEOUT:.0f} s") from None
-    writer.write(endpoint.token)
-    return Uplink(reader, writer)
+    async def _beat(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._interval)
+            self.send({"event": "beat", **self._status()})
+            if self._redial and self._writer is not None and loop.time() - self._heard > self._timeout:
+                self._writer.transport.abort()  # as good as cut: whoever waits for it hears so

@@ -9,9 +9,10 @@ import socket
 import ssl
 import tempfile
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any, Protocol, TypeVar
 
@@ -20,6 +21,12 @@ from distributor.channel.node import Endpoint
 
 #: Seconds that a stranger may take to show the token.
 _HELLO_TIMEOUT = 10.0
+
+#: Connections that have not shown the token yet; one more ends the oldest, so that a flood keeps no node out for long.
+_MAX_STRANGERS = 128
+
+#: Seconds in which a node whose connection ended may come back: the end may be that of a connection, or of the node.
+RETURN_WINDOW = 3.0
 
 _TOKEN_BYTES = 32
 
@@ -33,24 +40,46 @@ class Listener(Protocol):
 
     def on_event(self, node: str, event: dict[str, Any]) -> None: ...
 
-    def on_lost(self, node: str) -> None: ...
+    def on_lost(self, node: str, why: str) -> None: ...
+
+    def offsets(self, node: str) -> list[list[int]]:
+        """How much of the node's logs is here: ``[rank, stream, bytes]`` each."""
+
+
+@dataclass
+class _Peer:
+    """A node that said hello. ``writer`` is its newest connection, ``leaving`` the timer of a node that may be gone."""
+
+    writer: asyncio.StreamWriter
+    heard: float
+    leaving: asyncio.TimerHandle | None = None
 
 
 class ChannelServer:
-    """Serves one run. Use as a context manager: leaving it ends every connection and the thread."""
+    """Serves one run. Use as a context manager: leaving it ends every connection and the thread.
 
-    def __init__(self, listener: Listener) -> None:
+    Args:
+        listener: hears what the nodes tell.
+        timeout: seconds of silence after which a node is lost.
+    """
+
+    def __init__(self, listener: Listener, timeout: float = 30.0) -> None:
         self._listener = listener
+        self._timeout = timeout
         self._token = secrets.token_bytes(_TOKEN_BYTES)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="distributor-channel", daemon=True)
-        self._server: asyncio.Server | None = None
-        self._nodes: dict[str, asyncio.StreamWriter] = {}
-        self._serving: set[asyncio.Task[None]] = set()
+        self._listening: socket.socket | None = None
+        self._peers: dict[str, _Peer] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._strangers: dict[asyncio.Task[None], None] = {}
         self._stop: dict[str, Any] | None = None
+        #: ``host:port`` as nodes are told it, once it listens for them.
+        self.address: str | None = None
 
     def __enter__(self) -> ChannelServer:
         self._thread.start()
+        self._call(self._start(self._watch_silence())).result()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -59,17 +88,22 @@ class ChannelServer:
         self._thread.join()
         self._loop.close()
 
-    def listen(self, bind: str, advertise: str) -> Endpoint:
-        """Starts to listen for nodes on an ephemeral port.
+    def listen(self, bind: str, advertise: str, ports: tuple[int, int] | None = None) -> Endpoint:
+        """Starts to listen for nodes.
 
         Args:
             bind: the address to bind; Spark's own for the driver, never all interfaces by default.
             advertise: the address that nodes are told.
+            ports: first and last port to try; any free one by default.
+
+        Raises:
+            OSError: the address is not of this machine, or no port of those is free.
         """
         context, certificate = _make_tls()
-        self._call(self._listen(bind, context)).result()
-        assert self._server is not None
-        port = self._server.sockets[0].getsockname()[1]
+        self._listening = _bind(bind, range(ports[0], ports[1] + 1) if ports is not None else (0,))
+        port = self._listening.getsockname()[1]
+        self.address = f"{advertise}:{port}"
+        self._call(self._start(self._accept(self._listening, context))).result()
         return Endpoint(advertise, port, certificate, self._token)
 
     def attach(self, sock: socket.socket) -> None:
@@ -79,74 +113,183 @@ class ChannelServer:
     def stop(self, reason: str) -> None:
         """Orders all nodes to stop their ranks, those that connect later as well."""
         with suppress(RuntimeError):  # the run has just ended, and the loop with it
-            self._loop.call_soon_threadsafe(self._order_stop, reason)
+            self._loop.call_soon_threadsafe(self._order_stop, {"order": "stop", "reason": reason})
+
+    def order(self, order: Mapping[str, Any]) -> None:
+        """Sends an order to all nodes that are connected now."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._send_all, order)
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    async def _listen(self, bind: str, context: ssl.SSLContext) -> None:
-        self._server = await asyncio.start_server(
-            self._accept, bind, 0, ssl=context, ssl_handshake_timeout=_HELLO_TIMEOUT, backlog=1024
-        )
+    async def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Runs something until it ends or the server closes."""
+        task = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _serve_socket(self, sock: socket.socket) -> None:
         reader, writer = await asyncio.open_connection(sock=sock)
-        self._serving.add(asyncio.ensure_future(self._serve(reader, writer)))
+        await self._start(self._serve(reader, writer, window=0.0))
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._serving.add(task)
+    async def _accept(self, listening: socket.socket, context: ssl.SSLContext) -> None:
+        while True:
+            try:
+                sock, _ = await self._loop.sock_accept(listening)
+            except OSError:  # too many open files, or the stranger is gone again
+                await asyncio.sleep(0.1)
+                continue
+            task = await self._start(self._meet(sock, context))
+            self._strangers[task] = None
+            task.add_done_callback(lambda ended: self._strangers.pop(ended, None))
+            if len(self._strangers) > _MAX_STRANGERS:
+                next(iter(self._strangers)).cancel()
+
+    async def _meet(self, sock: socket.socket, context: ssl.SSLContext) -> None:
+        """TLS and the token within a deadline; then the stranger is a node."""
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport: Any = None
+        writer: asyncio.StreamWriter | None = None
         try:
+            transport, _ = await self._loop.connect_accepted_socket(
+                lambda: protocol, sock, ssl=context, ssl_handshake_timeout=_HELLO_TIMEOUT
+            )
             shown = await asyncio.wait_for(reader.readexactly(_TOKEN_BYTES), _HELLO_TIMEOUT)
-            if hmac.compare_digest(shown, self._token):
-                await self._serve(reader, writer)
-        except (OSError, asyncio.IncompleteReadError, asyncio.TimeoutError):
-            pass
+            if not hmac.compare_digest(shown, self._token):
+                return
+            task = asyncio.current_task()
+            assert task is not None
+            self._strangers.pop(task, None)
+            writer, transport = asyncio.StreamWriter(transport, protocol, reader, self._loop), None
+        except (OSError, EOFError, asyncio.TimeoutError):
+            return
         finally:
-            self._serving.discard(task)
-            writer.close()
+            if transport is not None:
+                transport.abort()
+            elif writer is None:
+                sock.close()
+        await self._serve(reader, writer, window=RETURN_WINDOW)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Reads one node's frames to their end."""
-        node, said_bye = None, False
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, window: float) -> None:
+        """Reads the frames of one connection to their end. ``window``: seconds in which its node may come back."""
+        node, why = None, "its agent ended without a word"
         try:
             while (message := await frames.read(reader)) is not None:
+                if node is None:
+                    node = self._welcome(message, writer)
+                    continue
+                self._peers[node].heard = self._loop.time()
                 if isinstance(message, frames.Log):
                     self._listener.on_log(message)
-                elif message.get("event") == "hello":
-                    node = str(message["node"])
-                    self._nodes[node] = writer
-                    self._listener.on_event(node, message)
-                    if self._stop is not None:
-                        writer.write(frames.pack(self._stop))
-                elif message.get("event") == "bye":
-                    said_bye = True
-                    writer.write(frames.pack({"order": "bye"}))
-                elif node is not None:
-                    self._listener.on_event(node, message)
-        except (OSError, frames.ProtocolError, KeyError, TypeError):  # not, or no longer, one of our nodes
+                    continue
+                event = message["event"]
+                self._listener.on_event(node, message)
+                if event in ("beat", "bye"):
+                    answer = {"order": event, "offsets": self._listener.offsets(node), "failed": self._stop is not None}
+                    self._send(writer, answer)
+                    await writer.drain()  # who never reads is not written to for ever
+                if event == "bye":
+                    del self._peers[node]
+                    return
+        except frames.CutError:
             pass
+        except OSError:  # broken on the way, rather than ended by the node: it may take longer to come back
+            window = self._timeout if window else 0.0
+        except (frames.ProtocolError, KeyError, TypeError, ValueError) as error:  # not, or no longer, one of our nodes
+            window, why = 0.0, f"what it sent made no sense ({error})"
         finally:
             writer.close()
-            if node is not None:
-                self._nodes.pop(node, None)
-                if not said_bye:
-                    self._listener.on_lost(node)
+        peer = self._peers.get(node) if node is not None else None
+        if node is not None and peer is not None and peer.writer is writer:
+            peer.leaving = self._loop.call_later(window, self._lose, node, why)
 
-    def _order_stop(self, reason: str) -> None:
+    def _welcome(self, message: dict[str, Any] | frames.Log, writer: asyncio.StreamWriter) -> str:
+        """Makes a connection that of the node it says hello for, in place of an older one.
+
+        Raises:
+            KeyError, TypeError: it does not say hello.
+        """
+        if isinstance(message, frames.Log) or message["event"] != "hello":
+            raise TypeError("no hello")
+        node = str(message["node"])
+        before = self._peers.get(node)
+        self._peers[node] = _Peer(writer, self._loop.time())
+        if before is not None:
+            if before.leaving is not None:
+                before.leaving.cancel()
+            before.writer.close()
+        self._listener.on_event(node, message)
+        self._send(writer, {"order": "welcome", "offsets": self._listener.offsets(node)})
+        if self._stop is not None:
+            self._send(writer, self._stop)
+        return node
+
+    async def _watch_silence(self) -> None:
+        interval = self._timeout / 10
+        while True:
+            before = self._loop.time()
+            await asyncio.sleep(interval)
+            now = self._loop.time()
+            if now - before > interval + self._timeout / 2:  # this process was asleep: what came meanwhile is unread
+                for peer in self._peers.values():
+                    peer.heard = now
+            for node, peer in list(self._peers.items()):
+                if now - peer.heard > self._timeout:
+                    self._lose(node, f"nothing was heard from it for {self._timeout:g} s")
+
+    def _lose(self, node: str, why: str) -> None:
+        peer = self._peers.pop(node, None)
+        if peer is not None:
+            if peer.leaving is not None:
+                peer.leaving.cancel()
+            peer.writer.transport.abort()
+            self._listener.on_lost(node, why)
+
+    def _order_stop(self, order: dict[str, Any]) -> None:
         if self._stop is None:
-            self._stop = {"order": "stop", "reason": reason}
-            for writer in self._nodes.values():
-                writer.write(frames.pack(self._stop))
+            self._stop = order
+            self._send_all(order)
+
+    def _send_all(self, order: Mapping[str, Any]) -> None:
+        for peer in self._peers.values():
+            self._send(peer.writer, order)
+
+    def _send(self, writer: asyncio.StreamWriter, message: Mapping[str, Any]) -> None:
+        if not writer.is_closing():
+            writer.write(frames.pack(message))
 
     async def _close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        serving = list(self._serving)
-        for task in serving:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*serving, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._listening is not None:
+            self._listening.close()
+        for peer in self._peers.values():
+            peer.writer.transport.abort()
+        await asyncio.sleep(0)  # transports close in the next round
+
+
+def _bind(address: str, ports: range | tuple[int, ...]) -> socket.socket:
+    """A listening socket on the first port that is free."""
+    family, _, _, _, at = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+    failed: OSError | None = None
+    for port in ports:
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((at[0], port, *at[2:]))
+            listening.listen(1024)
+            listening.setblocking(False)
+            return listening
+        except OSError as error:
+            listening.close()
+            failed = error
+    assert failed is not None
+    raise failed
 
 
 def _make_tls() -> tuple[ssl.SSLContext, str]:

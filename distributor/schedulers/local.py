@@ -9,14 +9,15 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from distributor import control, devices, network, processes, shipping
 from distributor.agent import AgentOrder
+from distributor.channel.frames import Log
 from distributor.channel.server import ChannelServer
 from distributor.errors import ConfigurationError, ResourceError
 from distributor.job import Job, NodeFacts, NodeReport
@@ -28,6 +29,15 @@ _ADDRESS = "127.0.0.1"
 _CHUNK = 64 << 20
 
 T = TypeVar("T")
+
+
+@dataclass
+class _Part:
+    """What came of one node; no report if its agent died before."""
+
+    report: NodeReport | None
+    values: dict[int, list[bytes]] = field(default_factory=dict)
+    logs: list[Log] = field(default_factory=list)
 
 
 class LocalScheduler:
@@ -109,15 +119,16 @@ class LocalScheduler:
             for listener in listeners:
                 listener.close()
         return Collected(
-            reports=tuple(report for report, _ in parts if report is not None),
-            values={rank: chunks for _, values in parts for rank, chunks in values.items()},
-            lost_hosts=tuple(socket.gethostname() for report, _ in parts if report is None),
+            reports=tuple(part.report for part in parts if part.report is not None),
+            values={rank: chunks for part in parts for rank, chunks in part.values.items()},
+            lost_hosts=tuple(socket.gethostname() for part in parts if part.report is None),
+            logs=tuple(log for part in parts for log in part.logs),
         )
 
     def _node(
         self, job: Job, server: ChannelServer, facts: list[NodeFacts], executor: str, listener: socket.socket
-    ) -> tuple[NodeReport | None, dict[int, list[bytes]]]:
-        """One agent from its start to what it reports; ``None`` if it died before."""
+    ) -> _Part:
+        """One agent from its start to what it reports."""
         leader = next(fact.partition for fact in facts if fact.executor == executor)
         folder = control.make_folder(job.run_id)
         agent = line = None
@@ -144,8 +155,12 @@ class LocalScheduler:
             )
             report = _converse(line, order)
             if report is None:
-                return None, {}
-            return pickle.loads(report["report"]), {rank: _read(path) for rank, path in report["values"].items()}
+                return _Part(None)
+            return _Part(
+                pickle.loads(report["report"]),
+                {rank: list(_pieces(path)) for rank, path in report["values"].items()},
+                [log for rest in report["rest"] for log in _rest(**rest)],
+            )
         finally:
             if line is not None:
                 line.close()  # the agent has done its part: it removes the folder and ends
@@ -204,6 +219,14 @@ def _facts(job: Job, listeners: list[socket.socket], gpus: Sequence[str]) -> lis
     ]
 
 
-def _read(path: str) -> list[bytes]:
+def _pieces(path: str, offset: int = 0) -> Iterator[bytes]:
     with Path(path).open("rb") as file:
-        return list(iter(lambda: file.read(_CHUNK), b""))
+        file.seek(offset)
+        yield from iter(lambda: file.read(_CHUNK), b"")
+
+
+def _rest(rank: int, stream: int, path: str, offset: int) -> Iterator[Log]:
+    """What the channel did not bring of a rank's output."""
+    for piece in _pieces(path, offset):
+        yield Log(rank, stream, offset, piece)
+        offset += len(piece)

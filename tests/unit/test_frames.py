@@ -18,7 +18,7 @@ values = st.recursive(
     max_leaves=8,
 )
 messages = st.dictionaries(st.text(), values, max_size=4)
-logs = st.builds(Log, st.integers(0, 2**32 - 1), st.sampled_from([1, 2]), st.binary())
+logs = st.builds(Log, st.integers(0, 2**32 - 1), st.sampled_from([1, 2]), st.integers(0, 2**64 - 1), st.binary())
 
 
 def read_all(data, cuts=()):
@@ -54,7 +54,7 @@ def test_round_trip(sent, data):
 
 
 def test_the_largest_pieces_pass():
-    log = Log(3, 2, bytes(frames.MAX_LOG))
+    log = Log(3, 2, 0, bytes(frames.MAX_LOG))
     message = {"text": "x" * (frames.MAX_BODY - len(json.dumps({"text": ""})))}
     assert read_all(frames.pack_log(log) + frames.pack(message)) == [log, message]
 
@@ -86,7 +86,7 @@ def test_a_longer_frame_is_refused_before_it_is_read(kind):
         pytest.param(raw(1, b"\xff\xfe\xfa"), "not JSON", id="not-text"),
         pytest.param(raw(1, b"[1]"), "not a JSON object", id="list"),
         pytest.param(raw(1, b"null"), "not a JSON object", id="null"),
-        pytest.param(raw(2, b"\0\0\0\1"), "without rank and stream", id="short-log"),
+        pytest.param(raw(2, b"\0\0\0\1"), "without rank, stream and offset", id="short-log"),
         pytest.param(raw(1, b'{"a":' + b"[" * 100_000), "not JSON", id="deeply-nested"),
     ],
 )

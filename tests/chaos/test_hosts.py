@@ -1,0 +1,123 @@
+"""The hosts themselves: that they are apart, and that nothing of them stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import trainings
+import watch
+from hosts import Hosts, why_not
+from sessions import Sessions
+
+from distributor import TorchDistributor
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _possible() -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def cluster(sessions: Sessions) -> Iterator[Hosts]:
+    sessions.stop()
+    with Hosts() as hosts:
+        yield hosts
+
+
+def left(name: str) -> list[object]:
+    """Whatever there is of some hosts, looked for in other ways than they are removed."""
+    found: list[object] = []
+    for place in ("/run/netns", "/etc/netns", "/sys/class/net", tempfile.gettempdir()):
+        found += Path(place).glob(f"*{name.removeprefix('hosts')}*")
+    for process in psutil.process_iter():
+        try:
+            if name in process.environ().get("TMPDIR", ""):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def refuses(address: str) -> bool:
+    """Whether a host answers, if only to say that nobody listens."""
+    try:
+        socket.create_connection((address, 1), timeout=0.5).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    raise AssertionError("who listens there?")
+
+
+def test_a_collective_over_two_hosts(cluster: Hosts) -> None:
+    cluster.session()
+    run = TorchDistributor(4, use_gpu=False).submit(trainings.all_reduce)
+    assert run.results() == [10.0] * 4
+    assert run.placement is not None
+    assert {node.host: node.address for node in run.placement.nodes} == cluster.addresses
+    assert [len(node.ranks) for node in run.placement.nodes] == [2, 2]
+
+
+def test_a_cut_host_does_not_answer_until_it_is_mended(cluster: Hosts) -> None:
+    one, other = cluster.addresses.values()
+    assert refuses(one) and refuses(other)
+    cluster.cut("host-a")
+    assert not refuses(one) and refuses(other)
+    cluster.mend("host-a")
+    watch.until(lambda: refuses(one))
+
+
+def test_leaving_leaves_nothing(sessions: Sessions) -> None:
+    """Not even of a host that was cut while it ran something with a life of its own."""
+
+    def start_sleeper(_: int) -> int:
+        return subprocess.Popen(["sleep", "600"], start_new_session=True, env={}).pid
+
+    sessions.stop()
+    with Hosts() as hosts:
+        sleepers = hosts.session().sparkContext.parallelize(range(4), 4).map(start_sleeper).collect()
+        running = [pid for name in hosts.addresses for pid in hosts.processes(name)]
+        assert set(sleepers) < set(running)
+        hosts.cut("host-b")
+    watch.until(lambda: not any(psutil.pid_exists(pid) for pid in running))
+    assert left(hosts.name) == []
+
+
+def test_a_start_that_fails_leaves_nothing() -> None:
+    hosts = Hosts(memory="much")
+    with pytest.raises(AssertionError, match="the daemon on host-a ended:"):
+        hosts.__enter__()
+    assert left(hosts.name) == []
+
+
+def test_a_start_removes_what_a_killed_process_left() -> None:
+    code = """
+        import time
+        from hosts import Hosts
+        with Hosts() as hosts:
+            print(hosts.name, flush=True)
+            time.sleep(600)
+    """
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True, env=env
+    ) as owner:
+        assert owner.stdout is not None
+        name = owner.stdout.readline().strip()
+        owner.send_signal(signal.SIGKILL)
+    assert left(name) != []
+    with Hosts():
+        assert left(name) == []

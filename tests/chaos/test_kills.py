@@ -1,0 +1,152 @@
+"""Kills of everything that can be killed, while ranks train with collectives and data-loader workers."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import trainings
+import watch
+from sessions import LOCAL, Make
+
+from distributor import NodeLostError, Run, RunCancelledError, Status, TrainingError
+
+pytestmark = pytest.mark.chaos
+
+
+def train(make: Make, tmp_path: Path) -> Run:
+    """A run of four ranks that train."""
+    ready = tmp_path / "ready"
+    ready.mkdir()
+    run = make(4, grace_period=2).submit(trainings.train_on, str(ready))
+    watch.until(lambda: len(os.listdir(ready)) == 4 and run.status is Status.RUNNING, 2 * watch.DEADLINE)
+    return run
+
+
+def agent_of(run: Run) -> psutil.Process:
+    return next(process for process in watch.processes(run.id) if watch.is_agent(process))
+
+
+def launcher_of(run: Run) -> psutil.Process:
+    return next(process for process in watch.processes(run.id) if watch.is_launcher(process))
+
+
+def rank_of(run: Run) -> psutil.Process:
+    return launcher_of(run).children()[-1]
+
+
+def loader_of(run: Run) -> psutil.Process:
+    """A data-loader worker."""
+    return rank_of(run).children()[0]
+
+
+def worker_of(run: Run) -> psutil.Process:
+    """Spark's Python worker."""
+    worker = agent_of(run).parent()
+    assert worker is not None and "pyspark" in " ".join(worker.cmdline())
+    return worker
+
+
+def executor_of(run: Run) -> psutil.Process:
+    return next(
+        parent for parent in agent_of(run).parents() if "CoarseGrainedExecutorBackend" in " ".join(parent.cmdline())
+    )
+
+
+KILLS: dict[str, tuple[Callable[[Run], psutil.Process], type[Exception], str]] = {
+    "rank": (rank_of, TrainingError, r"^rank \d on .* failed: killed by SIGKILL"),
+    "data-loader worker": (loader_of, TrainingError, r"^rank \d on .* failed: RuntimeError: DataLoader worker"),
+    "launcher": (launcher_of, TrainingError, "went down with the process that started it|lost the node on"),
+    "agent": (
+        agent_of,
+        NodeLostError,
+        r"^lost the node on .* \(node \d, ranks \d-\d\): its agent ended without a word",
+    ),
+    "worker": (worker_of, NodeLostError, r"^lost the node on .* \(node \d, ranks \d-\d\): its Spark task ended"),
+    "executor": (executor_of, NodeLostError, r"^lost the node on .* \(node \d, ranks \d-\d\): its Spark task ended"),
+}
+
+
+@pytest.mark.parametrize("victim", KILLS)
+def test_a_kill_is_a_true_error_and_leaves_nothing(victim: str, make: Make, mode: str, tmp_path: Path) -> None:
+    if (victim == "worker" and mode == LOCAL) or (victim == "executor" and not mode.startswith("local-cluster")):
+        pytest.skip(f"there is no {victim} in {mode}")
+    find, kind, text = KILLS[victim]
+    training = train(make, tmp_path)
+    find(training).kill()
+    start = time.monotonic()
+    with pytest.raises(kind) as caught:
+        training.result(timeout=2 * watch.DEADLINE)
+    assert time.monotonic() - start < watch.FAILURE_DEADLINE + 2 * (victim in ("agent", "executor"))
+    assert re.search(text, str(caught.value)), caught.value
+    assert "\tat " not in str(caught.value)
+    watch.gone(training.id, watch.ORPHAN_DEADLINE)
+    watch.until(lambda: not [folder for folder in watch.folders() if training.id in folder.name])
+    assert make(2).run(trainings.all_reduce) == 3.0  # Spark's workers are still of use
+
+
+def test_a_stopped_rank_does_not_hold_up_the_end(make: Make, tmp_path: Path) -> None:
+    """SIGSTOP: it cannot react to SIGTERM."""
+    training = train(make, tmp_path)
+    rank_of(training).suspend()
+    training.cancel()
+    with pytest.raises(RunCancelledError):
+        training.result(timeout=2 + watch.FAILURE_DEADLINE)
+    watch.gone(training.id, watch.ORPHAN_DEADLINE)
+
+
+def test_a_frozen_agent_is_a_lost_node(make_local: Make, tmp_path: Path) -> None:
+    run = make_local(2, heartbeat_timeout=2, grace_period=1).submit(trainings.wait_for, str(tmp_path / "never"))
+    watch.until(lambda: run.status is Status.RUNNING)
+    agent_of(run).suspend()
+    with pytest.raises(NodeLostError, match=r"nothing was heard from it for 2 s; last known .* before: \d ranks"):
+        run.result(timeout=watch.DEADLINE)
+    watch.gone(run.id, watch.ORPHAN_DEADLINE)
+
+
+DRIVER = """
+import os, signal, sys, time
+sys.path.insert(0, {tests!r})
+os.environ["PYSPARK_PYTHON"] = sys.executable
+import trainings
+from distributor import TorchDistributor
+
+mode, ready = sys.argv[1:]
+if mode != "local":
+    from pyspark.sql import SparkSession
+    spark = SparkSession.builder.master(mode).config("spark.ui.enabled", "false").getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+run = TorchDistributor(4, mode == "local", False, grace_period=1).submit(trainings.train_on, ready)
+print(run.id, flush=True)
+run.wait()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_outlives_the_driver(number: signal.Signals, mode: str, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    ready.mkdir()
+    script = tmp_path / "driver.py"
+    script.write_text(textwrap.dedent(DRIVER.format(tests=str(Path(__file__).parent.parent))))
+    with subprocess.Popen(
+        [sys.executable, str(script), mode, str(ready)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as driver:
+        assert driver.stdout is not None
+        run_id = driver.stdout.readline().strip()
+        watch.until(lambda: len(os.listdir(ready)) == 4, 2 * watch.DEADLINE)
+        family = psutil.Process(driver.pid).children(recursive=True)
+        driver.send_signal(number)
+    assert run_id
+    watch.gone(run_id, watch.ORPHAN_DEADLINE)
+    _, alive = psutil.wait_procs(family, watch.ORPHAN_DEADLINE)
+    assert not alive
+    watch.until(lambda: not [folder for folder in watch.folders() if run_id in folder.name])

@@ -1,0 +1,278 @@
+"""Strangers at the channel's door while a run goes on behind it: they change nothing, and cost bounded memory."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import ssl
+import stat
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import trainings
+import watch
+from sessions import Make, Sessions
+from test_channel import Listener, hello, stranger, trusted
+
+from distributor import Status, TorchDistributor
+from distributor.channel import frames
+from distributor.channel.frames import Log
+from distributor.channel.node import Endpoint
+from distributor.channel.server import ChannelServer
+
+#: Bytes by which the driver may grow under attack: a few megabytes of buffers, however much was sent.
+GROWTH = 64 << 20
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[Listener, Endpoint]]:
+    listener = Listener()
+    with ChannelServer(listener) as server:
+        yield listener, server.listen("127.0.0.1", "127.0.0.1")
+
+
+def refused(connection: socket.socket) -> bool:
+    """Whether the other side ends the connection."""
+    try:
+        return connection.recv(1) == b""
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param(b"x" * 32 + frames.pack(hello()), id="wrong-token"),
+        pytest.param(frames.pack(hello()) * 2, id="no-token"),
+        pytest.param(b"\xff" * 5000, id="garbage"),
+        pytest.param(struct.pack("!IB", 2**32 - 1, 1) + bytes(64), id="huge-length"),
+        pytest.param(bytes(32), id="zeros"),
+    ],
+)
+def test_who_has_no_token_is_turned_away(served: tuple[Listener, Endpoint], said: bytes) -> None:
+    listener, endpoint = served
+    with stranger(endpoint) as connection:
+        with suppress(OSError):
+            connection.sendall(said)
+        assert refused(connection)
+    assert (listener.events, listener.logs, listener.lost) == ([], [], [])
+
+
+def test_who_stays_silent_is_turned_away_in_time(served: tuple[Listener, Endpoint]) -> None:
+    """Before TLS, and after it with half a token."""
+    listener, endpoint = served
+    with socket.create_connection((endpoint.host, endpoint.port)) as bare, stranger(endpoint) as half:
+        half.sendall(endpoint.token[:16])
+        for connection in (bare, half):
+            connection.settimeout(watch.DEADLINE)
+            assert refused(connection)
+    assert listener.events == []
+
+
+def test_who_stays_silent_keeps_nobody_out(served: tuple[Listener, Endpoint]) -> None:
+    listener, endpoint = served
+    with ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(socket.create_connection((endpoint.host, endpoint.port)))
+        connection = stack.enter_context(trusted(endpoint))
+        connection.sendall(frames.pack(hello()))
+        watch.until(lambda: listener.events)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param(struct.pack("!IB", 2**32 - 1, 1), id="huge-length"),
+        pytest.param(struct.pack("!IB", frames.MAX_BODY + 1, 2), id="too-long"),
+        pytest.param(struct.pack("!IB", 0, 77), id="unknown-kind"),
+        pytest.param(struct.pack("!IB", 3, 2) + b"abc", id="short-log"),
+        pytest.param(struct.pack("!IB", 2, 1) + b"[]", id="no-object"),
+        pytest.param(struct.pack("!IB", 100_000, 1) + b"[" * 100_000, id="deep"),
+        pytest.param(frames.pack({"no": "event"}), id="no-event"),
+    ],
+)
+def test_a_node_that_sends_nonsense_is_lost_and_others_are_not(served: tuple[Listener, Endpoint], said: bytes) -> None:
+    bad_node(served, said, half=False)
+
+
+def test_a_node_that_ends_inside_a_frame_is_lost(served: tuple[Listener, Endpoint]) -> None:
+    bad_node(served, frames.pack_log(Log(0, 1, 0, b"x"))[:-1], half=True)
+    assert served[0].lost == [("bad", "its agent ended without a word")]
+
+
+def bad_node(served: tuple[Listener, Endpoint], said: bytes, half: bool) -> None:
+    listener, endpoint = served
+    with trusted(endpoint) as good, trusted(endpoint) as bad:
+        good.sendall(frames.pack(hello("good")))
+        bad.sendall(frames.pack(hello("bad")))
+        assert b"welcome" in bad.recv(1000)
+        bad.sendall(said)
+        if half:
+            bad.close()
+        watch.until(lambda: listener.lost)
+        good.sendall(frames.pack_log(Log(0, 1, 0, b"still here")))
+        watch.until(lambda: listener.logs)
+    assert listener.lost[0][0] == "bad"
+
+
+def test_a_name_is_no_token(served: tuple[Listener, Endpoint]) -> None:
+    """Who knows a node's name but not the token cannot take its place."""
+    listener, endpoint = served
+    with trusted(endpoint) as node:
+        node.sendall(frames.pack(hello()))
+        watch.until(lambda: listener.events)
+        with stranger(endpoint) as thief:
+            thief.sendall(bytes(32) + frames.pack(hello()) + frames.pack({"event": "failed"}))
+            assert refused(thief)
+        node.sendall(frames.pack_log(Log(0, 1, 0, b"still here")))
+        watch.until(lambda: listener.logs)
+    assert len(listener.events) == 1
+
+
+def random_frame(source: random.Random) -> bytes:
+    """Frames of every kind of wrong: lengths that lie, kinds that are not, JSON that is none, cut short."""
+    body = source.randbytes(source.choice([0, 1, 13, 100, 2000]))
+    length = source.choice([len(body), 0, len(body) + 1, source.getrandbits(32)])
+    return struct.pack("!IB", length, source.choice([0, 1, 2, 3, 255])) + body
+
+
+def attack(endpoint: tuple[str, int], seed: int, count: int) -> None:
+    """So many random frames over as many connections as it takes: bare, and over TLS."""
+    source = random.Random(seed)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    sent = 0
+    while sent < count:
+        with suppress(OSError):
+            connection: Any = socket.create_connection(endpoint, timeout=watch.DEADLINE)
+            with connection:
+                if source.random() < 0.5:
+                    connection = context.wrap_socket(connection)
+                for _ in range(50):
+                    sent += 1
+                    connection.sendall(random_frame(source))
+
+
+@pytest.fixture
+def port_of_run(monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[str, int]]:
+    """Where the run's driver listens."""
+    seen: list[Endpoint] = []
+    listen = ChannelServer.listen
+
+    def remember(self: ChannelServer, *args: Any) -> Endpoint:
+        seen.append(listen(self, *args))
+        return seen[-1]
+
+    monkeypatch.setattr(ChannelServer, "listen", remember)
+    return lambda: (watch.until(lambda: seen)[-1].host, seen[-1].port)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_run_under_attack_completes(
+    sessions: Sessions, port_of_run: Callable[[], tuple[str, int]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """10,000 random frames, silent connections and half a handshake, while ranks train, log and finish."""
+    sessions.get("local[4]")
+
+    def train(go: str) -> float:
+        total = trainings.all_reduce()
+        trainings.wait_for(go)
+        print("after the attack")
+        return total
+
+    run = TorchDistributor(2, False, False).submit(train, str(tmp_path / "go"))
+    endpoint = port_of_run()
+    watch.until(lambda: run.status is Status.RUNNING)
+    before = psutil.Process().memory_info().rss
+    with ExitStack() as silent:
+        for _ in range(200):
+            silent.enter_context(socket.create_connection(endpoint))
+        attackers = [threading.Thread(target=attack, args=(endpoint, seed, 2500)) for seed in range(4)]
+        for attacker in attackers:
+            attacker.start()
+        for attacker in attackers:
+            attacker.join(4 * watch.DEADLINE)
+            assert not attacker.is_alive()
+        grown = psutil.Process().memory_info().rss - before
+        (tmp_path / "go").touch()
+        assert run.results(timeout=watch.DEADLINE) == [3.0, 3.0]
+    said = capfd.readouterr()
+    assert said.out.count("after the attack") == 2
+    assert "Traceback" not in said.err
+    assert grown < GROWTH
+
+
+def test_secrets_are_not_shown(served: tuple[Listener, Endpoint]) -> None:
+    _, endpoint = served
+    assert endpoint.token.hex() not in repr(endpoint)
+    assert repr(endpoint.token) not in repr(endpoint)
+    assert "CERTIFICATE" not in repr(endpoint)
+
+
+SECRET = "correct-horse-battery-staple"
+
+
+def test_secrets_are_on_no_command_line_and_files_are_private(make: Make, tmp_path: Path) -> None:
+    run = make(2, env={"API_KEY": SECRET}).submit(trainings.wait_for, str(tmp_path / "go"))
+    watch.until(lambda: run.status is Status.RUNNING)
+    commands = [" ".join(process.cmdline()) for process in watch.processes(run.id)]
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in watch.folders() if run.id in path.name]
+    (tmp_path / "go").touch()
+    run.result()
+    assert len(commands) >= 4
+    assert SECRET not in " ".join(commands) + repr(run) + repr(vars(run))
+    assert set(modes) == {0o700}
+
+
+@pytest.mark.parametrize("how", ["raise", "SIGKILL"])
+def test_secrets_are_in_no_error(make: Make, tmp_path: Path, how: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Exception, match="rank 1") as caught:
+        make(2, env={"API_KEY": SECRET}).run(trainings.fail_on_rank_1, how, str(tmp_path / "stamp"))
+    told = [str(caught.value), repr(caught.value), repr(vars(caught.value)), *capfd.readouterr()]
+    assert SECRET not in " ".join(told)
+
+
+@pytest.mark.spark
+def test_secrets_are_not_in_sparks_event_log_or_on_its_pages(
+    sessions: Sessions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the Spark UI can show is what its event log holds."""
+    tokens: list[bytes] = []
+    listen = ChannelServer.listen
+
+    def remember(self: ChannelServer, *args: Any) -> Endpoint:
+        endpoint = listen(self, *args)
+        tokens.append(endpoint.token)
+        return endpoint
+
+    monkeypatch.setattr(ChannelServer, "listen", remember)
+    (tmp_path / "events").mkdir()
+    sessions.get("local[2]", **{"spark.eventLog.enabled": "true", "spark.eventLog.dir": f"file://{tmp_path}/events"})
+    TorchDistributor(2, False, False, env={"API_KEY": SECRET}).run(trainings.all_reduce)
+    with pytest.raises(Exception, match="rank 1"):
+        TorchDistributor(2, False, False, env={"API_KEY": SECRET}).run(
+            trainings.fail_on_rank_1, "raise", str(tmp_path / "stamp")
+        )
+    sessions.stop()
+    logged = b"".join(path.read_bytes() for path in (tmp_path / "events").rglob("*") if path.is_file())
+    assert b"distributor-" in logged  # the job's tag: it is the right file
+    assert SECRET.encode() not in logged
+    assert len(tokens) == 2
+    for token in tokens:
+        assert token.hex().encode() not in logged
+        assert repr(token)[2:-1].encode() not in logged
+
+
+def test_descriptors_of_strangers_are_given_back(served: tuple[Listener, Endpoint]) -> None:
+    _, endpoint = served
+    before = watch.open_descriptors()
+    attack((endpoint.host, endpoint.port), seed=os.getpid(), count=500)
+    watch.until(lambda: watch.open_descriptors() <= before)
