@@ -5,14 +5,17 @@ VENV35 := .venv-spark35
 BIN := $(VENV)/bin
 PIP_FLAGS := --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-spark35 lint types bench clean
+RUNS ?= 100
+
+.PHONY: help demo test test-spark35 chaos lint types bench clean
 
 help:
 	@echo "make demo          train on the digits, here and on Spark"
 	@echo "make test          all tests (PySpark 4)"
 	@echo "make test-spark35  the Spark tests on PySpark 3.5, in an environment of its own"
+	@echo "make chaos         kills something random at a random time, RUNS=100 times"
 	@echo "make lint types    ruff, mypy"
-	@echo "make bench         launch times beside torchrun and PySpark's distributor"
+	@echo "make bench         launch times beside torchrun and PySpark's distributor, and what live logs cost"
 
 $(VENV)/ok: setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -38,6 +41,9 @@ test: $(VENV)/ok
 test-spark35: $(VENV35)/ok
 	$(VENV35)/bin/python -m pytest -m "spark and not connect and not slow" tests/test_spark.py
 
+chaos: $(VENV)/ok
+	$(BIN)/python tests/chaos/monkey.py --runs $(RUNS)
+
 lint: $(VENV)/ok
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -47,6 +53,7 @@ types: $(VENV)/ok
 
 bench: $(VENV)/ok
 	$(BIN)/python benchmarks/launch.py
+	$(BIN)/python benchmarks/logs.py
 
 clean:
 	rm -rf $(VENV) $(VENV35) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

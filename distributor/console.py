@@ -6,16 +6,18 @@ the channel nor the ranks. What it cannot take is skipped, and said to be.
 
 from __future__ import annotations
 
-import bisect
 import os
+import re
 import shutil
 import sys
 import threading
 import time
-from collections import deque
+import unicodedata
+from bisect import bisect_right
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TextIO
 
 from distributor.stacks import ranges
@@ -23,10 +25,13 @@ from distributor.stacks import ranges
 #: Bytes of a line that is shown before its end has come.
 _MAX_LINE = 16 << 20
 
+#: Bytes that are counted for a piece of text in memory besides the text.
+_OVERHEAD = 512
+
 #: Seconds that a line waits for its equals of other ranks.
 _FOLD_WAIT = 0.5
 
-#: Seconds between redraws of a live line.
+#: Seconds in which all that comes is shown together: a live line is redrawn no more often.
 _REDRAW = 0.05
 
 #: Seconds between lines that show the state of a progress bar where nothing can be redrawn.
@@ -34,27 +39,22 @@ _BAR_LINES = 10.0
 
 _COLOURS = (36, 33, 32, 35, 34, 31)  # cyan, yellow, green, magenta, blue, red
 
-Key = tuple[int, int]  # rank, stream
+#: What moves the cursor of a terminal or changes its colours.
+_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x1f\x7f-\x9f]")
 
-
-@dataclass
-class _Block:
-    """Whole lines of one rank, or how many of its lines there are none of."""
-
-    key: Key
-    lines: bytes = b""
-    skipped: int = 0
+_Key = tuple[int, int]  # rank and stream
 
 
 class Console:
-    """Shows the ranks' lines, stdout on stdout and stderr on stderr.
+    """Shows the ranks' lines, stdout on ``sys.stdout`` and stderr on ``sys.stderr``.
 
     Args:
         host_of: the host of a rank, for the prefix.
-        ranks: whose lines are shown; ``None`` for all.
-        fold: shows identical lines of several ranks once, ``[ranks 0-15] ...``.
-        world_size: how many ranks there are: a line that all have said does not wait for more.
-        limit: bytes that may wait to be shown (default 8 MiB).
+        ranks: whose lines are shown; ``None`` (default) for all.
+        fold: shows identical lines of several ranks once, ``[ranks 0-15] ...`` (default no). Lines wait for each other
+            half a second at most.
+        world_size: how many ranks there are (default 1): a line that all have said does not wait for more.
+        limit: bytes that may wait to be shown (default 8 MiB); more are skipped.
 
     Example:
         >>> console = Console(lambda rank: "host-a")
@@ -73,246 +73,366 @@ class Console:
         limit: int = 8 << 20,
     ) -> None:
         self._host_of = host_of
-        self._ranks = ranks
-        self._fold = _Fold(world_size if ranks is None else len(ranks)) if fold else None
+        self._ranks = None if ranks is None else frozenset(ranks)
         self._limit = limit
+        # Never held while something is shown: who writes must not wait for it.
         self._changed = threading.Condition()
-        self._partial: dict[Key, bytearray] = {}
-        self._bars: dict[Key, bytes] = {}  # unfinished lines that redraw themselves, as they are now
-        self._bars_changed = False
-        self._queue: deque[_Block] = deque()
-        self._waiting = 0
-        self._dropped: dict[Key, int] = {}
+        self._partial: dict[_Key, bytearray] = {}
+        self._live: set[_Key] = set()  # whose partial line is a progress bar
+        self._queue: deque[tuple[_Key, bytes]] = deque()
+        self._queued = 0  # bytes, those that are being shown included
+        self._behind = False
+        self._gaps: dict[_Key, Counter[str]] = {}  # lines that are skipped, by whose fault it is
+        self._news = False
         self._closing = False
         self._thread: threading.Thread | None = None
+        # Of the display's thread alone.
+        self._fold = _Fold(world_size if ranks is None else len(ranks), limit) if fold else None
+        self._bars: dict[_Key, tuple[float, bytes]] = {}  # when the next state may be a line, and the last that was
         self._screen = _Screen()
 
     def write(self, rank: int, stream: int, data: bytes) -> None:
-        """Takes a piece of a rank's output (stream 1 stdout, 2 stderr). Never waits for the display."""
-        if self._ranks is not None and rank not in self._ranks:
+        """Takes a piece of output. Never waits for the display.
+
+        Args:
+            rank: whose.
+            stream: 1 stdout, 2 stderr.
+            data: as the rank wrote it, cut anywhere.
+        """
+        if not data or (self._ranks is not None and rank not in self._ranks):
             return
         key = (rank, stream)
         with self._changed:
+            if self._closing:
+                return
             partial = self._partial.setdefault(key, bytearray())
-            whole, newline, rest = data.rpartition(b"\n")
+            ended, newline, rest = data.rpartition(b"\n")
             if newline:
-                self._put(_Block(key, bytes(partial) + whole + newline))
-                partial.clear()
-                self._bars.pop(key, None)
+                self._end_line(key, ended + newline)
             partial += rest
-            self._note_bar(key, partial)
-            if len(partial) > _MAX_LINE:
-                self._put(_Block(key, bytes(partial) + b"\n"))
-                partial.clear()
-            self._wake()
+            if b"\r" in rest or key in self._live:
+                self._live.add(key)
+                self._wake()
+                # Only the newest state of a bar counts: it may go on for days without a newline.
+                del partial[: max(0, partial.rfind(b"\r", 0, len(partial.rstrip(b"\r"))))]
+            if len(partial) >= _MAX_LINE:
+                self._end_line(key, b"\n")
 
     def skipped(self, rank: int, stream: int, lines: int) -> None:
-        """Takes note that so many lines of a rank will not come."""
+        """Takes note that a node has skipped lines of a rank, and with them the rest of a line that is unfinished.
+
+        Args:
+            rank: whose.
+            stream: 1 stdout, 2 stderr.
+            lines: how many.
+        """
         if self._ranks is not None and rank not in self._ranks:
             return
         with self._changed:
             self._partial.pop((rank, stream), None)
-            self._bars.pop((rank, stream), None)
-            self._queue.append(_Block((rank, stream), skipped=lines))
-            self._wake()
+            self._live.discard((rank, stream))
+            self._skip((rank, stream), "node", lines)
 
     def close(self, timeout: float = 10.0) -> None:
-        """Shows all that is left, unfinished lines too, and waits for it so many seconds at most."""
+        """Shows all that is left, unfinished lines too. What is written later is not shown.
+
+        Args:
+            timeout: seconds to wait for the display (default 10). A display that is blocked for longer shows the rest
+                when it goes on.
+        """
         with self._changed:
-            for key, partial in sorted(self._partial.items()):
-                if partial:
-                    self._put(_Block(key, bytes(partial) + b"\n"))
-            self._partial.clear()
-            self._bars.clear()
-            for key in list(self._dropped):
-                self._queue.append(_Block(key, skipped=self._dropped.pop(key)))
-            if self._queue:
-                self._wake()
             self._closing = True
-            self._changed.notify()
+            if self._partial:
+                self._wake()
+            self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(timeout)
 
-    def _note_bar(self, key: Key, partial: bytearray) -> None:
-        """Keeps of a line that redraws itself only what it shows now."""
-        end = len(partial.rstrip(b"\r"))
-        start = partial.rfind(b"\r", 0, end)
-        if start >= 0:
-            del partial[: start + 1]
-            end -= start + 1
-        if start >= 0 or end < len(partial) or key in self._bars:
-            self._bars[key] = bytes(partial[:end])
-            self._bars_changed = True
-
-    def _put(self, block: _Block) -> None:
-        if self._waiting + len(block.lines) > self._limit and self._waiting:
-            self._dropped[block.key] = self._dropped.get(block.key, 0) + block.lines.count(b"\n")
+    def _end_line(self, key: _Key, rest: bytes) -> None:
+        """Puts a partial line, with this as its end and all that follows, into the queue, if there is room."""
+        block = bytes(self._partial[key]) + rest
+        self._partial[key].clear()
+        self._live.discard(key)
+        size = len(block) + _OVERHEAD
+        # Once behind, there is room again when half of it is free: one long gap reads better than many short ones.
+        allowed = self._limit // 2 if self._behind else self._limit
+        self._behind = self._queued > 0 and self._queued + size > allowed
+        if self._behind:
+            self._skip(key, "display", block.count(b"\n"))
             return
-        if block.key in self._dropped:
-            self._queue.append(_Block(block.key, skipped=self._dropped.pop(block.key)))
-        self._queue.append(block)
-        self._waiting += len(block.lines)
+        self._queue.append((key, self._gap(key) + block))
+        self._queued += size
+        self._wake()
+
+    def _skip(self, key: _Key, fault: str, lines: int) -> None:
+        self._gaps.setdefault(key, Counter())[fault] += lines
+        self._wake()
+
+    def _gap(self, key: _Key) -> bytes:
+        """Lines that tell what is skipped of a stream before what comes next."""
+        counts = self._gaps.pop(key, Counter())
+        return b"".join(
+            f"... {lines:,} line{'s' * (lines > 1)} skipped: the {fault} was behind\n".encode()
+            for fault, lines in counts.items()
+            if lines
+        )
 
     def _wake(self) -> None:
+        self._news = True
         if self._thread is None:
             self._thread = threading.Thread(target=self._display, name="distributor-display", daemon=True)
             self._thread.start()
-        self._changed.notify()
+        self._changed.notify_all()
 
     def _display(self) -> None:
         """The display's thread."""
-        while True:
+        ending = False
+        while not ending:
             with self._changed:
-                if not self._queue and not self._bars_changed and not self._closing:
-                    self._changed.wait(_FOLD_WAIT / 5 if self._fold else None)
-                blocks, bars = list(self._queue), dict(self._bars)
+                self._changed.wait_for(lambda: self._news or self._closing, self._idle_time())
+                ending, self._news = self._closing, False
+                blocks, size = list(self._queue), self._queued
                 self._queue.clear()
-                ending, self._bars_changed = self._closing, False
-            for block in blocks:
-                self._show(block)
-                with self._changed:
-                    self._waiting -= len(block.lines)
-            if self._fold:
-                for stream, text, ranks in self._fold.leaving(time.monotonic(), everything=ending):
-                    self._screen.print(stream, self._prefixed(ranks, stream, text + "\n"))
-            self._screen.draw({key: (self._prefix([key[0]], key[1]), bar) for key, bar in bars.items()})
-            if ending and not blocks:
-                return
-            if bars and not blocks:
-                time.sleep(_REDRAW)  # thins redraws out
+                # Nothing else of their streams waits: these lines are in their place.
+                blocks += [(key, gap) for key in list(self._gaps) if (gap := self._gap(key))]
+                if ending:
+                    rest = sorted(self._partial.items())
+                    blocks += [(key, bytes(line) + b"\n") for key, line in rest if line.strip(b"\r ")]
+                    self._live.clear()
+                bars = {key: bytes(self._partial[key]) for key in sorted(self._live)}
+            try:
+                self._show(blocks, bars, ending)
+            except Exception:  # whatever host_of or an odd output does, the next lines are shown
+                pass
+            with self._changed:
+                self._queued -= size
+                self._changed.wait_for(lambda: self._closing or self._queued > self._limit // 4, _REDRAW)
 
-    def _show(self, block: _Block) -> None:
-        rank, stream = block.key
-        if block.skipped:
-            text = f"... {block.skipped:,} lines skipped: the display was behind\n"
+    def _idle_time(self) -> float | None:
+        """Seconds until something is to be shown that is known already."""
+        times = [time_ for time_, _ in self._bars.values()]
+        if self._fold is not None and self._fold.entries:
+            times.append(self._fold.entries[0].since + _FOLD_WAIT)
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _show(self, blocks: list[tuple[_Key, bytes]], bars: dict[_Key, bytes], ending: bool) -> None:
+        for key, block in blocks:
+            self._show_lines(key, block)
+        live = self._show_bars(bars)
+        if self._fold is not None:
+            self._show_folded(self._fold.leave(float("inf") if ending else time.monotonic() - _FOLD_WAIT))
+        if live is None:
+            self._screen.erase()
         else:
-            text = block.lines.decode(errors="replace")
-            if "\r" in text:
-                text = "".join(f"{line.rstrip(chr(13)).rpartition(chr(13))[2]}\n" for line in text.split("\n")[:-1])
+            (rank, stream), text = live
+            self._screen.draw(_output(stream), rank, self._prefix([rank]), text)
+        self._screen.flush()
+
+    def _show_lines(self, key: _Key, block: bytes) -> None:
+        rank, stream = key
+        text = _newest(block).decode(errors="replace")[:-1]
         if self._fold is None:
-            self._screen.print(stream, self._prefixed([rank], stream, text))
+            self._print(stream, [rank], text)
             return
-        for line in text.split("\n")[:-1]:
-            self._fold.add(rank, stream, line, time.monotonic())
+        now = time.monotonic()
+        for line in text.split("\n"):
+            self._fold.add(rank, stream, line, now)
+        self._show_folded(self._fold.leave(now - _FOLD_WAIT))
 
-    def _prefixed(self, ranks: list[int], stream: int, text: str) -> str:
-        prefix = self._prefix(ranks, stream)
-        return f"{prefix}{text[:-1].replace(chr(10), chr(10) + prefix)}\n"
+    def _show_bars(self, bars: dict[_Key, bytes]) -> tuple[_Key, str] | None:
+        """Shows states of progress bars as lines where that is all that can be done; returns the live one, if any."""
+        live, now = None, time.monotonic()
+        shown, self._bars = self._bars, {}
+        for key, line in bars.items():
+            text = _newest(line).decode(errors="replace")
+            if _can_redraw(_output(key[1])):
+                if live is None and text.strip():
+                    live = (key, text)
+                continue
+            due, last = shown.get(key, (now + _BAR_LINES, b""))
+            if due <= now:
+                due = now + _BAR_LINES
+                if line != last and text.strip():
+                    self._show_lines(key, line + b"\n")
+                    last = line
+            self._bars[key] = (due, last)
+        return live
 
-    def _prefix(self, ranks: list[int], stream: int) -> str:
-        if len(ranks) > 1:
-            return f"[ranks {ranges(sorted(ranks))}] "
-        (rank,) = ranks
-        prefix = f"[rank {rank} {self._host_of(rank)}]"
-        if _is_terminal(_out(stream)) and not os.environ.get("NO_COLOR"):
-            return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\x1b[0m "
-        return f"{prefix} "
+    def _show_folded(self, entries: Iterator[_Entry]) -> None:
+        for entry in entries:
+            self._print(entry.stream, sorted(entry.ranks), entry.text)
+
+    def _print(self, stream: int, ranks: list[int], text: str) -> None:
+        """Prints lines of one rank, or one line of several."""
+        out = _output(stream)
+        prefix = self._prefix(ranks)
+        if len(ranks) == 1:
+            prefix = _coloured(out, ranks[0], prefix)
+        prefix += " "
+        self._screen.print(out, prefix + text.replace("\n", "\n" + prefix) + "\n")
+
+    def _prefix(self, ranks: list[int]) -> str:
+        return f"[ranks {ranges(ranks)}]" if len(ranks) > 1 else f"[rank {ranks[0]} {self._host_of(ranks[0])}]"
+
+
+@dataclass(eq=False)
+class _Entry:
+    """A line that one or more ranks have said; ``since`` is by the monotonic clock."""
+
+    number: int
+    stream: int
+    text: str
+    since: float
+    ranks: list[int] = field(default_factory=list)
 
 
 class _Fold:
-    """Lines that wait for their equals. Each rank's own lines keep their order: an entry is joined only after the
-    rank's last one, and entries leave from the front.
+    """Lines that wait for their equals of other ranks, in an order that is each rank's own.
+
+    Args:
+        all_ranks: by how many ranks a line is said at most.
+        limit: bytes that may wait.
     """
 
-    def __init__(self, all_ranks: int) -> None:
-        self._all = all_ranks
-        self._entries: deque[tuple[int, str, list[int], float]] = deque()
-        self._first = 0  # number of the entry at the front
-        self._numbers: dict[tuple[int, str], list[int]] = {}
-        self._last: dict[Key, int] = {}
+    def __init__(self, all_ranks: int, limit: int) -> None:
+        self._all_ranks = all_ranks
+        self._limit = limit
+        self._size = 0
+        self._count = 0
+        self._equals: dict[tuple[int, str], list[_Entry]] = {}
+        self._last: dict[_Key, int] = {}  # number of a rank's last entry
+        self.entries: deque[_Entry] = deque()
 
     def add(self, rank: int, stream: int, text: str, now: float) -> None:
-        numbers = self._numbers.setdefault((stream, text), [])
-        at = bisect.bisect_right(numbers, self._last.get((rank, stream), -1))
-        if at < len(numbers):
-            number = numbers[at]
-            self._entries[number - self._first][2].append(rank)
-        else:
-            number = self._first + len(self._entries)
-            self._entries.append((stream, text, [rank], now))
-            numbers.append(number)
-        self._last[rank, stream] = number
+        """Adds a line to the first of its equals that the rank may still say, or else as a new one at the end."""
+        equals = self._equals.setdefault((stream, text), [])
+        place = bisect_right(equals, self._last.get((rank, stream), -1), key=lambda entry: entry.number)
+        if place == len(equals):
+            entry = _Entry(self._count, stream, text, now)
+            equals.append(entry)
+            self.entries.append(entry)
+            self._count += 1
+            self._size += len(text) + _OVERHEAD
+        equals[place].ranks.append(rank)
+        self._last[rank, stream] = equals[place].number
 
-    def leaving(self, now: float, everything: bool) -> Iterator[tuple[int, str, list[int]]]:
-        """The entries whose time has come."""
-        while self._entries:
-            stream, text, ranks, born = self._entries[0]
-            if not everything and len(ranks) < self._all and now - born < _FOLD_WAIT:
+    def leave(self, until: float) -> Iterator[_Entry]:
+        """Takes entries out, from the head only: those from before a time, those that are complete or too many."""
+        while self.entries:
+            head = self.entries[0]
+            if head.since > until and len(head.ranks) < self._all_ranks and self._size <= self._limit:
                 return
-            self._entries.popleft()
-            self._first += 1
-            numbers = self._numbers[stream, text]
-            del numbers[0]
-            if not numbers:
-                del self._numbers[stream, text]
-            yield stream, text, ranks
+            self.entries.popleft()
+            equals = self._equals[head.stream, head.text]
+            del equals[0]
+            if not equals:
+                del self._equals[head.stream, head.text]
+            self._size -= len(head.text) + _OVERHEAD
+            yield head
 
 
 class _Screen:
-    """Where lines are printed, with one live line below them where the output can be redrawn."""
+    """Prints lines, and keeps a live line below them where the output can be redrawn."""
 
     def __init__(self) -> None:
-        self._live: tuple[int, str] | None = None  # stream and text that are drawn now
-        self._said: dict[Key, tuple[float, bytes]] = {}
+        self._drawn: tuple[TextIO, str] | None = None
+        self._unflushed: TextIO | None = None
 
-    def print(self, stream: int, text: str) -> None:
-        self._erase()
-        _write(stream, text)
+    def print(self, out: TextIO | None, text: str) -> None:
+        """Prints whole lines, above the live one."""
+        if self._drawn is not None and _can_redraw(out):
+            self.erase()
+        self._write(out, text)
 
-    def draw(self, bars: dict[Key, tuple[str, bytes]]) -> None:
-        """Shows the state of progress bars: the lowest rank's live, or each now and then as a line."""
-        live = [key for key in sorted(bars) if _can_redraw(_out(key[1]))]
-        if live:
-            prefix, bar = bars[live[0]]
-            text = bar.decode(errors="replace")
-            width = shutil.get_terminal_size().columns - 1 - len(prefix)
-            drawn = (live[0][1], prefix + text[: max(10, width)])
-            if drawn != self._live:
-                self._erase()
-                _write(drawn[0], "\r" + drawn[1])
-                self._live = drawn
+    def draw(self, out: TextIO | None, rank: int, prefix: str, text: str) -> None:
+        """Draws the live line, in place of the one before."""
+        if out is None:
+            return
+        terminal = _is_terminal(out)
+        text = _CONTROL.sub("", f"{prefix} {text}")
+        with suppress(Exception):
+            text = _encodable(out, text)
+        if terminal:  # a line that is wrapped could not be erased
+            text = _cut(text, shutil.get_terminal_size().columns - 1)
+        if self._drawn == (out, text):
+            return
+        if self._drawn is not None and self._drawn[0] is not out:
+            self.erase()
+        if terminal:
+            start = text[: len(prefix)]
+            self._write(out, f"\r{_coloured(out, rank, start)}{text[len(start) :]}\x1b[K")
         else:
-            self._erase()
-        now = time.monotonic()
-        for key, (prefix, bar) in bars.items():
-            since, said = self._said.setdefault(key, (now, bar))
-            if key not in live and now - since >= _BAR_LINES and bar != said:
-                self._said[key] = (now, bar)
-                _write(key[1], f"{prefix}{bar.decode(errors='replace')}\n")
-        for key in self._said.keys() - bars.keys():
-            del self._said[key]
+            self._write(out, "\r" + text.ljust(len(self._drawn[1]) if self._drawn else 0))
+        self._drawn = (out, text)
 
-    def _erase(self) -> None:
-        if self._live is not None:
-            stream, text = self._live
-            _write(stream, "\r\x1b[K" if _is_terminal(_out(stream)) else f"\r{' ' * len(text)}\r")
-            self._live = None
+    def erase(self) -> None:
+        """Takes the live line away."""
+        if self._drawn is not None:
+            out, text = self._drawn
+            self._write(out, "\r\x1b[K" if _is_terminal(out) else f"\r{' ' * len(text)}\r")
+            self._drawn = None
+
+    def flush(self) -> None:
+        """Shows what is printed."""
+        if self._unflushed is not None:
+            with suppress(Exception):
+                self._unflushed.flush()
+            self._unflushed = None
+
+    def _write(self, out: TextIO | None, text: str) -> None:
+        if out is not self._unflushed:  # stdout and stderr may be the same terminal: their order is kept
+            self.flush()
+        if out is not None:
+            self._unflushed = out
+            with suppress(Exception):  # a closed, full or odd output must not end the display
+                out.write(_encodable(out, text))
 
 
-def _out(stream: int) -> TextIO | None:
+def _output(stream: int) -> TextIO | None:
     """Looked up each time: notebooks and tests replace them. ``None`` where the shell closed it."""
     return sys.stdout if stream == 1 else sys.stderr
 
 
 def _is_terminal(out: TextIO | None) -> bool:
     try:
-        return out is not None and out.isatty()
-    except Exception:  # closed, or no file at all
+        return out is not None and not _is_notebook(out) and out.isatty()
+    except Exception:  # closed, or not quite a file
         return False
 
 
 def _can_redraw(out: TextIO | None) -> bool:
-    return _is_terminal(out) or type(out).__module__.startswith("ipykernel")
+    return _is_notebook(out) or _is_terminal(out)
 
 
-def _write(stream: int, text: str) -> None:
-    out = _out(stream)
-    if out is None:
-        return
-    with suppress(Exception):  # a closed, full or odd output must not end the display
-        try:
-            out.write(text)
-        except UnicodeEncodeError:
-            encoding = out.encoding or "ascii"
-            out.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        out.flush()
+def _is_notebook(out: TextIO | None) -> bool:
+    return type(out).__module__.startswith("ipykernel")
+
+
+def _coloured(out: TextIO | None, rank: int, text: str) -> str:
+    """The text in the colour of a rank, on terminals whose user has nothing against it (https://no-color.org)."""
+    if os.environ.get("NO_COLOR") or not _is_terminal(out):
+        return text
+    return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m"
+
+
+def _encodable(out: TextIO, text: str) -> str:
+    """The text with what the output has no characters for in ASCII."""
+    encoding = getattr(out, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _newest(lines: bytes) -> bytes:
+    """Of each line what a terminal would show in the end: what follows the last carriage return with text after it."""
+    if b"\r" not in lines:
+        return lines
+    return b"\n".join(line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines.split(b"\n"))
+
+
+def _cut(text: str, width: int) -> str:
+    """The beginning of a text that fits into so many columns of a terminal."""
+    columns = 0
+    for place, character in enumerate(text):
+        columns += 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        if columns > width:
+            return text[:place]
+    return text

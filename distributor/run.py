@@ -350,6 +350,7 @@ class Run:
             self._advance(Status.STARTING)
         elif name == "started":
             state.started = True
+            state.alive = len(self._ranks_of(node))
             started = sum(known.started for known in self._nodes.values())
             if self._placement is not None and started == len(self._placement.nodes):
                 self._advance(Status.RUNNING)

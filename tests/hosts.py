@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -96,7 +96,7 @@ class Hosts:
 
     def __enter__(self) -> Hosts:
         for folder in Path(tempfile.gettempdir()).iterdir():
-            stale = re.fullmatch(rf"{_folder('').name}({_PREFIX}(\d+)-\d+)", folder.name)
+            stale = re.fullmatch(rf"spark-({_PREFIX}(\d+)-\d+)", folder.name)
             if stale and not psutil.pid_exists(int(stale[2])):
                 with suppress(RuntimeError, OSError):  # others may be removing it as well
                     _remove(stale[1])
@@ -266,20 +266,20 @@ def _pids(namespace: str) -> list[int]:
     return [int(pid) for pid in _ip("netns", "pids", namespace).split()]
 
 
-def _kill(namespace: str) -> bool:
-    """Kills what runs in a namespace; whether that was anything."""
+def _ended(namespace: str) -> bool:
+    """Kills what runs in a namespace; whether there was nothing left."""
     pids = _pids(namespace)
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    return bool(pids)
+    return not pids
 
 
 def _remove(name: str) -> None:
     """Ends and removes everything there may be of some hosts, all found by their name."""
     namespaces = [path.name for path in _NAMESPACES.glob(f"{name}-*")]
     for namespace in namespaces:
-        watch.until(lambda namespace=namespace: not _kill(namespace))
+        watch.until(partial(_ended, namespace))
     bridge = Path("/sys/class/net", name)
     for cable in bridge.glob("brif/*"):
         _ip("link", "delete", cable.name)

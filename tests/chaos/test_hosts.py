@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -30,18 +29,11 @@ def _possible() -> None:
         pytest.skip(reason)
 
 
-@pytest.fixture
-def cluster(sessions: Sessions) -> Iterator[Hosts]:
-    sessions.stop()
-    with Hosts() as hosts:
-        yield hosts
-
-
 def left(name: str) -> list[object]:
     """Whatever there is of some hosts, looked for in other ways than they are removed."""
-    found: list[object] = []
-    for place in ("/run/netns", "/etc/netns", "/sys/class/net", tempfile.gettempdir()):
-        found += Path(place).glob(f"*{name.removeprefix('hosts')}*")
+    found: list[object] = [*Path("/sys/class/net").glob(f"*{name.removeprefix('hosts')}*")]
+    for place in ("/run/netns", "/etc/netns", tempfile.gettempdir()):
+        found += Path(place).glob(f"*{name}*")
     for process in psutil.process_iter():
         try:
             if name in process.environ().get("TMPDIR", ""):
