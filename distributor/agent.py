@@ -133,6 +133,7 @@ class _Agent:
             except Exception as error:
                 report = NodeReport(-1, socket.gethostname(), error=_explain(error))
                 self._tell({"event": "failed"})
+            await self._close_channel()
             self._report(report, folder)
             await self._owner_gone.wait()
         finally:
@@ -228,10 +229,6 @@ class _Agent:
         outcomes = self._outcomes(order, logs, stopped, processes.oom_kills() > oom_before)
         failed_here = start_error is not None or any(outcome.state in ("failed", "stopped") for outcome in outcomes)
         self._run_failed = failed_here or not self._ranks.passed
-        if self._uplink is not None:
-            bye = await self._uplink.close()
-            self._run_failed = self._run_failed or (bye is not None and bool(bye.get("failed")))
-        logs.close()
         return NodeReport(node.node_rank, node.host, outcomes, start_error, self._times, self._warning)
 
     async def _open_channel(self, order: NodeOrder, logs: Tailing) -> None:
@@ -271,6 +268,12 @@ class _Agent:
             return
         self._uplink = uplink
         logs.ship_to(uplink)
+
+    async def _close_channel(self) -> None:
+        """Says good-bye to the driver, and hears whether it knows of a failure."""
+        if self._uplink is not None:
+            bye = await self._uplink.close()
+            self._run_failed = self._run_failed or (bye is not None and bool(bye["failed"]))
 
     def _start_launcher(self, order: NodeOrder, event_fd: int) -> None:
         folder = Path(order.folder)
@@ -565,8 +568,10 @@ _OWNER = "owner"
 
 def _claim(folder: Path) -> IO[bytes]:
     """Locks the node's folder for as long as this process lives: the kernel drops the lock, however it ends."""
-    lock = open(folder / _OWNER, "wb")
+    # Under another name until it is locked: who looks for stale folders would take an unlocked owner for a dead one.
+    lock = open(folder / f"{_OWNER}.new", "wb")
     fcntl.flock(lock, fcntl.LOCK_EX)
+    os.rename(lock.name, folder / _OWNER)
     return lock
 
 

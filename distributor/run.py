@@ -343,7 +343,7 @@ class Run:
         name = event["event"]
         state = self._nodes.setdefault(node, _NodeState(0.0))
         state.heard = time.monotonic()
-        if name == "hello" and self._placement is None:
+        if name == "hello" and self._placement is None and event["placement"]:
             self._placement = Placement(
                 tuple(Node(**{**fields, "gpus": tuple(fields["gpus"])}) for fields in event["placement"])
             )
@@ -364,6 +364,8 @@ class Run:
                     self._dumped.notify_all()
         elif name == "skipped":
             self._logs.skip(event["rank"], event["stream"], event["lines"], event["offset"])
+        elif name == "dead":
+            self._lose(node, "its agent died")
         elif name == "orphaned":
             self._lose(node, "its Spark task ended: the Python worker or the executor was killed, or the job cancelled")
         elif name == "failed":

@@ -60,7 +60,7 @@ class Proxy:
         self._pairs.add(pair)
         try:
             await asyncio.gather(self._copy(reader, there_writer), self._copy(there_reader, writer))
-        except OSError:
+        except (OSError, asyncio.CancelledError):
             pass
         finally:
             self._pairs.discard(pair)

@@ -255,7 +255,8 @@ def test_secrets_are_not_in_sparks_event_log_or_on_its_pages(
 
     monkeypatch.setattr(ChannelServer, "listen", remember)
     (tmp_path / "events").mkdir()
-    sessions.get("local[2]", **{"spark.eventLog.enabled": "true", "spark.eventLog.dir": f"file://{tmp_path}/events"})
+    log = {"enabled": "true", "compress": "false", "dir": f"file://{tmp_path}/events"}
+    sessions.get("local[2]", **{f"spark.eventLog.{name}": value for name, value in log.items()})
     TorchDistributor(2, False, False, env={"API_KEY": SECRET}).run(trainings.all_reduce)
     with pytest.raises(Exception, match="rank 1"):
         TorchDistributor(2, False, False, env={"API_KEY": SECRET}).run(

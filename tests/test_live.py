@@ -181,8 +181,9 @@ def test_a_wire_that_breaks_costs_no_line(
     run = TorchDistributor(2, False, False, log_dir=tmp_path).submit(count_to, str(go))
     watch.until(lambda: run.status is Status.RUNNING)
     kept = tmp_path / run.id / "rank-0.stdout"
+    watch.until(kept.exists)
     for _ in range(3):
-        connections, lines = wire.connections, kept.read_text().count("\n") if kept.exists() else 0
+        connections, lines = wire.connections, kept.read_text().count("\n")
         wire.reset()
         watch.until(lambda: wire.connections > connections)
         watch.until(lambda: kept.read_text().count("\n") > lines + 10)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import pickle
 import re
+import secrets
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
-from distributor import network, shipping
+from distributor import network, outcomes, shipping
+from distributor.channel.frames import Log
 from distributor.channel.server import ChannelServer
 from distributor.errors import (
     ConfigurationError,
@@ -31,6 +34,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("distributor")
 
+Task = Callable[..., Iterator[bytes]]
+
+_OUTPUT = struct.Struct("!IBQ")  # rank, stream, offset
+
 _GPU = "gpu"
 _GPU_AMOUNT = "spark.task.resource.gpu.amount"
 
@@ -40,6 +47,12 @@ _CHUNK_CONNECT = 1 << 20
 
 #: Seconds between looks at the cluster's slots while they are too few.
 _SLOT_POLL = 0.5
+
+#: Seconds beyond the grace in which all tasks of a failed run end. A run that takes longer is cancelled by its handle.
+_FAILED_MARGIN = 5.0
+
+#: Settings that ask for a network which nobody else can read or write, and that say nothing of torch's part of it.
+_ENCRYPTION = ("spark.ssl.enabled", "spark.ssl.rpc.enabled", "spark.network.crypto.enabled", "spark.authenticate")
 
 
 def active_session() -> SparkSession | None:
@@ -121,6 +134,47 @@ def ranks_per_task(session: SparkSession, num_processes: int, use_gpu: bool) -> 
     return int(amount)
 
 
+class _FailedRows:
+    """The rows of a failed run, brought by an accumulator: Spark delivers those as each task ends, before the job does.
+
+    It is the accumulator's parameter on the driver; in its place, tasks get one that PySpark has, which only adds.
+
+    Args:
+        expected: how many tasks bring rows.
+        on_complete: called with all rows once they are here, in a thread of its own.
+    """
+
+    def __init__(self, expected: int, on_complete: Callable[[Sequence[bytes]], None]) -> None:
+        self._expected = expected
+        self._on_complete = on_complete
+        self._by_task: dict[int, tuple[bytes, ...]] = {}
+
+    @property
+    def rows(self) -> list[bytes]:
+        return [row for rows in list(self._by_task.values()) for row in rows]
+
+    @property
+    def complete(self) -> bool:
+        return 0 < self._expected <= len(self._by_task)
+
+    def zero(self, _value: object) -> tuple[()]:
+        return ()
+
+    def addInPlace(self, _value: object, update: Iterable[tuple[int, tuple[bytes, ...]]]) -> tuple[()]:  # noqa: N802
+        """Called by PySpark while Spark's scheduler waits: must neither take long nor raise."""
+        before = self.complete
+        for partition, rows in update:
+            self._by_task.setdefault(partition, rows)  # should Spark start the stage again, the first is the truest
+        if self.complete and not before:
+            threading.Thread(target=self._on_complete, args=(self.rows,), name="distributor-fail", daemon=True).start()
+        return ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from pyspark.accumulators import AddingAccumulatorParam
+
+        return AddingAccumulatorParam, ((),)
+
+
 class SparkScheduler:
     """Runs a job as barrier tasks of a session.
 
@@ -139,10 +193,12 @@ class SparkScheduler:
         """Everything that can be known to be wrong before anything starts.
 
         Raises:
-            ConfigurationError: a setting of the session rules barrier mode out.
+            ConfigurationError: a setting of the session rules barrier mode out, or asks for encryption, which there is
+                none of between ranks, and nobody has said that this is acceptable.
             ResourceError: more slots are needed than the cluster can ever give.
         """
-        if str(_conf(self._session, "spark.dynamicAllocation.enabled", "false")).lower() == "true":
+        self._check_encryption(job)
+        if _is_true(_conf(self._session, "spark.dynamicAllocation.enabled", "false")):
             raise ConfigurationError(
                 "spark.dynamicAllocation.enabled is true: Spark's barrier mode does not run with it (SPARK-24942); "
                 "set it to false and spark.executor.instances to the executors that training needs"
@@ -155,6 +211,25 @@ class SparkScheduler:
         most = self._most_slots()
         if most is not None and job.num_tasks > most:
             raise ResourceError(self._too_few(job, most))
+
+    def _encryption(self) -> list[str]:
+        """The settings of the session that ask for encryption."""
+        return [key for key in _ENCRYPTION if _is_true(_conf(self._session, key, "false"))]
+
+    def _check_encryption(self, job: Job) -> None:
+        settings = self._encryption()
+        if not settings:
+            return
+        accept = f"{'deepspeed' if job.launch_path == 'deepspeed' else 'pytorch'}.spark.distributor.ignoreSsl"
+        told = (
+            f"{' and '.join(settings)} {'is' if len(settings) == 1 else 'are'} true, but ranks do not keep to it. NOT "
+            "encrypted: NCCL's and gloo's traffic between ranks (gradients, parameters) and torch's rendezvous store. "
+            "Encrypted: log lines and orders between nodes and driver (TLS). What goes through Spark (the function, "
+            "results) is as Spark's settings have it; spark.authenticate alone encrypts nothing"
+        )
+        if not _is_true(self._session.conf.get(accept, "false")):
+            raise ConfigurationError(f"{told}. To accept that, set {accept} to true in the Spark configuration")
+        _log.warning("%s; accepted by %s", told, accept)
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:
         if self._connect:
@@ -192,10 +267,11 @@ class SparkScheduler:
         self._await_slots(job)
         host, bind = self._driver_address()
         try:
-            at = server.listen(bind, host)
+            at = server.listen(bind, host, job.driver_ports)
             endpoint = (at.host, at.port, at.certificate, at.token)
         except OSError as error:
-            _log.warning("cannot listen on %s (%s): the run has no live log lines", bind, error)
+            where = f"{bind}, ports {job.driver_ports[0]}-{job.driver_ports[1]}" if job.driver_ports else bind
+            _log.warning("cannot listen on %s (%s): the run has no live log lines", where, error)
             endpoint = None
         shipment: Shipment = {
             "run_id": job.run_id,
@@ -205,22 +281,49 @@ class SparkScheduler:
             "driver_host": host,
             "gpu": _GPU if job.use_gpu else None,
             "chunk": _CHUNK_CONNECT if self._connect else _CHUNK_CLASSIC,
+            "patience": job.grace_period + _FAILED_MARGIN,
+            # A report holds tracebacks and log lines: it does not cross an encrypted network in the clear.
+            "key": None if self._encryption() else secrets.token_bytes(32),
         }
         self._tag = f"distributor-{job.run_id}"
         task = _make_task(shipment)
         return _sort(self._collect_connect(job, task) if self._connect else self._collect_classic(job, task))
 
-    def _collect_classic(self, job: Job, task: Callable[[], Iterator[bytes]]) -> Iterable[bytes]:
+    def _collect_classic(self, job: Job, task: Task) -> Iterable[bytes]:
+        from pyspark import accumulators
+
         context = self._session.sparkContext
+        failed = _FailedRows(job.num_tasks - 1, self._fail_job)
+        # Made by hand: SparkContext.accumulator numbers them without a lock; two runs with one number would mix.
+        accumulator: Any = accumulators.Accumulator(cast(Any, self._tag), (), cast(Any, failed))
+        failed_rows = accumulator if job.num_tasks > 1 else None
         context.addJobTag(self._tag)
         context.setJobDescription(f"distributor {job.run_id}: {job.title} on {job.num_processes} ranks")
         try:
-            rows = context.parallelize(range(job.num_tasks), job.num_tasks).barrier()
-            return rows.mapPartitions(lambda _rows: task()).collect()
+            tasks = context.parallelize(range(job.num_tasks), job.num_tasks).barrier()
+            rows = tasks.mapPartitions(lambda _rows: task(failed_rows)).collect()
+            return [*rows, *(row for row in failed.rows if row not in rows)]
+        except Exception:
+            if failed.complete:
+                return failed.rows
+            raise
         finally:
             context.removeJobTag(self._tag)
+            accumulators._accumulatorRegistry.pop(accumulator.aid, None)
 
-    def _collect_connect(self, job: Job, task: Callable[[], Iterator[bytes]]) -> Iterable[bytes]:
+    def _fail_job(self, rows: Sequence[bytes]) -> None:
+        """Has Spark show the job as failed, and why."""
+        from py4j.protocol import Py4JError
+
+        scala = self._session.sparkContext._jsc.sc()
+        reason = f"by distributor: {_why(_sort(rows))}"
+        with suppress(Exception):  # then nobody cancels the job, and the holder gives up in time
+            try:
+                scala.cancelJobsWithTag(self._tag, reason)
+            except Py4JError:  # Spark 3.5 takes no reason
+                scala.cancelJobsWithTag(self._tag)
+
+    def _collect_connect(self, job: Job, task: Task) -> Iterable[bytes]:
         def in_arrow(batches: Iterable[Any]) -> Iterator[Any]:
             import pyarrow as pa
 
@@ -318,6 +421,10 @@ class SparkScheduler:
         return any(stage is not None and stage.numActiveTasks > 0 for stage in stages)
 
 
+def _is_true(setting: Any) -> bool:
+    return str(setting).strip().lower() == "true"
+
+
 def _conf(session: SparkSession, key: str, default: str | None) -> Any:
     """A setting, from the context where there is one."""
     if is_connect(session):
@@ -340,14 +447,14 @@ def _portable_task() -> bytes:
         spark_cloudpickle.unregister_pickle_by_value(distributor)
 
 
-def _make_task(shipment: Shipment) -> Callable[[], Iterator[bytes]]:
+def _make_task(shipment: Shipment) -> Task:
     """What Spark pickles: a nested function, which travels by value and needs nothing but the standard library."""
     pickled = _portable_task()
 
-    def task() -> Iterator[bytes]:
+    def task(failed_rows: Any = None) -> Iterator[bytes]:
         import pickle
 
-        pieces: Iterator[bytes] = pickle.loads(pickled)(shipment)
+        pieces: Iterator[bytes] = pickle.loads(pickled)(shipment, failed_rows)
         return pieces
 
     return task
@@ -355,7 +462,7 @@ def _make_task(shipment: Shipment) -> Callable[[], Iterator[bytes]]:
 
 def _sort(pieces: Iterable[bytes]) -> Collected:
     """What the tasks yielded, by kind."""
-    reports, values, lost = [], {}, []  # type: ignore[var-annotated]
+    reports, values, lost, logs = [], {}, [], []  # type: ignore[var-annotated]
     for piece in pieces:
         kind, body = piece[:1], memoryview(piece)[1:]
         if kind == b"R":
@@ -363,9 +470,27 @@ def _sort(pieces: Iterable[bytes]) -> Collected:
         elif kind == b"V":
             (rank,) = struct.unpack_from("!I", body)
             values.setdefault(rank, []).append(body[4:])
+        elif kind == b"G":
+            rank, stream, offset = _OUTPUT.unpack_from(body)
+            logs.append(Log(rank, stream, offset, bytes(body[_OUTPUT.size :])))
         else:
             lost.append(bytes(body).decode())
-    return Collected(tuple(reports), values, tuple(lost))
+    return Collected(tuple(reports), values, tuple(lost), tuple(logs))
+
+
+def _why(collected: Collected) -> str:
+    """Why a run failed, in one line."""
+    failures = [o.failure for report in collected.reports for o in report.outcomes if o.state == "failed" and o.failure]
+    errors = [report.error[1] for report in collected.reports if report.error is not None]
+    if errors:
+        text = errors[0]
+    elif failures:
+        text = outcomes.describe(outcomes.order_failures(failures))
+    elif collected.lost_hosts:
+        text = str(outcomes.node_lost(collected.lost_hosts))
+    else:
+        text = "the ranks were stopped: the run was cancelled, or a node was lost"
+    return text.partition("\n")[0]
 
 
 def _translate(error: Exception, job: Job) -> DistributorError:

@@ -2,26 +2,51 @@
 
 The worker states its facts, learns everybody's, and if its task leads its executor, runs the agent as a child. It keeps
 nothing: no environment variable is set, no module of this package stays imported, since Spark reuses workers.
+
+When a run has failed, its Spark job has to fail too, but not by an exception in a task, for which Spark would run the
+stage again. So one task, the *holder*, does not end while the others bring what the driver has to know by an
+accumulator, which Spark delivers as each of them ends; then the driver cancels the job. They do not wait for one
+another by ``allGather``: a task that is killed while it waits there takes its executor with it (Spark 4.3).
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
 import shutil
 import socket
+import ssl
 import struct
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, TypedDict
 
 from distributor import control, devices, network, processes
+
+#: What a leader tells its siblings when the run has failed, and who brings a row its sender.
+_FAILED = _RECEIVED = b"1"
+
+#: Seconds that another task may take to answer.
+_PEER_TIMEOUT = 5.0
+
+#: Seconds between the holder's looks at whether the driver is still there.
+_HOLD_INTERVAL = 0.2
+
+#: Bytes of a row that a task takes from another, at most.
+_MAX_ROW = 64 << 20
+
+_DIGEST_BYTES = 32
 
 
 class Shipment(TypedDict):
     """What every task gets: plain values, since this package is not importable in the worker.
 
-    ``gpu`` is the name of the GPU resource or ``None``; ``chunk`` the bytes of one piece of a return value.
+    ``gpu`` is the name of the GPU resource or ``None``; ``chunk`` the bytes of one piece of a return value;
+    ``patience`` the seconds in which all nodes of a failed run end; ``key`` authenticates a task's row to another task,
+    ``None`` if rows must not go from one executor to another.
     """
 
     run_id: str
@@ -31,14 +56,21 @@ class Shipment(TypedDict):
     driver_host: str
     gpu: str | None
     chunk: int
+    patience: float
+    key: bytes | None
 
 
-def run_task(shipment: Shipment) -> Iterator[bytes]:
+def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
     """One barrier task from its facts to what it sends back in band.
 
+    Args:
+        shipment: what to do.
+        failed_rows: accumulator of ``((partition, rows),)`` for the rows of a failed run; ``None`` to yield them.
+
     Yields:
-        ``b"R" + pickled NodeReport``, ``b"V" + uint32 rank + piece of its pickled value``, or ``b"L" + host`` if the
-        agent died; nothing if another task leads this executor.
+        ``b"R" + pickled NodeReport``, ``b"V" + uint32 rank + piece of its pickled value``, ``b"G" + uint32 rank + uint8
+        stream + uint64 offset + piece of its output``, or ``b"L" + host`` if the agent died; nothing if another task
+        leads this executor.
     """
     from pyspark import BarrierTaskContext
 
@@ -65,18 +97,125 @@ def run_task(shipment: Shipment) -> Iterator[bytes]:
             "cpus": context.cpus(),
         }
         everyone = [json.loads(text) for text in context.allGather(json.dumps({"facts": mine, "held": held}))]
+        facts = sorted((entry["facts"] for entry in everyone), key=lambda fact: fact["partition"])
         leader = min(
             (entry for entry in everyone if entry["facts"]["executor"] == executor),
             key=lambda entry: entry["facts"]["partition"],
         )
+        roles = _roles(facts, shipment["key"]) if failed_rows is not None else None
+        row: bytes | None
         if leader["held"] == held:
-            yield from _lead(shipment, [entry["facts"] for entry in everyone], mine, listener)
+            courier = roles is not None and roles[1] == partition
+            row = yield from _lead(shipment, facts, mine, listener, keep_listening=courier)
+            if row is not None and roles is not None:
+                _tell_siblings(hold, sum(fact["executor"] == executor for fact in facts) - 1)
         else:
             listener.close()
-            _await_end(leader["held"])
+            row = b"" if _await_end(leader["held"]) else None
+        if row is None:
+            return
+        if roles is not None:
+            row = _hand_over(shipment, facts, roles, partition, row, listener, failed_rows)
+        if row:
+            yield row
     finally:
         listener.close()
         hold.close()
+
+
+def _roles(facts: list[dict[str, Any]], key: bytes | None) -> tuple[int, int | None] | None:
+    """The holder of a failed run, and the courier: the task that brings the holder's row, if it has one.
+
+    The holder is a sibling where there is one, since those have no row. Otherwise it is partition 0, and partition 1
+    the courier: it leads a node too, but not that of the rendezvous store, so its listening socket is free.
+    """
+    leaders = {fact["executor"]: fact["partition"] for fact in reversed(facts)}
+    siblings = [fact["partition"] for fact in facts if leaders[fact["executor"]] != fact["partition"]]
+    if siblings:
+        return siblings[-1], None
+    return (0, 1) if key is not None and len(facts) > 1 else None
+
+
+def _hand_over(
+    shipment: Shipment,
+    facts: list[dict[str, Any]],
+    roles: tuple[int, int | None],
+    partition: int,
+    row: bytes,
+    listener: socket.socket,
+    failed_rows: Any,
+) -> bytes:
+    """Brings the row of a task of a failed run to the driver, or returns it to be yielded if that did not work out."""
+    holder, courier = roles
+    key, patience = shipment["key"], shipment["patience"]
+    if partition == holder:
+        if courier is None or _send_row(facts[courier], key or b"", row, patience):
+            _hold(shipment["endpoint"], patience)
+        return row
+    rows = [row]
+    if partition == courier:
+        taken = _take_row(listener, key or b"", patience)
+        if taken is None:
+            return row
+        rows.append(taken)
+    failed_rows.add(((partition, tuple(row for row in rows if row)),))
+    return b""
+
+
+def _send_row(to: Mapping[str, Any], key: bytes, row: bytes, timeout: float) -> bool:
+    """Gives a row to the courier, which may still wait for its ranks to end; whether it has taken it."""
+    try:
+        with socket.create_connection((to["address"], to["port"]), _PEER_TIMEOUT) as line:
+            line.sendall(hmac.digest(key, row, "sha256") + row)
+            line.shutdown(socket.SHUT_WR)
+            line.settimeout(timeout)
+            return line.recv(1) == _RECEIVED
+    except OSError:
+        return False
+
+
+def _take_row(listener: socket.socket, key: bytes, timeout: float) -> bytes | None:
+    """The holder's row, ``None`` if it does not come in time. Anybody may connect: only the right key counts."""
+    deadline = time.monotonic() + timeout
+    while (left := deadline - time.monotonic()) > 0:
+        with suppress(OSError):
+            listener.settimeout(left)
+            line, _ = listener.accept()
+            with line:
+                line.settimeout(_PEER_TIMEOUT)
+                with line.makefile("rb") as file:
+                    digest, row = file.read(_DIGEST_BYTES), file.read(_MAX_ROW)
+                if hmac.compare_digest(digest, hmac.digest(key, row, "sha256")):
+                    line.sendall(_RECEIVED)
+                    return row
+    return None
+
+
+def _hold(endpoint: tuple[str, int, str, bytes] | None, timeout: float) -> None:
+    """Keeps this task from ending before the driver has cancelled the job; after that, the channel's port is closed."""
+    reached = False
+    deadline = time.monotonic() + timeout
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            if endpoint is not None:
+                socket.create_connection(endpoint[:2], _PEER_TIMEOUT).close()
+                reached = True
+        except ConnectionRefusedError:
+            if reached:
+                return
+        except OSError:  # never reachable from here: Spark ends this worker soon after the job
+            pass
+        time.sleep(min(left, _HOLD_INTERVAL))
+
+
+def _tell_siblings(hold: socket.socket, count: int) -> None:
+    """Tells the tasks that wait for this one's end that the run has failed."""
+    hold.settimeout(_PEER_TIMEOUT)
+    for _ in range(count):
+        with suppress(OSError):  # one is gone: then Spark ends the stage
+            sibling, _ = hold.accept()
+            with sibling:
+                sibling.sendall(_FAILED)
 
 
 def _address(executor_host: str, driver_host: str) -> str:
@@ -89,20 +228,24 @@ def _address(executor_host: str, driver_host: str) -> str:
     return own if towards is None or (network.is_loopback(towards) and not network.is_loopback(own)) else towards
 
 
-def _await_end(held: str) -> None:
-    """Keeps this task's slot until the leader's task ends, whatever ends it."""
+def _await_end(held: str) -> bool:
+    """Keeps this task's slot until the leader's task ends, whatever ends it; whether the run has failed."""
     with socket.socket(socket.AF_UNIX) as waiting:
         try:
             waiting.connect("\0" + held)
-            waiting.recv(1)
+            return waiting.recv(1) == _FAILED
         except OSError:  # ended before, or just now
-            pass
+            return False
 
 
 def _lead(
-    shipment: Shipment, facts: list[dict[str, Any]], mine: Mapping[str, Any], listener: socket.socket
-) -> Iterator[bytes]:
-    """Runs this executor's agent and yields what it reports."""
+    shipment: Shipment,
+    facts: list[dict[str, Any]],
+    mine: Mapping[str, Any],
+    listener: socket.socket,
+    keep_listening: bool,
+) -> Generator[bytes, None, bytes | None]:
+    """Runs this executor's agent and yields what it reports, or returns that if the run has failed."""
     folder = control.make_folder(shipment["run_id"])
     agent = line = None
     try:
@@ -110,7 +253,8 @@ def _lead(
         with open(root, "wb") as file:
             file.write(shipment["package"])
         agent, line = control.start_agent(root, {"store": listener}, os.environ)
-        listener.close()
+        if not keep_listening:
+            listener.close()
         order = {
             "job": shipment["job"],
             "executor": mine["executor"],
@@ -127,13 +271,17 @@ def _lead(
         except OSError:
             report = None
         if report is None:
-            yield b"L" + str(mine["host"]).encode()
-            return
+            _tell_lost(shipment["endpoint"], str(mine["executor"]))
+            return b"L" + str(mine["host"]).encode()
+        yield from _rest(report["rest"], shipment["chunk"])
+        if report["failed"]:
+            return b"R" + bytes(report["report"])
         yield b"R" + report["report"]
         for rank, path in report["values"].items():
             with open(path, "rb") as file:
                 while piece := file.read(shipment["chunk"]):
                     yield b"V" + struct.pack("!I", rank) + piece
+        return None
     finally:
         if line is not None:
             line.close()
@@ -141,3 +289,43 @@ def _lead(
             agent.wait()
         processes.kill_node(processes.node_id(shipment["run_id"], mine["partition"]))
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _rest(files: list[dict[str, Any]], chunk: int) -> Iterator[bytes]:
+    """What the channel did not bring of the ranks' output."""
+    for rest in files:
+        offset = rest["offset"]
+        with open(rest["path"], "rb") as file:
+            file.seek(offset)
+            while piece := file.read(chunk):
+                yield b"G" + struct.pack("!IBQ", rest["rank"], rest["stream"], offset) + piece
+                offset += len(piece)
+
+
+def _tell_lost(endpoint: tuple[str, int, str, bytes] | None, executor: str) -> None:
+    """Tells the driver that this node's agent has died: it may never have reached the channel, and the others wait."""
+    if endpoint is None:
+        return
+    host, port, certificate, token = endpoint
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(cadata=certificate)
+    news: list[dict[str, Any]] = [
+        {"event": "hello", "node": executor, "placement": []},
+        {"event": "dead"},
+        {"event": "bye"},
+    ]
+    with (
+        suppress(OSError),
+        socket.create_connection((host, port), _PEER_TIMEOUT) as line,
+        context.wrap_socket(line) as it,
+    ):
+        it.sendall(token + b"".join(_frame(event) for event in news))
+        while it.recv(4096):  # until the driver has read it all and ends the connection
+            pass
+
+
+def _frame(message: Mapping[str, Any]) -> bytes:
+    """As ``channel.frames.pack`` does it: that module would bring asyncio into Spark's workers."""
+    body = json.dumps(message).encode()
+    return struct.pack("!IB", len(body), 1) + body

@@ -118,3 +118,10 @@ def test_random_bytes_are_frames_or_a_protocol_error(data):
     except ProtocolError:
         return
     assert all(isinstance(frame, (dict, Log)) for frame in found)
+
+
+@given(messages)
+def test_sparks_workers_pack_the_same(message):
+    from distributor.schedulers.spark_task import _frame
+
+    assert _frame(message) == frames.pack(message)

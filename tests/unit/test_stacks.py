@@ -15,28 +15,35 @@ from hypothesis import strategies as st
 from distributor import launcher, payload, rank, stacks
 from distributor.stacks import Frame, Stacks, Thread
 
-#: Registers and says so, then runs a script: the outermost frames are not the user's, like those of a launcher.
+#: Registers, then runs a script: the outermost frames are not the user's, like those of a launcher.
 START = """
 import faulthandler, runpy, signal, sys
 faulthandler.register(signal.SIGUSR1, file=open(sys.argv[1], "ab"), all_threads=True)
-print(flush=True)
 runpy.run_path(sys.argv[2], run_name="__main__")
 """
 
 
 def dump_of(script, expected):
-    """Runs a script and asks for its stacks until it is where it should be; returns the last dump."""
+    """Runs a script and asks for its stacks until it is where it should be; returns the last dump.
+
+    The script prints an empty line when its threads run: Python may crash that is asked while one starts.
+    """
     path = script.with_suffix(".dump")
     command = [sys.executable, "-c", START, str(path), str(script)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=script.parent, start_new_session=True) as process:
+        end = time.monotonic() + 60
+
+        def is_there():
+            return process.poll() is None and time.monotonic() < end
+
         try:
             assert process.stdout.readline() == b"\n"
-            text, end = "", time.monotonic() + 100
-            while stacks.where(text) != expected and time.monotonic() < end:
+            text = ""
+            while stacks.where(text) != expected and is_there():
                 before = path.stat().st_size
                 process.send_signal(signal.SIGUSR1)
                 text = ""
-                while not text.endswith(("in <module>\n", "...\n")) and time.monotonic() < end:
+                while not text.endswith(("in <module>\n", "...\n")) and is_there():
                     time.sleep(0.01)
                     text = path.read_bytes()[before:].decode()
         finally:
@@ -54,7 +61,7 @@ def write(folder, name, source):
 
 def line_of(script):
     """The number of the line that is marked as the one where it hangs."""
-    return next(number for number, line in enumerate(script.read_text().splitlines(), 1) if line.endswith("# here"))
+    return next(number for number, line in enumerate(script.open(), 1) if line.endswith("# here\n"))
 
 
 WAITS = {
@@ -74,23 +81,23 @@ WAITS = {
     "sleep": ("train", "import time", "time.sleep(100)  # here"),
     "a pipe": ("train", "import os", "os.read(os.pipe()[0], 1)  # here"),
     "no wait at all": ("train", "while True: pass  # here"),
-    "code without a file": ("train", "exec('while True: pass')  # here"),
+    "code without a file": ("<module>", "exec('while True: pass')  # here"),
 }
 
 
 @pytest.mark.parametrize("wait", WAITS)
 def test_a_wait(wait, tmp_path):
     called, *lines = WAITS[wait]
-    script = write(tmp_path, "train.py", "\n    ".join(["def train():", *lines]) + "\ntrain()\n")
-    text = dump_of(script, f"{'<module>' if 'exec' in lines[0] else called} at train.py:{line_of(script)}")
+    script = write(tmp_path, "train.py", "\n    ".join(["def train():", "print(flush=True)", *lines]) + "\ntrain()\n")
+    text = dump_of(script, f"{called} at train.py:{line_of(script)}")
     main = stacks.main_thread(stacks.parse(text))
     assert main.current
-    assert main.frames[-1] == Frame("<string>", 5, "<module>")
+    assert main.frames[-1] == Frame("<string>", 4, "<module>")
     assert stacks.trim(text) == text
 
 
 def test_the_top_of_a_script(tmp_path):
-    dump_of(write(tmp_path, "train.py", "import time\ntime.sleep(100)\n"), "<module> at train.py:2")
+    dump_of(write(tmp_path, "train.py", "import time\nprint(flush=True)\ntime.sleep(100)\n"), "<module> at train.py:3")
 
 
 def test_threads_of_the_user_do_not_count(tmp_path):
@@ -101,6 +108,7 @@ def test_threads_of_the_user_do_not_count(tmp_path):
         threads = [threading.Thread(target=load, name="Thread [a] (most recent call first):") for _ in range(3)]
         for thread in threads:
             thread.start()
+        print(flush=True)
         threads[0].join()  # here
     """
     script = write(tmp_path, "train.py", source)
@@ -115,25 +123,12 @@ def test_more_threads_than_python_lists(tmp_path):
         event = threading.Event()
         for _ in range(120):
             threading.Thread(target=event.wait, daemon=True).start()
+        print(flush=True)
         event.wait()
     """
     text = dump_of(write(tmp_path, "train.py", source), "too many threads to list the main one")
     assert len(stacks.parse(text)) == 100
     assert stacks.summary({0: text}) == "rank 0: too many threads to list the main one"
-
-
-def test_more_frames_than_python_lists(tmp_path):
-    source = """
-        import queue
-        def down(depth):
-            return down(depth - 1) if depth else queue.Queue().get()  # here
-        down(150)
-    """
-    script = write(tmp_path, "train.py", source)
-    text = dump_of(script, f"get at train.py:{line_of(script)}")
-    assert text.endswith("\n  ...\n")
-    assert len(stacks.main_thread(stacks.parse(text)).frames) == 100
-    assert stacks.trim(text) == text
 
 
 # What is around a rank: functions of these names and files, and a thread that must stay whole.
@@ -145,6 +140,7 @@ LAUNCHER = {
         from distributor import rank
         def main():
             threading.Thread(target=rank.idle, daemon=True).start()
+            print(flush=True)
             rank.main()
     """,
     "distributor/rank.py": """
@@ -214,15 +210,20 @@ def test_a_rank_that_is_not_in_code_of_the_user(tmp_path):
 
 
 def test_a_rank_that_waits_outside_of_code_of_the_user(tmp_path):
-    source = """
-        import threading
-        def idle(): pass
-        def main():
-            threading._shutdown()
-    """
-    waiting = "import threading\nthreading._shutdown = threading.Event().wait\n" + LAUNCHER["start.py"]
-    text = dump_of(launch(tmp_path, {"start.py": waiting, "distributor/rank.py": source}), None)
-    assert stacks.trim(text) != text
+    files = {
+        "distributor/rank.py": """
+            import os, sys
+            sys.path.insert(0, os.path.dirname(__file__) + "/../site-packages")
+            import library
+            def idle(): pass
+            def main():
+                library.join()
+        """,
+        "site-packages/library.py": "import time\ndef join():\n    time.sleep(100)\n",
+    }
+    text = dump_of(launch(tmp_path, files), "join at library.py:3")
+    [frame] = stacks.main_thread(stacks.parse(stacks.trim(text))).frames
+    assert frame.function == "join"
 
 
 def test_the_files_of_this_package():
@@ -239,6 +240,7 @@ def test_a_worker_of_a_data_loader_that_hangs(tmp_path):
             def __len__(self):
                 return 8
             def __getitem__(self, index):
+                print(flush=True)
                 time.sleep(100)
         def train():
             for batch in torch.utils.data.DataLoader(Data(), num_workers=1):  # here
@@ -258,6 +260,7 @@ def test_a_collective_without_its_peer(tmp_path):
         dist.init_process_group("gloo", init_method=f"file://{__file__}.store", rank=rank, world_size=2)
         if rank == 1:
             signal.pause()
+        print(flush=True)
         dist.all_reduce(torch.ones(1))  # here
     """
     script = write(tmp_path, "train.py", source)
@@ -359,6 +362,10 @@ TEXTS = {
             USER,
         ),
         "forward at train.py:40",
+    ),
+    "more frames than Python lists": (
+        stack(("/usr/lib/python3.12/queue.py", 1, "get"), *[USER] * 99) + "  ...\n",
+        "get at train.py:40",
     ),
     "nothing but wrappers": (stack((f"{SITE}/a.py", 1, "wrapper"), USER), "train at train.py:40"),
     # No place.

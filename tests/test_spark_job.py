@@ -1,0 +1,367 @@
+"""What Spark shows of a run, its job's status and reason, and what a run takes from Spark's network settings."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+import trainings
+import watch
+from sessions import Sessions
+
+from distributor import ConfigurationError, NodeLostError, RunCancelledError, Status, TorchDistributor, TrainingError
+from distributor.channel.server import ChannelServer, Endpoint
+from distributor.run import Run
+from distributor.schedulers import spark_task
+from distributor.schedulers.spark import SparkScheduler
+
+pytestmark = pytest.mark.spark
+
+LOCAL = "local[4]"
+CLUSTER = "local-cluster[2,2,1024]"
+ONE_TASK_EACH = "local-cluster[2,1,1024]"
+
+REASONS = pyspark.__version__ >= "4"
+
+
+def on_executors(num_processes: int = 2, **options: Any) -> TorchDistributor:
+    return TorchDistributor(num_processes, False, False, **options)
+
+
+def spark_job(session: Any, run: Run) -> tuple[str, str, int]:
+    """Status of a run's job once Spark says that it has ended, the reason of a failure, and attempts of its stage."""
+    scala = session.sparkContext._jsc.sc()
+
+    def look() -> tuple[str, str, int] | None:
+        (number,) = scala.statusTracker().getJobIdsForTag(f"distributor-{run.id}")
+        info = session.sparkContext.statusTracker().getJobInfo(number)
+        stage = scala.statusStore().lastStageAttempt(info.stageIds[0])
+        if info.status == "RUNNING":
+            return None
+        reason = stage.failureReason()
+        return info.status, reason.get() if reason.isDefined() else "", stage.attemptId() + 1
+
+    return watch.until(look)
+
+
+def assert_failed(session: Any, run: Run, reason: str) -> None:
+    status, shown, attempts = spark_job(session, run)
+    assert (status, attempts) == ("FAILED", 1)
+    if REASONS:
+        assert f"cancelled by distributor: {reason}" in shown
+
+
+def executors(session: Any) -> set[tuple[str, int]]:
+    infos = session.sparkContext._jsc.sc().statusTracker().getExecutorInfos()
+    return {(info.host(), info.port()) for info in infos}
+
+
+@pytest.fixture(scope="module", params=[LOCAL, CLUSTER, ONE_TASK_EACH])
+def master(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def session(master: str, sessions: Sessions) -> Any:
+    return sessions.get(master)
+
+
+@pytest.fixture
+def ranks(master: str) -> int:
+    """As many as there are slots."""
+    return 2 if master == ONE_TASK_EACH else 4
+
+
+@pytest.mark.parametrize("how", ["diverge", "SIGKILL"])
+def test_a_failed_run_is_a_failed_job(session: Any, ranks: int, how: str, tmp_path: Path) -> None:
+    from pyspark import accumulators
+
+    assert on_executors(ranks).submit(trainings.all_reduce).results(timeout=watch.DEADLINE)  # all executors are there
+    before = executors(session)
+    run = on_executors(ranks).submit(trainings.fail_on_rank_1, how, str(tmp_path / "stamp"))
+    with pytest.raises(TrainingError, match="^rank 1 on .* failed: ") as caught:
+        run.result(timeout=watch.DEADLINE)
+    assert time.time() - float((tmp_path / "stamp").read_text()) < watch.FAILURE_DEADLINE
+    watch.gone(run.id)
+    if how == "diverge":
+        assert isinstance(caught.value.__cause__, trainings.Diverged)
+        assert caught.value.__cause__.step == 17
+    assert {failure.rank for failure in caught.value.failures} <= set(range(ranks))
+    assert_failed(session, run, str(caught.value).splitlines()[0])
+    assert not [key for key in accumulators._accumulatorRegistry if "distributor" in str(key)]
+    # The slots are free again, and nothing was lost with the job.
+    after = on_executors(ranks).submit(trainings.all_reduce)
+    assert len(after.results(timeout=watch.DEADLINE)) == ranks
+    assert spark_job(session, after) == ("SUCCEEDED", "", 1)
+    assert executors(session) == before
+    watch.gone(after.id)
+
+
+def test_two_of_more_slots(sessions: Sessions, tmp_path: Path) -> None:
+    session = sessions.get(CLUSTER)
+    run = on_executors(2).submit(trainings.fail_on_rank_1, "raise", str(tmp_path / "stamp"))
+    with pytest.raises(TrainingError) as caught:
+        run.result(timeout=60)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert_failed(session, run, "rank 1 on ")
+
+
+def fail_everywhere() -> None:
+    raise trainings.Diverged(trainings.rank())
+
+
+def test_ranks_that_all_fail_are_all_told(session: Any, ranks: int) -> None:
+    run = on_executors(ranks).submit(fail_everywhere)
+    with pytest.raises(TrainingError, match=r"failed: trainings\.Diverged: ") as caught:
+        run.result(timeout=60)
+    assert isinstance(caught.value.__cause__, trainings.Diverged)
+    assert caught.value.__cause__.step == caught.value.rank
+    assert_failed(session, run, f"rank {caught.value.rank} on ")
+
+
+def fail_while_others_save(failing: int) -> None:
+    """The others need some of their grace, so that their nodes end later; all are up before one fails."""
+    import torch.distributed as dist
+
+    def save(*_: Any) -> None:
+        time.sleep(1.5)
+        print("saved", flush=True)
+        os._exit(0)
+
+    dist.init_process_group("gloo")
+    signal.signal(signal.SIGTERM, save)
+    dist.barrier()
+    if trainings.rank() == failing:
+        raise ValueError("too early")
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_nodes_that_end_at_different_times(
+    session: Any, ranks: int, failing: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = on_executors(ranks).submit(fail_while_others_save, failing)
+    with pytest.raises(TrainingError, match=f"^rank {failing} on .* failed: ValueError: too early") as caught:
+        run.result(timeout=60)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert capfd.readouterr().out.count("saved") == ranks - 1
+    assert_failed(session, run, f"rank {failing} on ")
+
+
+def test_a_cancelled_run_is_no_success(session: Any, ranks: int, tmp_path: Path) -> None:
+    run = on_executors(ranks, grace_period=1).submit(trainings.wait_for, str(tmp_path / "never"))
+    watch.until(lambda: run.status is Status.RUNNING)
+    run.cancel()
+    with pytest.raises(RunCancelledError):
+        run.result(timeout=watch.DEADLINE)
+    assert_failed(session, run, "the ranks were stopped")
+    watch.gone(run.id)
+
+
+def test_an_agent_that_is_killed(session: Any, ranks: int, tmp_path: Path) -> None:
+    run = on_executors(ranks, grace_period=1).submit(trainings.wait_for, str(tmp_path / "never"))
+    watch.until(lambda: run.status is Status.RUNNING)
+    before = executors(session)
+    next(process for process in watch.processes(run.id) if watch.is_agent(process)).kill()
+    with pytest.raises(NodeLostError, match="lost the node on"):
+        run.result(timeout=watch.DEADLINE)
+    watch.gone(run.id)
+    assert_failed(session, run, "lost the node on ")
+    assert executors(session) == before
+
+
+def test_a_job_that_nobody_cancels_ends_by_itself(
+    session: Any, ranks: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(SparkScheduler, "_fail_job", lambda *_: None)
+    monkeypatch.setattr("distributor.schedulers.spark._FAILED_MARGIN", 1.0)
+    run = on_executors(ranks, grace_period=1).submit(trainings.fail_on_rank_1, "raise", str(tmp_path / "stamp"))
+    with pytest.raises(TrainingError, match="^rank 1 on .* failed: ValueError") as caught:
+        run.result(timeout=watch.DEADLINE)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert len({failure.rank for failure in caught.value.failures}) == len(caught.value.failures)
+    assert spark_job(session, run)[0] == "SUCCEEDED"
+
+
+def test_a_run_of_one_task_is_told_as_data(sessions: Sessions) -> None:
+    session = sessions.get(LOCAL)
+    run = on_executors(1).submit(fail_everywhere)
+    with pytest.raises(TrainingError) as caught:
+        run.result(timeout=watch.DEADLINE)
+    assert isinstance(caught.value.__cause__, trainings.Diverged)
+    assert spark_job(session, run)[0] == "SUCCEEDED"
+
+
+def test_the_drivers_log_stays_short(tmp_path: Path) -> None:
+    """In a driver of its own, for its stderr at Spark's default level."""
+    script = tmp_path / "driver.py"
+    script.write_text(
+        textwrap.dedent("""
+        import sys
+        from pyspark.sql import SparkSession
+        from distributor import TorchDistributor, TrainingError
+
+        spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+
+        def train():
+            raise ValueError("no")
+
+        print("FROM HERE", file=sys.stderr, flush=True)
+        try:
+            TorchDistributor(2, False, False).run(train)
+        except TrainingError as error:
+            print("caught", error.rank)
+        spark.sparkContext.parallelize(range(2), 2).count()  # takes both slots, so the run's tasks have ended
+        spark.stop()
+        """)
+    )
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    assert "caught" in ended.stdout, ended.stderr[-2000:]
+    log = [line for line in ended.stderr.partition("FROM HERE")[2].splitlines() if re.search(" (WARN|ERROR) ", line)]
+    assert len(log) == 1, log
+    assert "Lost task 1.0 in stage 0.0" in log[0]
+    assert "TaskKilled" in log[0]
+    assert "\tat " not in ended.stderr
+
+
+KEY = b"k" * 32
+
+
+@pytest.fixture
+def courier() -> Iterator[tuple[socket.socket, dict[str, Any], Callable[[], bytes | None]]]:
+    """A task that waits for a row: its socket, its address, and a wait for what it took."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        taken: list[bytes | None] = []
+        thread = threading.Thread(target=lambda: taken.append(spark_task._take_row(listener, KEY, 4.0)))
+        thread.start()
+
+        def wait() -> bytes | None:
+            thread.join()
+            return taken[0]
+
+        yield listener, {"address": "127.0.0.1", "port": listener.getsockname()[1]}, wait
+        thread.join()
+
+
+def test_a_row_is_taken_from_the_holder_only(
+    courier: tuple[socket.socket, dict[str, Any], Callable[[], bytes | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener, to, wait = courier
+    monkeypatch.setattr(spark_task, "_PEER_TIMEOUT", 0.5)
+    with socket.create_connection(listener.getsockname()):  # says nothing
+        assert not spark_task._send_row(to, b"x" * 32, b"R a forged row", 5.0)
+        assert spark_task._send_row(to, KEY, b"R" + b"row" * 100_000, 5.0)
+    assert wait() == b"R" + b"row" * 100_000
+
+
+def test_a_row_that_never_comes(courier: tuple[socket.socket, dict[str, Any], Callable[[], bytes | None]]) -> None:
+    _, to, wait = courier
+    assert not spark_task._send_row(to, b"x" * 32, b"R a forged row", 5.0)
+    assert wait() is None
+
+
+# Spark's settings for its network
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (["spark.ssl.enabled"], "spark.ssl.enabled is true"),
+        (["spark.authenticate"], "spark.authenticate is true"),
+        (
+            ["spark.network.crypto.enabled", "spark.authenticate"],
+            "spark.network.crypto.enabled and spark.authenticate are true",
+        ),
+    ],
+)
+def test_encryption_that_ranks_do_not_have_is_refused(sessions: Sessions, settings: list[str], text: str) -> None:
+    sessions.get("local[2]", **dict.fromkeys(settings, "true"), **{"spark.authenticate.secret": "s3cret"})
+    with pytest.raises(RuntimeError, match=rf"^{text}, but .*NOT encrypted: NCCL's and gloo's .*gradients") as e:
+        on_executors(2).run(trainings.rank)
+    assert isinstance(e.value, ConfigurationError)
+    assert "set pytorch.spark.distributor.ignoreSsl to true" in str(e.value)
+
+
+@pytest.mark.parametrize("where", ["session", "context"])
+def test_encryption_can_be_forgone(sessions: Sessions, caplog: pytest.LogCaptureFixture, where: str) -> None:
+    key = "pytorch.spark.distributor.ignoreSsl"
+    settings = {"spark.authenticate": "true", "spark.authenticate.secret": "s3cret"}
+    session = sessions.get("local[2]", **settings, **({key: "true"} if where == "context" else {}))
+    if where == "session":
+        session.conf.set(key, "true")
+    with caplog.at_level(logging.WARNING, "distributor"):
+        assert on_executors(2).run(trainings.all_reduce) == 3.0
+    assert caplog.text.count("spark.authenticate is true") == 1
+    assert "gradients" in caplog.text
+
+
+def test_deepspeed_has_a_key_of_its_own(sessions: Sessions) -> None:
+    from distributor.job import Job, Script
+
+    job = Job("run", 2, Script("train.py", b""), False, launch_path="deepspeed")
+    settings = {"spark.authenticate": "true", "spark.authenticate.secret": "s3cret"}
+    session = sessions.get("local[2]", **settings, **{"pytorch.spark.distributor.ignoreSsl": "true"})
+    with pytest.raises(ConfigurationError, match=r"set deepspeed\.spark\.distributor\.ignoreSsl"):
+        SparkScheduler(session).check(job)
+    session.conf.set("deepspeed.spark.distributor.ignoreSsl", "true")
+    SparkScheduler(session).check(job)
+
+
+def test_reports_do_not_leave_an_executor_in_the_clear(sessions: Sessions) -> None:
+    """With encryption asked for, and no task to spare: the failure is told as data."""
+    settings = {"spark.authenticate": "true", "spark.authenticate.secret": "s3cret"}
+    session = sessions.get(ONE_TASK_EACH, **settings, **{"pytorch.spark.distributor.ignoreSsl": "true"})
+    run = on_executors(2).submit(fail_everywhere)
+    with pytest.raises(TrainingError) as caught:
+        run.result(timeout=60)
+    assert isinstance(caught.value.__cause__, trainings.Diverged)
+    assert spark_job(session, run)[0] == "SUCCEEDED"
+
+
+def listening_on(monkeypatch: pytest.MonkeyPatch, ports: tuple[int, int]) -> list[int]:
+    """Has runs use a range of ports; the ports that they come to listen on."""
+
+    class Ranged(SparkScheduler):
+        def run(self, job: Any, server: ChannelServer) -> Any:
+            return super().run(replace(job, driver_ports=ports), server)
+
+    used: list[int] = []
+    listen = ChannelServer.listen
+
+    def remember(self: ChannelServer, *args: Any) -> Endpoint:
+        endpoint = listen(self, *args)
+        used.append(endpoint.port)
+        return endpoint
+
+    monkeypatch.setattr("distributor.schedulers.spark.SparkScheduler", Ranged)
+    monkeypatch.setattr(ChannelServer, "listen", remember)
+    return used
+
+
+def test_the_channel_keeps_to_the_ports_it_is_given(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = sessions.get(LOCAL)
+    _, bind = SparkScheduler(session)._driver_address()
+    with socket.create_server((bind, 0)) as busy:
+        port = busy.getsockname()[1]
+        used = listening_on(monkeypatch, (port, port + 5))
+        assert on_executors(2).run(trainings.all_reduce) == 3.0
+        assert port < used[0] <= port + 5
+        listening_on(monkeypatch, (port, port))
+        assert on_executors(2).run(trainings.all_reduce) == 3.0
+    assert f"cannot listen on {bind}, ports {port}-{port} (" in caplog.text
