@@ -21,10 +21,10 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from distributor import activity, control, errors, placement, processes, rank, shipping
 from distributor.channel import frames
@@ -50,6 +50,11 @@ _BEAT_INTERVAL = 5.0
 
 #: Seconds beyond the grace after which the launcher is not trusted to have stopped its ranks.
 _STOP_MARGIN = 3.0
+
+#: Seconds that an agent without owner spends on the driver.
+_ORPHAN_PATIENCE = 3.0
+
+T = TypeVar("T")
 
 _STREAMS = ("stdout", "stderr")
 
@@ -225,7 +230,7 @@ class _Agent:
         following.cancel()
         reaping.cancel()
         await asyncio.gather(following, reaping, return_exceptions=True)
-        await logs.drain()
+        await self._unless_orphaned(logs.drain())
         outcomes = self._outcomes(order, logs, stopped, processes.oom_kills() > oom_before)
         failed_here = start_error is not None or any(outcome.state in ("failed", "stopped") for outcome in outcomes)
         self._run_failed = failed_here or not self._ranks.passed
@@ -272,8 +277,20 @@ class _Agent:
     async def _close_channel(self) -> None:
         """Says good-bye to the driver, and hears whether it knows of a failure."""
         if self._uplink is not None:
-            bye = await self._uplink.close()
+            bye = await self._unless_orphaned(self._uplink.close())
             self._run_failed = self._run_failed or (bye is not None and bool(bye["failed"]))
+
+    async def _unless_orphaned(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """Waits for the driver to do its part, but not for long once the owner is gone: the driver may be, too."""
+        working, orphaned = asyncio.ensure_future(work), asyncio.ensure_future(self._owner_gone.wait())
+        await asyncio.wait({working, orphaned}, return_when=asyncio.FIRST_COMPLETED)
+        orphaned.cancel()
+        if not working.done():
+            await asyncio.wait({working}, timeout=_ORPHAN_PATIENCE)
+        if not working.done():
+            working.cancel()
+            return None
+        return working.result()
 
     def _start_launcher(self, order: NodeOrder, event_fd: int) -> None:
         folder = Path(order.folder)
@@ -501,7 +518,9 @@ class _Ranks:
                 "Python before the session starts (the environment variable PYSPARK_PYTHON, or spark.pyspark.python)\n"
                 + said
             )
-        return "StartError", f"the launcher on {order.host} ended with code {launcher.returncode}:\n{said}"
+        code = launcher.returncode
+        ended = f"was killed by {processes.signal_name(-code)}" if code < 0 else f"ended with code {code}"
+        return "StartError", f"the launcher on {order.host} {ended}, before any rank was up\n{said}".rstrip()
 
 
 def _explain(error: Exception) -> tuple[str, str]:

@@ -43,7 +43,10 @@ def processes(run_id: str = "") -> list[psutil.Process]:
 
 
 def is_agent(process: psutil.Process) -> bool:
-    command = process.cmdline()
+    try:
+        command = process.cmdline()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
     return len(command) > 4 and "distributor." in command[2] and command[4] == "agent"
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -69,7 +69,7 @@ KILLS: dict[str, tuple[Callable[[Run], psutil.Process], type[Exception], str]] =
     "agent": (
         agent_of,
         NodeLostError,
-        r"^lost the node on .* \(node \d, ranks \d-\d\): its agent ended without a word",
+        r"^lost the node on .* \(node \d, ranks \d-\d\): its agent (died|ended without a word)",
     ),
     "worker": (worker_of, NodeLostError, r"^lost the node on .* \(node \d, ranks \d-\d\): its Spark task ended"),
     "executor": (executor_of, NodeLostError, r"^lost the node on .* \(node \d, ranks \d-\d\): its Spark task ended"),
@@ -94,6 +94,21 @@ def test_a_kill_is_a_true_error_and_leaves_nothing(victim: str, make: Make, mode
     assert make(2).run(trainings.all_reduce) == 3.0  # Spark's workers are still of use
 
 
+def test_an_agent_that_is_killed_before_it_has_said_a_word(make: Make, mode: str, tmp_path: Path) -> None:
+    """The others would wait for its ranks until the start timeout."""
+
+    def agents() -> list[psutil.Process]:
+        return [process for process in psutil.process_iter() if watch.is_agent(process)]
+
+    assert agents() == []
+    run = make(4, grace_period=1).submit(trainings.wait_for, str(tmp_path / "never"))
+    watch.until(agents)[0].kill()
+    with pytest.raises(NodeLostError):
+        run.result(timeout=watch.DEADLINE)
+    watch.gone(run.id, watch.ORPHAN_DEADLINE)
+    assert make(2).run(trainings.all_reduce) == 3.0
+
+
 def test_a_stopped_rank_does_not_hold_up_the_end(make: Make, tmp_path: Path) -> None:
     """SIGSTOP: it cannot react to SIGTERM."""
     training = train(make, tmp_path)
@@ -110,6 +125,38 @@ def test_a_frozen_agent_is_a_lost_node(make_local: Make, tmp_path: Path) -> None
     agent_of(run).suspend()
     with pytest.raises(NodeLostError, match=r"nothing was heard from it for 2 s; last known .* before: \d ranks"):
         run.result(timeout=watch.DEADLINE)
+    watch.gone(run.id, watch.ORPHAN_DEADLINE)
+
+
+@pytest.fixture
+def small_memory(tmp_path: Path) -> Iterator[Path]:
+    """A memory group with a limit of 64 MiB, for who moves into it."""
+    for root, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+        group = Path(root, f"distributor-test-{os.getpid()}")
+        try:
+            group.mkdir()
+            (group / limit).write_text(str(64 << 20))
+        except OSError:
+            continue
+        yield group
+        watch.until(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
+        return
+    pytest.skip("no memory groups can be made here")
+
+
+def test_a_kill_for_lack_of_memory_is_explained(make: Make, small_memory: Path) -> None:
+    def devour(group: str) -> None:
+        Path(group, "cgroup.procs").write_text(str(os.getpid()))
+        kept = []
+        while True:
+            kept.append(b"x" * (8 << 20))
+
+    run = make(2, grace_period=1).submit(devour, str(small_memory))
+    with pytest.raises(
+        TrainingError, match=r"^rank \d on .* failed: killed by SIGKILL, most likely for lack of memory"
+    ):
+        run.result(timeout=2 * watch.DEADLINE)
     watch.gone(run.id, watch.ORPHAN_DEADLINE)
 
 

@@ -1,5 +1,6 @@
 """What ranks are doing: from real dumps of real waits, and from texts of other Pythons."""
 
+import contextlib
 import os
 import pickle
 import signal
@@ -26,7 +27,7 @@ runpy.run_path(sys.argv[2], run_name="__main__")
 def dump_of(script, expected):
     """Runs a script and asks for its stacks until it is where it should be; returns the last dump.
 
-    The script prints an empty line when its threads run: Python may crash that is asked while one starts.
+    The script prints an empty line when its threads run: faulthandler may crash a Python whose other threads change.
     """
     path = script.with_suffix(".dump")
     command = [sys.executable, "-c", START, str(path), str(script)]
@@ -47,7 +48,10 @@ def dump_of(script, expected):
                     time.sleep(0.01)
                     text = path.read_bytes()[before:].decode()
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode == -signal.SIGSEGV:
+        return dump_of(script, expected)
     assert stacks.where(text) == expected, text
     return text
 
@@ -325,15 +329,27 @@ TEXTS = {
         stack(USER) + "\nExtension modules: numpy._core, torch._C (total: 2)\n",
         "train at train.py:40",
     ),
+    "more than 100 threads, the main one listed": (stack(USER) + "\n...\n", "train at train.py:40"),
     # Which frame is the user's.
     "Debian's packages": (stack(("/usr/lib/python3/dist-packages/yaml/a.py", 1, "load"), USER), "load at train.py:40"),
+    "packages in a folder": (
+        stack(("/x/site-packages/a.py", 1, "f"), ("/x/dist-packages/a.py", 1, "g"), USER),
+        "g at train.py:40",
+    ),
     "64 bits": (stack(("/usr/lib64/python3.12/queue.py", 1, "get"), USER), "get at train.py:40"),
     "a notebook": (stack(("<command-17>", 3, "train"), ("<command-17>", 9, "<module>")), "train at <command-17>:3"),
     "generated code around": (stack(("<string>", 3, "f"), USER, ("<string>", 9, "<module>")), "f at train.py:40"),
-    "frozen code": (stack(("<frozen importlib._bootstrap>", 241, "_call"), USER), "_call at train.py:40"),
+    "frozen code": (
+        stack(("<frozen importlib._bootstrap>", 241, "_call"), ("<command-17>", 3, "train")),
+        "_call at <command-17>:3",
+    ),
+    "our own code": (stack(("/x/package.zip/distributor/errors.py", 7, "f"), USER), "f at train.py:40"),
     "nothing but libraries": (stack((f"{SITE}/a/b.py", 7, "f"), (f"{SITE}/a/c.py", 8, "g")), "f at b.py:7"),
     "a project of our name": (stack(("/home/me/distributor/train.py", 7, "f")), "f at train.py:7"),
-    "a file of our names": (stack(("/home/me/my_distributor/rank.py", 7, "f")), "f at rank.py:7"),
+    "a file of our names": (
+        stack(("/usr/lib/python3.12/queue.py", 1, "get"), ("/home/me/my_distributor/rank.py", 7, "f")),
+        "get at rank.py:7",
+    ),
     "outside of the user's code": (
         stack(("/usr/lib/python3.12/threading.py", 1, "_shutdown"), ("/x/distributor/rank.py", 2, "_finalize"))
         + stack(("/home/me/launch.py", 1, "<module>"), header="").lstrip("\n"),
@@ -345,6 +361,20 @@ TEXTS = {
     ),
     # Which call it stands in.
     "the loader in a progress bar": (IN_LOADER, "DataLoader at train.py:31"),
+    "the loader that runs code of the user": (
+        stack(
+            ("/usr/lib/python3.12/queue.py", 1, "get"), USER, (f"{SITE}/torch/utils/data/dataloader.py", 1, "f"), USER
+        ),
+        "get at train.py:40",
+    ),
+    "the gradients": (
+        stack(
+            (f"{SITE}/torch/autograd/graph.py", 865, "_engine_run_backward"),
+            (f"{SITE}/torch/_tensor.py", 630, "backward"),
+            USER,
+        ),
+        "backward at train.py:40",
+    ),
     "the optimizer": (
         stack(
             (f"{SITE}/torch/optim/adam.py", 248, "step"),
