@@ -15,8 +15,10 @@ from pathlib import Path
 
 from distributor import processes
 
-#: On this signal a rank writes the Python stacks of its threads. Users' code has uses of its own for SIGUSR1.
-STACKS_SIGNAL = signal.SIGRTMIN + 10
+#: On these signals a rank writes Python stacks, of all its threads or of its main thread. Users' code has uses of its
+#: own for SIGUSR1.
+ALL_STACKS_SIGNAL = signal.SIGRTMIN + 10
+MAIN_STACK_SIGNAL = signal.SIGRTMIN + 11
 
 #: Bytes of stacks that one rank may send.
 _MAX_STACKS = 256 << 10
@@ -61,19 +63,20 @@ class Activity:
         return now - self._active
 
 
-async def stacks(folder: Path, pids: Mapping[int, int], timeout: float) -> dict[int, str]:
+async def stacks(folder: Path, pids: Mapping[int, int], all_threads: bool, timeout: float) -> dict[int, str]:
     """What ranks are doing now, by local rank: faulthandler's text, or why there is none.
 
     Args:
         folder: the node's.
         pids: processes by local rank.
+        all_threads: of all threads, or of the main thread only.
         timeout: seconds that a rank may take to answer.
     """
     before = {}
     for local_rank, pid in pids.items():
         before[local_rank] = _size(stacks_path(folder, local_rank))
         try:
-            os.kill(pid, STACKS_SIGNAL)
+            os.kill(pid, ALL_STACKS_SIGNAL if all_threads else MAIN_STACK_SIGNAL)
         except ProcessLookupError:
             continue
     texts = await asyncio.gather(*(_answer(folder, rank, pid, before[rank], timeout) for rank, pid in pids.items()))
@@ -88,7 +91,7 @@ async def _answer(folder: Path, local_rank: int, pid: int, before: int, timeout:
         now = _size(path)
         if now > before and now == size:
             with path.open("rb") as file:
-                file.seek(before)
+                file.seek(max(before, now - _MAX_STACKS))  # the main thread comes last
                 return file.read(_MAX_STACKS).decode(errors="replace")
         size = now
     state = processes.state(pid)

@@ -355,15 +355,15 @@ class _Agent:
         if order.get("order") == "stop":
             self._stop()
         elif order.get("order") == "dump":
-            dump = asyncio.ensure_future(self._dump(int(order["id"]), float(order["timeout"])))
+            dump = asyncio.ensure_future(self._dump(int(order["id"]), bool(order["all"]), float(order["timeout"])))
             self._dumps.add(dump)
             dump.add_done_callback(self._dumps.discard)
 
-    async def _dump(self, number: int, timeout: float) -> None:
+    async def _dump(self, number: int, all_threads: bool, timeout: float) -> None:
         """Sends what each rank is doing."""
         assert self._node is not None
         texts = dict.fromkeys(self._ranks.exits, "it has ended")
-        texts |= await activity.stacks(Path(self._order.folder), self._ranks.alive_pids, timeout)
+        texts |= await activity.stacks(Path(self._order.folder), self._ranks.alive_pids, all_threads, timeout)
         for local_rank, text in texts.items():
             if self._uplink is not None:
                 self._uplink.send(

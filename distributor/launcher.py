@@ -36,7 +36,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from distributor import rank
-from distributor.activity import STACKS_SIGNAL
+from distributor.activity import ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL
 from distributor.job import NodeOrder
 from distributor.processes import die_with_parent, pidfd_open, readable
 
@@ -61,7 +61,8 @@ def main(path: str, agent_pid: str) -> None:
     os.unlink(path)
     for number in _HANDLED:
         signal.signal(number, _raise_signal)
-    signal.signal(STACKS_SIGNAL, signal.SIG_IGN)  # its default would end a rank that is asked before it can answer
+    for stacks_signal in (ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL):
+        signal.signal(stacks_signal, signal.SIG_IGN)  # the default would end a rank that is asked before it can answer
     try:
         _tell(order, {"event": "ready", "time": time.time()})
         spec = WorkerSpec(

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from distributor import payload
-from distributor.activity import STACKS_SIGNAL, stacks_path
+from distributor.activity import ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL, stacks_path
 from distributor.job import Failure, Function, Module, NodeOrder, Outcome, Script
 from distributor.processes import die_with_parent
 
@@ -83,7 +83,8 @@ def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -
     _close_connections(order.event_fd)
     global _stacks
     _stacks = open(stacks_path(order.folder, local_rank), "ab")  # faulthandler only borrows it
-    faulthandler.register(STACKS_SIGNAL, file=_stacks, all_threads=True)
+    faulthandler.register(ALL_STACKS_SIGNAL, file=_stacks, all_threads=True)
+    faulthandler.register(MAIN_STACK_SIGNAL, file=_stacks, all_threads=False)
     for text in (sys.stdout, sys.stderr):
         if isinstance(text, io.TextIOWrapper):
             text.reconfigure(line_buffering=True)

@@ -182,14 +182,17 @@ class Run:
             self._cancelled = True
         self._stop("cancelled")
 
-    def dump_stacks(self, timeout: float = 10.0) -> Stacks:
-        """What every rank is doing now: the Python stacks of all its threads, by rank.
+    def dump_stacks(self, timeout: float = 10.0, *, all_threads: bool = True) -> Stacks:
+        """What every rank is doing now: the Python stacks of its threads, by rank.
 
-        Ranks go on unharmed, whether they compute, wait in a collective or hang. Where one cannot answer, its text says
-        why. Empty unless ranks are running.
+        Ranks go on, whether they compute, wait in a collective or hang. Where one cannot answer, its text says why.
+        Empty unless ranks are running.
 
         Args:
             timeout: seconds that ranks get to answer.
+            all_threads: of all threads (default), or of the main thread only. Python can crash when it lists a thread
+                that is just starting (https://github.com/python/cpython/issues/116008): prefer ``False`` for healthy
+                ranks that start threads all the time.
 
         Example:
             >>> print(run.dump_stacks())  # doctest: +SKIP
@@ -202,7 +205,7 @@ class Run:
         with self._dumped:
             number = next(self._dump_numbers)
             answers = self._dumps[number] = {}
-            server.order({"order": "dump", "id": number, "timeout": timeout})
+            server.order({"order": "dump", "id": number, "all": all_threads, "timeout": timeout})
             self._dumped.wait_for(
                 lambda: len(answers) == self._job.num_processes or self._done.is_set(), timeout + _DUMP_MARGIN
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -78,9 +79,14 @@ def stand(rendezvous: str) -> None:
 
     dist.init_process_group("gloo")
     dist.all_reduce(torch.ones(1))
+    threading.Thread(target=background, args=(rendezvous,), daemon=True).start()
     if trainings.rank() == 2:
         wait_for_data(rendezvous)
     dist.all_reduce(torch.ones(1))
+
+
+def background(path: str) -> None:
+    wait_for_data(path)
 
 
 def wait_for_data(path: str) -> None:
@@ -101,6 +107,9 @@ def test_stacks_tell_what_each_rank_is_doing(make: Make, tmp_path: Path) -> None
     stacks = run.dump_stacks()
     assert sorted(stacks) == [0, 1, 2]
     assert all("in stand" in text for text in stacks.values())
+    assert all("in background" in text for text in stacks.values())
+    alone = run.dump_stacks(all_threads=False)
+    assert all("in stand" in text and "in background" not in text for text in alone.values())
     go.touch()
     assert run.results(timeout=watch.DEADLINE) == [None] * 3  # asking did no harm
     assert run.dump_stacks() == {}

@@ -197,6 +197,33 @@ def test_a_job_that_nobody_cancels_ends_by_itself(
     assert spark_job(session, run)[0] == "SUCCEEDED"
 
 
+def talk_and_fail() -> None:
+    import torch.distributed as dist
+
+    print("rank", trainings.rank(), flush=True)
+    dist.init_process_group("gloo")
+    dist.barrier()
+    if trainings.rank() == 1:
+        raise ValueError("after talking")
+    time.sleep(60)
+
+
+def test_a_failed_run_without_the_channel(
+    session: Any, ranks: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What the channel did not bring comes with the reports."""
+    listen = ChannelServer.listen
+    monkeypatch.setattr(ChannelServer, "listen", lambda self, *args: replace(listen(self, *args), port=1))
+    run = on_executors(ranks, log_dir=tmp_path).submit(talk_and_fail)
+    with pytest.raises(TrainingError, match="^rank 1 on .* failed: ValueError: after talking") as caught:
+        run.result(timeout=60)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert_failed(session, run, "rank 1 on ")
+    for rank in range(ranks):
+        assert (tmp_path / run.id / f"rank-{rank}.stdout").read_text() == f"rank {rank}\n"
+    assert len(on_executors(ranks).submit(trainings.all_reduce).results(timeout=60)) == ranks
+
+
 def test_a_run_of_one_task_is_told_as_data(sessions: Sessions) -> None:
     session = sessions.get(LOCAL)
     run = on_executors(1).submit(fail_everywhere)
@@ -241,15 +268,18 @@ def test_the_drivers_log_stays_short(tmp_path: Path) -> None:
 KEY = b"k" * 32
 
 
+Courier = tuple[socket.socket, dict[str, Any], Callable[[], list[bytes] | None]]
+
+
 @pytest.fixture
-def courier() -> Iterator[tuple[socket.socket, dict[str, Any], Callable[[], bytes | None]]]:
+def courier() -> Iterator[Courier]:
     """A task that waits for a row: its socket, its address, and a wait for what it took."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        taken: list[bytes | None] = []
-        thread = threading.Thread(target=lambda: taken.append(spark_task._take_row(listener, KEY, 4.0)))
+        taken: list[list[bytes] | None] = []
+        thread = threading.Thread(target=lambda: taken.append(spark_task._take_rows(listener, KEY, 4.0)))
         thread.start()
 
-        def wait() -> bytes | None:
+        def wait() -> list[bytes] | None:
             thread.join()
             return taken[0]
 
@@ -257,20 +287,20 @@ def courier() -> Iterator[tuple[socket.socket, dict[str, Any], Callable[[], byte
         thread.join()
 
 
-def test_a_row_is_taken_from_the_holder_only(
-    courier: tuple[socket.socket, dict[str, Any], Callable[[], bytes | None]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_is_taken_from_the_holder_only(courier: Courier, monkeypatch: pytest.MonkeyPatch) -> None:
     listener, to, wait = courier
     monkeypatch.setattr(spark_task, "_PEER_TIMEOUT", 0.5)
     with socket.create_connection(listener.getsockname()):  # says nothing
-        assert not spark_task._send_row(to, b"x" * 32, b"R a forged row", 5.0)
-        assert spark_task._send_row(to, KEY, b"R" + b"row" * 100_000, 5.0)
-    assert wait() == b"R" + b"row" * 100_000
+        assert not spark_task._send_rows(to, b"x" * 32, [b"R a forged row"], 5.0)
+        assert spark_task._send_rows(to, KEY, [b"R" + b"row" * 100_000], 5.0)
+    assert wait() == [b"R" + b"row" * 100_000]
 
 
-def test_a_row_that_never_comes(courier: tuple[socket.socket, dict[str, Any], Callable[[], bytes | None]]) -> None:
+def test_a_row_that_never_comes(
+    courier: Courier,
+) -> None:
     _, to, wait = courier
-    assert not spark_task._send_row(to, b"x" * 32, b"R a forged row", 5.0)
+    assert not spark_task._send_rows(to, b"x" * 32, [b"R a forged row"], 5.0)
     assert wait() is None
 
 

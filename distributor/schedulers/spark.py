@@ -313,14 +313,12 @@ class SparkScheduler:
 
     def _fail_job(self, rows: Sequence[bytes]) -> None:
         """Has Spark show the job as failed, and why."""
-        from py4j.protocol import Py4JError
-
         scala = self._session.sparkContext._jsc.sc()
         reason = f"by distributor: {_why(_sort(rows))}"
         with suppress(Exception):  # then nobody cancels the job, and the holder gives up in time
             try:
                 scala.cancelJobsWithTag(self._tag, reason)
-            except Py4JError:  # Spark 3.5 takes no reason
+            except Exception:  # Spark 3.5 takes no reason
                 scala.cancelJobsWithTag(self._tag)
 
     def _collect_connect(self, job: Job, task: Task) -> Iterable[bytes]:

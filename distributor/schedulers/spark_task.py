@@ -14,6 +14,7 @@ from __future__ import annotations
 import hmac
 import json
 import os
+import pickle
 import shutil
 import socket
 import ssl
@@ -26,7 +27,7 @@ from typing import Any, TypedDict
 
 from distributor import control, devices, network, processes
 
-#: What a leader tells its siblings when the run has failed, and who brings a row its sender.
+#: What a leader tells its siblings when the run has failed, and the courier the holder when it has its rows.
 _FAILED = _RECEIVED = b"1"
 
 #: Seconds that another task may take to answer.
@@ -35,8 +36,11 @@ _PEER_TIMEOUT = 5.0
 #: Seconds between the holder's looks at whether the driver is still there.
 _HOLD_INTERVAL = 0.2
 
-#: Bytes of a row that a task takes from another, at most.
-_MAX_ROW = 64 << 20
+#: Bytes of logs that a failed node brings by the accumulator at most: that passes through Spark's scheduler.
+_MAX_LOGS = 16 << 20
+
+#: Bytes that a task takes from another at most.
+_MAX_ROWS = 64 << 20
 
 _DIGEST_BYTES = 32
 
@@ -45,8 +49,8 @@ class Shipment(TypedDict):
     """What every task gets: plain values, since this package is not importable in the worker.
 
     ``gpu`` is the name of the GPU resource or ``None``; ``chunk`` the bytes of one piece of a return value;
-    ``patience`` the seconds in which all nodes of a failed run end; ``key`` authenticates a task's row to another task,
-    ``None`` if rows must not go from one executor to another.
+    ``patience`` the seconds in which all nodes of a failed run end; ``key`` authenticates a task's rows to another
+    task, ``None`` if rows must not go from one executor to another.
     """
 
     run_id: str
@@ -103,30 +107,27 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
             key=lambda entry: entry["facts"]["partition"],
         )
         roles = _roles(facts, shipment["key"]) if failed_rows is not None else None
-        row: bytes | None
+        rows: list[bytes] | None
         if leader["held"] == held:
             courier = roles is not None and roles[1] == partition
-            row = yield from _lead(shipment, facts, mine, listener, keep_listening=courier)
-            if row is not None and roles is not None:
+            rows = yield from _lead(shipment, facts, mine, listener, keep_listening=courier)
+            if rows is not None and roles is not None:
                 _tell_siblings(hold, sum(fact["executor"] == executor for fact in facts) - 1)
         else:
             listener.close()
-            row = b"" if _await_end(leader["held"]) else None
-        if row is None:
-            return
-        if roles is not None:
-            row = _hand_over(shipment, facts, roles, partition, row, listener, failed_rows)
-        if row:
-            yield row
+            rows = [] if _await_end(leader["held"]) else None
+        if rows is not None and roles is not None:
+            rows = _hand_over(shipment, facts, roles, partition, rows, listener, failed_rows)
+        yield from rows or ()
     finally:
         listener.close()
         hold.close()
 
 
 def _roles(facts: list[dict[str, Any]], key: bytes | None) -> tuple[int, int | None] | None:
-    """The holder of a failed run, and the courier: the task that brings the holder's row, if it has one.
+    """The holder of a failed run, and the courier: the task that brings the holder's rows, if it has any.
 
-    The holder is a sibling where there is one, since those have no row. Otherwise it is partition 0, and partition 1
+    The holder is a sibling where there is one, since those have none. Otherwise it is partition 0, and partition 1
     the courier: it leads a node too, but not that of the rendezvous store, so its listening socket is free.
     """
     leaders = {fact["executor"]: fact["partition"] for fact in reversed(facts)}
@@ -141,32 +142,32 @@ def _hand_over(
     facts: list[dict[str, Any]],
     roles: tuple[int, int | None],
     partition: int,
-    row: bytes,
+    rows: list[bytes],
     listener: socket.socket,
     failed_rows: Any,
-) -> bytes:
-    """Brings the row of a task of a failed run to the driver, or returns it to be yielded if that did not work out."""
+) -> list[bytes]:
+    """Brings the rows of a task of a failed run to the driver, or returns them to be yielded if that cannot be."""
     holder, courier = roles
-    key, patience = shipment["key"], shipment["patience"]
+    key, patience = shipment["key"] or b"", shipment["patience"]
     if partition == holder:
-        if courier is None or _send_row(facts[courier], key or b"", row, patience):
+        if courier is None or _send_rows(facts[courier], key, rows, patience):
             _hold(shipment["endpoint"], patience)
-        return row
-    rows = [row]
+        return rows
     if partition == courier:
-        taken = _take_row(listener, key or b"", patience)
+        taken = _take_rows(listener, key, patience)
         if taken is None:
-            return row
-        rows.append(taken)
-    failed_rows.add(((partition, tuple(row for row in rows if row)),))
-    return b""
+            return rows
+        rows = [*rows, *taken]
+    failed_rows.add(((partition, tuple(rows)),))
+    return []
 
 
-def _send_row(to: Mapping[str, Any], key: bytes, row: bytes, timeout: float) -> bool:
-    """Gives a row to the courier, which may still wait for its ranks to end; whether it has taken it."""
+def _send_rows(to: Mapping[str, Any], key: bytes, rows: list[bytes], timeout: float) -> bool:
+    """Gives rows to the courier, which may still wait for its ranks to end; whether it has taken them."""
+    data = pickle.dumps(rows)
     try:
         with socket.create_connection((to["address"], to["port"]), _PEER_TIMEOUT) as line:
-            line.sendall(hmac.digest(key, row, "sha256") + row)
+            line.sendall(hmac.digest(key, data, "sha256") + data)
             line.shutdown(socket.SHUT_WR)
             line.settimeout(timeout)
             return line.recv(1) == _RECEIVED
@@ -174,8 +175,8 @@ def _send_row(to: Mapping[str, Any], key: bytes, row: bytes, timeout: float) -> 
         return False
 
 
-def _take_row(listener: socket.socket, key: bytes, timeout: float) -> bytes | None:
-    """The holder's row, ``None`` if it does not come in time. Anybody may connect: only the right key counts."""
+def _take_rows(listener: socket.socket, key: bytes, timeout: float) -> list[bytes] | None:
+    """The holder's rows, ``None`` if they do not come in time. Anybody may connect: only the right key counts."""
     deadline = time.monotonic() + timeout
     while (left := deadline - time.monotonic()) > 0:
         with suppress(OSError):
@@ -184,10 +185,11 @@ def _take_row(listener: socket.socket, key: bytes, timeout: float) -> bytes | No
             with line:
                 line.settimeout(_PEER_TIMEOUT)
                 with line.makefile("rb") as file:
-                    digest, row = file.read(_DIGEST_BYTES), file.read(_MAX_ROW)
-                if hmac.compare_digest(digest, hmac.digest(key, row, "sha256")):
+                    digest, data = file.read(_DIGEST_BYTES), file.read(_MAX_ROWS)
+                if hmac.compare_digest(digest, hmac.digest(key, data, "sha256")):
                     line.sendall(_RECEIVED)
-                    return row
+                    rows: list[bytes] = pickle.loads(data)
+                    return rows
     return None
 
 
@@ -244,7 +246,7 @@ def _lead(
     mine: Mapping[str, Any],
     listener: socket.socket,
     keep_listening: bool,
-) -> Generator[bytes, None, bytes | None]:
+) -> Generator[bytes, None, list[bytes] | None]:
     """Runs this executor's agent and yields what it reports, or returns that if the run has failed."""
     folder = control.make_folder(shipment["run_id"])
     agent = line = None
@@ -272,15 +274,15 @@ def _lead(
             report = None
         if report is None:
             _tell_lost(shipment["endpoint"], str(mine["executor"]))
-            return b"L" + str(mine["host"]).encode()
-        yield from _rest(report["rest"], shipment["chunk"])
-        if report["failed"]:
-            return b"R" + bytes(report["report"])
-        yield b"R" + report["report"]
+            return [b"L" + str(mine["host"]).encode()]
+        told, rest = b"R" + report["report"], report["rest"]
+        if report["failed"] and sum(os.path.getsize(file["path"]) - file["offset"] for file in rest) <= _MAX_LOGS:
+            return [told, *_rest(rest, shipment["chunk"])]
+        yield told
+        yield from _rest(rest, shipment["chunk"])
         for rank, path in report["values"].items():
-            with open(path, "rb") as file:
-                while piece := file.read(shipment["chunk"]):
-                    yield b"V" + struct.pack("!I", rank) + piece
+            for piece in _pieces(path, 0, shipment["chunk"]):
+                yield b"V" + struct.pack("!I", rank) + piece
         return None
     finally:
         if line is not None:
@@ -295,11 +297,16 @@ def _rest(files: list[dict[str, Any]], chunk: int) -> Iterator[bytes]:
     """What the channel did not bring of the ranks' output."""
     for rest in files:
         offset = rest["offset"]
-        with open(rest["path"], "rb") as file:
-            file.seek(offset)
-            while piece := file.read(chunk):
-                yield b"G" + struct.pack("!IBQ", rest["rank"], rest["stream"], offset) + piece
-                offset += len(piece)
+        for piece in _pieces(rest["path"], offset, chunk):
+            yield b"G" + struct.pack("!IBQ", rest["rank"], rest["stream"], offset) + piece
+            offset += len(piece)
+
+
+def _pieces(path: str, offset: int, chunk: int) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        file.seek(offset)
+        while piece := file.read(chunk):
+            yield piece
 
 
 def _tell_lost(endpoint: tuple[str, int, str, bytes] | None, executor: str) -> None:
