@@ -21,6 +21,7 @@ All of them can be pickled.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -93,12 +94,11 @@ class StallError(TrainingError):
         stacks: what each rank was doing, as ``run.dump_stacks()`` returns it.
     """
 
-    def __init__(self, message: str, stacks: Mapping[int, str]) -> None:
-        super().__init__(message)
-        self.stacks = stacks
-
-    def __reduce__(self) -> tuple[type[StallError], tuple[str, Mapping[int, str]]]:
-        return type(self), (str(self), self.stacks)
+    def __init__(
+        self, message: str, failures: Sequence[Failure] = (), stacks: Mapping[int, str] = MappingProxyType({})
+    ) -> None:
+        super().__init__(message, failures)
+        self.stacks = dict(stacks)
 
 
 class ResultError(DistributorError):

@@ -428,7 +428,7 @@ class Run:
         if self.status is Status.RUNNING:
             self._stall = StallError(
                 f"no rank wrote anything or used CPU time for stall_timeout={self._job.stall_timeout:g} s: {stacks}",
-                stacks,
+                stacks=stacks,
             )
             self._stop("stalled")
 
