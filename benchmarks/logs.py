@@ -1,6 +1,6 @@
 """What live logs cost a rank: the same rank writing to a file, and writing under the distributor.
 
-A rank writes lines of 60 bytes at a given rate, with work in between, as a (very) talkative training loop would; how much
+A rank writes lines of 60 bytes at a given rate, with work in between, like a very talkative training loop; how much
 longer it takes than with its output in a plain file is the slow-down. Then it writes as fast as it can. The two take
 turns; medians are printed. Run it on an idle machine:
 
@@ -33,7 +33,7 @@ def _spins(seconds: float) -> int:
 
 def into_a_file(lines: int, spins_per_line: int, path: str) -> float:
     """The same in a process of its own whose output goes to a file, line-buffered as a rank's is."""
-    code = f"import sys; sys.stdout.reconfigure(line_buffering=True); import logs; logs.timed({lines}, {spins_per_line})"
+    code = f"import logs, sys; sys.stdout.reconfigure(line_buffering=True); logs.timed({lines}, {spins_per_line})"
     with open(path, "wb") as out:
         done = subprocess.run(
             [sys.executable, "-c", code],

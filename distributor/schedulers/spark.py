@@ -297,7 +297,8 @@ class SparkScheduler:
         # Made by hand: SparkContext.accumulator numbers them without a lock; two runs with one number would mix.
         accumulator: Any = accumulators.Accumulator(cast(Any, self._tag), (), cast(Any, failed))
         failed_rows = accumulator if job.num_tasks > 1 else None
-        context.addJobTag(self._tag)
+        for tag in (self._tag, *_session_tags(self._session)):  # of this thread, which ends with the run
+            context.addJobTag(tag)
         context.setJobDescription(f"distributor {job.run_id}: {job.title} on {job.num_processes} ranks")
         try:
             tasks = context.parallelize(range(job.num_tasks), job.num_tasks).barrier()
@@ -308,7 +309,6 @@ class SparkScheduler:
                 return failed.rows
             raise
         finally:
-            context.removeJobTag(self._tag)
             accumulators._accumulatorRegistry.pop(accumulator.aid, None)
 
     def _fail_job(self, rows: Sequence[bytes]) -> None:
@@ -428,6 +428,14 @@ def _conf(session: SparkSession, key: str, default: str | None) -> Any:
     if is_connect(session):
         return session.conf.get(key, default)
     return session.sparkContext.getConf().get(key, default)
+
+
+def _session_tags(session: SparkSession) -> list[str]:
+    """The tag by which ``spark.interruptAll()`` finds what a classic session runs; Spark 3.5 has none."""
+    try:
+        return [str(cast(Any, session)._jsparkSession.sessionJobTag())]
+    except Exception:
+        return []
 
 
 @cache
