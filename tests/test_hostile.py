@@ -21,7 +21,7 @@ import watch
 from sessions import Make, Sessions
 from test_channel import Listener, hello, stranger, trusted
 
-from distributor import Status, TorchDistributor
+from distributor import Status, TorchDistributor, TrainingError
 from distributor.channel import frames
 from distributor.channel.frames import Log
 from distributor.channel.node import Endpoint
@@ -277,3 +277,9 @@ def test_descriptors_of_strangers_are_given_back(served: tuple[Listener, Endpoin
     before = watch.open_descriptors()
     attack((endpoint.host, endpoint.port), seed=os.getpid(), count=500)
     watch.until(lambda: watch.open_descriptors() <= before)
+
+
+def test_gloo_has_no_encryption_to_use(make_local: Make) -> None:
+    """What the README says of it: a torch that can do better fails this test."""
+    with pytest.raises(TrainingError, match="unsupported gloo device"):
+        make_local(1, env={"GLOO_DEVICE_TRANSPORT": "TCP_TLS"}).run(trainings.all_reduce)

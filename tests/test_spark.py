@@ -156,7 +156,7 @@ def test_a_run_without_the_channel_still_ends_in_the_truth(
 
     listen = ChannelServer.listen
 
-    def elsewhere(self: ChannelServer, bind: str, advertise: str) -> Endpoint:
+    def elsewhere(self: ChannelServer, bind: str, advertise: str, *_: object) -> Endpoint:
         real = listen(self, bind, advertise)
         return Endpoint("127.0.0.1", 1, real.certificate, real.token)
 

@@ -20,6 +20,9 @@ DEADLINE = 30.0
 #: Seconds from a failure to its exception on the driver, and from there until no process of the run is left.
 FAILURE_DEADLINE = 5.0
 
+#: Seconds from a kill to its exception: a node that ends without a word has some to come back, ranks to save.
+KILL_DEADLINE = 10.0
+
 #: Seconds from any kill until no process of the run is left.
 ORPHAN_DEADLINE = 15.0
 
