@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyspark
 import pytest
 import trainings
 import watch
@@ -34,8 +33,6 @@ pytestmark = pytest.mark.spark
 LOCAL = "local[4]"
 CLUSTER = "local-cluster[2,2,1024]"
 ONE_TASK_EACH = "local-cluster[2,1,1024]"
-
-REASONS = pyspark.__version__ >= "4"
 
 
 def on_executors(num_processes: int = 2, **options: Any) -> TorchDistributor:
@@ -61,7 +58,7 @@ def spark_job(session: Any, run: Run) -> tuple[str, str, int]:
 def assert_failed(session: Any, run: Run, reason: str) -> None:
     status, shown, attempts = spark_job(session, run)
     assert (status, attempts) == ("FAILED", 1)
-    if REASONS:
+    if not session.version.startswith("3."):  # Spark 3.5 takes no reason
         assert f"cancelled by distributor: {reason}" in shown
 
 
