@@ -114,6 +114,7 @@ class _Agent:
         self._activity: activity.Activity | None = None
         self._dumps: set[asyncio.Task[None]] = set()
         self._warning: str | None = None
+        self._gave_up: str | None = None
         self._run_failed = True  # until the launcher has passed the exit barrier, and all other nodes with it
         self._stopping = False
         self._backstop: asyncio.TimerHandle | None = None
@@ -234,7 +235,7 @@ class _Agent:
         outcomes = self._outcomes(order, logs, stopped, processes.oom_kills() > oom_before)
         failed_here = start_error is not None or any(outcome.state in ("failed", "stopped") for outcome in outcomes)
         self._run_failed = failed_here or not self._ranks.passed
-        return NodeReport(node.node_rank, node.host, outcomes, start_error, self._times, self._warning)
+        return NodeReport(node.node_rank, node.host, outcomes, start_error, self._times, self._warning, self._gave_up)
 
     async def _open_channel(self, order: NodeOrder, logs: Tailing) -> None:
         """Connects to the driver; where it cannot be reached, the run goes on without."""
@@ -375,7 +376,7 @@ class _Agent:
         if self._tailing is not None:
             self._tailing.stop_shipping()
         if self._channel is None and self._ranks.alive:  # in local mode the driver's own end tells more
-            self._warning = f"heard nothing from the driver for {self._job.heartbeat_timeout:g} s and stopped its ranks"
+            self._gave_up = f"heard nothing from the driver for {self._job.heartbeat_timeout:g} s"
             self._stop()
 
     def _on_owner_gone(self) -> None:

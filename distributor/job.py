@@ -249,7 +249,7 @@ class NodeReport:
     """What one node sends back in band: an outcome per rank, or why it never had any.
 
     ``error`` is ``(class name in distributor.errors, message)``. ``times`` are seconds since the epoch by name.
-    ``warning`` is for the driver to show.
+    ``warning`` is for the driver to show; ``gave_up`` says why the node stopped its ranks by itself.
     """
 
     node_rank: int
@@ -258,6 +258,7 @@ class NodeReport:
     error: tuple[str, str] | None = None
     times: Mapping[str, float] = field(default_factory=dict)
     warning: str | None = None
+    gave_up: str | None = None
 
 
 @dataclass(frozen=True)

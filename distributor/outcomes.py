@@ -77,9 +77,10 @@ def values(collected: Collected, world_size: int) -> dict[int, Any]:
         raise node_lost(collected.lost_hosts)
     missing = sorted(set(range(world_size)) - {rank for rank, o in outcomes.items() if o.state != "stopped"})
     if missing:
+        gave_up = [f"the node on {report.host} {report.gave_up}" for report in collected.reports if report.gave_up]
         raise errors.NodeLostError(
-            f"ranks {ranges(missing)} were stopped before they finished, and no rank says why: "
-            "an executor was lost, or the Spark job was ended from outside"
+            f"ranks {ranges(missing)} were stopped before they finished: "
+            + ("; ".join(gave_up) or "an executor was lost, or the Spark job was ended from outside; no rank says why")
         )
     unreturned = [outcomes[rank] for rank in sorted(outcomes) if outcomes[rank].state == "unreturned"]
     if unreturned and unreturned[0].failure is not None:

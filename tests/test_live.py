@@ -216,9 +216,7 @@ def test_a_wire_that_is_cut_ends_both_sides(sessions: Sessions, wire: Proxy, tmp
     watch.until(lambda: all(node.alive for node in run._nodes.values()))
     wire.block()
     cut = time.monotonic()
-    with pytest.raises(
-        NodeLostError, match=r"lost the node on .* nothing was heard from it for 2 s; last known .* 2 ranks"
-    ):
+    with pytest.raises(NodeLostError, match="heard (from it|nothing from the driver) for 2 s"):
         run.result(timeout=watch.DEADLINE)
     watch.gone(run.id, 2 + watch.ORPHAN_DEADLINE)
     assert time.monotonic() - cut < 2 + watch.ORPHAN_DEADLINE

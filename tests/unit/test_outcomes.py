@@ -242,6 +242,17 @@ def test_a_value_that_cannot_be_read():
         outcomes.values(found, 1)
 
 
+def test_a_node_that_gave_the_driver_up_says_so():
+    report = collected("stopped").reports[0]
+    found = Collected((replace(report, gave_up="heard nothing from the driver for 30 s"),))
+    with pytest.raises(errors.NodeLostError) as caught:
+        outcomes.values(found, 1)
+    told = (
+        f"ranks 0 were stopped before they finished: the node on {report.host} heard nothing from the driver for 30 s"
+    )
+    assert str(caught.value) == f"{told} the driver for 30 s"
+
+
 @pytest.mark.parametrize("name", ["StartError", "ResourceError", "ConfigurationError"])
 def test_the_error_of_a_node_is_raised_again(name):
     found = Collected((*collected("finished").reports, NodeReport(1, "host-b", error=(name, "no torch"))))
