@@ -13,7 +13,7 @@ help:
 	@echo "make demo          train on the digits, here and on Spark"
 	@echo "make test          all tests (PySpark 4)"
 	@echo "make test-spark35  the Spark tests on PySpark 3.5, in an environment of its own"
-	@echo "make chaos         kills something random at a random time, RUNS=100 times"
+	@echo "make chaos         kills something random at a random time, RUNS=100 times [SEED=1]"
 	@echo "make lint types    ruff, mypy"
 	@echo "make bench         launch times beside torchrun and PySpark's distributor, and what live logs cost"
 
@@ -42,7 +42,7 @@ test-spark35: $(VENV35)/ok
 	$(VENV35)/bin/python -m pytest -m "spark and not connect and not slow" tests/test_spark.py
 
 chaos: $(VENV)/ok
-	$(BIN)/python tests/chaos/monkey.py --runs $(RUNS)
+	$(BIN)/python tests/chaos/monkey.py --runs $(RUNS) $(if $(SEED),--seed $(SEED))
 
 lint: $(VENV)/ok
 	$(BIN)/ruff check .
