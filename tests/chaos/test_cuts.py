@@ -41,7 +41,7 @@ def test_a_host_that_is_cut_off_ends_by_itself(cluster: Hosts, tmp_path: Path) -
     first, last = node.ranks[0], node.ranks[-1]
     told = f"lost the node on host-b (node {node.node_rank}, ranks {first}-{last}): nothing was heard from it for 5 s"
     assert str(caught.value).startswith(told)
-    assert f"2 ranks running, rank {first} wrote '" in str(caught.value)
+    assert ": 2 ranks running" in str(caught.value)
     watch.gone(run.id, HEARTBEAT + watch.ORPHAN_DEADLINE)
     assert time.monotonic() - start < HEARTBEAT + watch.ORPHAN_DEADLINE
 
