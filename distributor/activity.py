@@ -55,7 +55,8 @@ class Activity:
             logged: bytes that they have written so far, together.
         """
         now = time.monotonic()
-        cpu = {rank: processes.cpu_seconds(pid) for rank, pid in self._pids.items()}
+        used = processes.cpu_seconds(self._pids.values())
+        cpu = {rank: used[pid] for rank, pid in self._pids.items()}
         least = _IDLE_SHARE * (now - self._looked)
         if logged > self._logged or any(used - self._cpu.get(rank, 0.0) > least for rank, used in cpu.items()):
             self._active = now

@@ -1,32 +1,28 @@
 """One node of a run, from the facts of all tasks to the outcomes of its ranks. No Spark in it, and no torch.
 
 The process that starts it (a Spark task's Python worker, or the driver in local mode) holds the other end of its
-control line. The agent starts the launcher, passes on the ranks' log lines and what the driver orders, and in the end
+control line. The agent orders the launcher, passes on the ranks' log lines and what the driver orders, and in the end
 leaves nothing behind: no process of the node, and no file once its owner has read the outcomes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import os
 import pickle
 import shutil
 import signal
 import socket
-import stat
-import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Coroutine, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
-from distributor import activity, control, errors, placement, processes, rank, shipping
+from distributor import activity, control, environment, errors, folders, placement, processes, rank, shipping
 from distributor.channel import frames
 from distributor.channel.node import Dial, Endpoint, Uplink, over_socket, over_tls
 from distributor.job import (
@@ -43,6 +39,7 @@ from distributor.job import (
     Script,
 )
 from distributor.launch import PATHS
+from distributor.launching import ForkedLauncher, Launcher, SpawnedLauncher, log_path
 from distributor.tailing import Tailing
 
 #: Seconds between heartbeats at most; several of them have to fit into what is waited for.
@@ -72,6 +69,8 @@ class AgentOrder:
         sys_path: import path of the owner.
         endpoint: where the driver listens, ``None`` if the channel is an inherited socket or there is none.
         on_driver: this is the driver's machine: scripts and folders are used where they are.
+        times: seconds since the epoch by name, of what was before the agent.
+        note: what is to be told to the user.
     """
 
     job: bytes = field(repr=False)
@@ -82,23 +81,39 @@ class AgentOrder:
     sys_path: list[str]
     endpoint: tuple[str, int, str, bytes] | None = field(repr=False)
     on_driver: bool
+    times: dict[str, float] = field(default_factory=dict)
+    note: str | None = None
 
 
 def main(owner_pid: str, *inherited: str) -> None:
-    """Entry point of the agent's process: ``main("4711", "control=3", "store=4", "channel=5")``."""
+    """Entry point of a process started anew: ``main("4711", "control=3", "store=4", "channel=5")``."""
     sockets = {}
     for item in inherited:
         name, _, descriptor = item.partition("=")
         sockets[name] = socket.socket(fileno=int(descriptor))
+    _run(sockets, int(owner_pid), SpawnedLauncher(), [])
+
+
+def serve(sockets: Mapping[str, socket.socket], owner_pid: int, notes: list[str]) -> None:
+    """Entry point of a fork of a warm process. The launcher is forked first: later, this process has threads."""
+    _run(sockets, owner_pid, ForkedLauncher(sockets, owner_pid), notes)
+
+
+def _run(sockets: Mapping[str, socket.socket], owner_pid: int, launcher: Launcher, notes: list[str]) -> None:
     message = control.receive(sockets["control"])
-    if message is None:
-        return
-    order = AgentOrder(**message)
-    asyncio.run(_Agent(order, sockets, int(owner_pid)).run())
+    if message is not None:
+        asyncio.run(_Agent(AgentOrder(**message), sockets, owner_pid, launcher, notes).run())
 
 
 class _Agent:
-    def __init__(self, order: AgentOrder, sockets: Mapping[str, socket.socket], owner_pid: int) -> None:
+    def __init__(
+        self,
+        order: AgentOrder,
+        sockets: Mapping[str, socket.socket],
+        owner_pid: int,
+        launcher: Launcher,
+        notes: list[str],
+    ) -> None:
         self._order = order
         self._job: Job = pickle.loads(order.job)
         self._control = sockets["control"]
@@ -107,24 +122,24 @@ class _Agent:
         self._owner_pid = owner_pid
         self._owner_gone = asyncio.Event()
         self._uplink: Uplink | None = None
-        self._launcher: subprocess.Popen[bytes] | None = None
+        self._launcher = launcher
         self._node: Node | None = None
         self._ranks = _Ranks()
         self._tailing: Tailing | None = None
         self._activity: activity.Activity | None = None
         self._dumps: set[asyncio.Task[None]] = set()
-        self._warning: str | None = None
+        self._warnings = [*notes, *([order.note] if order.note is not None else [])]
         self._gave_up: str | None = None
         self._run_failed = True  # until the launcher has passed the exit barrier, and all other nodes with it
         self._stopping = False
         self._backstop: asyncio.TimerHandle | None = None
-        self._times: dict[str, float] = {"agent": time.time()}
+        self._times = {**order.times, "agent": time.time()}
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         folder = Path(self._order.folder)
-        lock = _claim(folder)
-        _remove_stale_folders()
+        lock = folders.claim(folder)
+        folders.remove_stale()
         processes.adopt_orphans()
         loop.add_reader(self._control, self._on_control)
         owner = node_id = None
@@ -193,6 +208,9 @@ class _Agent:
             cwd=cwd,
             sys_path=tuple(sys_path),
             collect_all=job.collect == "all",
+            start_method=job.start_method,
+            root=self._order.root,
+            environ=environment.apply(os.environ, plan.node_env),
         )
 
     async def _train(self, order: NodeOrder, node_id: str) -> NodeReport:
@@ -211,13 +229,14 @@ class _Agent:
         )
         await self._open_channel(order, logs)
         oom_before = processes.oom_kills()
-        reader, event_fd = os.pipe()
-        self._start_launcher(replace(order, event_fd=event_fd), event_fd)
-        os.close(event_fd)
-        assert self._launcher is not None
+        events = self._launcher.start(order)
+        if self._store is not None:
+            self._store.close()  # the launcher has it now
+        if self._stopping:  # ordered while it was on its way
+            self._launcher.kill()
         following = asyncio.ensure_future(logs.follow())
         reaping = asyncio.ensure_future(_reap_orphans(self._launcher.pid))
-        await self._follow_events(reader, order)
+        await self._follow_events(events, order)
         await loop.run_in_executor(None, self._launcher.wait)
         stopped = self._stopping  # as of now: telling of a failure brings the order to stop
         start_error = self._ranks.start_error(self._launcher, order, stopped)
@@ -235,14 +254,17 @@ class _Agent:
         outcomes = self._outcomes(order, logs, stopped, processes.oom_kills() > oom_before)
         failed_here = start_error is not None or any(outcome.state in ("failed", "stopped") for outcome in outcomes)
         self._run_failed = failed_here or not self._ranks.passed
-        return NodeReport(node.node_rank, node.host, outcomes, start_error, self._times, self._warning, self._gave_up)
+        return NodeReport(node.node_rank, node.host, outcomes, start_error, self._times, tuple(self._warnings), self._gave_up)
 
     async def _open_channel(self, order: NodeOrder, logs: Tailing) -> None:
         """Connects to the driver; where it cannot be reached, the run goes on without."""
         if self._channel is not None:
             dial: Dial = over_socket(self._channel)
+            at = "its socket"
         elif self._order.endpoint is not None:
-            dial = over_tls(Endpoint(*self._order.endpoint))
+            endpoint = Endpoint(*self._order.endpoint)
+            dial = over_tls(endpoint)
+            at = f"{endpoint.host}:{endpoint.port}"
         else:
             return
         interval = min(_BEAT_INTERVAL, self._job.heartbeat_timeout / 6)
@@ -266,8 +288,7 @@ class _Agent:
         try:
             await uplink.open()
         except OSError as error:
-            at = f"{self._order.endpoint[0]}:{self._order.endpoint[1]}" if self._order.endpoint is not None else "?"
-            self._warning = (
+            self._warnings.append(
                 f"cannot reach the driver at {at} ({error}): no live log lines from there; "
                 "results and errors still arrive"
             )
@@ -292,30 +313,6 @@ class _Agent:
             working.cancel()
             return None
         return working.result()
-
-    def _start_launcher(self, order: NodeOrder, event_fd: int) -> None:
-        folder = Path(order.folder)
-        path = folder / "order.pickle"
-        path.write_bytes(pickle.dumps(order))
-        environ = dict(os.environ)
-        for name, value in order.plan.node_env.items():
-            if value is None:
-                environ.pop(name, None)
-            else:
-                environ[name] = value
-        with open(folder / "launcher.log", "wb") as log:
-            self._launcher = subprocess.Popen(
-                control.command(self._order.root, "launcher", str(path), str(os.getpid())),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environ,
-                pass_fds=[fd for fd in (order.store_fd, event_fd) if fd is not None],
-            )
-        if self._store is not None:
-            self._store.close()  # the launcher has it now
-        if self._stopping:  # ordered while there was no launcher yet
-            self._launcher.kill()
 
     async def _follow_events(self, descriptor: int, order: NodeOrder) -> None:
         """Reads the launcher's events until it has ended, which closes the pipe."""
@@ -394,8 +391,6 @@ class _Agent:
         if self._stopping:
             return
         self._stopping = True
-        if self._launcher is None:
-            return
         if self._ranks.alive:
             self._launcher.send_signal(signal.SIGTERM)
             loop = asyncio.get_running_loop()
@@ -501,9 +496,7 @@ class _Ranks:
     def alive(self) -> bool:
         return bool(self.alive_pids)
 
-    def start_error(
-        self, launcher: subprocess.Popen[bytes], order: NodeOrder, stopping: bool
-    ) -> tuple[str, str] | None:
+    def start_error(self, launcher: Launcher, order: NodeOrder, stopping: bool) -> tuple[str, str] | None:
         """Why no rank was started, if so and not by our own order."""
         if self.error is not None:
             return (
@@ -512,14 +505,14 @@ class _Ranks:
             )
         if self.started or stopping:
             return None
-        said = Path(order.folder, "launcher.log").read_text(errors="replace").strip()
+        said = log_path(order.folder).read_text(errors="replace").strip()
         if "No module named 'torch" in said:
             return "StartError", (
                 f"torch cannot be imported on {order.host} by {sys.executable}: install it there, or name another "
                 "Python before the session starts (the environment variable PYSPARK_PYTHON, or spark.pyspark.python)\n"
                 + said
             )
-        code = launcher.returncode
+        code = launcher.returncode or 0
         ended = f"was killed by {processes.signal_name(-code)}" if code < 0 else f"ended with code {code}"
         return "StartError", f"the launcher on {order.host} {ended}, before any rank was up\n{said}".rstrip()
 
@@ -581,37 +574,3 @@ def _watch_process(loop: asyncio.AbstractEventLoop, pid: int, callback: Any) -> 
 
     loop.add_reader(descriptor, ended)
     return descriptor
-
-
-_OWNER = "owner"
-
-
-def _claim(folder: Path) -> IO[bytes]:
-    """Locks the node's folder for as long as this process lives: the kernel drops the lock, however it ends."""
-    # Under another name until it is locked: who looks for stale folders would take an unlocked owner for a dead one.
-    lock = open(folder / f"{_OWNER}.new", "wb")
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    os.rename(lock.name, folder / _OWNER)
-    return lock
-
-
-def _remove_stale_folders() -> None:
-    """Folders of agents that were killed together with their owners, so that nobody could remove them.
-
-    Only those of this user, and only real folders: anybody can put something into the temporary directory.
-    """
-    for folder in Path(tempfile.gettempdir()).glob(f"{control.FOLDER_PREFIX}*"):
-        try:
-            about = folder.lstat()
-            if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
-                continue
-            descriptor = os.open(folder / _OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:  # gone meanwhile, or not claimed yet
-            continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-        except OSError:  # its agent lives
-            continue
-        finally:
-            os.close(descriptor)

@@ -11,10 +11,8 @@ import os
 import pickle
 import socket
 import struct
-import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 #: Run by ``python -c``: imports the package from a given place without shadowing anything, nor the current directory.
@@ -32,14 +30,6 @@ else:
     spec.loader.exec_module(sys.modules["distributor"])
 importlib.import_module("distributor." + module).main(*args)
 """
-
-
-FOLDER_PREFIX = "distributor-"
-
-
-def make_folder(run_id: str) -> str:
-    """A private folder for one node of a run, below the temporary directory. Its agent removes it."""
-    return tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{run_id}-")
 
 
 def send(sock: socket.socket, message: Any) -> None:
@@ -77,24 +67,18 @@ def command(root: str, module: str, *args: str) -> list[str]:
     return [sys.executable, "-c", _BOOTSTRAP, root, module, *args]
 
 
-def start_agent(
-    root: str, inherit: Mapping[str, socket.socket], environ: Mapping[str, str]
-) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Starts an agent in a session of its own and returns it with this side of its control line.
+def pieces(path: str, chunk: int, offset: int = 0) -> Iterator[bytes]:
+    """A file from an offset on, in pieces of so many bytes."""
+    with open(path, "rb") as file:
+        file.seek(offset)
+        while piece := file.read(chunk):
+            yield piece
 
-    Args:
-        root: where the package can be imported from: a folder, or a zip.
-        inherit: sockets that the agent gets, by name; they stay open here.
-        environ: its environment.
-    """
-    ours, theirs = socket.socketpair()
-    with theirs:
-        sockets = {"control": theirs, **inherit}
-        agent = subprocess.Popen(
-            command(root, "agent", str(os.getpid()), *(f"{name}={sock.fileno()}" for name, sock in sockets.items())),
-            stdin=subprocess.DEVNULL,
-            pass_fds=[sock.fileno() for sock in sockets.values()],
-            start_new_session=True,
-            env=dict(environ),
-        )
-    return agent, ours
+
+def rest(files: Iterable[Mapping[str, Any]], chunk: int) -> Iterator[tuple[int, int, int, bytes]]:
+    """What the channel did not bring of the ranks' output, as a report lists it: rank, stream, offset, piece."""
+    for file in files:
+        offset = file["offset"]
+        for piece in pieces(file["path"], chunk, offset):
+            yield file["rank"], file["stream"], offset, piece
+            offset += len(piece)

@@ -70,6 +70,9 @@ class Job:
         log_ranks: whose lines the driver shows; ``None`` for all.
         keep_logs: the driver keeps every rank's output in files, so all of it has to come.
         driver_ports: first and last port the driver may listen on; ``None`` for any free one.
+        start_method: ``"fork"``: ranks are forks of a process that has imported torch; ``"spawn"``: started anew.
+        keep_warm: seconds that such a process waits for the next run; 0: it serves this run only.
+        preload: modules that it imports beside torch.
         launch_path: name of the launch path, a key of ``distributor.launch.PATHS``.
         collect: whose return values travel back.
     """
@@ -88,6 +91,9 @@ class Job:
     log_ranks: tuple[int, ...] | None = None
     keep_logs: bool = False
     driver_ports: tuple[int, int] | None = None
+    start_method: Literal["fork", "spawn"] = "fork"
+    keep_warm: float = 600.0
+    preload: tuple[str, ...] = ()
     launch_path: str = "torchrun"
     collect: Literal["rank0", "all"] = "rank0"
 
@@ -249,7 +255,7 @@ class NodeReport:
     """What one node sends back in band: an outcome per rank, or why it never had any.
 
     ``error`` is ``(class name in distributor.errors, message)``. ``times`` are seconds since the epoch by name.
-    ``warning`` is for the driver to show; ``gave_up`` says why the node stopped its ranks by itself.
+    ``warnings`` are for the driver to show; ``gave_up`` says why the node stopped its ranks by itself.
     """
 
     node_rank: int
@@ -257,7 +263,7 @@ class NodeReport:
     outcomes: tuple[Outcome, ...] = ()
     error: tuple[str, str] | None = None
     times: Mapping[str, float] = field(default_factory=dict)
-    warning: str | None = None
+    warnings: tuple[str, ...] = ()
     gave_up: str | None = None
 
 
@@ -272,6 +278,9 @@ class NodeOrder:
         cwd: the ranks' current directory, ``None`` to stay.
         sys_path: their import path, in order.
         collect_all: whether ranks other than 0 send their value back.
+        start_method: how ranks are started, as in :class:`Job`.
+        root: where this package can be imported from.
+        environ: the launcher's whole environment.
     """
 
     run_id: str
@@ -285,6 +294,9 @@ class NodeOrder:
     cwd: str | None
     sys_path: tuple[str, ...]
     collect_all: bool
+    start_method: Literal["fork", "spawn"]
+    root: str
+    environ: Mapping[str, str] = field(repr=False)
 
     @property
     def host(self) -> str:

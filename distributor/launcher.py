@@ -20,7 +20,7 @@ import warnings
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list what it exports
 from torch.distributed.elastic.agent.server.api import (
@@ -35,10 +35,18 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from distributor import rank
+from distributor import control, rank, start
 from distributor.activity import ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL
 from distributor.job import NodeOrder
-from distributor.processes import die_with_parent, pidfd_open, readable
+from distributor.launching import log_path, order_path
+from distributor.processes import (
+    NODE_ID,
+    die_with_parent,
+    overwrite_argument,
+    overwrite_environ,
+    pidfd_open,
+    readable,
+)
 
 #: Ranks of a node must not be left waiting for slower nodes' ranks to finish: those may train for days.
 _EXIT_BARRIER_TIMEOUT = 365 * 24 * 3600.0
@@ -54,11 +62,41 @@ _FAILED_POLL = 1.0
 
 
 def main(path: str, agent_pid: str) -> None:
-    """Runs the ranks of this node to their end; exits with 0 whatever became of them, once that was told."""
+    """Entry point of a process started anew: runs the ranks of this node to their end."""
     die_with_parent(int(agent_pid))
+    _launch(_read(path))
+
+
+def become(path: str, agent_pid: int, owner: int) -> None:
+    """Entry point of a fork of the agent: makes it what a process started anew would be, then runs the ranks.
+
+    Args:
+        path: of the order.
+        agent_pid: the agent.
+        owner: whose agent it is.
+    """
+    order = _read(path)
+    log = os.open(log_path(order.folder), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    os.close(log)
+    os.environ.clear()
+    os.environ.update(order.environ)
+    overwrite_argument(start.title("agent", owner), start.title("launcher", agent_pid))
+    overwrite_environ(start.UNMARKED, f"{NODE_ID}={order.environ[NODE_ID]}")
+    _launch(order)
+
+
+def _read(path: str) -> NodeOrder:
     with open(path, "rb") as file:
         order: NodeOrder = pickle.load(file)
-    os.unlink(path)
+    if order.start_method == "fork":
+        os.unlink(path)  # ranks that are started anew read it again
+    return order
+
+
+def _launch(order: NodeOrder) -> NoReturn:
+    """Runs the ranks to their end; exits with 0 whatever became of them, once that was told."""
     for number in _HANDLED:
         signal.signal(number, _raise_signal)
     for stacks_signal in (ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL):
@@ -69,7 +107,7 @@ def main(path: str, agent_pid: str) -> None:
             role="default",
             local_world_size=order.plan.node.local_world_size,
             rdzv_handler=_PlacedRendezvous(order),
-            entrypoint=rank.main,
+            entrypoint=rank.become,
             max_restarts=0,
             monitor_interval=0.001,  # _monitor_workers itself blocks until there is something to see
         )
@@ -159,7 +197,7 @@ class _Rank:
 
 
 class _RankAgent(SimpleElasticAgent):
-    """Torch's elastic agent with ranks that are forked from this process."""
+    """Torch's elastic agent with ranks that are forked from this process, or started anew."""
 
     def __init__(self, spec: WorkerSpec, order: NodeOrder) -> None:
         super().__init__(spec, exit_barrier_timeout=_EXIT_BARRIER_TIMEOUT)
@@ -171,12 +209,12 @@ class _RankAgent(SimpleElasticAgent):
         gc.collect()
         gc.freeze()  # what is here now stays shared between the ranks: no collector writes to its pages
         for worker in worker_group.workers:
-            self._ranks.append(self._fork(worker.local_rank))
+            self._ranks.append(self._start(worker.local_rank))
         pids = {entry.local_rank: entry.pid for entry in self._ranks}
         _tell(self._order, {"event": "started", "pids": pids, "time": time.time()})
         return pids
 
-    def _fork(self, local_rank: int) -> _Rank:
+    def _start(self, local_rank: int) -> _Rank:
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
@@ -186,12 +224,19 @@ class _RankAgent(SimpleElasticAgent):
             with warnings.catch_warnings():
                 # Python 3.12 warns of threads at fork; the only one is the store's, in C++, which ranks never use.
                 warnings.simplefilter("ignore", DeprecationWarning)
-                pid = os.fork()
+                pid = os.fork() if self._order.start_method == "fork" else self._spawn(local_rank)
             if pid == 0:
-                rank.main(self._order, local_rank, self._order.plan.rank_env[local_rank], parent)
+                rank.become(self._order, local_rank, parent)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         return _Rank(local_rank, pid, pidfd_open(pid))
+
+    def _spawn(self, local_rank: int) -> int:
+        command = control.command(
+            self._order.root, "rank", order_path(self._order.folder), str(local_rank), str(os.getpid())
+        )
+        environ = {**self._order.environ, **self._order.plan.rank_env[local_rank]}
+        return os.posix_spawn(sys.executable, command, environ)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._await_exits(_FAILED_POLL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 
 
 def listen(address: str) -> socket.socket:
@@ -55,3 +56,11 @@ def is_loopback(address: str) -> bool:
     (True, True, False)
     """
     return address.startswith("127.") or address == "::1"
+
+
+def pinned_tls(certificate: str) -> ssl.SSLContext:
+    """A client's TLS context that accepts one certificate (PEM) and no other, whatever the address it is shown at."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(cadata=certificate)
+    return context

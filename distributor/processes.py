@@ -12,7 +12,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
 #: The environment variable that marks the processes of one node of one run: launcher, ranks and their children.
@@ -95,10 +95,19 @@ def processes_of(node_id: str) -> list[int]:
 
 def descendants(ancestor: int) -> list[int]:
     """Pids of the live children of a process, their children, and so on."""
+    return _below(ancestor, _children())
+
+
+def _children() -> dict[int, list[int]]:
+    """Pids of the live children of every process that this user may see."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdecimal() and (fields := _stat(int(entry))) is not None:
             children.setdefault(int(fields[1]), []).append(int(entry))
+    return children
+
+
+def _below(ancestor: int, children: Mapping[int, list[int]]) -> list[int]:
     found, ahead = [], [ancestor]
     while ahead:
         below = children.get(ahead.pop(), [])
@@ -176,14 +185,80 @@ def state(pid: int) -> str | None:
     return None if fields is None else fields[0]
 
 
-def cpu_seconds(pid: int) -> float:
-    """CPU time that a process and its descendants, ended ones that it waited for included, have used so far."""
-    ticks = 0
-    for each in (pid, *descendants(pid)):
-        fields = _stat(each)
-        if fields is not None:
-            ticks += sum(int(value) for value in fields[11:15])  # utime, stime, cutime, cstime
-    return ticks / os.sysconf("SC_CLK_TCK")
+def cpu_seconds(pids: Iterable[int]) -> dict[int, float]:
+    """CPU time that processes and their descendants, ended ones that they waited for included, have used so far."""
+    children = _children()
+    used = {}
+    for pid in pids:
+        stats = [fields for each in (pid, *_below(pid, children)) if (fields := _stat(each)) is not None]
+        ticks = sum(int(value) for fields in stats for value in fields[11:15])  # utime, stime, cutime, cstime
+        used[pid] = ticks / os.sysconf("SC_CLK_TCK")
+    return used
+
+
+def executor_of_this() -> int:
+    """Pid of the Spark executor that this Python worker serves: the nearest JVM above it, else its parent."""
+    pid = os.getpid()
+    while (fields := _stat(pid)) is not None and int(fields[1]) > 1:
+        pid = int(fields[1])
+        with suppress(OSError), open(f"/proc/{pid}/comm") as name:
+            if name.read().startswith("java"):
+                return pid
+    return os.getppid()
+
+
+#: What a process has from the one that started it, by its lines in /proc/PID/status (proc(5)).
+_INHERITED = frozenset(
+    "Umask Uid Gid Groups SigBlk SigIgn CapInh CapPrm CapEff CapBnd CapAmb NoNewPrivs Seccomp Cpus_allowed "
+    "Mems_allowed".split()
+)
+
+
+def inherited() -> dict[str, str]:
+    """Everything but environment, current directory and descriptors that a process started by this thread would have.
+
+    Ids, capabilities, signal dispositions, CPUs, resource limits, niceness, control groups and name spaces (proc(5)).
+    """
+    found = {}
+    with open("/proc/thread-self/status") as status:
+        for line in status:
+            name, _, value = line.partition(":")
+            if name in _INHERITED:
+                found[name] = value.strip()
+    for name in ("limits", "cgroup", "oom_score_adj"):
+        with suppress(OSError), open(f"/proc/self/{name}") as file:
+            found[name] = file.read()
+    for name in sorted(os.listdir("/proc/self/ns")):
+        with suppress(OSError):
+            found[f"ns/{name}"] = os.readlink(f"/proc/self/ns/{name}")
+    fields = _stat(os.getpid())
+    found["nice"] = fields[16] if fields is not None else ""
+    return found
+
+
+# proc(5), /proc/PID/stat: where the arguments and the environment lie that the process was started with. The kernel
+# shows what is there now, and a fork has a copy: this is how servers change what ps shows for their children.
+_ARGUMENTS, _ENVIRONMENT = 45, 47
+
+
+def overwrite_argument(old: str, new: str) -> None:
+    """Shows other arguments in place of one that this process was started with, which must be at least as long."""
+    _overwrite("cmdline", _ARGUMENTS, old.encode(), new.encode())
+
+
+def overwrite_environ(old: str, new: str) -> None:
+    """Shows another environment entry in place of one that this process was started with; ``getenv`` is not changed."""
+    _overwrite("environ", _ENVIRONMENT, old.encode(), new.encode())
+
+
+def _overwrite(file: str, field: int, old: bytes, new: bytes) -> None:
+    if len(new) > len(old):
+        raise ValueError(f"{new!r} is longer than {old!r}")
+    with open(f"/proc/self/{file}", "rb") as shown:
+        at = (b"\0" + shown.read()).index(b"\0" + old + b"\0")
+    fields = _stat(os.getpid())
+    assert fields is not None
+    ctypes.memmove(int(fields[field]) + at, new.ljust(len(old), b"\0"), len(old))
 
 
 def oom_kills(vmstat: str = "/proc/vmstat") -> int:

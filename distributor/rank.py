@@ -1,4 +1,4 @@
-"""Inside one rank: from a fork of the launcher to what ``python train.py`` would see, then the outcome.
+"""Inside one rank: from a fork of the launcher, or a child of it, to what ``python train.py`` would see, then the outcome.
 
 A rank leaves the launcher's state behind (descriptors, signal handlers, numpy's seed), runs the function, script or
 module, and writes what came of it into files of the node's folder before it exits with the truth as its code.
@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -50,11 +51,25 @@ def value_path(folder: str | os.PathLike[str], rank: int) -> Path:
     return Path(folder, f"value-{rank}.pickle")
 
 
-def main(order: NodeOrder, local_rank: int, env: Mapping[str, str], launcher_pid: int) -> NoReturn:
-    """Runs in a fresh fork of the launcher and never returns to its caller."""
+def main(path: str, local_rank: str, launcher_pid: str) -> NoReturn:
+    """Entry point of a rank that is started anew."""
+    with open(path, "rb") as file:
+        order: NodeOrder = pickle.load(file)
+    _live(order, int(local_rank), int(launcher_pid))
+
+
+def become(order: NodeOrder, local_rank: int, launcher_pid: int) -> NoReturn:
+    """Makes a fresh fork of the launcher a rank; never returns to its caller."""
+    with suppress(OSError):
+        os.close(order.event_fd)
+    _live(order, local_rank, launcher_pid)
+
+
+def _live(order: NodeOrder, local_rank: int, launcher_pid: int) -> NoReturn:
     code = 1
     try:
         die_with_parent(launcher_pid)
+        env = order.plan.rank_env[local_rank]
         _leave_launcher(order, local_rank, env)
         code = _run(order, local_rank, int(env["RANK"]))
         code = _finalize(code)
@@ -70,7 +85,7 @@ def main(order: NodeOrder, local_rank: int, env: Mapping[str, str], launcher_pid
 
 
 def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -> None:
-    """Makes this fork what a process started anew would be."""
+    """Makes this process what one would be that has nothing to do with the launcher."""
     os.setsid()  # a signal that user code sends to its own group stays within the rank
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
@@ -80,7 +95,7 @@ def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -
     for stream, descriptor in (("stdout", 1), ("stderr", 2)):
         path = log_path(order.folder, local_rank, stream)
         _redirect(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
-    _close_connections(order.event_fd)
+    _close_connections()
     global _stacks
     _stacks = open(stacks_path(order.folder, local_rank), "ab")  # faulthandler only borrows it
     faulthandler.register(ALL_STACKS_SIGNAL, file=_stacks, all_threads=True)
@@ -99,13 +114,12 @@ def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -
         numpy_random.seed()
 
 
-def _close_connections(event_fd: int) -> None:
-    """Closes the launcher's sockets, event pipe and process descriptors: they would keep its ports and events open.
+def _close_connections() -> None:
+    """Closes the launcher's sockets and process descriptors: they would keep its ports open.
 
     Nothing else: code without a destructor to tell it may still use the number, which something of the rank's would
     have by then. libuv's fork handler writes to its signal pipe, ``std::random_device`` reads from ``/dev/urandom``.
     """
-    os.close(event_fd)
     for name in os.listdir("/proc/self/fd"):
         try:
             if os.readlink(f"/proc/self/fd/{name}").startswith(("socket:", "anon_inode:[pidfd]")):

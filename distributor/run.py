@@ -457,8 +457,8 @@ class Run:
             self._logs.take(log)
         warnings: dict[str, list[str]] = {}
         for report in collected.reports:
-            if report.warning is not None:
-                warnings.setdefault(report.warning, []).append(report.host)
+            for text in report.warnings:
+                warnings.setdefault(text, []).append(report.host)
         for text, hosts in warnings.items():
             if not self._warned:
                 _log.warning("%s %s", ", ".join(sorted(set(hosts))), text)

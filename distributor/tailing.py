@@ -116,13 +116,6 @@ class Tailing:
             if self._keep and _size(file) > file.acked
         ]
 
-    def close(self) -> None:
-        """Closes the files."""
-        for file in self._files:
-            if file.descriptor >= 0:
-                os.close(file.descriptor)
-                file.descriptor = -1
-
     async def _pass_on(self) -> bool:
         """One round over all files, a bounded piece of each; whether some have more."""
         behind = False

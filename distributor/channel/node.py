@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from distributor import network
 from distributor.channel import frames
 
 #: Seconds to reach the driver before the run goes on without the channel.
@@ -41,10 +41,8 @@ def over_tls(endpoint: Endpoint) -> Dial:
     """Connects to the driver: TLS with the run's certificate, then the token."""
 
     async def dial() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False  # the certificate is pinned: it is the only one accepted, whatever the address
-        context.load_verify_locations(cadata=endpoint.certificate)
-        reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port, ssl=context)
+        tls = network.pinned_tls(endpoint.certificate)
+        reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port, ssl=tls)
         writer.write(endpoint.token)
         return reader, writer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from distributor import devices
+from distributor import devices, environment
 from distributor.job import Job, Node, Placement, Plan
 from distributor.processes import NODE_ID, node_id
 
@@ -48,27 +48,12 @@ class Torchrun:
             target=job.target,
             node_env={
                 NODE_ID: node_id(job.run_id, node.leader),
-                "OMP_NUM_THREADS": _omp_threads(job, node, base_env),
-                # Spark sets it for its own workers; in a rank it would make each printed piece a system call.
-                "PYTHONUNBUFFERED": None,
-                # What torchrun sets for its ranks: a collective that NCCL gave up on ends the rank.
-                "TORCH_NCCL_ASYNC_ERROR_HANDLING": base_env.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+                **environment.overlay(base_env, node.task_cpus, job.ranks_per_task),
                 **devices.rank_visibility(node.gpus, job.use_gpu),
                 **job.env,
             },
             rank_env=tuple(_rank_env(job, placement, node, local_rank) for local_rank in range(node.local_world_size)),
         )
-
-
-def _omp_threads(job: Job, node: Node, base_env: Mapping[str, str]) -> str:
-    """The rank's share of CPUs, unless the user set another number.
-
-    Spark sets ``spark.task.cpus`` for its workers by itself: where ranks share a task, that is not the user's word.
-    """
-    already = base_env.get("OMP_NUM_THREADS")
-    if already is None or already == str(node.task_cpus):
-        return str(max(1, node.task_cpus // job.ranks_per_task))
-    return already
 
 
 def _rank_env(job: Job, placement: Placement, node: Node, local_rank: int) -> dict[str, str]:

@@ -6,16 +6,15 @@ import os
 import pickle
 import shutil
 import socket
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from distributor import control, devices, network, processes, shipping
+from distributor import control, devices, folders, network, processes, shipping, start
 from distributor.agent import AgentOrder
 from distributor.channel.frames import Log
 from distributor.channel.server import ChannelServer
@@ -52,7 +51,7 @@ class LocalScheduler:
     def __init__(self, nodes: int = 1, gpus: Sequence[str] | None = None) -> None:
         self._nodes = nodes
         self._gpus = gpus
-        self._agents: list[subprocess.Popen[bytes]] = []
+        self._agents: list[start.Agent] = []
         self._lock = threading.Lock()
         self._cancelled = False
 
@@ -129,15 +128,22 @@ class LocalScheduler:
         self, job: Job, server: ChannelServer, facts: list[NodeFacts], executor: str, listener: socket.socket
     ) -> _Part:
         """One agent from its start to what it reports."""
-        leader = next(fact.partition for fact in facts if fact.executor == executor)
-        folder = control.make_folder(job.run_id)
+        lead = next(fact for fact in facts if fact.executor == executor)
+        folder = folders.make(job.run_id)
         agent = line = None
         try:
             root = shipping.package_root()
             channel, theirs = socket.socketpair()
             with theirs:
                 server.attach(channel)
-                agent, line = control.start_agent(root, {"channel": theirs, "store": listener}, os.environ)
+                agent, line = start.start_agent(
+                    root,
+                    {"channel": theirs, "store": listener},
+                    owner=os.getpid(),
+                    warmth=start.warmth(job.start_method, job.keep_warm, job.preload, job.env, job.ranks_per_task),
+                    task_cpus=lead.cpus,
+                    wanted=lambda: not self._cancelled,
+                )
             listener.close()
             with self._lock:
                 self._agents.append(agent)
@@ -152,21 +158,22 @@ class LocalScheduler:
                 sys_path=[path or os.getcwd() for path in sys.path],
                 endpoint=None,
                 on_driver=True,
+                note=agent.note,
             )
             report = _converse(line, order)
             if report is None:
                 return _Part(None)
             return _Part(
                 pickle.loads(report["report"]),
-                {rank: list(_pieces(path)) for rank, path in report["values"].items()},
-                [log for rest in report["rest"] for log in _rest(**rest)],
+                {rank: list(control.pieces(path, _CHUNK)) for rank, path in report["values"].items()},
+                [Log(*piece) for piece in control.rest(report["rest"], _CHUNK)],
             )
         finally:
             if line is not None:
                 line.close()  # the agent has done its part: it removes the folder and ends
             if agent is not None:
                 agent.wait()
-            processes.kill_node(processes.node_id(job.run_id, leader))
+            processes.kill_node(processes.node_id(job.run_id, lead.partition))
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -217,16 +224,3 @@ def _facts(job: Job, listeners: list[socket.socket], gpus: Sequence[str]) -> lis
         for rank in range(job.num_processes)
         for port in [listeners[rank * len(listeners) // job.num_processes].getsockname()[1]]
     ]
-
-
-def _pieces(path: str, offset: int = 0) -> Iterator[bytes]:
-    with Path(path).open("rb") as file:
-        file.seek(offset)
-        yield from iter(lambda: file.read(_CHUNK), b"")
-
-
-def _rest(rank: int, stream: int, path: str, offset: int) -> Iterator[Log]:
-    """What the channel did not bring of a rank's output."""
-    for piece in _pieces(path, offset):
-        yield Log(rank, stream, offset, piece)
-        offset += len(piece)

@@ -1,0 +1,375 @@
+"""How an owner (a Spark task's Python worker, or the driver) gets an agent: forked by a warm process, or started anew.
+
+A warm process serves one executor or driver. It is found in a private folder whose name says all that a fork takes from
+the process it is forked from: who it is for, which Python and package, environment, limits. What another run would have
+to have different gets another warm process. Where there is none that answers, one is started; where that cannot be, the
+agent is started anew. Standard library only, and pickled by value into Spark's workers.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TypedDict
+
+from distributor import control, environment, folders, processes
+
+#: Seconds in which a warm process that is up forks an agent: it takes milliseconds.
+_PATIENCE = 5.0
+
+#: Seconds that a warm process gets to import what it should; longer than that is given up.
+_IMPORT_PATIENCE = 300.0
+
+#: Seconds between looks at whether a caller that waits for imports still wants its agent.
+_LOOK = 0.1
+
+#: Warm processes of one owner at most; one more ends the oldest.
+_MOST = 3
+
+#: An argument of a warm process that leaves room for those that its forks show instead.
+PLACEHOLDER = "-" * 40
+
+#: The environment entry that its forks show their node's mark in place of.
+UNMARKED = f"{processes.NODE_ID}=".ljust(80, "-")
+
+#: What a warm process answers that has to be replaced.
+OUTDATED = b"outdated"
+
+#: What one answers that must not be forked; the reason follows.
+UNFIT = b"unfit "
+
+#: Variables that may differ from run to run: they are read after the fork only, or by Spark only.
+_VOLATILE = frozenset({processes.NODE_ID, "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "OLDPWD", "PWD"})
+_VOLATILE_PREFIXES = ("SPARK_", "PYSPARK_", "PYTHON_WORKER_", "PYTHON_UDF_", "PYTHON_FAULTHANDLER_")
+
+
+def title(part: str, argument: object = PLACEHOLDER) -> str:
+    """The arguments by which a process is known: a part of this package, and what it was called with."""
+    return f"{part}\0{argument}".ljust(len(f"warm\0{PLACEHOLDER}"), "\0")
+
+
+class Warmth(TypedDict):
+    """What a job asks of warm processes: plain values.
+
+    ``keep`` is how many seconds one stays without a run, ``preload`` what it imports beside torch; ``env`` and
+    ``ranks_per_task`` are the job's, for the environment in which it imports.
+    """
+
+    keep: float
+    preload: list[str]
+    env: dict[str, str]
+    ranks_per_task: int
+
+
+def warmth(
+    start_method: str, keep: float, preload: Sequence[str], env: Mapping[str, str], ranks_per_task: int
+) -> Warmth | None:
+    """What a job asks of warm processes; ``None`` if it wants none."""
+    if start_method != "fork" or keep == 0:
+        return None
+    return {"keep": keep, "preload": list(preload), "env": dict(env), "ranks_per_task": ranks_per_task}
+
+
+class Agent:
+    """A started agent. Its parent is this process, or a warm one.
+
+    Args:
+        pid: of the agent.
+        descriptor: its process descriptor, -1 where the kernel has none; taken over.
+        child: this process's own child, if it is that.
+        note: what is to be told to the user.
+    """
+
+    def __init__(
+        self, pid: int, descriptor: int, child: subprocess.Popen[bytes] | None = None, note: str | None = None
+    ) -> None:
+        self.pid = pid
+        self.note = note
+        self._descriptor = descriptor
+        self._child = child
+
+    def kill(self) -> None:
+        """SIGKILLs it, if it has not ended."""
+        if self._child is not None:
+            self._child.kill()
+        elif self._descriptor >= 0 and not processes.readable([self._descriptor], 0):
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Waits until it has ended. Call it once, and nothing after it."""
+        if self._child is not None:
+            self._child.wait()
+        while self._descriptor >= 0 and not processes.readable([self._descriptor], 3600.0):
+            pass
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def start_agent(
+    root: str,
+    inherit: Mapping[str, socket.socket],
+    *,
+    owner: int,
+    warmth: Warmth | None = None,
+    task_cpus: int = 1,
+    wanted: Callable[[], bool] = lambda: True,
+) -> tuple[Agent, socket.socket]:
+    """Starts an agent in a session of its own and returns it with this side of its control line.
+
+    It has this process's environment, current directory, standard output and standard error.
+
+    Args:
+        root: where the package can be imported from: a folder, or a zip.
+        inherit: sockets that the agent gets, by name; they stay open here.
+        owner: pid of the process whose end ends a warm process.
+        warmth: what is asked of a warm process; ``None``: the agent is started anew.
+        task_cpus: CPUs of one task.
+        wanted: whether the agent is still wanted, asked while a warm process imports.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        sockets = {"control": theirs, **inherit}
+        agent = None
+        if warmth is not None:
+            with suppress(OSError):  # a full disk, a /tmp that others tampered with: the run does not need this
+                agent = _from_warm(root, sockets, owner, warmth, task_cpus, wanted)
+        return agent or _anew(root, sockets), ours
+
+
+def _anew(root: str, sockets: Mapping[str, socket.socket], note: str | None = None) -> Agent:
+    child = subprocess.Popen(
+        control.command(root, "agent", str(os.getpid()), *(f"{name}={sock.fileno()}" for name, sock in sockets.items())),
+        stdin=subprocess.DEVNULL,
+        pass_fds=[sock.fileno() for sock in sockets.values()],
+        start_new_session=True,
+    )
+    return Agent(child.pid, -1, child, note)
+
+
+def _from_warm(
+    root: str,
+    sockets: Mapping[str, socket.socket],
+    owner: int,
+    warmth: Warmth,
+    task_cpus: int,
+    wanted: Callable[[], bool],
+) -> Agent | None:
+    """An agent forked by a warm process; ``None`` if that cannot be, or is not wanted any more."""
+    environ = environment.apply(os.environ, environment.overlay(os.environ, task_cpus, warmth["ranks_per_task"]))
+    environ = {**environ, **warmth["env"]}
+    folder = _folder(root, owner, warmth, environ)
+    for _ in range(3):
+        connection, fresh = _reach(folder, root, owner, warmth, environ)
+        with connection:
+            answer, descriptor = _ask(connection, folder, sockets, wanted)
+        if descriptor >= 0:
+            return Agent(int(answer), descriptor)
+        if answer.startswith(UNFIT):
+            return _anew(root, sockets, answer[len(UNFIT) :].decode())
+        if not wanted() or (fresh and answer != OUTDATED):  # what it needs cannot be imported: the cold way tells why
+            return None
+    return None
+
+
+def _folder(root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]) -> str:
+    """Where the warm process for this owner and these wishes lives, made if it is not there.
+
+    Raises:
+        OSError: it cannot be made, or is not this user's alone.
+    """
+    package: object = root
+    if root.endswith(".zip"):
+        with open(root, "rb") as file:
+            package = hashlib.sha256(file.read()).hexdigest()
+    same = {
+        name: value
+        for name, value in environ.items()
+        if name not in _VOLATILE and not name.startswith(_VOLATILE_PREFIXES)
+    }
+    who = [os.readlink("/proc/self/ns/pid"), os.geteuid(), owner, processes.start_time(owner)]
+    what = [sys.executable, sys.version, package, warmth["preload"], warmth["keep"], same, processes.inherited()]
+    folder = os.path.join(tempfile.gettempdir(), f"{folders.PREFIX}warm-{_digest(who)}-{_digest(what)}")
+    with suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    if not folders.is_private(folder):
+        raise PermissionError(f"{folder} is not this user's alone")
+    return folder
+
+
+def _digest(values: list[object]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@contextmanager
+def locked(folder: str) -> Iterator[str]:
+    """Keeps others from starting or ending the folder's warm process; yields a short path of the same folder.
+
+    A socket's path may have 107 bytes only (unix(7)); temporary folders of a cluster's containers have longer ones.
+
+    Raises:
+        OSError: the folder has just been removed.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
+            raise FileNotFoundError(f"{folder} was replaced")
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
+def _reach(
+    folder: str, root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]
+) -> tuple[socket.socket, bool]:
+    """A connection to the folder's warm process, and whether it had to be started.
+
+    Raises:
+        OSError: it cannot be started, or its queue is full.
+    """
+    with locked(folder) as short:
+        try:
+            return _connect(short), False
+        except (FileNotFoundError, ConnectionRefusedError):
+            _start(folder, short, root, owner, warmth, environ)
+            return _connect(short), True
+
+
+def _connect(folder: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(_PATIENCE)
+        connection.connect(f"{folder}/socket")
+        if peer_user(connection) != os.geteuid():
+            raise PermissionError(f"{folder}/socket is another user's")
+        return connection
+    except BaseException:
+        connection.close()
+        raise
+
+
+def peer_user(connection: socket.socket) -> int:
+    """The user whose process is at the other end (unix(7), SO_PEERCRED)."""
+    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(user)
+
+
+def _start(
+    folder: str, short: str, root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]
+) -> None:
+    """Starts a warm process that will serve the folder; connections wait in its queue until it can."""
+    for name in ("socket", "ready"):
+        with suppress(FileNotFoundError):
+            os.unlink(f"{short}/{name}")
+    if root.endswith(".zip"):  # a run's own copy goes with it
+        shutil.copyfile(root, f"{short}/package.new")
+        os.rename(f"{short}/package.new", f"{short}/package.zip")
+        root = os.path.join(folder, "package.zip")
+    with open(f"{short}/token", "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as token:
+        token.write(secrets.token_bytes(32))
+    with socket.socket(socket.AF_UNIX) as listener, open(f"{short}/log", "wb") as log:
+        listener.bind(f"{short}/socket")
+        listener.listen(128)
+        starter = subprocess.Popen(
+            control.command(
+                root,
+                "warm",
+                PLACEHOLDER,
+                folder,
+                str(owner),
+                str(listener.fileno()),
+                str(warmth["keep"]),
+                json.dumps(warmth["preload"]),
+            ),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            env={**environ, processes.NODE_ID: UNMARKED.partition("=")[2]},
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )
+    starter.wait()  # it leaves a child that is nobody's, at once
+    _retire_oldest(folder)
+
+
+def _retire_oldest(newest: str) -> None:
+    """Ends the warm process of this owner that was started first, if there are too many."""
+    owner = os.path.basename(newest).rpartition("-")[0]
+    parent = os.path.dirname(newest)
+    others = [os.path.join(parent, name) for name in os.listdir(parent) if name.startswith(f"{owner}-")]
+    ages = []
+    for other in others:
+        with suppress(OSError):
+            ages.append((os.stat(os.path.join(other, "socket")).st_mtime, other))
+    if len(ages) > _MOST:
+        with suppress(OSError), _connect(min(ages)[1]) as connection:
+            _send(connection, min(ages)[1], {"retire": True}, [])
+
+
+def _send(connection: socket.socket, folder: str, request: Mapping[str, object], descriptors: list[int]) -> None:
+    with open(os.path.join(folder, "token"), "rb") as token:
+        socket.send_fds(connection, [token.read()], descriptors)
+    control.send(connection, request)
+
+
+def _ask(
+    connection: socket.socket,
+    folder: str,
+    sockets: Mapping[str, socket.socket],
+    wanted: Callable[[], bool],
+) -> tuple[bytes, int]:
+    """Asks for an agent: the answer, and the agent's process descriptor, or -1. A process that hangs is killed."""
+    here = os.open(".", os.O_PATH | os.O_DIRECTORY)
+    try:
+        request = {"names": list(sockets), "owner": os.getpid(), "environ": dict(os.environ)}
+        descriptors = [here, 1, 2, *(sock.fileno() for sock in sockets.values())]
+        try:
+            _send(connection, folder, request, descriptors)
+        except OSError:  # it has just ended
+            return b"", -1
+    finally:
+        os.close(here)
+    deadline, ready = time.monotonic() + _IMPORT_PATIENCE, False
+    while not processes.readable([connection.fileno()], _LOOK):
+        if not ready and os.path.exists(os.path.join(folder, "ready")):
+            deadline, ready = time.monotonic() + _PATIENCE, True
+        if not wanted():
+            return b"", -1
+        if time.monotonic() > deadline:
+            _kill(folder)
+            return b"", -1
+    try:
+        answer, received, _, _ = socket.recv_fds(connection, 4096, 1, socket.MSG_CMSG_CLOEXEC)
+    except OSError:
+        return b"", -1
+    return answer, received[0] if received else -1
+
+
+def _kill(folder: str) -> None:
+    """Kills a warm process that does not answer."""
+    with suppress(OSError, ValueError):
+        with open(os.path.join(folder, "pid")) as file:
+            pid, _, started = file.read().partition(" ")
+        descriptor = processes.pidfd_open(int(pid))
+        try:
+            if processes.start_time(int(pid)) == started:
+                os.kill(int(pid), signal.SIGKILL)
+                processes.readable([descriptor], _PATIENCE)
+        finally:
+            os.close(descriptor)
