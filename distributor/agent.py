@@ -254,7 +254,9 @@ class _Agent:
         outcomes = self._outcomes(order, logs, stopped, processes.oom_kills() > oom_before)
         failed_here = start_error is not None or any(outcome.state in ("failed", "stopped") for outcome in outcomes)
         self._run_failed = failed_here or not self._ranks.passed
-        return NodeReport(node.node_rank, node.host, outcomes, start_error, self._times, tuple(self._warnings), self._gave_up)
+        return NodeReport(
+            node.node_rank, node.host, outcomes, start_error, self._times, tuple(self._warnings), self._gave_up
+        )
 
     async def _open_channel(self, order: NodeOrder, logs: Tailing) -> None:
         """Connects to the driver; where it cannot be reached, the run goes on without."""

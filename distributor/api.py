@@ -60,6 +60,12 @@ class TorchDistributor:
             ``<run id>/rank-3.stdout`` and ``rank-3.stderr``.
         driver_ports: first and last port on which the driver may listen for executors, where a firewall opens only
             some (default: any free port).
+        keep_warm: seconds (default 600) for which a process that has imported torch stays on each executor, or beside
+            the driver in local mode, and waits for the next run, which then starts in tenths of a second. It runs none
+            of your code and ends with its executor or driver. 0 keeps none.
+        preload: modules that this process imports as well, such as ``["transformers"]``; ranks have them at once.
+        start_method: ``"fork"`` (default): ranks are forks of a process that has imported torch and nothing of yours.
+            ``"spawn"``: each is a process of its own, and imports torch itself.
 
     Raises:
         ConfigurationError: an argument is wrong; the text says which, its value, and what to do.
@@ -92,6 +98,9 @@ class TorchDistributor:
         fold_logs: bool = False,
         log_dir: str | os.PathLike[str] | None = None,
         driver_ports: tuple[int, int] | None = None,
+        keep_warm: float = 600.0,
+        preload: Sequence[str] = (),
+        start_method: Literal["fork", "spawn"] = "fork",
     ) -> None:
         if isinstance(num_processes, bool) or not hasattr(num_processes, "__index__") or num_processes < 1:
             raise ConfigurationError(f"num_processes has to be a positive integer, not {num_processes!r}")
@@ -104,6 +113,7 @@ class TorchDistributor:
             ("grace_period", grace_period, 0),
             ("heartbeat_timeout", heartbeat_timeout, 1),
             ("stall_timeout", _LONGEST if stall_timeout is None else stall_timeout, 1),
+            ("keep_warm", keep_warm, 0),
         ):
             if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not least <= seconds <= _LONGEST:
                 raise ConfigurationError(
@@ -128,6 +138,16 @@ class TorchDistributor:
         self._fold_logs = bool(fold_logs)
         self._log_dir = None if log_dir is None else Path(log_dir)
         self._driver_ports = _check_ports(driver_ports)
+        if start_method not in ("fork", "spawn"):
+            raise ConfigurationError(f"start_method has to be 'fork' or 'spawn', not {start_method!r}")
+        self._start_method = start_method
+        self._keep_warm = float(keep_warm)
+        self._preload = _check_preload(preload)
+        if self._preload and (start_method != "fork" or keep_warm == 0):
+            raise ConfigurationError(
+                f"preload={list(preload)!r} needs a warm process, which there is none of with "
+                f"start_method={start_method!r} and keep_warm={keep_warm!r}: leave it out"
+            )
         if use_gpu and local_mode is not None:
             self._check_gpus()
 
@@ -175,7 +195,7 @@ class TorchDistributor:
 
     def submit_module(self, module: str, /, *args: str) -> Run:
         """Starts a module and returns the run's handle at once."""
-        if not isinstance(module, str) or not all(part.isidentifier() for part in module.split(".")):
+        if not _is_module_name(module):
             raise ConfigurationError(f"module has to be a dotted name such as 'pkg.train', not {module!r}")
         return self._submit(Module(module, _check_argv(args)), (), {}, "rank0")
 
@@ -216,6 +236,9 @@ class TorchDistributor:
             log_ranks=self._log_ranks,
             keep_logs=self._log_dir is not None,
             driver_ports=self._driver_ports,
+            start_method=self._start_method,
+            keep_warm=self._keep_warm,
+            preload=self._preload,
             collect=collect,
         )
         scheduler = _checked_scheduler(session, job)
@@ -382,6 +405,20 @@ def _check_ports(ports: Any) -> tuple[int, int] | None:
     if not 1 <= first <= last <= 65535:
         raise ConfigurationError(f"driver_ports has to be the first and the last of some ports, not {ports!r}")
     return first, last
+
+
+def _is_module_name(name: Any) -> bool:
+    return isinstance(name, str) and all(part.isidentifier() for part in name.split("."))
+
+
+def _check_preload(names: Any) -> tuple[str, ...]:
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise ConfigurationError(f"preload has to be a list of module names, not {names!r}")
+    modules = tuple(names)
+    for name in modules:
+        if not _is_module_name(name):
+            raise ConfigurationError(f"preload has to name modules such as 'transformers', not {name!r}")
+    return modules
 
 
 def _check_argv(args: Sequence[Any]) -> tuple[str, ...]:

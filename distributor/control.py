@@ -7,7 +7,6 @@ Python workers, where this package is not installed.
 
 from __future__ import annotations
 
-import os
 import pickle
 import socket
 import struct

@@ -30,11 +30,12 @@ def order_path(folder: str | os.PathLike[str]) -> str:
 class Launcher(Protocol):
     """What an agent needs of its launcher."""
 
-    #: Its exit code once it has ended, negative for a signal.
-    returncode: int | None
-
     @property
     def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code once it has ended, negative for a signal."""
 
     def start(self, order: NodeOrder) -> int:
         """Has it start the ranks; returns a pipe of its events, which ends when it does."""
@@ -98,7 +99,7 @@ class ForkedLauncher:
     """
 
     def __init__(self, sockets: Mapping[str, socket.socket], owner: int) -> None:
-        self.returncode: int | None = None
+        self._returncode: int | None = None
         self._events, self._event_fd = os.pipe()
         waiting, self._orders = os.pipe()
         agent = os.getpid()
@@ -112,6 +113,10 @@ class ForkedLauncher:
             self._become_launcher(waiting, agent, owner)
         os.close(waiting)
 
+    @property
+    def returncode(self) -> int | None:
+        return self._returncode
+
     def start(self, order: NodeOrder) -> int:
         path = _write(replace(order, event_fd=self._event_fd))
         os.close(self._event_fd)
@@ -121,7 +126,7 @@ class ForkedLauncher:
         return self._events
 
     def send_signal(self, number: int) -> None:
-        if self.returncode is None:
+        if self._returncode is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
@@ -129,9 +134,9 @@ class ForkedLauncher:
         self.send_signal(signal.SIGKILL)
 
     def wait(self) -> object:
-        if self.returncode is None:
-            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return self.returncode
+        if self._returncode is None:
+            self._returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self._returncode
 
     def _become_launcher(self, waiting: int, agent: int, owner: int) -> NoReturn:
         """In the fork: waits for the order, which does not come if the agent ends."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import select
 import signal
 import sys
@@ -208,9 +209,8 @@ def executor_of_this() -> int:
 
 
 #: What a process has from the one that started it, by its lines in /proc/PID/status (proc(5)).
-_INHERITED = frozenset(
-    "Umask Uid Gid Groups SigBlk SigIgn CapInh CapPrm CapEff CapBnd CapAmb NoNewPrivs Seccomp Cpus_allowed "
-    "Mems_allowed".split()
+_INHERITED = re.compile(
+    "Umask|Uid|Gid|Groups|SigBlk|SigIgn|CapInh|CapPrm|CapEff|CapBnd|CapAmb|NoNewPrivs|Seccomp|Cpus_allowed|Mems_allowed"
 )
 
 
@@ -223,7 +223,7 @@ def inherited() -> dict[str, str]:
     with open("/proc/thread-self/status") as status:
         for line in status:
             name, _, value = line.partition(":")
-            if name in _INHERITED:
+            if _INHERITED.fullmatch(name):
                 found[name] = value.strip()
     for name in ("limits", "cgroup", "oom_score_adj"):
         with suppress(OSError), open(f"/proc/self/{name}") as file:

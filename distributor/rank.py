@@ -1,4 +1,4 @@
-"""Inside one rank: from a fork of the launcher, or a child of it, to what ``python train.py`` would see, then the outcome.
+"""Inside one rank: from a fork or a child of the launcher to what ``python train.py`` would see, then the outcome.
 
 A rank leaves the launcher's state behind (descriptors, signal handlers, numpy's seed), runs the function, script or
 module, and writes what came of it into files of the node's folder before it exits with the truth as its code.

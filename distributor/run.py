@@ -222,7 +222,7 @@ class Run:
     def _execute(self) -> None:
         status = Status.FAILED
         try:
-            with ChannelServer(self, self._job.heartbeat_timeout) as self._server:
+            with ChannelServer(self, self._job.heartbeat_timeout, self._job.num_tasks) as self._server:
                 self._later(self._job.start_timeout, self._check_started)
                 self._later(_UNREACHED, self._check_reached)
                 collected = self._scheduler.run(self._job, self._server) if not self._cancelled else Collected()
@@ -323,14 +323,16 @@ class Run:
 
     def _check_reached(self) -> None:
         """Says early what the nodes' reports would say in the end: training may take days."""
-        address = self._server.address if self._server is not None else None
-        if address is None or self._nodes or self._done.is_set() or self._scheduler.waiting_for() is not None:
+        server = self._server
+        if server is None or server.address is None or server.reached or self._done.is_set():
+            return
+        if self._scheduler.waiting_for() is not None:
             return
         self._warned = True
         _log.warning(
             "no node has reached the driver at %s within %g s: the run goes on without live log lines, results and "
             "errors still arrive. A firewall in between? driver_ports= names the ports to open",
-            address,
+            server.address,
             _UNREACHED,
         )
 

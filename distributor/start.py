@@ -153,7 +153,9 @@ def start_agent(
 
 def _anew(root: str, sockets: Mapping[str, socket.socket], note: str | None = None) -> Agent:
     child = subprocess.Popen(
-        control.command(root, "agent", str(os.getpid()), *(f"{name}={sock.fileno()}" for name, sock in sockets.items())),
+        control.command(
+            root, "agent", str(os.getpid()), *(f"{name}={sock.fileno()}" for name, sock in sockets.items())
+        ),
         stdin=subprocess.DEVNULL,
         pass_fds=[sock.fileno() for sock in sockets.values()],
         start_new_session=True,
@@ -269,9 +271,7 @@ def peer_user(connection: socket.socket) -> int:
     return int(user)
 
 
-def _start(
-    folder: str, short: str, root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]
-) -> None:
+def _start(folder: str, short: str, root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]) -> None:
     """Starts a warm process that will serve the folder; connections wait in its queue until it can."""
     for name in ("socket", "ready"):
         with suppress(FileNotFoundError):

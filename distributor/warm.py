@@ -240,6 +240,6 @@ class _Warm:
 
             agent.serve(sockets, request["owner"], self._notes)
         except BaseException:
-            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+            sys.excepthook(*sys.exc_info())
         finally:
             os._exit(0)

@@ -21,7 +21,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("an agent was started")
 
-    monkeypatch.setattr("distributor.control.start_agent", refuse)
+    monkeypatch.setattr("distributor.start.start_agent", refuse)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ import watch
 from sessions import Make
 
 from distributor import Run, StartError, Status, TorchDistributor, TrainingError, processes
-from distributor.control import FOLDER_PREFIX
+from distributor.folders import PREFIX
 from distributor.job import Function, Job
 from distributor.payload import dump_function
 from distributor.schedulers.local import LocalScheduler
@@ -75,15 +75,15 @@ def test_a_failure_stops_other_nodes_without_the_channel(tmp_path: Path, monkeyp
 def test_a_node_that_does_not_reach_the_channel_is_no_late_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from distributor import control
+    from distributor import start
 
-    start, started = control.start_agent, []
+    start_agent, started = start.start_agent, []
 
-    def without_channel(root: str, inherit: dict[str, Any], environ: Any) -> Any:
+    def without_channel(root: str, inherit: dict[str, Any], **options: Any) -> Any:
         started.append(root)
-        return start(root, {k: v for k, v in inherit.items() if k != "channel" or len(started) == 1}, environ)
+        return start_agent(root, {k: v for k, v in inherit.items() if k != "channel" or len(started) == 1}, **options)
 
-    monkeypatch.setattr(control, "start_agent", without_channel)
+    monkeypatch.setattr(start, "start_agent", without_channel)
     target = Function("test", dump_function(trainings.wait_for, (str(tmp_path / "go"),), {}))
     job = Job(secrets.token_hex(6), 2, target, False, start_timeout=4.0, collect="all")
     run = Run(job, LocalScheduler(2))
@@ -139,7 +139,7 @@ def test_a_driver_may_end_while_its_run_goes(tmp_path: Path) -> None:
 
 
 def test_what_others_put_into_the_temporary_directory_does_no_harm(make_local: Make) -> None:
-    trap = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
+    trap = Path(tempfile.mkdtemp(prefix=PREFIX))
     try:
         os.mkfifo(trap / "owner")
         assert make_local(1).submit(trainings.rank).results(timeout=watch.DEADLINE) == [0]
@@ -191,8 +191,8 @@ def start_driver(tmp_path: Path) -> subprocess.Popen[str]:
 
 def test_ranks_go_when_the_driver_is_killed(tmp_path: Path) -> None:
     driver = start_driver(tmp_path)
-    left = psutil.Process(driver.pid).children(recursive=True)
-    assert len(left) == 4  # agent, launcher, two ranks
+    left = watch.below(driver.pid)
+    assert len(left) == 5  # agent, launcher, two ranks, warm process
     driver.kill()
     driver.wait()
     watch.until(lambda: not any(process.is_running() for process in left), 15)
@@ -200,17 +200,18 @@ def test_ranks_go_when_the_driver_is_killed(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_the_ranks_and_then_the_driver(tmp_path: Path) -> None:
     driver = start_driver(tmp_path)
-    left = psutil.Process(driver.pid).children(recursive=True)
+    left = watch.below(driver.pid)
     driver.send_signal(signal.SIGINT)
     out, _ = driver.communicate(timeout=watch.DEADLINE)
     assert "KeyboardInterrupt" in out
-    assert not any(process.is_running() for process in left)
+    assert len(left) == 5
+    watch.until(lambda: not any(process.is_running() for process in left))
 
 
 def test_folders_of_killed_agents_are_removed_by_the_next_run(make_local: Make, tmp_path: Path) -> None:
     driver = start_driver(tmp_path)
     family = psutil.Process(driver.pid)
-    (agent,) = [child for child in family.children() if watch.is_agent(child)]
+    (agent,) = watch.agents_of(driver.pid)
     (folder,) = [path for path in watch.folders() if any(str(path) in str(f.path) for f in agent.open_files())]
     for process in (family, agent):  # frozen first, so that neither can clean up after the other
         process.suspend()
@@ -247,6 +248,8 @@ def test_an_out_of_memory_kill_is_explained(make_local: Make, monkeypatch: pytes
 @pytest.mark.parametrize("timeout", [0.0, 0.3])
 def test_a_start_that_takes_too_long_is_an_error(make_local: Make, timeout: float) -> None:
     """Importing torch takes longer."""
+    for process in watch.warm_processes(os.getpid()):
+        process.kill()
     with pytest.raises(
         StartError, match="did not start within start_timeout=.*(not answered yet|not up on 1 of 1 nodes)"
     ):

@@ -58,8 +58,8 @@ def test_local_mode_is_decided_by_the_master(one_jvm: Any) -> None:
 
 
 def is_child_of_driver(distributor: TorchDistributor) -> bool:
-    """Whether the agent of a run was started by this process rather than by a Spark worker."""
-    return distributor.run(lambda: psutil.Process().parents()[2].pid) == os.getpid()
+    """Whether the agent of a run was asked for by this process rather than by a Spark worker."""
+    return distributor.run(lambda: int(psutil.Process().parents()[1].cmdline()[5])) == os.getpid()
 
 
 def test_the_session_is_found_from_any_thread(one_jvm: Any) -> None:
@@ -139,8 +139,8 @@ def test_a_killed_python_worker_is_an_error(one_jvm: Any, tmp_path: Path) -> Non
     run = on_executors(2, grace_period=1).submit(trainings.wait_for, str(tmp_path / "never"))
     watch.until(lambda: run.status is Status.RUNNING)
     agent = next(process for process in watch.processes(run.id) if watch.is_agent(process))
-    worker = agent.parent()
-    assert worker is not None and "pyspark" in " ".join(worker.cmdline())
+    worker = watch.owner_of(agent)
+    assert "pyspark" in " ".join(worker.cmdline())
     worker.kill()
     with pytest.raises(NodeLostError):
         run.result(timeout=watch.DEADLINE)
@@ -199,7 +199,7 @@ def test_a_killed_executor_is_an_error_and_the_run_does_not_start_again(cluster:
     watch.until(lambda: len(os.listdir(starts)) == 4)
     agent = next(process for process in watch.processes(run.id) if watch.is_agent(process))
     executor = next(
-        parent for parent in agent.parents() if "CoarseGrainedExecutorBackend" in " ".join(parent.cmdline())
+        parent for parent in watch.owners_of(agent) if "CoarseGrainedExecutorBackend" in " ".join(parent.cmdline())
     )
     executor.kill()
     with pytest.raises(NodeLostError, match="lost the node on|was stopped|were stopped|the Spark job"):

@@ -6,12 +6,13 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 import psutil
 
-from distributor.control import FOLDER_PREFIX
+from distributor import folders as private_folders
 from distributor.processes import NODE_ID
 
 #: Seconds after which waiting for something that should be quick is a failure: generous, for busy machines.
@@ -36,7 +37,7 @@ def processes(run_id: str = "") -> list[psutil.Process]:
         try:
             if process.status() == psutil.STATUS_ZOMBIE:
                 continue
-            mark = process.environ().get(NODE_ID, "")
+            mark = _mark(process)
             agent = is_agent(process) and (not run_id or run_id in _agents_run(process))
             if agent or (mark and mark.startswith(run_id)):
                 found.append(process)
@@ -45,17 +46,65 @@ def processes(run_id: str = "") -> list[psutil.Process]:
     return found
 
 
-def is_agent(process: psutil.Process) -> bool:
+def _mark(process: psutil.Process) -> str:
+    """A process's node, "" for none; warm processes have a placeholder."""
+    return process.environ().get(NODE_ID, "").strip("-")
+
+
+def warm_processes(owner: int | None = None) -> list[psutil.Process]:
+    """Warm processes of an executor or driver; by default those of this process and all below it."""
+    this = psutil.Process()
+    owners = {owner} if owner is not None else {this.pid, *(child.pid for child in this.children(recursive=True))}
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if _part(process) == "warm" and int(process.cmdline()[7]) in owners:
+                found.append(process)
+    return found
+
+
+def agents_of(owner: int) -> list[psutil.Process]:
+    """Agents that a Python worker or a driver has asked for."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if is_agent(process) and owner_of(process).pid == owner:
+                found.append(process)
+    return found
+
+
+def below(owner: int) -> list[psutil.Process]:
+    """All that runs for a driver in local mode: agents with what is below them, and warm processes."""
+    agents = agents_of(owner)
+    return [*agents, *(p for agent in agents for p in agent.children(recursive=True)), *warm_processes(owner)]
+
+
+def owner_of(agent: psutil.Process) -> psutil.Process:
+    """The Python worker or driver that asked for an agent, whose parent may be a warm process."""
+    return psutil.Process(int(agent.cmdline()[5]))
+
+
+def owners_of(agent: psutil.Process) -> list[psutil.Process]:
+    """Who asked for an agent, and what that runs in."""
+    owner = owner_of(agent)
+    return [owner, *owner.parents()]
+
+
+def _part(process: psutil.Process) -> str:
+    """The part of the package that a process runs, "" for other processes."""
     try:
         command = process.cmdline()
     except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return False
-    return len(command) > 4 and "distributor." in command[2] and command[4] == "agent"
+        return ""
+    return command[4] if len(command) > 4 and "distributor." in command[2] else ""
+
+
+def is_agent(process: psutil.Process) -> bool:
+    return _part(process) == "agent"
 
 
 def is_launcher(process: psutil.Process) -> bool:
-    command = process.cmdline()
-    return len(command) > 4 and "distributor." in command[2] and command[4] == "launcher" and not _is_rank(process)
+    return _part(process) == "launcher" and not _is_rank(process)
 
 
 def _is_rank(process: psutil.Process) -> bool:
@@ -66,12 +115,13 @@ def _is_rank(process: psutil.Process) -> bool:
 
 def _agents_run(process: psutil.Process) -> str:
     """An agent's run, by its launcher's mark."""
-    return " ".join(child.environ().get(NODE_ID, "") for child in process.children())
+    return " ".join(_mark(child) for child in process.children())
 
 
 def folders() -> set[Path]:
     """Private folders of nodes that exist now."""
-    return set(Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"))
+    found = Path(tempfile.gettempdir()).glob(f"{private_folders.PREFIX}*")
+    return {folder for folder in found if not folder.name.startswith(f"{private_folders.PREFIX}warm-")}
 
 
 def open_descriptors() -> int:

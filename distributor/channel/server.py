@@ -28,6 +28,9 @@ _MAX_STRANGERS = 128
 #: Seconds in which a node whose connection ended may come back: the end may be that of a connection, or of the node.
 RETURN_WINDOW = 3.0
 
+#: Seconds from the first task's facts until those that are missing are taken to be of tasks that cannot come.
+_FACTS_TIMEOUT = 10.0
+
 _TOKEN_BYTES = 32
 
 T = TypeVar("T")
@@ -55,17 +58,64 @@ class _Peer:
     leaving: asyncio.TimerHandle | None = None
 
 
+class _Facts:
+    """The facts of tasks whose connections last: once there are those of all, the answer to each.
+
+    Spark may start all tasks again, with other attempt numbers: then the facts of the new ones count.
+    """
+
+    def __init__(self, tasks: int) -> None:
+        self._tasks = tasks
+        self._given_up = False
+        self._here: dict[asyncio.StreamWriter, tuple[int, int, dict[str, Any]]] = {}
+        self._complete: dict[int, tuple[int, dict[str, Any]]] = {}
+        self._answered: set[asyncio.StreamWriter] = set()
+
+    def take(self, writer: asyncio.StreamWriter, partition: int, attempt: int, facts: dict[str, Any]) -> None:
+        self._here[writer] = (partition, attempt, facts)
+        if self._complete and self._complete[partition][0] != attempt:
+            self._complete = {}
+        if not self._complete:
+            by_task = {part: (number, entry) for part, number, entry in self._here.values()}
+            if len(by_task) == self._tasks:
+                self._complete = by_task
+
+    def forget(self, writer: asyncio.StreamWriter) -> None:
+        self._here.pop(writer, None)
+        self._answered.discard(writer)
+
+    def give_up(self) -> None:
+        """Unless they are complete, they will not be."""
+        self._given_up = not self._complete
+
+    def waiting(self) -> list[asyncio.StreamWriter]:
+        """Connections to answer to, each once."""
+        waiting = [writer for writer in self._here if writer not in self._answered]
+        self._answered.update(waiting)
+        return waiting
+
+    def answer(self) -> dict[str, Any] | None:
+        """What all are told; ``None`` as long as some are missing."""
+        if self._given_up:
+            return {"order": "gather"}
+        if not self._complete:
+            return None
+        return {"order": "facts", "facts": [facts for _, facts in self._complete.values()]}
+
+
 class ChannelServer:
     """Serves one run. Use as a context manager: leaving it ends every connection and the thread.
 
     Args:
         listener: hears what the nodes tell.
         timeout: seconds of silence after which a node is lost.
+        tasks: how many tasks have facts to exchange before the nodes start.
     """
 
-    def __init__(self, listener: Listener, timeout: float = 30.0) -> None:
+    def __init__(self, listener: Listener, timeout: float = 30.0, tasks: int = 0) -> None:
         self._listener = listener
         self._timeout = timeout
+        self._facts = _Facts(tasks)
         self._token = secrets.token_bytes(_TOKEN_BYTES)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="distributor-channel", daemon=True)
@@ -74,8 +124,11 @@ class ChannelServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._strangers: dict[asyncio.Task[None], None] = {}
         self._stop: dict[str, Any] | None = None
+        self._fallback: asyncio.TimerHandle | None = None
         #: ``host:port`` as nodes are told it, once it listens for them.
         self.address: str | None = None
+        #: Whether a task or a node has ever come.
+        self.reached = False
 
     def __enter__(self) -> ChannelServer:
         self._thread.start()
@@ -179,6 +232,10 @@ class ChannelServer:
         try:
             while (message := await frames.read(reader)) is not None:
                 if node is None:
+                    self.reached = True
+                    if not isinstance(message, frames.Log) and message["event"] == "facts":
+                        await self._exchange(message, reader, writer)
+                        return
                     node = self._welcome(message, writer)
                     continue
                 self._peers[node].heard = self._loop.time()
@@ -205,6 +262,33 @@ class ChannelServer:
         peer = self._peers.get(node) if node is not None else None
         if node is not None and peer is not None and peer.writer is writer:
             peer.leaving = self._loop.call_later(window, self._lose, node, why)
+
+    async def _exchange(
+        self, message: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Keeps a task's facts until all are here or cannot come, for as long as its connection lasts."""
+        if self._stop is not None:
+            self._send(writer, self._stop)
+        facts = self._facts
+        facts.take(writer, int(message["facts"]["partition"]), int(message["attempt"]), dict(message["facts"]))
+        if self._fallback is None:
+            self._fallback = self._loop.call_later(_FACTS_TIMEOUT, self._give_facts_up)
+        self._answer_facts()
+        try:
+            await reader.read()  # until the task has its answer, or has ended
+        finally:
+            facts.forget(writer)
+
+    def _give_facts_up(self) -> None:
+        """Some tasks cannot reach the driver: all of them use Spark's own way."""
+        self._facts.give_up()
+        self._answer_facts()
+
+    def _answer_facts(self) -> None:
+        answer = self._facts.answer()
+        if answer is not None:
+            for writer in self._facts.waiting():
+                self._send(writer, answer)
 
     def _welcome(self, message: dict[str, Any] | frames.Log, writer: asyncio.StreamWriter) -> str:
         """Makes a connection that of the node it says hello for, in place of an older one.
@@ -252,6 +336,8 @@ class ChannelServer:
         if self._stop is None:
             self._stop = order
             self._send_all(order)
+            for writer in self._facts.waiting():
+                self._send(writer, order)
 
     def _send_all(self, order: Mapping[str, Any]) -> None:
         for peer in self._peers.values():

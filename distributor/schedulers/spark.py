@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
-from distributor import network, outcomes, shipping
+from distributor import network, outcomes, shipping, start
 from distributor.channel.frames import Log
 from distributor.channel.server import ChannelServer
 from distributor.errors import (
@@ -278,6 +278,10 @@ class SparkScheduler:
             "job": pickle.dumps(job),
             "package": shipping.package_zip(),
             "endpoint": endpoint,
+            # mapInArrow takes a second by itself, and a Connect client is seldom reachable.
+            "exchange": not self._connect,
+            "silence": job.heartbeat_timeout,
+            "warmth": start.warmth(job.start_method, job.keep_warm, job.preload, job.env, job.ranks_per_task),
             "driver_host": host,
             "gpu": _GPU if job.use_gpu else None,
             "chunk": _CHUNK_CONNECT if self._connect else _CHUNK_CLASSIC,

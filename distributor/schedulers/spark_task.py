@@ -12,12 +12,10 @@ another by ``allGather``: a task that is killed while it waits there takes its e
 from __future__ import annotations
 
 import hmac
-import json
 import os
 import pickle
 import shutil
 import socket
-import ssl
 import struct
 import sys
 import time
@@ -25,7 +23,7 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, TypedDict
 
-from distributor import control, devices, network, processes
+from distributor import control, devices, exchange, folders, network, processes, start
 
 #: What a leader tells its siblings when the run has failed, and the courier the holder when it has its rows.
 _FAILED = _RECEIVED = b"1"
@@ -48,15 +46,20 @@ _DIGEST_BYTES = 32
 class Shipment(TypedDict):
     """What every task gets: plain values, since this package is not importable in the worker.
 
-    ``gpu`` is the name of the GPU resource or ``None``; ``chunk`` the bytes of one piece of a return value;
-    ``patience`` the seconds in which all nodes of a failed run end; ``key`` authenticates a task's rows to another
-    task, ``None`` if rows must not go from one executor to another.
+    ``exchange``: facts go over the channel where it can be reached; ``silence``: seconds after which a driver that does
+    not answer is given up; ``warmth``: what is asked of warm processes; ``gpu``: the name of the GPU resource or
+    ``None``; ``chunk``: the bytes of one piece of a return value; ``patience``: the seconds in which all nodes of a
+    failed run end; ``key`` authenticates a task's rows to another task, ``None`` if rows must not go from one executor
+    to another.
     """
 
     run_id: str
     job: bytes
     package: bytes
-    endpoint: tuple[str, int, str, bytes] | None
+    endpoint: exchange.Endpoint | None
+    exchange: bool
+    silence: float
+    warmth: start.Warmth | None
     driver_host: str
     gpu: str | None
     chunk: int
@@ -78,6 +81,7 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
     """
     from pyspark import BarrierTaskContext
 
+    times = {"task": time.time()}
     context = BarrierTaskContext.get()
     partition = context.partitionId()
     executor = context.getTaskInfos()[partition].address
@@ -100,17 +104,24 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
             "visible_devices": devices.visible_devices(os.environ),
             "cpus": context.cpus(),
         }
-        everyone = [json.loads(text) for text in context.allGather(json.dumps({"facts": mine, "held": held}))]
-        facts = sorted((entry["facts"] for entry in everyone), key=lambda fact: fact["partition"])
-        leader = min(
-            (entry for entry in everyone if entry["facts"]["executor"] == executor),
-            key=lambda entry: entry["facts"]["partition"],
-        )
+        try:
+            everyone = exchange.exchange(
+                {"partition": partition, "held": held, "facts": mine},
+                context.taskAttemptId(),
+                shipment["endpoint"] if shipment["exchange"] else None,
+                context.allGather,
+                shipment["silence"],
+            )
+        except exchange.StoppedError:
+            return
+        times["facts"] = time.time()
+        facts = [entry["facts"] for entry in everyone]
+        leader = next(entry for entry in everyone if entry["facts"]["executor"] == executor)
         roles = _roles(facts, shipment["key"]) if failed_rows is not None else None
         rows: list[bytes] | None
         if leader["held"] == held:
             courier = roles is not None and roles[1] == partition
-            rows = yield from _lead(shipment, facts, mine, listener, keep_listening=courier)
+            rows = yield from _lead(shipment, facts, mine, listener, times, keep_listening=courier)
             if rows is not None and roles is not None:
                 _tell_siblings(hold, sum(fact["executor"] == executor for fact in facts) - 1)
         else:
@@ -193,7 +204,7 @@ def _take_rows(listener: socket.socket, key: bytes, timeout: float) -> list[byte
     return None
 
 
-def _hold(endpoint: tuple[str, int, str, bytes] | None, timeout: float) -> None:
+def _hold(endpoint: exchange.Endpoint | None, timeout: float) -> None:
     """Keeps this task from ending before the driver has cancelled the job; after that, the channel's port is closed."""
     reached = False
     deadline = time.monotonic() + timeout
@@ -245,16 +256,23 @@ def _lead(
     facts: list[dict[str, Any]],
     mine: Mapping[str, Any],
     listener: socket.socket,
+    times: dict[str, float],
     keep_listening: bool,
 ) -> Generator[bytes, None, list[bytes] | None]:
     """Runs this executor's agent and yields what it reports, or returns that if the run has failed."""
-    folder = control.make_folder(shipment["run_id"])
+    folder = folders.make(shipment["run_id"])
     agent = line = None
     try:
         root = os.path.join(folder, "package.zip")
         with open(root, "wb") as file:
             file.write(shipment["package"])
-        agent, line = control.start_agent(root, {"store": listener}, os.environ)
+        agent, line = start.start_agent(
+            root,
+            {"store": listener},
+            owner=processes.executor_of_this(),
+            warmth=shipment["warmth"],
+            task_cpus=mine["cpus"],
+        )
         if not keep_listening:
             listener.close()
         order = {
@@ -266,6 +284,8 @@ def _lead(
             "sys_path": [path for path in sys.path if path],
             "endpoint": shipment["endpoint"],
             "on_driver": False,
+            "times": times,
+            "note": agent.note,
         }
         try:
             control.send(line, order)
@@ -277,11 +297,11 @@ def _lead(
             return [b"L" + str(mine["host"]).encode()]
         told, rest = b"R" + report["report"], report["rest"]
         if report["failed"] and sum(os.path.getsize(file["path"]) - file["offset"] for file in rest) <= _MAX_LOGS:
-            return [told, *_rest(rest, shipment["chunk"])]
+            return [told, *_output(rest, shipment["chunk"])]
         yield told
-        yield from _rest(rest, shipment["chunk"])
+        yield from _output(rest, shipment["chunk"])
         for rank, path in report["values"].items():
-            for piece in _pieces(path, 0, shipment["chunk"]):
+            for piece in control.pieces(path, shipment["chunk"]):
                 yield b"V" + struct.pack("!I", rank) + piece
         return None
     finally:
@@ -293,46 +313,14 @@ def _lead(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _rest(files: list[dict[str, Any]], chunk: int) -> Iterator[bytes]:
-    """What the channel did not bring of the ranks' output."""
-    for rest in files:
-        offset = rest["offset"]
-        for piece in _pieces(rest["path"], offset, chunk):
-            yield b"G" + struct.pack("!IBQ", rest["rank"], rest["stream"], offset) + piece
-            offset += len(piece)
+def _output(files: list[dict[str, Any]], chunk: int) -> Iterator[bytes]:
+    for rank, stream, offset, piece in control.rest(files, chunk):
+        yield b"G" + struct.pack("!IBQ", rank, stream, offset) + piece
 
 
-def _pieces(path: str, offset: int, chunk: int) -> Iterator[bytes]:
-    with open(path, "rb") as file:
-        file.seek(offset)
-        while piece := file.read(chunk):
-            yield piece
-
-
-def _tell_lost(endpoint: tuple[str, int, str, bytes] | None, executor: str) -> None:
+def _tell_lost(endpoint: exchange.Endpoint | None, executor: str) -> None:
     """Tells the driver that this node's agent has died: it may never have reached the channel, and the others wait."""
-    if endpoint is None:
-        return
-    host, port, certificate, token = endpoint
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.load_verify_locations(cadata=certificate)
-    news: list[dict[str, Any]] = [
-        {"event": "hello", "node": executor, "placement": []},
-        {"event": "dead"},
-        {"event": "bye"},
-    ]
-    with (
-        suppress(OSError),
-        socket.create_connection((host, port), _PEER_TIMEOUT) as line,
-        context.wrap_socket(line) as it,
-    ):
-        it.sendall(token + b"".join(_frame(event) for event in news))
-        while it.recv(4096):  # until the driver has read it all and ends the connection
-            pass
-
-
-def _frame(message: Mapping[str, Any]) -> bytes:
-    """As ``channel.frames.pack`` does it: that module would bring asyncio into Spark's workers."""
-    body = json.dumps(message).encode()
-    return struct.pack("!IB", len(body), 1) + body
+    if endpoint is not None:
+        hello = {"event": "hello", "node": executor, "placement": []}
+        with suppress(OSError):
+            exchange.tell(endpoint, [hello, {"event": "dead"}, {"event": "bye"}])

@@ -33,7 +33,7 @@ DEADLINE = 90.0
 #: Training steps: about three seconds.
 STEPS = 200
 
-VICTIMS = ("nobody", "rank", "loader", "launcher", "agent", "worker", "executor", "any", "cancel", "connection")
+VICTIMS = ("nobody", "rank", "loader", "launcher", "agent", "worker", "executor", "warm", "any", "cancel", "connection")
 
 
 def victims(run: Run, kind: str) -> list[psutil.Process]:
@@ -42,7 +42,7 @@ def victims(run: Run, kind: str) -> list[psutil.Process]:
     agents = [process for process in found if watch.is_agent(process)]
     launchers = [process for process in found if watch.is_launcher(process)]
     ranks = [child for launcher in launchers for child in launcher.children()]
-    parents = [parent for agent in agents for parent in agent.parents() if parent.pid != os.getpid()]
+    parents = [parent for agent in agents for parent in watch.owners_of(agent) if parent.pid != os.getpid()]
     return {
         "rank": ranks,
         "loader": [child for each in ranks for child in each.children()],
@@ -50,6 +50,7 @@ def victims(run: Run, kind: str) -> list[psutil.Process]:
         "agent": agents,
         "worker": [p for p in parents if "pyspark.daemon" in " ".join(p.cmdline())][:1],
         "executor": [p for p in parents if "CoarseGrainedExecutorBackend" in " ".join(p.cmdline())],
+        "warm": watch.warm_processes(),
         "any": found,
     }.get(kind, [])
 

@@ -51,14 +51,16 @@ def loader_of(run: Run) -> psutil.Process:
 
 def worker_of(run: Run) -> psutil.Process:
     """Spark's Python worker."""
-    worker = agent_of(run).parent()
-    assert worker is not None and "pyspark" in " ".join(worker.cmdline())
+    worker = watch.owner_of(agent_of(run))
+    assert "pyspark" in " ".join(worker.cmdline())
     return worker
 
 
 def executor_of(run: Run) -> psutil.Process:
     return next(
-        parent for parent in agent_of(run).parents() if "CoarseGrainedExecutorBackend" in " ".join(parent.cmdline())
+        parent
+        for parent in watch.owners_of(agent_of(run))
+        if "CoarseGrainedExecutorBackend" in " ".join(parent.cmdline())
     )
 
 
@@ -98,7 +100,7 @@ def test_an_agent_that_is_killed_before_it_has_said_a_word(make: Make, mode: str
     """The others would wait for its ranks until the start timeout."""
 
     def agents() -> list[psutil.Process]:
-        return [process for process in psutil.Process().children(recursive=True) if watch.is_agent(process)]
+        return [process for process in watch.processes() if watch.is_agent(process)]
 
     watch.until(lambda: not agents())
     run = make(4, grace_period=1).submit(trainings.wait_for, str(tmp_path / "never"))
@@ -191,6 +193,7 @@ def test_nothing_outlives_the_driver(number: signal.Signals, mode: str, tmp_path
         run_id = driver.stdout.readline().strip()
         watch.until(lambda: len(os.listdir(ready)) == 4, 2 * watch.DEADLINE)
         family = psutil.Process(driver.pid).children(recursive=True)
+        family += [warm for process in [driver, *family] for warm in watch.warm_processes(process.pid)]
         driver.send_signal(number)
     assert run_id
     watch.gone(run_id, watch.ORPHAN_DEADLINE)

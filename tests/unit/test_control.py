@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import socket
-import stat
 import struct
 import subprocess
 import threading
@@ -83,14 +82,12 @@ def test_sending_to_nobody_is_an_os_error(line):
         control.send(ours, "hello")
 
 
-def test_folders_are_private_and_named_after_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    first, second = control.make_folder("run7"), control.make_folder("run7")
-    assert first != second
-    for folder in (first, second):
-        assert os.path.dirname(folder) == str(tmp_path)
-        assert os.path.basename(folder).startswith(f"{control.FOLDER_PREFIX}run7-")
-        assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+def test_pieces_and_rest_of_files(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(b"0123456789")
+    assert list(control.pieces(str(path), 4, 1)) == [b"1234", b"5678", b"9"]
+    files = [{"rank": 3, "stream": 2, "path": str(path), "offset": 6}]
+    assert list(control.rest(files, 3)) == [(3, 2, 6, b"678"), (3, 2, 9, b"9")]
 
 
 PROBE = """

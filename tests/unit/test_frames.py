@@ -99,7 +99,7 @@ PACKED = frames.pack({"event": "hello"})
 
 
 @pytest.mark.parametrize("length", range(1, len(PACKED)))
-def test_an_end_inside_a_frame(length):
+def test_an_end_inside_a_pack(length):
     with pytest.raises(ProtocolError, match="inside a frame"):
         read_all(PACKED + PACKED[:length])
 
@@ -122,6 +122,6 @@ def test_random_bytes_are_frames_or_a_protocol_error(data):
 
 @given(messages)
 def test_sparks_workers_pack_the_same(message):
-    from distributor.schedulers.spark_task import _frame
+    from distributor.exchange import _pack
 
-    assert _frame(message) == frames.pack(message)
+    assert _pack(message) == frames.pack(message)

@@ -127,12 +127,19 @@ def test_no_other_package_is_needed():
         ("processes.py", set()),
         ("network.py", set()),
         ("control.py", set()),
+        ("folders.py", set()),
+        ("environment.py", set()),
+        ("exchange.py", {"network"}),
+        ("start.py", {"control", "environment", "folders", "processes"}),
         ("channel/frames.py", set()),
-        ("channel/node.py", {"channel.frames"}),
+        ("channel/node.py", {"channel.frames", "network"}),
         ("devices.py", {"errors"}),
         ("placement.py", {"devices", "errors", "job"}),
         # It runs in Spark's workers, which lack the package: what it uses is pickled with it.
-        ("schedulers/spark_task.py", {"control", "devices", "network", "processes"}),
+        (
+            "schedulers/spark_task.py",
+            {"control", "devices", "exchange", "folders", "network", "processes", "start"},
+        ),
     ],
 )
 def test_what_a_module_may_use_of_the_package(name, allowed):

@@ -173,7 +173,9 @@ def test_env_values_and_payloads_are_not_shown(target):
     request = job(env={"TOKEN": SECRET, "TORCH_NCCL_ASYNC_ERROR_HANDLING": SECRET}, target=target)
     placement = placed(request)
     made = plan(request)
-    order = NodeOrder("run7", made, placement, 1.0, 1.0, None, 3, "folder", None, (), False)
+    order = NodeOrder(
+        "run7", made, placement, 1.0, 1.0, None, 3, "folder", None, (), False, "fork", "root", request.env
+    )
     assert made.node_env["TOKEN"] == SECRET
     for shown in (request, made, order, dataclasses.replace(request)):
         assert SECRET not in repr(shown)

@@ -54,7 +54,6 @@ def test_what_is_written_arrives_once_and_in_order(tmp_path_factory: pytest.Temp
     assert [log.offset for log in uplink.logs] == [
         sum(len(p.data) for p in uplink.logs[:index]) for index in range(len(uplink.logs))
     ]
-    files.close()
 
 
 def test_a_file_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
