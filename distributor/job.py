@@ -242,12 +242,15 @@ class Outcome:
 
     ``state`` is ``"finished"``, ``"failed"``, ``"stopped"`` (by us, since something else failed or the run was
     cancelled), or ``"unreturned"``: it finished, but its value could not be pickled (``failure`` says why).
+    ``called`` and ``returned`` are when its function, script or module began and ended, in seconds since the epoch.
     """
 
     rank: int
     host: str
     state: Literal["finished", "failed", "stopped", "unreturned"]
     failure: Failure | None = None
+    called: float | None = None
+    returned: float | None = None
 
 
 @dataclass(frozen=True)

@@ -48,12 +48,14 @@ class Collected:
         values: pickled return values in pieces, by rank.
         lost_hosts: where nodes are that never reported.
         logs: output of ranks that did not come over the channel.
+        times: what the scheduler knows of moments of the run, in seconds since the epoch.
     """
 
     reports: tuple[NodeReport, ...] = ()
     values: Mapping[int, Sequence[bytes]] = field(default_factory=dict, repr=False)
     lost_hosts: tuple[str, ...] = ()
     logs: tuple[Log, ...] = field(default=(), repr=False)
+    times: Mapping[str, float] = field(default_factory=dict)
 
 
 def values(collected: Collected, world_size: int) -> dict[int, Any]:

@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -135,6 +136,7 @@ def _redirect(source: int, target: int) -> None:
 
 def _run(order: NodeOrder, local_rank: int, rank: int) -> int:
     """Runs the target and writes its outcome; returns the exit code."""
+    called = time.time()
     try:
         value = _call(order)
     except SystemExit as stop:
@@ -165,7 +167,9 @@ def _run(order: NodeOrder, local_rank: int, rank: int) -> int:
         )
         sys.excepthook(type(error), error.with_traceback(own), own)
         return 1
-    _write(order, local_rank, _return(order, local_rank, rank, value))
+    returned = time.time()
+    outcome = _return(order, local_rank, rank, value)
+    _write(order, local_rank, replace(outcome, called=called, returned=returned))
     return 0
 
 

@@ -142,9 +142,24 @@ class Run:
 
     @property
     def timings(self) -> dict[str, float]:
-        """Seconds by phase, once the run has ended: schedule, import, start, train, collect, total.
+        """Seconds by phase, in order, once the run has ended.
 
-        Phases end when the slowest node has ended them. Clocks of different hosts are compared as they are.
+        ========  =====================================================================================
+        schedule  until Spark has submitted the stage
+        worker    until its tasks run in their Python workers
+        exchange  until each task knows the facts of all
+        agent     until each node's agent is up; where no warm process was there, that has imported torch
+        import    until the launcher can fork: without a warm process, it has imported torch
+        fork      until the ranks are forked
+        call      until the last rank has called the function
+        function  until the last function has returned; process groups are set up in there
+        exit      until all ranks have ended
+        collect   until the values are on the driver
+        total     all of them
+        ========  =====================================================================================
+
+        A phase ends when the last node or rank has ended it. Clocks of different hosts are compared as they are. In
+        local mode, there are no tasks: what belongs to Spark takes no time.
         """
         return dict(self._timings)
 
@@ -464,13 +479,37 @@ class Run:
         for text, hosts in warnings.items():
             if not self._warned:
                 _log.warning("%s %s", ", ".join(sorted(set(hosts))), text)
-        ends = [self._submitted]
-        for name, key in (("schedule", "agent"), ("import", "ready"), ("start", "started"), ("train", "exited")):
-            ends.append(max((r.times[key] for r in collected.reports if key in r.times), default=ends[-1]))
-            self._timings[name] = max(0.0, ends[-1] - ends[-2])
-        now = time.time()
-        self._timings["collect"] = max(0.0, now - ends[-1])
-        self._timings["total"] = now - self._submitted
+        self._timings = _phases(self._submitted, collected, time.time())
+
+
+#: Phases of a run, and the moment that ends each: of the Spark job, a node or a rank.
+_PHASES = {
+    "schedule": "stage",
+    "worker": "task",
+    "exchange": "facts",
+    "agent": "agent",
+    "import": "ready",
+    "fork": "started",
+    "call": "called",
+    "function": "returned",
+    "exit": "exited",
+}
+
+
+def _phases(submitted: float, collected: Collected, now: float) -> dict[str, float]:
+    """Seconds by phase. Each ends when the last node or rank has ended it, so that together they are the total."""
+    moments = dict(collected.times)
+    for report in collected.reports:
+        for name, moment in report.times.items():
+            moments[name] = max(moment, moments.get(name, moment))
+        for name in ("called", "returned"):
+            told = [moment for outcome in report.outcomes if (moment := getattr(outcome, name)) is not None]
+            moments[name] = max([*told, moments.get(name, 0.0)])
+    timings, before = {}, submitted
+    for phase, name in _PHASES.items():
+        end = max(before, moments.get(name, before))
+        timings[phase], before = end - before, end
+    return {**timings, "collect": max(0.0, now - before), "total": now - submitted}
 
 
 def _is_idle(node: _NodeState, limit: float) -> bool:

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -291,7 +292,9 @@ class SparkScheduler:
         }
         self._tag = f"distributor-{job.run_id}"
         task = _make_task(shipment)
-        return _sort(self._collect_connect(job, task) if self._connect else self._collect_classic(job, task))
+        if self._connect:
+            return _sort(self._collect_connect(job, task))
+        return replace(_sort(self._collect_classic(job, task)), times=self._times())
 
     def _collect_classic(self, job: Job, task: Task) -> Iterable[bytes]:
         from pyspark import accumulators
@@ -416,11 +419,20 @@ class SparkScheduler:
 
     def _tasks_running(self) -> bool:
         """Whether Spark has started tasks of this run."""
-        tracker = self._session.sparkContext.statusTracker()
-        jobs = self._session.sparkContext._jsc.sc().statusTracker().getJobIdsForTag(self._tag)
-        infos = [tracker.getJobInfo(job) for job in jobs]
-        stages = [tracker.getStageInfo(stage) for info in infos if info is not None for stage in info.stageIds]
-        return any(stage is not None and stage.numActiveTasks > 0 for stage in stages)
+        return any(stage.numActiveTasks() > 0 for stage in self._stages())
+
+    def _times(self) -> dict[str, float]:
+        """When Spark submitted the stage, in seconds since the epoch, if it still knows."""
+        with suppress(Exception):
+            return {"stage": max(stage.submissionTime() for stage in self._stages()) / 1000}
+        return {}
+
+    def _stages(self) -> list[Any]:
+        """Spark's own view of the run's stages."""
+        tracker = self._session.sparkContext._jsc.sc().statusTracker()
+        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForTag(self._tag)]
+        stages = [tracker.getStageInfo(stage) for job in jobs if job.isDefined() for stage in job.get().stageIds()]
+        return [stage.get() for stage in stages if stage.isDefined()]
 
 
 def _is_true(setting: Any) -> bool:
