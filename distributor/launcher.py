@@ -20,7 +20,7 @@ import warnings
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list what it exports
 from torch.distributed.elastic.agent.server.api import (
@@ -53,6 +53,13 @@ _EXIT_BARRIER_TIMEOUT = 365 * 24 * 3600.0
 
 #: Set in the store when ranks of a node failed, so that the other nodes hear of it even without the channel.
 _FAILED_KEY = "distributor/failed"
+
+#: How many nodes have passed the exit barrier, and set once all have.
+_LEFT_KEY = "distributor/left"
+_ALL_LEFT_KEY = "distributor/all_left"
+
+#: Seconds that node 0 waits for that.
+_LEAVE_TIMEOUT = 5.0
 
 #: Signals that stop the ranks.
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -296,6 +303,20 @@ class _RankAgent(SimpleElasticAgent):
                 "time": now,
             },
         )
+
+    def _exit_barrier(self) -> None:
+        """The store goes with node 0, which therefore waits until the others have heard that all have come.
+
+        Torch's agents do not: one that has not heard it yet looks for the store for a second or two.
+        """
+        super()._exit_barrier()
+        nodes, store = len(self._order.placement.nodes), cast(Any, self._store)
+        if nodes > 1:
+            with suppress(Exception):  # the store is gone already, or a node is
+                if store.add(_LEFT_KEY, 1) == nodes:
+                    store.set(_ALL_LEFT_KEY, "")
+                if self._order.plan.node.node_rank == 0:
+                    store.wait([_ALL_LEFT_KEY], timedelta(seconds=_LEAVE_TIMEOUT))
 
     def _stop_workers(self, worker_group: WorkerGroup, *_: Any, **__: Any) -> None:
         self._shutdown()
