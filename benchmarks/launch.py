@@ -1,8 +1,10 @@
-"""Seconds from call to result of a function that does one all-reduce: here, torchrun, and PySpark's distributor.
+"""How long a start takes, and whether it costs anything later: here, torchrun, and PySpark's distributor.
 
-The systems take turns in one process; medians and ratios are printed with versions. Run it on an idle machine:
+The systems take turns in one process tree; medians, ratios and versions are printed. Run it on an idle machine:
 
-    python benchmarks/launch.py --processes 2 8 --rounds 3
+    python benchmarks/launch.py                           # every case: about half an hour on 2 CPUs
+    python benchmarks/launch.py executors --processes 2   # some cases, some numbers of processes
+    python benchmarks/launch.py plot --plot launch.png    # seconds against processes, as a picture
 """
 
 from __future__ import annotations
@@ -15,11 +17,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
+#: Bytes of the value that comes back in the case of a large one.
+VALUE_BYTES = 256 << 20
+
+#: One all-reduce; the script and the function do the same.
 SCRIPT = """
 import torch
 import torch.distributed as dist
@@ -29,68 +37,353 @@ dist.all_reduce(torch.ones(1))
 dist.destroy_process_group()
 """
 
+#: A loop that computes; argv: where rank 0 leaves its steps per second.
+LOOP = """
+import sys, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
-def train() -> None:
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 512))
+model = DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+x = torch.randn(256, 512)
+
+def train(steps):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+train(20)
+start = time.perf_counter()
+train(200)
+if dist.get_rank() == 0:
+    with open(sys.argv[1], "w") as file:
+        file.write(f"{torch.get_num_threads()} {200 / (time.perf_counter() - start)}")
+dist.destroy_process_group()
+"""
+
+
+def train() -> float:
+    """Returns the seconds that the process group took."""
+    import torch
+    import torch.distributed as dist
+
+    start = time.perf_counter()
+    dist.init_process_group("gloo")
+    seconds = time.perf_counter() - start
+    dist.all_reduce(torch.ones(1))
+    dist.destroy_process_group()
+    return seconds
+
+
+def memory() -> int:
+    """Bytes of memory that are this rank's share, while all ranks are there (proc(5), smaps_rollup)."""
     import torch
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
     dist.all_reduce(torch.ones(1))
+    lines = dict(line.split(":") for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
+    dist.barrier()
     dist.destroy_process_group()
+    return int(lines["Pss"].split()[0]) << 10
+
+
+def large_value() -> bytes:
+    return bytes(VALUE_BYTES)
+
+
+def session(master: str) -> Any:
+    from pyspark.sql import SparkSession
+
+    spark = (
+        SparkSession.builder.master(master)
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.memory", "4g")
+        .config("spark.driver.maxResultSize", "4g")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+def ours(processes: int, function: Callable[[], Any] = train, local: bool = False, **options: Any) -> Any:
+    from distributor import TorchDistributor
+
+    return TorchDistributor(processes, local, False, logs="none", **options).run(function)
+
+
+def pysparks(processes: int, function: Callable[[], Any] = train) -> Any:
+    from pyspark.ml.torch.distributor import TorchDistributor
+
+    return TorchDistributor(processes, False, False).run(function)
+
+
+def torchrun(processes: int, *script: str) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    subprocess.run([*command, *script], check=True, capture_output=True)
+
+
+Systems = dict[str, Callable[[], object]]
+
+
+def medians(systems: Systems, rounds: int, uncounted: int = 1) -> dict[str, float]:
+    """Seconds of each system, which take turns; the first rounds make them warm."""
+    seconds: dict[str, list[float]] = {name: [] for name in systems}
+    for number in range(rounds + uncounted):
+        for name, system in systems.items():
+            start = time.perf_counter()
+            system()
+            if number >= uncounted:
+                seconds[name].append(time.perf_counter() - start)
+    return summary(seconds)
+
+
+def summary(found: dict[str, list[float]], unit: str = "s") -> dict[str, float]:
+    """Medians, which are printed with the least and the most."""
+    for name, values in found.items():
+        print(
+            f"    {name:<14} {statistics.median(values):8.2f} {unit}  ({min(values):.2f}-{max(values):.2f})", flush=True
+        )
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def judge(value: dict[str, float], peer: str, target: float) -> None:
+    ratio = value["distributor"] / value[peer]
+    word = "met" if ratio <= target else "NOT MET"
+    print(f"    {ratio:.3f} x {peer}; target at most {target}: {word}", flush=True)
+
+
+class Bench:
+    """The cases; each prints what it finds."""
+
+    def __init__(self, processes: Sequence[int], rounds: int, script: str, folder: str, plot: str | None) -> None:
+        self.processes, self.rounds, self.script, self.folder, self.plot_path = processes, rounds, script, folder, plot
+        self.points: dict[str, dict[int, float]] = {"torchrun": {}, "PySpark": {}, "distributor": {}}
+
+    def executors(self) -> None:
+        """Warm, on executors."""
+        targets = {2: (0.10, 0.25), 16: (0.03, 0.1)}
+        for count in self.processes:
+            spark = session(f"local[{max(4, count)}]")
+            print(f"warm, {count} processes, local[{max(4, count)}]")
+            found = medians(
+                {
+                    "distributor": partial(ours, count),
+                    "torchrun": partial(torchrun, count, self.script),
+                    "PySpark": partial(pysparks, count),
+                },
+                self.rounds,
+            )
+            for name, seconds in found.items():
+                self.points[name][count] = seconds
+            for peer, target in zip(("PySpark", "torchrun"), targets.get(count, ())):
+                judge(found, peer, target)
+            spark.stop()
+
+    def cluster(self) -> None:
+        """Warm, on two nodes."""
+        spark = session("local-cluster[2,1,1024]")
+        print("warm, 2 processes, local-cluster[2,1,1024]")
+        systems: Systems = {"distributor": lambda: ours(2), "PySpark": lambda: pysparks(2)}
+        judge(medians(systems, self.rounds), "PySpark", 0.12)
+        spark.stop()
+
+    def cold(self) -> None:
+        """The first run of a session, each in a driver of its own."""
+        for count, target in ((2, 0.5), (16, 0.15)):
+            print(f"cold, {count} processes, executors")
+            systems: Systems = {name: lambda name=name: None for name in ("distributor", "PySpark")}
+            seconds: dict[str, list[float]] = {name: [] for name in systems}
+            for _ in range(self.rounds):
+                for name in systems:
+                    command = [sys.executable, __file__, "--first", name, str(count)]
+                    done = subprocess.run(
+                        command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+                    )
+                    seconds[name].append(float(done.stdout.split()[-1]))
+            for name, values in seconds.items():
+                print(
+                    f"    {name:<14} {statistics.median(values):8.2f} s  ({min(values):.2f}-{max(values):.2f})",
+                    flush=True,
+                )
+            judge({name: statistics.median(values) for name, values in seconds.items()}, "PySpark", target)
+
+    def local(self) -> None:
+        """Warm, on this machine without Spark."""
+        targets = {2: 0.15, 16: 0.06}
+        for count in self.processes:
+            print(f"warm, {count} processes, local mode")
+            found = medians(
+                {
+                    "distributor": partial(ours, count, local=True),
+                    "torchrun": partial(torchrun, count, self.script),
+                },
+                self.rounds,
+            )
+            if count in targets:
+                judge(found, "torchrun", targets[count])
+
+    def many(self) -> None:
+        """64 processes on one machine."""
+        from distributor import TorchDistributor
+
+        print("warm, 64 processes, local mode")
+        medians({"distributor": lambda: ours(64, local=True)}, self.rounds)
+        shares = TorchDistributor(64, True, False, logs="none").submit(memory).results()
+        print(f"    {statistics.mean(shares) / (1 << 20):.1f} MiB of memory per rank (Pss)")
+
+    def steps(self) -> None:
+        """Steps per second of a loop that computes, with the same number of threads."""
+        from distributor import TorchDistributor
+
+        loop, out = Path(self.folder, "loop.py"), Path(self.folder, "steps")
+        loop.write_text(LOOP)
+        threads = max(1, (os.cpu_count() or 1) // 2)
+        print(f"steps per second, 2 ranks of {threads} threads")
+        env = {"OMP_NUM_THREADS": str(threads)}
+        systems: Systems = {
+            "distributor": lambda: TorchDistributor(2, True, False, env=env).run(loop, str(out)),
+            "torchrun": lambda: subprocess.run(
+                [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", loop, out],
+                check=True,
+                capture_output=True,
+                env={**os.environ, **env},
+            ),
+        }
+        rates: dict[str, list[float]] = {name: [] for name in systems}
+        for _ in range(max(5, self.rounds)):
+            for name, system in systems.items():
+                system()
+                used, rate = out.read_text().split()
+                assert int(used) == threads
+                rates[name].append(float(rate))
+        found = summary(rates, "steps/s")
+        ratio = found["distributor"] / found["torchrun"]
+        print(f"    {ratio:.3f} x torchrun; target at least 0.98: {'met' if ratio >= 0.98 else 'NOT MET'}")
+
+    def value(self) -> None:
+        """A large return value."""
+        spark = session("local[4]")
+        print(f"a return value of {VALUE_BYTES >> 20} MiB, executors")
+        systems: Systems = {
+            "distributor": lambda: ours(1, large_value),
+            "PySpark": lambda: pysparks(1, large_value),
+        }
+        judge(medians(systems, self.rounds), "PySpark", 0.5)
+        spark.stop()
+
+    def breakdown(self) -> None:
+        """Where the time of one warm run goes."""
+        from distributor import TorchDistributor
+
+        for count in self.processes:
+            spark = session(f"local[{max(4, count)}]")
+            distributor = TorchDistributor(count, False, False, logs="none")
+            distributor.run(train)
+            runs = []
+            for _ in range(max(3, self.rounds)):
+                run = distributor.submit(train)
+                groups = run.results()
+                timings = run.timings
+                group = min(max(groups), timings["function"])
+                inside = {"process group": group, "user function": timings.pop("function") - group}
+                runs.append({**timings, **inside})
+            print(f"one warm run, {count} processes, local[{max(4, count)}]: seconds by phase, medians")
+            names = {
+                "schedule": "Spark scheduling",
+                "worker": "worker start",
+                "exchange": "facts exchanged",
+                "agent": "agent forked",
+                "import": "launcher ready",
+                "fork": "ranks forked",
+                "call": "functions called",
+                "process group": "process group",
+                "user function": "user function",
+                "exit": "ranks ended",
+                "collect": "outcome",
+                "total": "total",
+            }
+            for phase, words in names.items():
+                print(f"    {words:<18} {statistics.median(run[phase] for run in runs):.3f}")
+            spark.stop()
+
+    def plot(self) -> None:
+        """Seconds against processes, of the three systems."""
+        if not self.points["distributor"]:
+            self.executors()
+        if self.plot_path is None:
+            return
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+
+        figure, axes = pyplot.subplots(figsize=(7, 4))
+        styles = {"PySpark": ("PySpark's TorchDistributor", "s"), "torchrun": ("torchrun", "^")}
+        for name, points in self.points.items():
+            label, marker = styles.get(name, ("distributor, warm", "o"))
+            axes.plot(list(points), list(points.values()), marker=marker, label=label)
+            for count, seconds in points.items():
+                axes.annotate(
+                    f"{seconds:.2g}", (count, seconds), textcoords="offset points", xytext=(0, 6), ha="center"
+                )
+        axes.set(xscale="log", yscale="log", xlabel="processes", ylabel="seconds from call to result")
+        ticks = sorted(self.points["distributor"])
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
+        axes.minorticks_off()
+        axes.set_title(f"One all-reduce, second run of a session, {machine()}", fontsize=9)
+        axes.grid(alpha=0.3)
+        axes.legend()
+        figure.tight_layout()
+        figure.savefig(self.plot_path, dpi=120)
+        print(f"plot: {self.plot_path}")
+
+
+CASES = ("executors", "cluster", "cold", "local", "many", "steps", "value", "breakdown", "plot")
+
+
+def machine() -> str:
+    return f"{os.cpu_count()} CPUs"
+
+
+def first(name: str, processes: int) -> None:
+    """Prints the seconds of the first run of a session."""
+    session(f"local[{max(4, processes)}]")
+    start = time.perf_counter()
+    (ours if name == "distributor" else pysparks)(processes)
+    print(time.perf_counter() - start, flush=True)
 
 
 def main() -> None:
     import pyspark
     import torch
-    from pyspark.ml.torch.distributor import TorchDistributor as PySparkDistributor
-    from pyspark.sql import SparkSession
 
-    from distributor import TorchDistributor
-
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--processes", type=int, nargs="+", default=[2, 8])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", choices=[*CASES, []], help=f"some of: {', '.join(CASES)}; default: all")
+    parser.add_argument("--processes", type=int, nargs="+", default=[2, 8, 16])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--plot", help="where the picture goes")
+    parser.add_argument("--first", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    most = max(options.processes)
-    spark = (
-        SparkSession.builder.master(f"local[{most}]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
+    if options.first is not None:
+        first(options.first[0], int(options.first[1]))
+        return
+    print(
+        f"{machine()}, Python {platform.python_version()}, torch {torch.__version__}, PySpark {pyspark.__version__}; "
     )
-    spark.sparkContext.setLogLevel("OFF")
-    print(f"{os.cpu_count()} CPUs, Python {platform.python_version()}, torch {torch.__version__}, ", end="")
-    print(f"PySpark {pyspark.__version__}, {options.rounds} rounds in turn after one that is not counted; medians")
-    print(f"{'processes':>9}  {'system':<28} {'seconds':>8}  {'min-max':>13}  of PySpark  of torchrun")
+    print(f"medians of {options.rounds} rounds in turn (min-max), after one round that is not counted where warm")
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "train.py")
         script.write_text(SCRIPT)
-        for count in options.processes:
-            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-            systems: dict[str, Callable[[], object]] = {
-                "distributor, this machine": lambda n=count: TorchDistributor(n, True, False).run(train),
-                "distributor, executors": lambda n=count: TorchDistributor(n, False, False).run(train),
-                "torchrun --standalone": lambda command=torchrun: subprocess.run(
-                    [*command, str(script)], check=True, capture_output=True
-                ),
-                "PySpark, executors": lambda n=count: PySparkDistributor(n, False, False).run(train),
-            }
-            seconds: dict[str, list[float]] = {name: [] for name in systems}
-            for round_number in range(options.rounds + 1):
-                for name, system in systems.items():
-                    start = time.perf_counter()
-                    system()
-                    if round_number > 0:
-                        seconds[name].append(time.perf_counter() - start)
-            medians = {name: statistics.median(values) for name, values in seconds.items()}
-            for name, median in medians.items():
-                span = f"{min(seconds[name]):.1f}-{max(seconds[name]):.1f}"
-                print(
-                    f"{count:>9}  {name:<28} {median:>8.2f}  {span:>13}"
-                    f"  {median / medians['PySpark, executors']:>10.2f}"
-                    f"  {median / medians['torchrun --standalone']:>11.2f}"
-                )
-    spark.stop()
+        bench = Bench(options.processes, options.rounds, str(script), folder, options.plot)
+        for case in options.cases or CASES:
+            getattr(bench, case)()
 
 
 if __name__ == "__main__":

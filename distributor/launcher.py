@@ -16,10 +16,11 @@ import socket
 import sys
 import time
 import traceback
-import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any, NoReturn, cast
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list what it exports
@@ -118,7 +119,9 @@ def _launch(order: NodeOrder) -> NoReturn:
             max_restarts=0,
             monitor_interval=0.001,  # _monitor_workers itself blocks until there is something to see
         )
-        result = _RankAgent(spec, order).run()
+        agent = _RankAgent(spec, order)
+        agent.fork_ranks()
+        result = agent.run()
         if not result.is_failed():
             _tell(order, {"event": "passed"})  # the exit barrier: the ranks of all nodes have succeeded
     except SignalException:
@@ -210,33 +213,58 @@ class _RankAgent(SimpleElasticAgent):
         super().__init__(spec, exit_barrier_timeout=_EXIT_BARRIER_TIMEOUT)
         self._order = order
         self._ranks: list[_Rank] = []
+        self._gate: int | None = None  # what forked ranks wait at, until it is open
         self._next_look = 0.0
 
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+    def fork_ranks(self) -> None:
+        """Forks the ranks, which wait until they are let go.
+
+        Before there is a rendezvous store: its thread, in C++, holds locks of libc now and then (it looks names up as
+        ranks connect), and a fork at such a moment would wait for such a lock for ever.
+        """
+        if self._order.start_method != "fork":
+            return
         gc.collect()
         gc.freeze()  # what is here now stays shared between the ranks: no collector writes to its pages
-        for worker in worker_group.workers:
-            self._ranks.append(self._start(worker.local_rank))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        waiting, self._gate = os.pipe()
+        for local_rank in range(self._order.plan.node.local_world_size):
+            self._start(local_rank, partial(self._fork, local_rank, waiting))
+        os.close(waiting)
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        for local_rank in range(len(self._ranks), self._order.plan.node.local_world_size):
+            self._start(local_rank, partial(self._spawn, local_rank))
+        if self._gate is not None:
+            os.write(self._gate, b"x" * len(self._ranks))
+            os.close(self._gate)
+            self._gate = None
         pids = {entry.local_rank: entry.pid for entry in self._ranks}
         _tell(self._order, {"event": "started", "pids": pids, "time": time.time()})
         return pids
 
-    def _start(self, local_rank: int) -> _Rank:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        parent = os.getpid()
+    def _start(self, local_rank: int, start: Callable[[], int]) -> None:
         # A signal between fork and the reset of its handler would raise our exception inside a rank.
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         try:
-            with warnings.catch_warnings():
-                # Python 3.12 warns of threads at fork; the only one is the store's, in C++, which ranks never use.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                pid = os.fork() if self._order.start_method == "fork" else self._spawn(local_rank)
-            if pid == 0:
-                rank.become(self._order, local_rank, parent)
+            pid = start()
+            self._ranks.append(_Rank(local_rank, pid, pidfd_open(pid)))
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
-        return _Rank(local_rank, pid, pidfd_open(pid))
+
+    def _fork(self, local_rank: int, waiting: int) -> int:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent(parent)
+            let_go = os.read(waiting, 1)
+            os.close(waiting)
+            if self._gate is None or not let_go:
+                os._exit(1)
+            os.close(self._gate)
+            rank.become(self._order, local_rank, parent)
+        return pid
 
     def _spawn(self, local_rank: int) -> int:
         command = control.command(
@@ -309,7 +337,7 @@ class _RankAgent(SimpleElasticAgent):
 
         Torch's agents do not: one that has not heard it yet looks for the store for a second or two.
         """
-        super()._exit_barrier()
+        super()._exit_barrier()  # type: ignore[no-untyped-call]
         nodes, store = len(self._order.placement.nodes), cast(Any, self._store)
         if nodes > 1:
             with suppress(Exception):  # the store is gone already, or a node is
@@ -322,8 +350,8 @@ class _RankAgent(SimpleElasticAgent):
         self._shutdown()
 
     def _shutdown(self, *_: Any, **__: Any) -> None:
-        """SIGTERM, the grace, SIGKILL."""
-        end = time.monotonic() + self._order.grace_period
+        """SIGTERM, the grace, SIGKILL; ranks that have not begun need no grace."""
+        end = time.monotonic() + (self._order.grace_period if self._gate is None else 0.0)
         self._signal_running(signal.SIGTERM)
         while self._running() and time.monotonic() < end:
             self._await_exits(max(0.0, end - time.monotonic()))

@@ -37,6 +37,18 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"grace_period": "10"}, "grace_period has to be a number of seconds from 0 to a year, not '10'"),
         ({"grace_period": float("inf")}, "grace_period has to be a number of seconds from 0 to a year, not inf"),
         ({"heartbeat_timeout": 0}, "heartbeat_timeout has to be a number of seconds from 1 to a year, not 0"),
+        ({"keep_warm": -1}, "keep_warm has to be a number of seconds from 0 to a year, not -1"),
+        ({"start_method": "forkserver"}, "start_method has to be 'fork' or 'spawn', not 'forkserver'"),
+        ({"preload": "torch"}, "preload has to be a list of module names, not 'torch'"),
+        ({"preload": ["torch.nn", "a b"]}, "preload has to name modules such as 'transformers', not 'a b'"),
+        (
+            {"preload": ["torch"], "keep_warm": 0},
+            "preload=['torch'] needs a warm process, which there is none of with start_method='fork' and keep_warm=0",
+        ),
+        (
+            {"preload": ["torch"], "start_method": "spawn"},
+            "preload=['torch'] needs a warm process, which there is none of with start_method='spawn'",
+        ),
         ({"stall_timeout": 0.5}, "stall_timeout has to be a number of seconds from 1 to a year, not 0.5"),
         ({"stall_timeout": "60"}, "stall_timeout has to be a number of seconds from 1 to a year, not '60'"),
         ({"logs": "rank1"}, "logs has to be 'all', 'rank0', 'none' or a list of ranks, not 'rank1'"),

@@ -1,0 +1,175 @@
+"""How tasks learn what all of them have to say: over the channel, or all of them another way."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import watch
+from proxy import Proxy
+from test_channel import Listener
+
+from distributor import exchange
+from distributor.channel import server
+from distributor.channel.node import Endpoint
+from distributor.channel.server import ChannelServer
+
+Facts = list[dict[str, Any]]
+
+
+class Tasks:
+    """Tasks of a barrier stage as threads. ``gathered`` counts those that used Spark's own way."""
+
+    def __init__(self, count: int) -> None:
+        self._pool = ThreadPoolExecutor(2 * count)
+        self._barrier = threading.Barrier(count)
+        self._texts: list[str] = []
+        self.gathered = 0
+
+    def _gather(self, text: str) -> list[str]:
+        self._texts.append(text)
+        self._barrier.wait(watch.DEADLINE)
+        self.gathered += 1
+        return list(self._texts)
+
+    def start(self, partition: int, at: Endpoint | None, attempt: int = 0, patience: float = 30.0) -> Future[Facts]:
+        where = None if at is None else (at.host, at.port, at.certificate, at.token)
+        mine = {"partition": partition, "facts": {"attempt": attempt}}
+        return self._pool.submit(exchange.exchange, mine, 100 * attempt + partition, where, self._gather, patience)
+
+
+@pytest.fixture
+def serving() -> Iterator[Callable[[int], tuple[ChannelServer, Endpoint]]]:
+    servers = []
+
+    def serve(tasks: int) -> tuple[ChannelServer, Endpoint]:
+        it = ChannelServer(Listener(), tasks=tasks)
+        servers.append(it.__enter__())
+        return it, it.listen("127.0.0.1", "127.0.0.1")
+
+    yield serve
+    for it in servers:
+        it.__exit__()
+
+
+def everyone(count: int, attempt: int = 0) -> Facts:
+    return [{"partition": partition, "facts": {"attempt": attempt}} for partition in range(count)]
+
+
+def test_all_learn_all_from_the_driver(serving: Any) -> None:
+    _, at = serving(3)
+    tasks = Tasks(3)
+    told = [tasks.start(partition, at) for partition in (2, 0, 1)]
+    assert [it.result(watch.DEADLINE) for it in told] == [everyone(3)] * 3
+    assert tasks.gathered == 0
+
+
+def test_without_a_driver_all_ask_spark() -> None:
+    tasks = Tasks(3)
+    told = [tasks.start(partition, None) for partition in range(3)]
+    assert [it.result(watch.DEADLINE) for it in told] == [everyone(3)] * 3
+    assert tasks.gathered == 3
+
+
+def test_if_one_cannot_reach_the_driver_all_ask_spark(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_FACTS_TIMEOUT", 0.2)
+    _, at = serving(3)
+    with Proxy("127.0.0.1", at.port) as closed:
+        port = closed.port
+    nowhere = Endpoint(at.host, port, at.certificate, at.token)
+    tasks = Tasks(3)
+    told = [tasks.start(0, at), tasks.start(1, nowhere), tasks.start(2, at)]
+    assert [it.result(watch.DEADLINE) for it in told] == [everyone(3)] * 3
+    assert tasks.gathered == 3
+
+
+def test_one_that_comes_too_late_is_sent_to_spark_as_well(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_FACTS_TIMEOUT", 0.1)
+    it, at = serving(2)
+    tasks = Tasks(2)
+    first = tasks.start(0, at)
+    watch.until(lambda: it._facts._given_up)
+    second = tasks.start(1, at)
+    assert first.result(watch.DEADLINE) == second.result(watch.DEADLINE) == everyone(2)
+    assert tasks.gathered == 2
+
+
+def test_a_broken_connection_is_made_again(serving: Any) -> None:
+    it, at = serving(2)
+    tasks = Tasks(2)
+    with Proxy("127.0.0.1", at.port) as proxy:
+        first = tasks.start(0, Endpoint(at.host, proxy.port, at.certificate, at.token))
+        watch.until(lambda: len(it._facts._here) == 1)
+        proxy.reset()
+        watch.until(lambda: proxy.connections == 2 and len(it._facts._here) == 1)
+        second = tasks.start(1, at)
+        assert first.result(watch.DEADLINE) == second.result(watch.DEADLINE) == everyone(2)
+    assert tasks.gathered == 0
+
+
+def test_an_answer_that_was_missed_is_given_again(serving: Any) -> None:
+    _, at = serving(2)
+    tasks = Tasks(2)
+    told = [tasks.start(partition, at) for partition in range(2)]
+    assert [it.result(watch.DEADLINE) for it in told] == [everyone(2)] * 2
+    assert tasks.start(0, at).result(watch.DEADLINE) == everyone(2)
+
+
+def test_tasks_that_spark_starts_again_learn_of_each_other(serving: Any) -> None:
+    _, at = serving(2)
+    tasks = Tasks(2)
+    for attempt in range(2):
+        told = [tasks.start(partition, at, attempt) for partition in range(2)]
+        assert [it.result(watch.DEADLINE) for it in told] == [everyone(2, attempt)] * 2
+
+
+def test_the_facts_of_a_task_that_has_ended_do_not_count(serving: Any) -> None:
+    """Its executor was killed: Spark starts all tasks again, and those of before must not be mixed with them."""
+    it, at = serving(2)
+    line = exchange._connect((at.host, at.port, at.certificate, at.token))
+    line.sendall(exchange._pack({"event": "facts", "attempt": 0, "facts": {"partition": 0, "facts": "old"}}))
+    watch.until(lambda: len(it._facts._here) == 1)
+    line.close()
+    watch.until(lambda: not it._facts._here)
+    tasks = Tasks(2)
+    told = [tasks.start(partition, at, 1) for partition in (1, 0)]
+    assert [each.result(watch.DEADLINE) for each in told] == [everyone(2, 1)] * 2
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_run_that_is_stopped_does_not_begin(serving: Any, when: str) -> None:
+    it, at = serving(2)
+    tasks = Tasks(2)
+    if when == "before":
+        it.stop("cancelled")
+    waiting = tasks.start(0, at)
+    if when == "after":
+        watch.until(lambda: len(it._facts._here) == 1)
+        it.stop("cancelled")
+    with pytest.raises(exchange.StoppedError, match="cancelled"):
+        waiting.result(watch.DEADLINE)
+
+
+def test_a_driver_that_goes_is_given_up() -> None:
+    it = ChannelServer(Listener(), tasks=2)
+    with it:
+        at = it.listen("127.0.0.1", "127.0.0.1")
+        waiting = Tasks(2).start(0, at, patience=0.5)
+        watch.until(lambda: len(it._facts._here) == 1)
+    start = time.monotonic()
+    with pytest.raises(exchange.StoppedError, match=r"heard nothing from the driver for 0\.5 s"):
+        waiting.result(watch.DEADLINE)
+    assert time.monotonic() - start < watch.DEADLINE
+
+
+def test_facts_that_make_no_sense_do_no_harm(serving: Any) -> None:
+    _, at = serving(1)
+    for facts in ({}, {"partition": "x"}, [], None):
+        with exchange._connect((at.host, at.port, at.certificate, at.token)) as line:
+            line.sendall(exchange._pack({"event": "facts", "attempt": 0, "facts": facts}))
+            assert line.recv(1) == b""
+    assert Tasks(1).start(0, at).result(watch.DEADLINE) == everyone(1)

@@ -1,0 +1,421 @@
+"""Warm processes: they make the next run start at once, and nothing else of it different."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import trainings
+import watch
+from sessions import Make
+
+from distributor import Status, TorchDistributor, TrainingError, folders, processes
+
+
+def started_by() -> int:
+    """In a rank: the pid of the process that forked its agent, 0 if none did."""
+    forked_by = psutil.Process().parents()[2]
+    return forked_by.pid if "warm" in forked_by.cmdline()[4:5] else 0
+
+
+def test_a_run_after_the_first_is_forked_by_the_same_process(make: Make) -> None:
+    first = set(make(4).submit(started_by).results())
+    assert 0 not in first
+    assert set(make(4).submit(started_by).results()) == first
+    assert make(4, keep_warm=0).submit(started_by).results() == [0] * 4
+
+
+def look() -> dict[str, Any]:
+    """What a rank can see of where it was started, and what those before it could have left."""
+    import gc
+    import locale
+    import logging
+    import multiprocessing
+    import resource
+    import socket
+    import threading
+    import warnings
+
+    import numpy
+    import torch
+
+    def target_of(name: str) -> str:
+        try:
+            return os.readlink(f"/proc/self/fd/{name}")
+        except OSError:  # that of the listing
+            return ""
+
+    def kind_of(target: str) -> str:
+        """Inode numbers and the run's own folder differ from run to run."""
+        return target.partition(":")[0] if ":[" in target else target.replace(os.environ["TORCHELASTIC_RUN_ID"], "RUN")
+
+    mine = ("TORCHELASTIC_RUN_ID", "MASTER_PORT", processes.NODE_ID)
+    limits = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+    own = [name for name, module in sys.modules.items() if "polluting" in str(getattr(module, "__file__", ""))]
+    return {
+        "environ": {name: value for name, value in os.environ.items() if name not in mine},
+        "cwd": os.getcwd(),
+        "umask": Path("/proc/self/status").read_text().split("Umask:")[1][:6],
+        "signals": [str(signal.getsignal(number)) for number in range(1, 32)],
+        "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+        "alarm": signal.getitimer(signal.ITIMER_REAL),
+        "descriptors": sorted({kind_of(target_of(name)) for name in os.listdir("/proc/self/fd")}),
+        "locale": [locale.setlocale(getattr(locale, name)) for name in ("LC_CTYPE", "LC_NUMERIC", "LC_TIME")],
+        "limits": {name: resource.getrlimit(getattr(resource, name)) for name in limits},
+        "nice": os.nice(0),
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "path": [
+            entry.replace(os.environ["TORCHELASTIC_RUN_ID"], "RUN").rpartition("-")[0] or entry for entry in sys.path
+        ],
+        "argv": sys.argv,
+        "modules": own,
+        "mark": polluted_marks(),
+        "main": multiprocessing.current_process().name,
+        "threads": [thread.name for thread in threading.enumerate()],
+        "torch": (
+            torch.get_num_threads(),
+            str(torch.get_default_dtype()),
+            torch.initial_seed(),
+            torch.is_grad_enabled(),
+        ),
+        "numpy": json.dumps(numpy.geterr()),
+        "filters": len(warnings.filters),
+        "log": (logging.getLogger().level, len(logging.getLogger().handlers)),
+        "timeout": socket.getdefaulttimeout(),
+        "recursion": sys.getrecursionlimit(),
+        "switch": sys.getswitchinterval(),
+        "hooks": (sys.excepthook is sys.__excepthook__, sys.displayhook is sys.__displayhook__),
+        "gc": (gc.isenabled(), gc.get_threshold()),
+        "children": [child.pid for child in psutil.Process().children()],
+    }
+
+
+def polluted_marks() -> list[str]:
+    import builtins
+
+    import torch
+
+    return [name for name, holder in (("builtins", builtins), ("torch", torch)) if hasattr(holder, "polluted")]
+
+
+def pollute(folder: str) -> None:
+    """Leaves traces everywhere."""
+    import atexit
+    import builtins
+    import gc
+    import locale
+    import logging
+    import resource
+    import socket
+    import threading
+    import warnings
+
+    import numpy
+    import torch
+
+    os.environ["POLLUTED"] = "1"
+    os.environ.pop("HOME", None)
+    os.chdir(folder)
+    os.umask(0o077)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+    kept = [open(Path(folder, "kept"), "w"), socket.socket()]
+    locale.setlocale(locale.LC_NUMERIC, "C.UTF-8")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+    os.nice(1)
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    Path(folder, "polluting_module.py").write_text("x = 1\n")
+    sys.path.insert(0, folder)
+    __import__("polluting_module")
+    sys.argv[:] = ["polluted"]
+    builtins.polluted = torch.polluted = kept  # type: ignore[attr-defined]
+    torch.set_num_threads(7)
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(1)
+    torch.set_grad_enabled(False)
+    numpy.seterr(all="raise")
+    warnings.simplefilter("error")
+    logging.basicConfig(level=logging.DEBUG)
+    socket.setdefaulttimeout(1)
+    sys.setrecursionlimit(5000)
+    sys.excepthook = lambda *_: None
+    gc.disable()
+    threading.Thread(target=lambda: None, daemon=True).start()
+    atexit.register(print, "polluted")
+
+
+def test_nothing_of_a_run_is_seen_by_the_next(make: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    make(2).run(pollute, str(tmp_path))
+    capfd.readouterr()
+    warm = make(2).submit(look).results()
+    assert "polluted" not in capfd.readouterr().out
+    anew = make(2, keep_warm=0).submit(look).results()
+    for ours, theirs in zip(warm, anew):
+        assert ours == theirs
+
+
+def test_what_the_driver_changes_between_runs_counts(
+    make_local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = make_local(1).run(look)
+    forked_by = make_local(1).run(started_by)
+    monkeypatch.setenv("NEW_VARIABLE", "1")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "more"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    umask = os.umask(0o027)
+    try:
+        after, anew = (make_local(1, **options).run(look) for options in ({}, {"keep_warm": 0}))
+    finally:
+        os.umask(umask)
+    assert after == anew
+    assert after["environ"]["NEW_VARIABLE"] == "1"
+    assert after["cwd"] == str(tmp_path)
+    assert after["umask"] != before["umask"]
+    assert make_local(1).run(started_by) != forked_by
+
+
+def test_what_does_not_matter_to_imports_takes_no_new_process(
+    make_local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forked_by = make_local(1).run(started_by)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert make_local(1).run(started_by) == forked_by
+    assert make_local(1).run(os.getcwd) == str(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["function", "script", "module"])
+def test_edits_between_runs_take_effect(
+    make: Make, mode: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    distributor = make(1, working_dir=project)
+    for word in ("first", "second, longer"):
+        (project / "edited.py").write_text(f"WORD = {word!r}\ndef tell():\n    print(WORD)\n")
+        (project / "main.py").write_text("import edited\nedited.tell()\n")
+        if kind == "function":
+            distributor.run(lambda: __import__("edited").tell())
+        elif kind == "script":
+            distributor.run(project / "main.py")
+        else:
+            distributor.run_module("main")
+        assert capfd.readouterr().out.rstrip().endswith(word)
+
+
+def test_it_ends_when_nobody_has_needed_it_for_a_while(make: Make) -> None:
+    forked_by = make(1, keep_warm=0.3).run(started_by)
+    watch.until(lambda: not psutil.pid_exists(forked_by))
+    watch.until(lambda: not [folder for folder in warm_folders() if f" {forked_by}" in folder.name])
+    again = make(1, keep_warm=0.3).run(started_by)
+    assert again not in (0, forked_by)
+    watch.until(lambda: not psutil.pid_exists(again))
+
+
+def warm_folders() -> list[Path]:
+    return list(Path(tempfile.gettempdir()).glob(f"{folders.PREFIX}warm-*"))
+
+
+def folder_of(pid: int) -> Path:
+    return Path(psutil.Process(pid).cmdline()[6])
+
+
+def test_a_run_is_not_idleness(make_local: Make, tmp_path: Path) -> None:
+    run = make_local(1, keep_warm=0.1).submit(trainings.wait_for, str(tmp_path / "go"))
+    watch.until(lambda: run.status is Status.RUNNING)
+    (agent,) = [process for process in watch.processes(run.id) if watch.is_agent(process)]
+    forked_by = agent.parent()
+    assert forked_by is not None
+    with pytest.raises(psutil.TimeoutExpired):
+        forked_by.wait(1.0)
+    (tmp_path / "go").touch()
+    assert run.result(timeout=watch.DEADLINE) == 0
+    forked_by.wait(watch.DEADLINE)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+def test_one_that_does_not_answer_is_replaced(make: Make, number: signal.Signals) -> None:
+    forked_by = make(1).run(started_by)
+    os.kill(forked_by, number)
+    again = make(1).run(started_by)
+    assert again not in (0, forked_by)
+    watch.until(lambda: not psutil.pid_exists(forked_by) or psutil.Process(forked_by).status() == psutil.STATUS_ZOMBIE)
+
+
+def test_its_end_does_not_disturb_the_run_that_goes(make: Make, tmp_path: Path) -> None:
+    forked_by = make(1).run(started_by)
+    run = make(1).submit(trainings.wait_for, str(tmp_path / "go"))
+    watch.until(lambda: run.status is Status.RUNNING)
+    os.kill(forked_by, signal.SIGKILL)
+    (tmp_path / "go").touch()
+    assert run.result(timeout=watch.DEADLINE) == 0
+    watch.gone(run.id)
+
+
+def test_the_end_of_an_executor_is_its_end(sessions: Any, tmp_path: Path) -> None:
+    sessions.get("local-cluster[2,2,1024]")
+    distributor = TorchDistributor(2, False, False)
+    forked_by = distributor.submit(started_by).results()
+    owner = psutil.Process(int(psutil.Process(forked_by[0]).cmdline()[7]))
+    assert "CoarseGrainedExecutorBackend" in " ".join(owner.cmdline())
+    folder = folder_of(forked_by[0])
+    owner.kill()
+    watch.until(lambda: not psutil.pid_exists(forked_by[0]))
+    watch.until(lambda: not folder.exists())
+    assert distributor.run(trainings.all_reduce) == 3.0
+
+
+DRIVER = """
+import os, psutil, sys, time
+from distributor import TorchDistributor
+def started_by():
+    return psutil.Process().parents()[2].pid
+print(TorchDistributor(1, True, False, logs="none").run(started_by), flush=True)
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["", "os._exit(1)", "os.kill(os.getpid(), 9)", "time.sleep(600)"])
+def test_the_end_of_the_driver_is_its_end(end: str, tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER.format(end=end))
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        forked_by = int(driver.stdout.readline())
+        folder = folder_of(forked_by) if "sleep" in end else None
+        if "sleep" in end:
+            driver.send_signal(signal.SIGINT)
+    watch.until(lambda: not psutil.pid_exists(forked_by))
+    assert folder is None or not folder.exists()
+
+
+def test_files_that_were_changed_count(make_local: Make, tmp_path: Path) -> None:
+    """An upgraded package, say."""
+    module = tmp_path / "upgraded.py"
+
+    def version() -> tuple[int, str]:
+        return started_by(), __import__("upgraded").VERSION
+
+    seen = []
+    for number in ("1", "22"):
+        module.write_text(f"VERSION = {number!r}\n")
+        seen.append(make_local(1, preload=["upgraded"], env={"PYTHONPATH": str(tmp_path)}).run(version))
+    assert [version for _, version in seen] == ["1", "22"]
+    assert seen[0][0] != seen[1][0]
+    watch.until(lambda: not psutil.pid_exists(seen[0][0]))
+
+
+def loaded(*names: str) -> list[bool]:
+    return [name in sys.modules for name in names]
+
+
+def test_preloaded_modules_are_there_at_once(make: Make) -> None:
+    assert make(1, preload=["sklearn.datasets"]).run(loaded, "sklearn.datasets", "torch") == [True, True]
+    assert make(1).run(loaded, "sklearn.datasets", "torch") == [False, True]
+
+
+def test_what_cannot_be_preloaded_is_said_and_does_no_harm(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert make(2, preload=["no_such_module"]).run(trainings.all_reduce) == 3.0
+    assert "cannot preload 'no_such_module' (ModuleNotFoundError: No module named 'no_such_module')" in caplog.text
+
+
+def test_what_starts_threads_is_not_forked(make_local: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "threading_module.py").write_text(
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(600,), daemon=True, name='its-own').start()\n"
+    )
+    distributor = make_local(1, preload=["threading_module"], env={"PYTHONPATH": str(tmp_path)})
+    assert distributor.run(started_by) == 0
+    assert "preload=['threading_module'] starts threads (its-own), which no fork has: leave it out" in caplog.text
+
+
+def test_there_are_not_many(make_local: Make) -> None:
+    pids = [make_local(1, env={"SETTING": str(index)}).run(started_by) for index in range(5)]
+    assert len({*pids}) == 5
+    watch.until(lambda: len(watch.warm_processes(os.getpid())) <= 3)
+    assert pids[-1] in [process.pid for process in watch.warm_processes(os.getpid())]
+
+
+def test_strangers_get_nothing_from_it(make_local: Make) -> None:
+    forked_by = make_local(1).run(started_by)
+    folder = folder_of(forked_by)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    for shown in (b"", b"x" * 32, b"x" * 31):
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(str(folder / "socket"))
+            if shown:
+                stranger.sendall(shown)
+                stranger.settimeout(watch.DEADLINE)
+                assert stranger.recv(1) == b""
+    assert make_local(1).run(started_by) == forked_by
+
+
+def test_a_folder_that_others_could_write_to_is_not_used(make_local: Make) -> None:
+    forked_by = make_local(1).run(started_by)
+    folder = folder_of(forked_by)
+    folder.chmod(0o770)
+    try:
+        assert make_local(1).run(started_by) == 0
+    finally:
+        folder.chmod(0o700)
+    assert make_local(1).run(started_by) == forked_by
+
+
+def test_a_long_temporary_path_is_fine(tmp_path: Path) -> None:
+    """Those of a cluster's containers are longer than the path of a socket may be."""
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER.format(end=""))
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "TMPDIR": str(long)},
+        capture_output=True,
+        text=True,
+        timeout=2 * watch.DEADLINE,
+        check=True,
+    )
+    assert int(done.stdout) > 1
+    watch.until(lambda: not list(long.iterdir()))
+
+
+@pytest.fixture
+def spawned(make: Make) -> Iterator[Make]:
+    return lambda num_processes=2, **options: make(num_processes, start_method="spawn", **options)
+
+
+def test_spawned_ranks_do_the_same(spawned: Make, mode: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert spawned(2).submit(trainings.all_reduce).results(timeout=2 * watch.DEADLINE) == [3.0, 3.0]
+    assert spawned(2).submit(loaded, "torch").results() == [[False], [False]]
+    script = tmp_path / "train.py"
+    script.write_text("import os, sys\nprint('rank', os.environ['RANK'], sys.argv[1:], __name__)\n")
+    spawned(2).run(script, "--lr", "0.1")
+    assert "rank 1 ['--lr', '0.1'] __main__" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(("how", "text"), [("raise", "ValueError: learning rate"), ("SIGKILL", "killed by SIGKILL")])
+def test_spawned_ranks_fail_the_same(spawned: Make, how: str, text: str, tmp_path: Path) -> None:
+    run = spawned(2, grace_period=1).submit(trainings.fail_on_rank_1, how, str(tmp_path / "stamp"))
+    with pytest.raises(TrainingError, match=f"^rank 1 on .* failed: {text}"):
+        run.result(timeout=2 * watch.DEADLINE)
+    watch.gone(run.id)
+
+
+def test_spawned_ranks_see_what_forked_ones_see(make_local: Make) -> None:
+    forked, anew = make_local(1).run(look), make_local(1, start_method="spawn").run(look)
+    assert forked == anew
