@@ -6,6 +6,7 @@ import asyncio
 import socket
 import struct
 import threading
+from contextlib import suppress
 from typing import Any
 
 
@@ -79,7 +80,8 @@ class Proxy:
         for pair in list(self._pairs):
             for writer in pair:
                 sock = writer.get_extra_info("socket")
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                with suppress(OSError):  # closed already
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 writer.transport.abort()
 
     async def _close(self) -> None:
