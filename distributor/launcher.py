@@ -72,7 +72,11 @@ _FAILED_POLL = 1.0
 def main(path: str, agent_pid: str) -> None:
     """Entry point of a process started anew: runs the ranks of this node to their end."""
     die_with_parent(int(agent_pid))
-    _launch(_read(path))
+    order = _read(path)
+    for inherited in (order.event_fd, order.store_fd):
+        if inherited is not None:
+            os.set_inheritable(inherited, False)  # ranks that are started anew have no part in it
+    _launch(order)
 
 
 def become(path: str, agent_pid: int, owner: int) -> None:

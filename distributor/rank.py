@@ -109,10 +109,13 @@ def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -
         os.chdir(order.cwd)
     sys.path[:] = order.sys_path
     sys.argv = [""]
+    # Python reseeds its own generator at fork, others do not: all ranks would draw the same "random" numbers.
     numpy_random = sys.modules.get("numpy.random")  # numpy 2 loads it on first use, older ones at once
     if numpy_random is not None:
-        # Python reseeds its own generator at fork, numpy does not: all ranks would draw the same "random" numbers.
         numpy_random.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()
 
 
 def _close_connections() -> None:
@@ -266,7 +269,7 @@ def _finalize(code: int) -> int:
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for item in gc.get_objects():
-        if isinstance(item, (io.TextIOWrapper, io.BufferedWriter)):
+        if issubclass(type(item), (io.TextIOWrapper, io.BufferedWriter)):  # isinstance would ask objects for a class
             try:
                 item.flush()
             except Exception:  # closed, or its pipe is

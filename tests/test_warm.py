@@ -41,6 +41,7 @@ def look() -> dict[str, Any]:
     import locale
     import logging
     import multiprocessing
+    import re
     import resource
     import socket
     import threading
@@ -57,7 +58,7 @@ def look() -> dict[str, Any]:
 
     def kind_of(target: str) -> str:
         """Inode numbers and the run's own folder differ from run to run."""
-        return target.partition(":")[0] if ":[" in target else target.replace(os.environ["TORCHELASTIC_RUN_ID"], "RUN")
+        return target.partition(":")[0] if ":[" in target else re.sub("/distributor-[^/]*", "/FOLDER", target)
 
     mine = ("TORCHELASTIC_RUN_ID", "MASTER_PORT", processes.NODE_ID)
     limits = [name for name in dir(resource) if name.startswith("RLIMIT_")]
@@ -166,6 +167,20 @@ def test_nothing_of_a_run_is_seen_by_the_next(make: Make, tmp_path: Path, capfd:
         assert ours == theirs
 
 
+def test_random_numbers_are_of_each_rank_and_run(make: Make) -> None:
+    def draw() -> tuple[float, ...]:
+        import random
+
+        import numpy
+        import torch
+
+        return random.random(), float(numpy.random.random()), torch.rand(1).item(), float(torch.initial_seed())
+
+    drawn = [values for _ in range(2) for values in make(2).submit(draw).results()]
+    for values in zip(*drawn):
+        assert len(set(values)) == 4
+
+
 def test_what_the_driver_changes_between_runs_counts(
     make_local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,11 +263,12 @@ def test_a_run_is_not_idleness(make_local: Make, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
 def test_one_that_does_not_answer_is_replaced(make: Make, number: signal.Signals) -> None:
-    forked_by = make(1).run(started_by)
-    os.kill(forked_by, number)
-    again = make(1).run(started_by)
-    assert again not in (0, forked_by)
-    watch.until(lambda: not psutil.pid_exists(forked_by) or psutil.Process(forked_by).status() == psutil.STATUS_ZOMBIE)
+    forked_by = set(make(4).submit(started_by).results())
+    for pid in forked_by:
+        os.kill(pid, number)
+    again = set(make(4).submit(started_by).results())
+    assert not again & {0, *forked_by}
+    watch.until(lambda: not any(psutil.pid_exists(pid) for pid in forked_by))
 
 
 def test_its_end_does_not_disturb_the_run_that_goes(make: Make, tmp_path: Path) -> None:
