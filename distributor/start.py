@@ -159,6 +159,7 @@ def _anew(root: str, sockets: Mapping[str, socket.socket], note: str | None = No
         stdin=subprocess.DEVNULL,
         pass_fds=[sock.fileno() for sock in sockets.values()],
         start_new_session=True,
+        env=dict(os.environ),  # libraries in C set variables that Python does not know of (readline: LINES)
     )
     return Agent(child.pid, -1, child, note)
 
