@@ -264,10 +264,9 @@ class Run:
 
     def _judge(self, collected: Collected) -> dict[int, Any]:
         """The values, or the exception that says why there are none."""
-        if self._cancelled:  # ranks that used their grace may well have ended with 0
-            raise RunCancelledError(f"run {self.id} was cancelled")
-        if self._stall is not None:
-            raise self._stall
+        ended = self._why_we_ended_it()
+        if ended is not None:  # ranks that used their grace may well have ended with 0
+            raise ended
         failed = any(o.state == "failed" for report in collected.reports for o in report.outcomes)
         if self._start_error is not None and not failed:
             raise StartError(self._start_error)
@@ -277,10 +276,9 @@ class Run:
 
     def _explain(self, error: BaseException) -> BaseException:
         """The truest exception for a run that ended with this one."""
-        if self._cancelled:
-            return RunCancelledError(f"run {self.id} was cancelled")
-        if self._stall is not None:
-            return self._stall
+        ended = self._why_we_ended_it()
+        if ended is not None:
+            return ended
         if self._start_error is not None:
             return StartError(self._start_error)
         if isinstance(error, TrainingError) and not isinstance(error, NodeLostError):
@@ -293,6 +291,9 @@ class Run:
         if self._lost and not isinstance(error, StartError):
             return outcomes.node_lost(self._lost)
         return error
+
+    def _why_we_ended_it(self) -> RunCancelledError | StallError | None:
+        return RunCancelledError(f"run {self.id} was cancelled") if self._cancelled else self._stall
 
     def _stop(self, reason: str) -> None:
         with self._lock:
@@ -385,9 +386,11 @@ class Run:
         elif name == "skipped":
             self._logs.skip(event["rank"], event["stream"], event["lines"], event["offset"])
         elif name == "dead":
-            self._lose(node, "its agent died")
+            self.on_lost(node, "its agent died")
         elif name == "orphaned":
-            self._lose(node, "its Spark task ended: the Python worker or the executor was killed, or the job cancelled")
+            self.on_lost(
+                node, "its Spark task ended: the Python worker or the executor was killed, or the job cancelled"
+            )
         elif name == "failed":
             if event.get("failure") is not None:
                 failure = Failure(**event["failure"])
@@ -398,9 +401,6 @@ class Run:
             self._check_all_ended()
 
     def on_lost(self, node: str, why: str) -> None:
-        self._lose(node, why)
-
-    def _lose(self, node: str, why: str) -> None:
         state = self._nodes[node]
         if state.lost:
             return
@@ -408,12 +408,9 @@ class Run:
         known = f"{self._describe(node)}: {why}"
         if state.alive is not None:
             known += f"; last known {time.monotonic() - state.heard:.0f} s before: {state.alive} ranks running"
-            lines = [
-                f"rank {rank} wrote {self._logs.last_lines[rank]!r}"
-                for rank in self._ranks_of(node)
-                if rank in self._logs.last_lines
-            ]
-            known += "".join(f", {line}" for line in lines[:1])
+            wrote = next((rank for rank in self._ranks_of(node) if rank in self._logs.last_lines), None)
+            if wrote is not None:
+                known += f", rank {wrote} wrote {self._logs.last_lines[wrote]!r}"
         self._lost.append(known)
         self._stop(f"lost the node on {self._describe(node)}")
         self._check_all_ended()
@@ -451,15 +448,19 @@ class Run:
 
     def _describe(self, node: str) -> str:
         """A node for people: ``host-b (node 1, ranks 2-3)``."""
-        for known in self._placement.nodes if self._placement is not None else ():
-            if known.executor == node:
-                word = "ranks" if len(known.ranks) > 1 else "rank"
-                return f"{known.host} (node {known.node_rank}, {word} {ranges(known.ranks)})"
-        return node
+        known = self._node(node)
+        if known is None:
+            return node
+        word = "ranks" if len(known.ranks) > 1 else "rank"
+        return f"{known.host} (node {known.node_rank}, {word} {ranges(known.ranks)})"
 
     def _ranks_of(self, node: str) -> range:
+        known = self._node(node)
+        return known.ranks if known is not None else range(0)
+
+    def _node(self, executor: str) -> Node | None:
         nodes = self._placement.nodes if self._placement is not None else ()
-        return next((known.ranks for known in nodes if known.executor == node), range(0))
+        return next((known for known in nodes if known.executor == executor), None)
 
     def _advance(self, status: Status) -> None:
         with self._lock:
