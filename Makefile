@@ -52,7 +52,8 @@ types: $(VENV)/ok
 	$(BIN)/mypy
 
 bench: $(VENV)/ok
-	$(BIN)/python benchmarks/launch.py
+	$(BIN)/pip install $(PIP_FLAGS) -c constraints.txt -e '.[bench]'
+	$(BIN)/python benchmarks/launch.py --plot launch.png
 	$(BIN)/python benchmarks/logs.py
 
 clean:

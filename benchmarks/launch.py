@@ -313,6 +313,13 @@ class Bench:
                 print(f"    {words:<18} {statistics.median(run[phase] for run in runs):.3f}")
             spark.stop()
 
+    def imports(self) -> None:
+        """What ``import distributor`` costs."""
+        print("import of the package")
+        codes = {"python": "pass", "distributor": "import distributor"}
+        runs: Systems = {name: partial(subprocess.run, [sys.executable, "-c", code]) for name, code in codes.items()}
+        medians(runs, 10)
+
     def plot(self) -> None:
         """Seconds against processes, of the three systems."""
         if not self.points["distributor"]:
@@ -345,7 +352,7 @@ class Bench:
         print(f"plot: {self.plot_path}")
 
 
-CASES = ("executors", "cluster", "cold", "local", "many", "steps", "value", "breakdown", "plot")
+CASES = ("executors", "cluster", "cold", "local", "many", "steps", "value", "breakdown", "imports", "plot")
 
 
 def machine() -> str:

@@ -163,14 +163,7 @@ def attack(endpoint: tuple[str, int], seed: int, count: int) -> None:
 @pytest.fixture
 def port_of_run(monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[str, int]]:
     """Where the run's driver listens."""
-    seen: list[Endpoint] = []
-    listen = ChannelServer.listen
-
-    def remember(self: ChannelServer, *args: Any) -> Endpoint:
-        seen.append(listen(self, *args))
-        return seen[-1]
-
-    monkeypatch.setattr(ChannelServer, "listen", remember)
+    seen = watch.endpoints(monkeypatch)
     return lambda: (watch.until(lambda: seen)[-1].host, seen[-1].port)
 
 
@@ -245,15 +238,7 @@ def test_secrets_are_not_in_sparks_event_log_or_on_its_pages(
     sessions: Sessions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the Spark UI can show is what its event log holds."""
-    tokens: list[bytes] = []
-    listen = ChannelServer.listen
-
-    def remember(self: ChannelServer, *args: Any) -> Endpoint:
-        endpoint = listen(self, *args)
-        tokens.append(endpoint.token)
-        return endpoint
-
-    monkeypatch.setattr(ChannelServer, "listen", remember)
+    seen = watch.endpoints(monkeypatch)
     (tmp_path / "events").mkdir()
     log = {"enabled": "true", "compress": "false", "dir": f"file://{tmp_path}/events"}
     sessions.get("local[2]", **{f"spark.eventLog.{name}": value for name, value in log.items()})
@@ -266,8 +251,8 @@ def test_secrets_are_not_in_sparks_event_log_or_on_its_pages(
     logged = b"".join(path.read_bytes() for path in (tmp_path / "events").rglob("*") if path.is_file())
     assert b"distributor-" in logged  # the job's tag: it is the right file
     assert SECRET.encode() not in logged
-    assert len(tokens) == 2
-    for token in tokens:
+    assert len(seen) == 2
+    for token in (endpoint.token for endpoint in seen):
         assert token.hex().encode() not in logged
         assert repr(token)[2:-1].encode() not in logged
 

@@ -367,6 +367,23 @@ def test_ranks_start_as_a_fresh_process_would(make: Make) -> None:
     assert looks[0]["random"][1] != looks[1]["random"][1]
 
 
+@pytest.mark.parametrize("keep_warm", [600.0, 0.0])
+def test_ranks_are_forked_before_their_launcher_has_threads(make: Make, keep_warm: float) -> None:
+    """That of the rendezvous store holds locks of libc now and then, which a fork would wait for for ever."""
+
+    def look() -> tuple[int, list[int]]:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")  # the store is there
+        threads = [int(name) for name in os.listdir(f"/proc/{os.getppid()}/task")]
+        return os.getpid(), [thread for thread in threads if thread != os.getppid()]
+
+    looks = make(2, keep_warm=keep_warm).submit(look).results()
+    assert any(threads for _, threads in looks)
+    for pid, threads in looks:
+        assert all(thread > pid for thread in threads)  # numbers are given in order
+
+
 def test_exit_callbacks_and_threads_of_a_rank_are_waited_for(make: Make, tmp_path: Path) -> None:
     def train(folder: str) -> int:
         import atexit

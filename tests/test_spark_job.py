@@ -359,24 +359,15 @@ def test_reports_do_not_leave_an_executor_in_the_clear(sessions: Sessions) -> No
     assert spark_job(session, run)[0] == "SUCCEEDED"
 
 
-def listening_on(monkeypatch: pytest.MonkeyPatch, ports: tuple[int, int]) -> list[int]:
-    """Has runs use a range of ports; the ports that they come to listen on."""
+def listening_on(monkeypatch: pytest.MonkeyPatch, ports: tuple[int, int]) -> list[Endpoint]:
+    """Has runs use a range of ports; where they come to listen."""
 
     class Ranged(SparkScheduler):
         def run(self, job: Any, server: ChannelServer) -> Any:
             return super().run(replace(job, driver_ports=ports), server)
 
-    used: list[int] = []
-    listen = ChannelServer.listen
-
-    def remember(self: ChannelServer, *args: Any) -> Endpoint:
-        endpoint = listen(self, *args)
-        used.append(endpoint.port)
-        return endpoint
-
     monkeypatch.setattr("distributor.schedulers.spark.SparkScheduler", Ranged)
-    monkeypatch.setattr(ChannelServer, "listen", remember)
-    return used
+    return watch.endpoints(monkeypatch)
 
 
 def test_the_channel_keeps_to_the_ports_it_is_given(
@@ -388,7 +379,7 @@ def test_the_channel_keeps_to_the_ports_it_is_given(
         port = busy.getsockname()[1]
         used = listening_on(monkeypatch, (port, port + 5))
         assert on_executors(2).run(trainings.all_reduce) == 3.0
-        assert port < used[0] <= port + 5
+        assert port < used[0].port <= port + 5
         listening_on(monkeypatch, (port, port))
         assert on_executors(2).run(trainings.all_reduce) == 3.0
     assert f"cannot listen on {bind}, ports {port}-{port} (" in caplog.text

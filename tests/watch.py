@@ -8,11 +8,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
+import pytest
 
 from distributor import folders as private_folders
+from distributor.channel.node import Endpoint
+from distributor.channel.server import ChannelServer
 from distributor.processes import NODE_ID
 
 #: Seconds after which waiting for something that should be quick is a failure: generous, for busy machines.
@@ -143,3 +146,16 @@ def gone(run_id: str = "", deadline: float = FAILURE_DEADLINE) -> None:
     while left := processes(run_id):
         assert time.monotonic() < end, f"left behind: {[(p.pid, p.cmdline()[-3:]) for p in left]}"
         time.sleep(0.02)  # a poll, with a deadline
+
+
+def endpoints(monkeypatch: pytest.MonkeyPatch) -> list[Endpoint]:
+    """Where the drivers of runs come to listen, in the order in which they do."""
+    seen: list[Endpoint] = []
+    listen = ChannelServer.listen
+
+    def remember(self: ChannelServer, *args: Any) -> Endpoint:
+        seen.append(listen(self, *args))
+        return seen[-1]
+
+    monkeypatch.setattr(ChannelServer, "listen", remember)
+    return seen

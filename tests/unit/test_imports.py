@@ -37,6 +37,8 @@ def loaded_by(statement):
         ("import distributor.rank", {"torch", "pyspark", "pandas"}),
         ("import distributor.schedulers.local", {"torch", "pyspark", "pandas"}),
         ("import distributor.schedulers.spark", {"torch", "pandas", "pyspark.sql"}),
+        ("import distributor.schedulers.spark, pyspark.sql, pyspark.worker", {"pandas", "torch"}),
+        ("import distributor.start, distributor.exchange", {"asyncio", "torch", "pyspark"}),
         ("import distributor.schedulers.spark_task", {"torch", "pyspark", "cloudpickle"}),
     ],
 )
