@@ -390,6 +390,40 @@ def test_strangers_get_nothing_from_it(make_local: Make) -> None:
     assert make_local(1).run(started_by) == forked_by
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_other_users_get_nothing_from_it(make_local: Make) -> None:
+    forked_by = make_local(1).run(started_by)
+    folder = folder_of(forked_by)
+    token = (folder / "token").read_bytes()
+
+    def ask_as_nobody() -> int:
+        child = os.fork()
+        if child == 0:
+            code = 3
+            try:
+                os.setuid(65534)
+                with socket.socket(socket.AF_UNIX) as stranger:
+                    stranger.connect(str(folder / "socket"))
+                    stranger.sendall(token)
+                    code = 0 if stranger.recv(1) == b"" else 1
+            except PermissionError:
+                code = 2
+            except ConnectionError:
+                code = 0
+            finally:
+                os._exit(code)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    assert ask_as_nobody() == 2  # the folder
+    folder.chmod(0o755)
+    (folder / "socket").chmod(0o777)
+    try:
+        assert ask_as_nobody() == 0  # who it is
+    finally:
+        folder.chmod(0o700)
+    assert make_local(1).run(started_by) == forked_by
+
+
 def test_a_folder_that_others_could_write_to_is_not_used(make_local: Make) -> None:
     forked_by = make_local(1).run(started_by)
     folder = folder_of(forked_by)
