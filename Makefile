@@ -39,7 +39,7 @@ test: $(VENV)/ok
 	$(BIN)/python -m pytest -m connect
 
 test-spark35: $(VENV35)/ok
-	$(VENV35)/bin/python -m pytest -m "spark and not connect and not slow" tests/test_spark.py
+	$(VENV35)/bin/python -m pytest -m "spark and not connect and not slow" tests/test_spark.py tests/test_exchange.py
 
 chaos: $(VENV)/ok
 	$(BIN)/python tests/chaos/monkey.py --runs $(RUNS) $(if $(SEED),--seed $(SEED))

@@ -7,6 +7,8 @@ import pickle
 import signal
 import socket
 import subprocess
+import sys
+import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -148,6 +150,9 @@ class ForkedLauncher:
                 from distributor import launcher
 
                 launcher.become(path, agent, owner)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
         finally:
             os._exit(1)
 

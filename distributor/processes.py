@@ -68,6 +68,15 @@ def pidfd_open(pid: int) -> int:
     return descriptor
 
 
+def kill_by(descriptor: int, pid: int) -> None:
+    """SIGKILLs the process of a process descriptor, unless it has ended."""
+    with suppress(ProcessLookupError):
+        if hasattr(signal, "pidfd_send_signal"):
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        elif not readable([descriptor], 0):  # where Python lacks it, as conda's does
+            os.kill(pid, signal.SIGKILL)
+
+
 def signal_name(number: int) -> str:
     """``SIGKILL`` for 9; real-time signals have no name of their own."""
     try:

@@ -14,7 +14,6 @@ import json
 import os
 import secrets
 import shutil
-import signal
 import socket
 import struct
 import subprocess
@@ -105,9 +104,8 @@ class Agent:
         """SIGKILLs it, if it has not ended."""
         if self._child is not None:
             self._child.kill()
-        elif self._descriptor >= 0 and not processes.readable([self._descriptor], 0):
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+        elif self._descriptor >= 0:
+            processes.kill_by(self._descriptor, self.pid)
 
     def wait(self) -> None:
         """Waits until it has ended. Call it once, and nothing after it."""
@@ -141,49 +139,52 @@ def start_agent(
         task_cpus: CPUs of one task.
         wanted: whether the agent is still wanted, asked while a warm process imports.
     """
+    if warmth is not None:
+        with suppress(OSError):  # a full disk, a /tmp that others tampered with: the run does not need this
+            started = _from_warm(root, inherit, owner, warmth, task_cpus, wanted)
+            if started is not None:
+                return started
+    return _anew(root, inherit)
+
+
+def _anew(root: str, inherit: Mapping[str, socket.socket], note: str | None = None) -> tuple[Agent, socket.socket]:
     ours, theirs = socket.socketpair()
     with theirs:
         sockets = {"control": theirs, **inherit}
-        agent = None
-        if warmth is not None:
-            with suppress(OSError):  # a full disk, a /tmp that others tampered with: the run does not need this
-                agent = _from_warm(root, sockets, owner, warmth, task_cpus, wanted)
-        return agent or _anew(root, sockets), ours
-
-
-def _anew(root: str, sockets: Mapping[str, socket.socket], note: str | None = None) -> Agent:
-    child = subprocess.Popen(
-        control.command(
-            root, "agent", str(os.getpid()), *(f"{name}={sock.fileno()}" for name, sock in sockets.items())
-        ),
-        stdin=subprocess.DEVNULL,
-        pass_fds=[sock.fileno() for sock in sockets.values()],
-        start_new_session=True,
-        env=dict(os.environ),  # libraries in C set variables that Python does not know of (readline: LINES)
-    )
-    return Agent(child.pid, -1, child, note)
+        named = [f"{name}={sock.fileno()}" for name, sock in sockets.items()]
+        child = subprocess.Popen(
+            control.command(root, "agent", str(os.getpid()), *named),
+            stdin=subprocess.DEVNULL,
+            pass_fds=[sock.fileno() for sock in sockets.values()],
+            start_new_session=True,
+            env=dict(os.environ),  # libraries in C set variables that Python does not know of (readline: LINES)
+        )
+    return Agent(child.pid, -1, child, note), ours
 
 
 def _from_warm(
     root: str,
-    sockets: Mapping[str, socket.socket],
+    inherit: Mapping[str, socket.socket],
     owner: int,
     warmth: Warmth,
     task_cpus: int,
     wanted: Callable[[], bool],
-) -> Agent | None:
+) -> tuple[Agent, socket.socket] | None:
     """An agent forked by a warm process; ``None`` if that cannot be, or is not wanted any more."""
     environ = environment.apply(os.environ, environment.overlay(os.environ, task_cpus, warmth["ranks_per_task"]))
     environ = {**environ, **warmth["env"]}
     folder = _folder(root, owner, warmth, environ)
     for _ in range(3):
         connection, fresh = _reach(folder, root, owner, warmth, environ)
-        with connection:
-            answer, descriptor = _ask(connection, folder, sockets, wanted)
+        # A line for each attempt: one that is given up may still be in a queue, and end in an agent without an owner.
+        ours, theirs = socket.socketpair()
+        with connection, theirs:
+            answer, descriptor = _ask(connection, folder, {"control": theirs, **inherit}, wanted)
         if descriptor >= 0:
-            return Agent(int(answer), descriptor)
+            return Agent(int(answer), descriptor), ours
+        ours.close()
         if answer.startswith(UNFIT):
-            return _anew(root, sockets, answer[len(UNFIT) :].decode())
+            return _anew(root, inherit, answer[len(UNFIT) :].decode())
         if not wanted() or (fresh and answer != OUTDATED):  # what it needs cannot be imported: the cold way tells why
             return None
     return None
@@ -219,22 +220,30 @@ def _digest(values: list[object]) -> str:
 
 
 @contextmanager
-def locked(folder: str) -> Iterator[str]:
-    """Keeps others from starting or ending the folder's warm process; yields a short path of the same folder.
+def _short(folder: str) -> Iterator[tuple[str, int]]:
+    """A short path of a folder, and its descriptor.
 
     A socket's path may have 107 bytes only (unix(7)); temporary folders of a cluster's containers have longer ones.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{descriptor}", descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _locked(folder: str) -> Iterator[str]:
+    """Keeps others from starting or ending the folder's warm process; yields a short path of the same folder.
 
     Raises:
         OSError: the folder has just been removed.
     """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with _short(folder) as (short, descriptor):
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
             raise FileNotFoundError(f"{folder} was replaced")
-        yield f"/proc/self/fd/{descriptor}"
-    finally:
-        os.close(descriptor)
+        yield short
 
 
 def _reach(
@@ -245,15 +254,21 @@ def _reach(
     Raises:
         OSError: it cannot be started, or its queue is full.
     """
-    with locked(folder) as short:
+    with _locked(folder) as short:
         try:
             return _connect(short), False
         except (FileNotFoundError, ConnectionRefusedError):
+            pass
+        try:
             _start(folder, short, root, owner, warmth, environ)
-            return _connect(short), True
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return _connect(short), True
 
 
 def _connect(folder: str) -> socket.socket:
+    """A connection to the warm process of a folder, which has to have a short path."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.settimeout(_PATIENCE)
@@ -274,7 +289,7 @@ def peer_user(connection: socket.socket) -> int:
 
 def _start(folder: str, short: str, root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]) -> None:
     """Starts a warm process that will serve the folder; connections wait in its queue until it can."""
-    for name in ("socket", "ready"):
+    for name in ("socket", "ready", "owner", "pid"):  # of one before, which is gone or serves nobody any more
         with suppress(FileNotFoundError):
             os.unlink(f"{short}/{name}")
     if root.endswith(".zip"):  # a run's own copy goes with it
@@ -319,8 +334,9 @@ def _retire_oldest(newest: str) -> None:
         with suppress(OSError):
             ages.append((os.stat(os.path.join(other, "socket")).st_mtime, other))
     if len(ages) > _MOST:
-        with suppress(OSError), _connect(min(ages)[1]) as connection:
-            _send(connection, min(ages)[1], {"retire": True}, [])
+        oldest = min(ages)[1]
+        with suppress(OSError), _short(oldest) as (short, _), _connect(short) as connection:
+            _send(connection, oldest, {"retire": True}, [])
 
 
 def _send(connection: socket.socket, folder: str, request: Mapping[str, object], descriptors: list[int]) -> None:
@@ -370,7 +386,7 @@ def _kill(folder: str) -> None:
         descriptor = processes.pidfd_open(int(pid))
         try:
             if processes.start_time(int(pid)) == started:
-                os.kill(int(pid), signal.SIGKILL)
+                processes.kill_by(descriptor, int(pid))
                 processes.readable([descriptor], _PATIENCE)
         finally:
             os.close(descriptor)

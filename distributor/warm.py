@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,6 +30,9 @@ _ASK_TIMEOUT = 2.0
 
 _TOKEN_BYTES = 32
 
+#: Seconds of one wait; the kernel counts milliseconds with 31 bits.
+_LONGEST_WAIT = 3600.0
+
 #: Descriptors that come with a request: current directory, standard output and error, and at most three sockets.
 _MOST_DESCRIPTORS = 6
 
@@ -38,13 +42,15 @@ def main(_placeholder: str, folder: str, owner_pid: str, listener: str, keep: st
     if os.fork() == 0:
         try:
             _serve(folder, int(owner_pid), socket.socket(fileno=int(listener)), float(keep), json.loads(preload))
+        except BaseException:
+            traceback.print_exc()  # into the log of its folder
         finally:
             os._exit(1)
 
 
 def _serve(folder: str, owner_pid: int, listener: socket.socket, keep: float, preload: list[str]) -> None:
-    owner = processes.pidfd_open(owner_pid)
     with folders.claim(folder) as lock:
+        owner = processes.pidfd_open(owner_pid)
         Path(folder, "pid").write_text(f"{os.getpid()} {processes.start_time(os.getpid())}")
         notes, unfit = _import(preload)
         files = _files_of_modules()
@@ -67,18 +73,33 @@ def _import(preload: list[str]) -> tuple[list[str], str | None]:
     """
     for name in ("torch", "distributor.agent", "distributor.launcher", "asyncio", "ssl", "concurrent.futures.thread"):
         importlib.import_module(name)
-    notes = []
+    notes, threads = [], _threads()
     for name in preload:
         try:
             importlib.import_module(name)
         except Exception as error:
             notes.append(f"cannot preload {name!r} ({type(error).__name__}: {error}): ranks import it themselves")
-    threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
-    if threads:
-        return notes, f"preload={preload} starts threads ({', '.join(threads)}), which no fork has: leave it out"
-    if sys.modules["torch"].cuda.is_initialized():
-        return notes, f"preload={preload} uses a GPU, which no fork can: leave it out"
+    if _threads() > threads:
+        names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+        return (
+            notes,
+            f"preload={preload} starts threads ({', '.join(names) or 'in C'}), which no fork has: leave it out",
+        )
+    if _is_bad_fork():
+        return notes, f"preload={preload} uses a GPU, which no fork can after that: leave it out"
     return notes, None
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _is_bad_fork() -> bool:
+    """Whether torch refuses GPUs to forks of this process: somebody has asked CUDA for devices, say."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(int(sys.modules["torch"].cuda._is_in_bad_fork()))
+    return os.waitpid(pid, 0)[1] != 0
 
 
 def _files_of_modules() -> dict[str, tuple[int, int]]:
@@ -112,7 +133,7 @@ class _Warm:
         self._folder = folder
         self._owner = owner
         self._listener: socket.socket | None = listener
-        self._inode = os.stat(Path(folder, "socket")).st_ino
+        self._token = Path(folder, "token").read_bytes()
         self._lock = lock
         self._keep = keep
         self._files = files
@@ -122,26 +143,28 @@ class _Warm:
 
     def run(self) -> None:
         """Serves until the owner ends, or nobody has asked for long enough."""
-        since = time.monotonic()
+        end = time.monotonic() + self._keep
         while self._listener is not None or self._agents:
             watched = [self._owner, *self._agents]
             if self._listener is not None:
                 watched.append(self._listener.fileno())
-            idle = max(0.0, since + self._keep - time.monotonic())
-            ready = processes.readable(watched, 3600.0 if self._agents else idle)
+            ready = processes.readable(watched, _LONGEST_WAIT if self._agents else self._left(end))
             if self._owner in ready:
-                self._leave()
-                return
+                break
             for descriptor in ready:
                 if descriptor in self._agents:
                     os.waitpid(self._agents.pop(descriptor), 0)
                     os.close(descriptor)
-                    since = time.monotonic()
             if self._listener is not None and self._listener.fileno() in ready:
                 self._answer(self._listener)
-                since = time.monotonic()
-            if not ready and not self._agents and self._leave_if_nobody_comes():
+            if ready or self._agents:
+                end = time.monotonic() + self._keep
+            elif time.monotonic() >= end and self._leave_if_nobody_comes():
                 return
+        self._leave()
+
+    def _left(self, end: float) -> float:
+        return min(_LONGEST_WAIT, max(0.0, end - time.monotonic()))
 
     def _answer(self, listener: socket.socket) -> None:
         connection, _ = listener.accept()
@@ -153,7 +176,7 @@ class _Warm:
                 connection, _TOKEN_BYTES, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
             )
             try:
-                if not hmac.compare_digest(shown, Path(self._folder, "token").read_bytes()):
+                if not hmac.compare_digest(shown, self._token):
                     return
                 request = control.receive(connection)
                 if request is None:
@@ -163,7 +186,6 @@ class _Warm:
                     connection.sendall(start.OUTDATED)
                     return
                 if self._unfit is not None:
-                    self._retire()
                     connection.sendall(start.UNFIT + self._unfit.encode())
                     return
                 pid = self._fork(request, descriptors, connection)
@@ -184,6 +206,8 @@ class _Warm:
     def _retire(self) -> None:
         """Serves nobody else; what it has forked is not disturbed, and its files stay for them."""
         if self._listener is not None:
+            with suppress(OSError):  # nobody can have replaced it before that
+                os.unlink(Path(self._folder, "socket"))
             self._listener.close()
             self._listener = None
 
@@ -196,7 +220,7 @@ class _Warm:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if self._listener is not None and processes.readable([self._listener.fileno()], 0):
                 return False
-            self._leave()
+            self._remove_folder()
             return True
         except OSError:  # somebody is just about to connect
             return False
@@ -204,10 +228,18 @@ class _Warm:
             os.close(descriptor)
 
     def _leave(self) -> None:
-        """Removes the folder, unless another process serves it by now."""
         with suppress(OSError):
-            if os.stat(Path(self._folder, "socket")).st_ino == self._inode:
-                shutil.rmtree(self._folder, ignore_errors=True)
+            descriptor = os.open(self._folder, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                self._remove_folder()
+            finally:
+                os.close(descriptor)
+
+    def _remove_folder(self) -> None:
+        """Unless another process serves it by now, which has a token of its own."""
+        if Path(self._folder, "token").read_bytes() == self._token:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _fork(self, request: dict[str, Any], descriptors: list[int], connection: socket.socket) -> int:
         sys.stdout.flush()

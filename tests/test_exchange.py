@@ -6,14 +6,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import trainings
 import watch
 from proxy import Proxy
+from sessions import MASTERS, Sessions
 from test_channel import Listener
 
-from distributor import exchange
+from distributor import TorchDistributor, exchange
 from distributor.channel import server
 from distributor.channel.node import Endpoint
 from distributor.channel.server import ChannelServer
@@ -138,6 +140,28 @@ def test_the_facts_of_a_task_that_has_ended_do_not_count(serving: Any) -> None:
     tasks = Tasks(2)
     told = [tasks.start(partition, at, 1) for partition in (1, 0)]
     assert [each.result(watch.DEADLINE) for each in told] == [everyone(2, 1)] * 2
+
+
+def test_attempts_of_a_stage_are_not_mixed() -> None:
+    """Those of before may still be there when Spark has started all tasks again."""
+    facts, writers = server._Facts(2), [cast(Any, object()) for _ in range(3)]
+    facts.take(writers[0], 1, 11, {"old": 1})
+    facts.take(writers[1], 0, 12, {"new": 0})
+    assert facts.answer() is None
+    facts.take(writers[2], 1, 13, {"new": 1})
+    assert facts.answer() == {"order": "facts", "facts": [{"new": 0}, {"new": 1}]}
+
+
+@pytest.mark.spark
+def test_sparks_tasks_exchange_their_facts_over_the_channel(sessions: Sessions) -> None:
+    """How Spark numbers them is as it is thought to be."""
+    for master in MASTERS:
+        sessions.get(master)
+        for _ in range(3):
+            run = TorchDistributor(4, False, False).submit(trainings.all_reduce)
+            assert run.results() == [10.0] * 4
+            assert run._server is not None
+            assert run._server._facts.complete
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -19,7 +19,7 @@ import trainings
 import watch
 from sessions import Make
 
-from distributor import Status, TorchDistributor, TrainingError, folders, processes
+from distributor import RunCancelledError, Status, TorchDistributor, TrainingError, folders, processes
 
 
 def started_by() -> int:
@@ -367,13 +367,56 @@ def test_what_starts_threads_is_not_forked(make_local: Make, tmp_path: Path, cap
     distributor = make_local(1, preload=["threading_module"], env={"PYTHONPATH": str(tmp_path)})
     assert distributor.run(started_by) == 0
     assert "preload=['threading_module'] starts threads (its-own), which no fork has: leave it out" in caplog.text
+    unfit = watch.warm_processes(os.getpid())
+    assert distributor.run(started_by) == 0
+    assert watch.warm_processes(os.getpid()) == unfit  # it knows, and need not import again
+
+
+def test_what_spoils_gpus_for_forks_is_not_forked(
+    make_local: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a module does that counts devices when it is imported: torch then refuses them to forks."""
+    (tmp_path / "counting_module.py").write_text(
+        "import os, torch\nimporter = os.getpid()\ntorch.cuda._is_in_bad_fork = lambda: os.getpid() != importer\n"
+    )
+    assert make_local(1, preload=["counting_module"], env={"PYTHONPATH": str(tmp_path)}).run(started_by) == 0
+    assert "preload=['counting_module'] uses a GPU, which no fork can after that: leave it out" in caplog.text
+
+
+def test_a_cancel_while_it_imports(make_local: Make, tmp_path: Path) -> None:
+    go, trained = tmp_path / "go", tmp_path / "trained"
+    (tmp_path / "slow_module.py").write_text(
+        f"import os, time\nwhile not os.path.exists({str(go)!r}):\n    time.sleep(0.01)\n"
+    )
+    distributor = make_local(1, preload=["slow_module"], env={"PYTHONPATH": str(tmp_path)}, grace_period=1)
+    before = watch.warm_processes(os.getpid())
+    run = distributor.submit(trained.touch)
+    watch.until(lambda: len(watch.warm_processes(os.getpid())) > len(before))
+    run.cancel()
+    with pytest.raises(RunCancelledError):
+        run.result(timeout=watch.FAILURE_DEADLINE)
+    go.touch()
+    assert distributor.run(started_by) in {process.pid for process in watch.warm_processes(os.getpid())}
+    watch.gone(run.id)
+    assert not trained.exists()
+
+
+def test_a_month_is_not_too_long(make_local: Make) -> None:
+    month = 30 * 24 * 3600.0
+    assert make_local(1, keep_warm=month).run(started_by) == make_local(1, keep_warm=month).run(started_by) != 0
 
 
 def test_there_are_not_many(make_local: Make) -> None:
-    pids = [make_local(1, env={"SETTING": str(index)}).run(started_by) for index in range(5)]
-    assert len({*pids}) == 5
+    folder_by_pid = {}
+    for index in range(5):
+        pid = make_local(1, env={"SETTING": str(index)}).run(started_by)
+        folder_by_pid[pid] = folder_of(pid)
+    assert len(folder_by_pid) == 5
     watch.until(lambda: len(watch.warm_processes(os.getpid())) <= 3)
-    assert pids[-1] in [process.pid for process in watch.warm_processes(os.getpid())]
+    left = {process.pid for process in watch.warm_processes(os.getpid())}
+    assert pid in left
+    for gone in folder_by_pid.keys() - left:
+        watch.until(lambda gone=gone: not folder_by_pid[gone].exists())
 
 
 def test_strangers_get_nothing_from_it(make_local: Make) -> None:

@@ -22,7 +22,8 @@ from distributor.channel.node import Endpoint
 #: Seconds that a stranger may take to show the token.
 _HELLO_TIMEOUT = 10.0
 
-#: Connections that have not shown the token yet; one more ends the oldest, so that a flood keeps no node out for long.
+#: Connections that have not shown the token yet, or twice as many as there are tasks; one more ends the oldest, so that
+#: a flood keeps no node out for long.
 _MAX_STRANGERS = 128
 
 #: Seconds in which a node whose connection ended may come back: the end may be that of a connection, or of the node.
@@ -61,7 +62,9 @@ class _Peer:
 class _Facts:
     """The facts of tasks whose connections last: once there are those of all, the answer to each.
 
-    Spark may start all tasks again, with other attempt numbers: then the facts of the new ones count.
+    Spark may start all tasks again, while the last of those of before are still there. It numbers the attempts of all
+    tasks in the order in which it starts them, those of one barrier stage by partition: those that differ by as much as
+    their partitions were started together. Were that not so, all would use Spark's own way.
     """
 
     def __init__(self, tasks: int) -> None:
@@ -76,9 +79,10 @@ class _Facts:
         if self._complete and self._complete[partition][0] != attempt:
             self._complete = {}
         if not self._complete:
-            by_task = {part: (number, entry) for part, number, entry in self._here.values()}
-            if len(by_task) == self._tasks:
-                self._complete = by_task
+            start = attempt - partition
+            together = {part: (number, entry) for part, number, entry in self._here.values() if number - part == start}
+            if len(together) == self._tasks:
+                self._complete = together
 
     def forget(self, writer: asyncio.StreamWriter) -> None:
         self._here.pop(writer, None)
@@ -93,6 +97,10 @@ class _Facts:
         waiting = [writer for writer in self._here if writer not in self._answered]
         self._answered.update(waiting)
         return waiting
+
+    @property
+    def complete(self) -> bool:
+        return bool(self._complete)
 
     def answer(self) -> dict[str, Any] | None:
         """What all are told; ``None`` as long as some are missing."""
@@ -116,6 +124,7 @@ class ChannelServer:
         self._listener = listener
         self._timeout = timeout
         self._facts = _Facts(tasks)
+        self._tasks_expected = tasks
         self._token = secrets.token_bytes(_TOKEN_BYTES)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="distributor-channel", daemon=True)
@@ -197,7 +206,7 @@ class ChannelServer:
             task = await self._start(self._meet(sock, context))
             self._strangers[task] = None
             task.add_done_callback(lambda ended: self._strangers.pop(ended, None))
-            if len(self._strangers) > _MAX_STRANGERS:
+            if len(self._strangers) > max(_MAX_STRANGERS, 2 * self._tasks_expected):
                 next(iter(self._strangers)).cancel()
 
     async def _meet(self, sock: socket.socket, context: ssl.SSLContext) -> None:
@@ -271,7 +280,10 @@ class ChannelServer:
             self._send(writer, self._stop)
         facts = self._facts
         facts.take(writer, int(message["facts"]["partition"]), int(message["attempt"]), dict(message["facts"]))
-        if self._fallback is None:
+        if self._fallback is not None and facts.complete:
+            self._fallback.cancel()
+            self._fallback = None
+        elif self._fallback is None and not facts.complete:
             self._fallback = self._loop.call_later(_FACTS_TIMEOUT, self._give_facts_up)
         self._answer_facts()
         try:
