@@ -73,25 +73,19 @@ def _import(preload: list[str]) -> tuple[list[str], str | None]:
     """
     for name in ("torch", "distributor.agent", "distributor.launcher", "asyncio", "ssl", "concurrent.futures.thread"):
         importlib.import_module(name)
-    notes, threads = [], _threads()
+    notes = []
     for name in preload:
         try:
             importlib.import_module(name)
         except Exception as error:
             notes.append(f"cannot preload {name!r} ({type(error).__name__}: {error}): ranks import it themselves")
-    if _threads() > threads:
-        names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
-        return (
-            notes,
-            f"preload={preload} starts threads ({', '.join(names) or 'in C'}), which no fork has: leave it out",
-        )
+    # Only Python's: those of OpenBLAS and OpenMP, which libraries start as they load, look after forks themselves.
+    threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    if threads:
+        return notes, f"preload={preload} starts threads ({', '.join(threads)}), which no fork has: leave it out"
     if _is_bad_fork():
         return notes, f"preload={preload} uses a GPU, which no fork can after that: leave it out"
     return notes, None
-
-
-def _threads() -> int:
-    return len(os.listdir("/proc/self/task"))
 
 
 def _is_bad_fork() -> bool:

@@ -278,7 +278,7 @@ def test_a_run_is_not_idleness(make_local: Make, tmp_path: Path) -> None:
     forked_by.wait(watch.DEADLINE)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_one_that_does_not_answer_is_replaced(make: Make, number: signal.Signals) -> None:
     forked_by = set(make(4).submit(started_by).results())
     for pid in forked_by:
@@ -355,9 +355,9 @@ def loaded(*names: str) -> list[bool]:
     return [name in sys.modules for name in names]
 
 
-def test_preloaded_modules_are_there_at_once(make: Make) -> None:
-    assert make(1, preload=["sklearn.datasets"]).run(loaded, "sklearn.datasets", "torch") == [True, True]
-    assert make(1).run(loaded, "sklearn.datasets", "torch") == [False, True]
+def test_preloaded_modules_are_there_at_once(make_local: Make) -> None:
+    assert make_local(1, preload=["sklearn.datasets"]).run(loaded, "sklearn.datasets", "torch") == [True, True]
+    assert make_local(1).run(loaded, "sklearn.datasets", "torch") == [False, True]
 
 
 def test_what_cannot_be_preloaded_is_said_and_does_no_harm(
