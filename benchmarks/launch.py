@@ -10,6 +10,8 @@ The systems take turns in one process tree; medians, ratios and versions are pri
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import platform
 import statistics
@@ -121,7 +123,8 @@ def ours(processes: int, function: Callable[[], Any] = train, local: bool = Fals
 def pysparks(processes: int, function: Callable[[], Any] = train) -> Any:
     from pyspark.ml.torch.distributor import TorchDistributor
 
-    return TorchDistributor(processes, False, False).run(function)
+    with contextlib.redirect_stdout(io.StringIO()):  # it says when it starts and ends
+        return TorchDistributor(processes, False, False).run(function)
 
 
 def torchrun(processes: int, *script: str) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 from distributor import payload, shipping
+from distributor.environment import CONTRACT
 from distributor.errors import ConfigurationError, PayloadError
 from distributor.job import Function, Job, Module, Script, Target, WorkingDir
-from distributor.launch.torchrun import CONTRACT
 from distributor.run import Run, Scheduler
 
 if TYPE_CHECKING:

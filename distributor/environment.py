@@ -1,11 +1,35 @@
-"""The environment of the process that imports torch, as far as it is the same for all ranks of a node.
+"""The environment of ranks: what the run decides, and what is the same for all ranks of a node.
 
-Standard library only: Spark's Python workers use it as well, to start that process before a run needs it.
+Standard library only: Spark's Python workers use it as well, to start the process that imports torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+from distributor.processes import NODE_ID
+
+#: What the run decides and ``env=`` cannot: a rank that lied about these would hang or corrupt the others.
+#: Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
+CONTRACT = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "NODE_RANK",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "ROLE_NAME",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    NODE_ID,
+)
 
 
 def overlay(environ: Mapping[str, str], task_cpus: int, ranks_per_task: int) -> dict[str, str | None]:

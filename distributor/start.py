@@ -51,7 +51,7 @@ OUTDATED = b"outdated"
 UNFIT = b"unfit "
 
 #: Variables that may differ from run to run: they are read after the fork only, or by Spark only.
-_VOLATILE = frozenset({processes.NODE_ID, "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "OLDPWD", "PWD"})
+_VOLATILE = frozenset({*environment.CONTRACT, "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "OLDPWD", "PWD"})
 _VOLATILE_PREFIXES = ("SPARK_", "PYSPARK_", "PYTHON_WORKER_", "PYTHON_UDF_", "PYTHON_FAULTHANDLER_")
 
 

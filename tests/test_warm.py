@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -246,6 +247,19 @@ def test_edits_between_runs_take_effect(
         else:
             distributor.run_module("main")
         assert capfd.readouterr().out.rstrip().endswith(word)
+
+
+def test_edits_of_modules_that_the_driver_has_imported_take_effect(
+    make_local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here ranks import them from where they are; to executors, they travel as the driver has them."""
+    module = tmp_path / "edited_training.py"
+    module.write_text("def train():\n    return 'first'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    training = importlib.import_module("edited_training")
+    assert make_local(1).run(training.train) == "first"
+    module.write_text("def train():\n    return 'second, longer'\n")
+    assert make_local(1).run(training.train) == "second, longer"
 
 
 def test_it_ends_when_nobody_has_needed_it_for_a_while(make: Make) -> None:

@@ -8,28 +8,6 @@ from distributor import devices, environment
 from distributor.job import Job, Node, Placement, Plan
 from distributor.processes import NODE_ID, node_id
 
-#: What the run decides and ``env=`` cannot: a rank that lied about these would hang or corrupt the others.
-#: Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
-CONTRACT = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "NODE_RANK",
-    "GROUP_RANK",
-    "GROUP_WORLD_SIZE",
-    "ROLE_RANK",
-    "ROLE_WORLD_SIZE",
-    "ROLE_NAME",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "TORCHELASTIC_RESTART_COUNT",
-    "TORCHELASTIC_MAX_RESTARTS",
-    "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_USE_AGENT_STORE",
-    NODE_ID,
-)
-
 
 class Torchrun:
     """Plans ranks that rendezvous through the store of torch's elastic agent on node 0."""

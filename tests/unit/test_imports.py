@@ -130,7 +130,7 @@ def test_no_other_package_is_needed():
         ("network.py", set()),
         ("control.py", set()),
         ("folders.py", set()),
-        ("environment.py", set()),
+        ("environment.py", {"processes"}),
         ("exchange.py", {"network"}),
         ("start.py", {"control", "environment", "folders", "processes"}),
         ("channel/frames.py", set()),

@@ -4,9 +4,10 @@ import dataclasses
 
 import pytest
 
+from distributor.environment import CONTRACT
 from distributor.job import Function, Job, Module, NodeFacts, NodeOrder, Script
 from distributor.launch import PATHS
-from distributor.launch.torchrun import CONTRACT, Torchrun
+from distributor.launch.torchrun import Torchrun
 from distributor.placement import place
 
 SECRET = "hunter2"
