@@ -173,9 +173,12 @@ def _from_warm(
     """An agent forked by a warm process; ``None`` if that cannot be, or is not wanted any more."""
     environ = environment.apply(os.environ, environment.overlay(os.environ, task_cpus, warmth["ranks_per_task"]))
     environ = {**environ, **warmth["env"]}
-    folder = _folder(root, owner, warmth, environ)
     for _ in range(3):
-        connection, fresh = _reach(folder, root, owner, warmth, environ)
+        folder = _folder(root, owner, warmth, environ)
+        try:
+            connection, fresh = _reach(folder, root, owner, warmth, environ)
+        except FileNotFoundError:  # the process of before has left just now, and its folder with it
+            continue
         # A line for each attempt: one that is given up may still be in a queue, and end in an agent without an owner.
         ours, theirs = socket.socketpair()
         with connection, theirs:
