@@ -59,6 +59,7 @@ def _serve(folder: str, owner_pid: int, listener: socket.socket, keep: float, pr
         if not Path(folder, "socket").is_socket():
             return  # replaced meanwhile, or its folder is gone
         Path(folder, "ready").touch()
+        folders.remove_stale()  # of who was cancelled while this imported
         _Warm(folder, owner, listener, lock.fileno(), keep, files, notes, unfit).run()
 
 

@@ -405,20 +405,21 @@ def test_what_spoils_gpus_for_forks_is_not_forked(
     assert "preload=['counting_module'] uses a GPU, which no fork can after that: leave it out" in caplog.text
 
 
-def test_a_cancel_while_it_imports(make_local: Make, tmp_path: Path) -> None:
+def test_a_cancel_while_it_imports(make: Make, tmp_path: Path) -> None:
     go, trained = tmp_path / "go", tmp_path / "trained"
     (tmp_path / "slow_module.py").write_text(
         f"import os, time\nwhile not os.path.exists({str(go)!r}):\n    time.sleep(0.01)\n"
     )
-    distributor = make_local(1, preload=["slow_module"], env={"PYTHONPATH": str(tmp_path)}, grace_period=1)
-    before = watch.warm_processes(os.getpid())
+    distributor = make(1, preload=["slow_module"], env={"PYTHONPATH": str(tmp_path)}, grace_period=1)
+    before = watch.warm_processes()
     run = distributor.submit(trained.touch)
-    watch.until(lambda: len(watch.warm_processes(os.getpid())) > len(before))
+    watch.until(lambda: len(watch.warm_processes()) > len(before))
     run.cancel()
     with pytest.raises(RunCancelledError):
         run.result(timeout=watch.FAILURE_DEADLINE)
     go.touch()
-    assert distributor.run(started_by) in {process.pid for process in watch.warm_processes(os.getpid())}
+    watch.until(lambda: not [folder for folder in watch.folders() if run.id in folder.name])
+    assert distributor.run(started_by) in {process.pid for process in watch.warm_processes()}
     watch.gone(run.id)
     assert not trained.exists()
 

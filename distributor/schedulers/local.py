@@ -130,6 +130,7 @@ class LocalScheduler:
         """One agent from its start to what it reports."""
         lead = next(fact for fact in facts if fact.executor == executor)
         folder = folders.make(job.run_id)
+        claimed = folders.claim(folder)  # until the agent does: this process may be killed before
         agent = line = None
         try:
             root = shipping.package_root()
@@ -175,6 +176,7 @@ class LocalScheduler:
                 agent.wait()
             processes.kill_node(processes.node_id(job.run_id, lead.partition))
             shutil.rmtree(folder, ignore_errors=True)
+            claimed.close()
 
 
 def _in_threads(calls: list[Callable[[], T]]) -> list[T]:

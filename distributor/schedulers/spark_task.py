@@ -261,6 +261,7 @@ def _lead(
 ) -> Generator[bytes, None, list[bytes] | None]:
     """Runs this executor's agent and yields what it reports, or returns that if the run has failed."""
     folder = folders.make(shipment["run_id"])
+    claimed = folders.claim(folder)  # until the agent does: this worker may be killed before
     agent = line = None
     try:
         root = os.path.join(folder, "package.zip")
@@ -311,6 +312,7 @@ def _lead(
             agent.wait()
         processes.kill_node(processes.node_id(shipment["run_id"], mine["partition"]))
         shutil.rmtree(folder, ignore_errors=True)
+        claimed.close()
 
 
 def _output(files: list[dict[str, Any]], chunk: int) -> Iterator[bytes]:
