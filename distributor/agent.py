@@ -69,6 +69,7 @@ class AgentOrder:
         sys_path: import path of the owner.
         endpoint: where the driver listens, ``None`` if the channel is an inherited socket or there is none.
         on_driver: this is the driver's machine: scripts and folders are used where they are.
+        reached: the driver has been reached from here in this run.
         times: seconds since the epoch by name, of what was before the agent.
         note: what is to be told to the user.
     """
@@ -81,6 +82,7 @@ class AgentOrder:
     sys_path: list[str]
     endpoint: tuple[str, int, str, bytes] | None = field(repr=False)
     on_driver: bool
+    reached: bool = False
     times: dict[str, float] = field(default_factory=dict)
     note: str | None = None
 
@@ -290,6 +292,8 @@ class _Agent:
         try:
             await uplink.open()
         except OSError as error:
+            if self._order.reached and isinstance(error, ConnectionRefusedError):
+                raise errors.StartError(f"nobody listens at {at} any more: the run has ended") from None
             self._warnings.append(
                 f"cannot reach the driver at {at} ({error}): no live log lines from there; "
                 "results and errors still arrive"

@@ -36,8 +36,8 @@ def exchange(
     endpoint: Endpoint | None,
     gather: Callable[[str], Iterable[str]],
     patience: float,
-) -> list[dict[str, Any]]:
-    """Tells all tasks of a run what this one has to say, and returns what all have.
+) -> tuple[list[dict[str, Any]], bool]:
+    """Tells all tasks of a run what this one has to say.
 
     Args:
         mine: plain values, with the task's ``"partition"``.
@@ -46,13 +46,15 @@ def exchange(
         gather: ``BarrierTaskContext.allGather``.
         patience: seconds that a driver that was reached may be silent.
 
+    Returns:
+        What all tasks have to say, by partition, and whether the driver told it.
+
     Raises:
         StoppedError: the run is not to begin, or the driver that was reached is gone.
     """
-    everyone = _over_channel({"event": "facts", "attempt": attempt, "facts": mine}, endpoint, patience)
-    if everyone is None:
-        everyone = [json.loads(text) for text in gather(json.dumps(mine))]
-    return sorted(everyone, key=lambda entry: entry["partition"])
+    told = _over_channel({"event": "facts", "attempt": attempt, "facts": mine}, endpoint, patience)
+    everyone = told if told is not None else [json.loads(text) for text in gather(json.dumps(mine))]
+    return sorted(everyone, key=lambda entry: entry["partition"]), told is not None
 
 
 def tell(endpoint: Endpoint, events: Iterable[Mapping[str, Any]]) -> None:

@@ -41,7 +41,13 @@ class Tasks:
     def start(self, partition: int, at: Endpoint | None, attempt: int = 0, patience: float = 30.0) -> Future[Facts]:
         where = None if at is None else (at.host, at.port, at.certificate, at.token)
         mine = {"partition": partition, "facts": {"attempt": attempt}}
-        return self._pool.submit(exchange.exchange, mine, 100 * attempt + partition, where, self._gather, patience)
+        return self._pool.submit(self._exchange, mine, 100 * attempt + partition, where, patience)
+
+    def _exchange(self, mine: Any, attempt: int, at: Any, patience: float) -> Facts:
+        gathered = self.gathered
+        everyone, reached = exchange.exchange(mine, attempt, at, self._gather, patience)
+        assert reached == (self.gathered == gathered)
+        return everyone
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
             "cpus": context.cpus(),
         }
         try:
-            everyone = exchange.exchange(
+            everyone, reached = exchange.exchange(
                 {"partition": partition, "held": held, "facts": mine},
                 context.taskAttemptId(),
                 shipment["endpoint"] if shipment["exchange"] else None,
@@ -121,7 +121,7 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
         rows: list[bytes] | None
         if leader["held"] == held:
             courier = roles is not None and roles[1] == partition
-            rows = yield from _lead(shipment, facts, mine, listener, times, keep_listening=courier)
+            rows = yield from _lead(shipment, facts, mine, listener, times, reached, keep_listening=courier)
             if rows is not None and roles is not None:
                 _tell_siblings(hold, sum(fact["executor"] == executor for fact in facts) - 1)
         else:
@@ -257,6 +257,7 @@ def _lead(
     mine: Mapping[str, Any],
     listener: socket.socket,
     times: dict[str, float],
+    reached: bool,
     keep_listening: bool,
 ) -> Generator[bytes, None, list[bytes] | None]:
     """Runs this executor's agent and yields what it reports, or returns that if the run has failed."""
@@ -285,6 +286,7 @@ def _lead(
             "sys_path": [path for path in sys.path if path],
             "endpoint": shipment["endpoint"],
             "on_driver": False,
+            "reached": reached,
             "times": times,
             "note": agent.note,
         }
