@@ -152,13 +152,24 @@ def test_attempts_of_a_stage_are_not_mixed() -> None:
     """Those of before may still be there when Spark has started all tasks again."""
     facts, writers = server._Facts(2), [cast(Any, object()) for _ in range(3)]
     facts.take(writers[0], 1, 11, {"old": 1})
-    facts.take(writers[1], 0, 12, {"new": 0})
+    facts.take(writers[1], 0, 13, {"new": 0})
     assert facts.answer() is None
-    facts.take(writers[2], 1, 13, {"new": 1})
+    facts.take(writers[2], 1, 12, {"new": 1})
     assert facts.answer() == {"order": "facts", "facts": [{"new": 0}, {"new": 1}]}
 
 
 @pytest.mark.spark
+def test_a_stage_that_is_started_again_in_part_ends(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some have begun with facts of before, and cannot be told to ask Spark."""
+    monkeypatch.setattr(server, "_FACTS_TIMEOUT", 0.2)
+    _, at = serving(2)
+    tasks = Tasks(2)
+    for it in [tasks.start(partition, at) for partition in range(2)]:
+        it.result(watch.DEADLINE)
+    with pytest.raises(exchange.StoppedError, match="Spark has started the tasks again"):
+        tasks.start(0, at, 1).result(watch.DEADLINE)
+
+
 def test_sparks_tasks_exchange_their_facts_over_the_channel(sessions: Sessions) -> None:
     """How Spark numbers them is as it is thought to be."""
     for master in MASTERS:

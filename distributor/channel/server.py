@@ -62,9 +62,8 @@ class _Peer:
 class _Facts:
     """The facts of tasks whose connections last: once there are those of all, the answer to each.
 
-    Spark may start all tasks again, while the last of those of before are still there. It numbers the attempts of all
-    tasks in the order in which it starts them, those of one barrier stage by partition: those that differ by as much as
-    their partitions were started together. Were that not so, all would use Spark's own way.
+    Spark may start all tasks again, while the last of those of before are still there. It numbers the tasks that it
+    starts together without gaps: others are not of one attempt. Were that not so, all would use Spark's own way.
     """
 
     def __init__(self, tasks: int) -> None:
@@ -73,16 +72,18 @@ class _Facts:
         self._here: dict[asyncio.StreamWriter, tuple[int, int, dict[str, Any]]] = {}
         self._complete: dict[int, tuple[int, dict[str, Any]]] = {}
         self._answered: set[asyncio.StreamWriter] = set()
+        #: Whether some tasks have had the facts of all.
+        self.begun = False
 
     def take(self, writer: asyncio.StreamWriter, partition: int, attempt: int, facts: dict[str, Any]) -> None:
         self._here[writer] = (partition, attempt, facts)
         if self._complete and self._complete[partition][0] != attempt:
             self._complete = {}
-        if not self._complete:
-            start = attempt - partition
-            together = {part: (number, entry) for part, number, entry in self._here.values() if number - part == start}
-            if len(together) == self._tasks:
-                self._complete = together
+        newest = {part: (number, entry) for part, number, entry in self._here.values()}
+        numbers = [number for number, _ in newest.values()]
+        if not self._complete and len(newest) == self._tasks == max(numbers) - min(numbers) + 1:
+            self._complete = newest
+            self.begun = True
 
     def forget(self, writer: asyncio.StreamWriter) -> None:
         self._here.pop(writer, None)
@@ -292,7 +293,10 @@ class ChannelServer:
             facts.forget(writer)
 
     def _give_facts_up(self) -> None:
-        """Some tasks cannot reach the driver: all of them use Spark's own way."""
+        """Some tasks cannot reach the driver: all of them use Spark's own way, unless it is too late for that."""
+        if self._facts.begun:
+            self._order_stop({"order": "stop", "reason": "Spark has started the tasks again"})
+            return
         self._facts.give_up()
         self._answer_facts()
 
