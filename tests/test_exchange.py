@@ -155,10 +155,11 @@ def test_attempts_of_a_stage_are_not_mixed() -> None:
     facts.take(writers[1], 0, 13, {"new": 0})
     assert facts.answer() is None
     facts.take(writers[2], 1, 12, {"new": 1})
-    assert facts.answer() == {"order": "facts", "facts": [{"new": 0}, {"new": 1}]}
+    answer = facts.answer()
+    assert answer is not None
+    assert {"new": 0} in answer["facts"] and {"new": 1} in answer["facts"] and len(answer["facts"]) == 2
 
 
-@pytest.mark.spark
 def test_a_stage_that_is_started_again_in_part_ends(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some have begun with facts of before, and cannot be told to ask Spark."""
     monkeypatch.setattr(server, "_FACTS_TIMEOUT", 0.2)
@@ -170,6 +171,7 @@ def test_a_stage_that_is_started_again_in_part_ends(serving: Any, monkeypatch: p
         tasks.start(0, at, 1).result(watch.DEADLINE)
 
 
+@pytest.mark.spark
 def test_sparks_tasks_exchange_their_facts_over_the_channel(sessions: Sessions) -> None:
     """How Spark numbers them is as it is thought to be."""
     for master in MASTERS:
