@@ -135,15 +135,18 @@ def torchrun(processes: int, *script: str) -> None:
 Systems = dict[str, Callable[[], object]]
 
 
-def medians(systems: Systems, rounds: int, uncounted: int = 1) -> dict[str, float]:
-    """Seconds of each system, which take turns; the first rounds make them warm."""
+def medians(systems: Systems, rounds: int) -> dict[str, float]:
+    """Seconds of each system's second run: they take turns, each with one run that is not counted and one that is.
+
+    Right after it, since Spark ends Python workers that have been idle for a minute, and some systems take longer.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in systems}
-    for number in range(rounds + uncounted):
+    for _ in range(rounds):
         for name, system in systems.items():
+            system()
             start = time.perf_counter()
             system()
-            if number >= uncounted:
-                seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(time.perf_counter() - start)
     return summary(seconds)
 
 
@@ -387,7 +390,7 @@ def main() -> None:
     print(
         f"{machine()}, Python {platform.python_version()}, torch {torch.__version__}, PySpark {pyspark.__version__}; "
     )
-    print(f"medians of {options.rounds} rounds in turn (min-max), after one round that is not counted where warm")
+    print(f"medians of {options.rounds} rounds in turn (min-max); where warm, of second runs")
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "train.py")
         script.write_text(SCRIPT)
