@@ -20,11 +20,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from distributor import control, environment, folders, processes
+
+if TYPE_CHECKING:
+    from distributor.job import Job
 
 #: Seconds in which a warm process that is up forks an agent: it takes milliseconds.
 _PATIENCE = 5.0
@@ -73,13 +76,16 @@ class Warmth(TypedDict):
     ranks_per_task: int
 
 
-def warmth(
-    start_method: str, keep: float, preload: Sequence[str], env: Mapping[str, str], ranks_per_task: int
-) -> Warmth | None:
+def warmth(job: Job) -> Warmth | None:
     """What a job asks of warm processes; ``None`` if it wants none."""
-    if start_method != "fork" or keep == 0:
+    if job.start_method != "fork" or job.keep_warm == 0:
         return None
-    return {"keep": keep, "preload": list(preload), "env": dict(env), "ranks_per_task": ranks_per_task}
+    return {
+        "keep": job.keep_warm,
+        "preload": list(job.preload),
+        "env": dict(job.env),
+        "ranks_per_task": job.ranks_per_task,
+    }
 
 
 class Agent:

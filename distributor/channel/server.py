@@ -67,7 +67,7 @@ class _Facts:
     """
 
     def __init__(self, tasks: int) -> None:
-        self._tasks = tasks
+        self.tasks = tasks
         self._given_up = False
         self._here: dict[asyncio.StreamWriter, tuple[int, int, dict[str, Any]]] = {}
         self._complete: dict[int, tuple[int, dict[str, Any]]] = {}
@@ -81,7 +81,7 @@ class _Facts:
             self._complete = {}
         newest = {part: (number, entry) for part, number, entry in self._here.values()}
         numbers = [number for number, _ in newest.values()]
-        if not self._complete and len(newest) == self._tasks == max(numbers) - min(numbers) + 1:
+        if not self._complete and len(newest) == self.tasks == max(numbers) - min(numbers) + 1:
             self._complete = newest
             self.begun = True
 
@@ -90,8 +90,8 @@ class _Facts:
         self._answered.discard(writer)
 
     def give_up(self) -> None:
-        """Unless they are complete, they will not be."""
-        self._given_up = not self._complete
+        """They will not be complete."""
+        self._given_up = True
 
     def waiting(self) -> list[asyncio.StreamWriter]:
         """Connections to answer to, each once."""
@@ -125,7 +125,6 @@ class ChannelServer:
         self._listener = listener
         self._timeout = timeout
         self._facts = _Facts(tasks)
-        self._tasks_expected = tasks
         self._token = secrets.token_bytes(_TOKEN_BYTES)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="distributor-channel", daemon=True)
@@ -207,7 +206,7 @@ class ChannelServer:
             task = await self._start(self._meet(sock, context))
             self._strangers[task] = None
             task.add_done_callback(lambda ended: self._strangers.pop(ended, None))
-            if len(self._strangers) > max(_MAX_STRANGERS, 2 * self._tasks_expected):
+            if len(self._strangers) > max(_MAX_STRANGERS, 2 * self._facts.tasks):
                 next(iter(self._strangers)).cancel()
 
     async def _meet(self, sock: socket.socket, context: ssl.SSLContext) -> None:

@@ -141,7 +141,7 @@ class LocalScheduler:
                     root,
                     {"channel": theirs, "store": listener},
                     owner=os.getpid(),
-                    warmth=start.warmth(job.start_method, job.keep_warm, job.preload, job.env, job.ranks_per_task),
+                    warmth=start.warmth(job),
                     task_cpus=lead.cpus,
                     wanted=lambda: not self._cancelled,
                 )

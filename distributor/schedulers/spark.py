@@ -282,7 +282,7 @@ class SparkScheduler:
             # mapInArrow takes a second by itself, and a Connect client is seldom reachable.
             "exchange": not self._connect,
             "silence": job.heartbeat_timeout,
-            "warmth": start.warmth(job.start_method, job.keep_warm, job.preload, job.env, job.ranks_per_task),
+            "warmth": start.warmth(job),
             "driver_host": host,
             "gpu": _GPU if job.use_gpu else None,
             "chunk": _CHUNK_CONNECT if self._connect else _CHUNK_CLASSIC,
