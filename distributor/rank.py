@@ -19,11 +19,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from distributor import payload
@@ -141,7 +142,10 @@ def _run(order: NodeOrder, local_rank: int, rank: int) -> int:
     """Runs the target and writes its outcome; returns the exit code."""
     called = time.time()
     try:
-        value = _call(order)
+        try:
+            value = _call(order)
+        finally:
+            _calm_signal_handlers()
     except SystemExit as stop:
         if stop.code is not None and not isinstance(stop.code, int):
             _write(order, local_rank, _failure(order, local_rank, rank, "exit", f"exited with code 1: {stop.code}"))
@@ -174,6 +178,27 @@ def _run(order: NodeOrder, local_rank: int, rank: int) -> int:
     outcome = _return(order, local_rank, rank, value)
     _write(order, local_rank, replace(outcome, called=called, returned=returned))
     return 0
+
+
+def _calm_signal_handlers() -> None:
+    """Lets no signal handler of the user's raise any more: what the target came to is not to be lost on its way.
+
+    torch's data loader, for one, raises from its handler of SIGCHLD, wherever the main thread happens to be.
+    """
+    for number in signal.valid_signals():
+        for _ in range(2):  # the call runs what is pending, which may raise, before it sets anything
+            try:
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    signal.signal(number, partial(_handle_calmly, handler))
+                break
+            except BaseException:
+                continue
+
+
+def _handle_calmly(handler: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None) -> None:
+    with suppress(BaseException):
+        handler(number, frame)
 
 
 def _call(order: NodeOrder) -> Any:

@@ -452,6 +452,36 @@ def test_odd_exceptions_are_told_in_one_line(make: Make) -> None:
         assert str(caught.value).splitlines()[0].endswith(line)
 
 
+def test_signal_handlers_that_raise_do_not_hide_how_a_rank_ended(make: Make) -> None:
+    def raise_from_handlers() -> None:
+        def handle(number: int, frame: object) -> None:
+            raise RuntimeError("from a signal handler")
+
+        signal.signal(signal.SIGCHLD, handle)
+
+    class Told(Exception):
+        def __str__(self) -> str:
+            os.kill(os.getpid(), signal.SIGCHLD)  # as torch's data loader does it: whatever Python is just doing
+            return "what went wrong"
+
+    class Value:
+        def __reduce__(self) -> tuple[type[int], tuple[str]]:
+            os.kill(os.getpid(), signal.SIGCHLD)
+            return int, ("7",)
+
+    def fail() -> None:
+        raise_from_handlers()
+        raise Told
+
+    def give() -> Value:
+        raise_from_handlers()
+        return Value()
+
+    with pytest.raises(TrainingError, match="Told: what went wrong"):
+        make(2).run(fail)
+    assert make(2).run(give) == 7
+
+
 def test_environment_is_added_and_forwarded(make: Make, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_PROJECT", "digits")
     monkeypatch.setenv("WANDB_MODE", "offline")
