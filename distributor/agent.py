@@ -22,7 +22,20 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from distributor import activity, control, environment, errors, folders, placement, processes, rank, shipping
+from distributor import (
+    activity,
+    control,
+    environment,
+    errors,
+    folders,
+    limits,
+    network,
+    placement,
+    processes,
+    rank,
+    shipping,
+    versions,
+)
 from distributor.channel import frames
 from distributor.channel.node import Dial, Endpoint, Uplink, over_socket, over_tls
 from distributor.job import (
@@ -148,9 +161,10 @@ class _Agent:
         try:
             try:
                 owner = _watch_process(loop, self._owner_pid, self._on_owner_gone)
-                who = placement.place([NodeFacts.from_json(fact) for fact in self._order.facts], self._job)
-                node = who.node_of(self._order.executor)
-                plan = PATHS[self._job.launch_path].plan(self._job, who, node, os.environ)
+                who, node = self._place()
+                interface, warning = network.interface_towards(node.address, [other.address for other in who.nodes])
+                self._warnings += [warning] if warning is not None else []
+                plan = PATHS[self._job.launch_path].plan(self._job, who, node, os.environ, interface)
                 node_id = str(plan.node_env[processes.NODE_ID])
                 report = await self._train(self._prepare(plan, who, folder), node_id)
             except Exception as error:
@@ -167,6 +181,17 @@ class _Agent:
             if node_id is not None:
                 processes.kill_node(node_id, os.getpid())
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _place(self) -> tuple[Placement, Node]:
+        """Who runs where, after a look at what could be wrong with that."""
+        job, facts = self._job, [NodeFacts.from_json(fact) for fact in self._order.facts]
+        if (conflict := versions.conflict(job.versions, facts)) is not None:
+            raise errors.StartError(conflict)
+        who = placement.place(facts, job)
+        node = who.node_of(self._order.executor)
+        self._warnings += versions.differences(job.versions, facts, facts[node.leader])
+        self._warnings += limits.shortages(limits.here(), node.local_world_size, job.use_gpu)
+        return who, node
 
     def _report(self, report: NodeReport, folder: Path) -> None:
         values = {
@@ -257,7 +282,14 @@ class _Agent:
         failed_here = start_error is not None or any(outcome.state in ("failed", "stopped") for outcome in outcomes)
         self._run_failed = failed_here or not self._ranks.passed
         return NodeReport(
-            node.node_rank, node.host, outcomes, start_error, self._times, tuple(self._warnings), self._gave_up
+            node.node_rank,
+            node.host,
+            outcomes,
+            start_error,
+            self._times,
+            tuple(self._warnings),
+            self._gave_up,
+            order.placement,
         )
 
     async def _open_channel(self, order: NodeOrder, logs: Tailing) -> None:
@@ -295,11 +327,12 @@ class _Agent:
             if self._order.reached and isinstance(error, ConnectionRefusedError):
                 raise errors.StartError(f"nobody listens at {at} any more: the run has ended") from None
             self._warnings.append(
-                f"cannot reach the driver at {at} ({error}): no live log lines from there; "
-                "results and errors still arrive"
+                f"{frames.UNREACHED} at {at} ({error}): no live log lines from there; results and errors still arrive"
             )
             return
         self._uplink = uplink
+        if self._warnings:
+            self._tell({"event": "warnings", "host": order.host, "texts": self._warnings})
         logs.ship_to(uplink)
 
     async def _close_channel(self) -> None:

@@ -11,16 +11,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
-from distributor import payload, shipping
+from distributor import limits, payload, shipping, versions
 from distributor.environment import CONTRACT
 from distributor.errors import ConfigurationError, PayloadError
-from distributor.job import Function, Job, Module, Script, Target, WorkingDir
-from distributor.run import Run, Scheduler
+from distributor.job import Function, Job, Module, Resources, Script, Target, WorkingDir
+from distributor.run import Run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from distributor.schedulers.local import LocalScheduler
+    from distributor.schedulers.spark import SparkScheduler
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -48,6 +49,16 @@ class TorchDistributor:
         working_dir: a project folder that becomes the ranks' current directory and comes first on their import path.
             On this machine it is used in place, executors get a copy that is removed in the end.
         working_dir_limit: bytes that the files in ``working_dir`` may have together (default 256 MiB).
+        gpus_per_process: GPUs of each rank (default 1 with ``use_gpu``). ``cuda:LOCAL_RANK`` is always a rank's first
+            one, and every ``LOCAL_WORLD_SIZE``-th device from there is its own.
+        cpus_per_process: CPUs of each rank, and its number of OpenMP threads (default: ``spark.task.cpus``, or in local
+            mode its share of the machine).
+        memory_per_process: memory that each rank may count on, in bytes or as ``"8g"``: an executor gets only as many
+            ranks as have room beside its JVM heap (``spark.executor.memoryOverhead``).
+        max_processes_per_node: ranks of one executor at most.
+
+            On Spark, these four hold for this run alone, by stage-level scheduling: the session's own tasks may have
+            other CPUs, and no GPU. It is there on standalone clusters, YARN and Kubernetes.
         start_timeout: seconds that may pass until all ranks are up, waiting for executors included (default 600).
         grace_period: seconds from SIGTERM to SIGKILL when ranks are stopped, so that they may save (default 10).
         heartbeat_timeout: seconds of silence after which driver and node give each other up (default 30).
@@ -90,6 +101,10 @@ class TorchDistributor:
         forward_env: Sequence[str] = (),
         working_dir: str | os.PathLike[str] | None = None,
         working_dir_limit: int = shipping.DEFAULT_WORKING_DIR_LIMIT,
+        gpus_per_process: int | None = None,
+        cpus_per_process: int | None = None,
+        memory_per_process: int | str | None = None,
+        max_processes_per_node: int | None = None,
         start_timeout: float = 600.0,
         grace_period: float = 10.0,
         heartbeat_timeout: float = 30.0,
@@ -102,8 +117,7 @@ class TorchDistributor:
         preload: Sequence[str] = (),
         start_method: Literal["fork", "spawn"] = "fork",
     ) -> None:
-        if isinstance(num_processes, bool) or not hasattr(num_processes, "__index__") or num_processes < 1:
-            raise ConfigurationError(f"num_processes has to be a positive integer, not {num_processes!r}")
+        count = _check_count("num_processes", num_processes)
         if local_mode is not None and not isinstance(local_mode, bool):
             raise ConfigurationError(f"local_mode has to be True, False or None, not {local_mode!r}")
         if not isinstance(use_gpu, bool):
@@ -123,9 +137,24 @@ class TorchDistributor:
             raise ConfigurationError(
                 f"forward_env has to be a list of patterns, not the string {forward_env!r}: [{forward_env!r}]"
             )
-        self.num_processes = operator.index(num_processes)
+        self.num_processes = count
         self.local_mode = local_mode
         self.use_gpu = use_gpu
+        if gpus_per_process is not None and not use_gpu:
+            raise ConfigurationError(f"gpus_per_process={gpus_per_process!r} with use_gpu=False: leave out one of them")
+        if isinstance(gpus_per_process, float) and gpus_per_process != int(gpus_per_process):
+            raise ConfigurationError(
+                f"gpus_per_process has to be a whole number, not {gpus_per_process!r}: ranks cannot share a GPU (NCCL "
+                "refuses two ranks on one device)"
+            )
+        self._resources = Resources(
+            count,
+            use_gpu,
+            None if gpus_per_process is None else _check_count("gpus_per_process", gpus_per_process),
+            None if cpus_per_process is None else _check_count("cpus_per_process", cpus_per_process),
+            None if memory_per_process is None else _check_memory(memory_per_process),
+            None if max_processes_per_node is None else _check_count("max_processes_per_node", max_processes_per_node),
+        )
         self._env = _check_env(env or {})
         self._forward_env = tuple(forward_env)
         self._working_dir = None if working_dir is None else Path(working_dir)
@@ -216,17 +245,20 @@ class TorchDistributor:
         working_dir = self._pack_working_dir(local)
         if isinstance(target, Script) and working_dir is not None:
             target = _within(target, Path(working_dir.path))
-        ranks_per_task = 1
-        if session is not None:
-            from distributor.schedulers import spark
-
-            ranks_per_task = spark.ranks_per_task(session, self.num_processes, self.use_gpu)
+        scheduler = _scheduler(session, self.use_gpu)
+        ranks_per_task, task_profile = scheduler.shape(self._resources)
         job = Job(
             run_id=secrets.token_hex(6),
             num_processes=self.num_processes,
             target=target,
             use_gpu=self.use_gpu,
             ranks_per_task=ranks_per_task,
+            task_profile=task_profile,
+            gpus_per_process=self._resources.gpus_per_process or 1,
+            cpus_per_process=self._resources.cpus_per_process,
+            max_processes_per_node=scheduler.node_limit(self._resources),
+            spark_cpus=scheduler.task_cpus,
+            versions=versions.here(),
             env={**self._forwarded(), **self._env},
             working_dir=working_dir,
             grace_period=self._grace_period,
@@ -241,19 +273,25 @@ class TorchDistributor:
             preload=self._preload,
             collect=collect,
         )
-        scheduler = _checked_scheduler(session, job)
-        return Run(job, scheduler, log_folder=self._make_log_folder(job.run_id), fold_logs=self._fold_logs)
+        scheduler.check(job)
+        return Run(
+            job,
+            scheduler,
+            log_folder=self._make_log_folder(job.run_id),
+            fold_logs=self._fold_logs,
+            announce=not local,
+        )
 
     def _check_gpus(self) -> None:
         """Looks for missing GPUs as early as it can: when the place to train is known and there."""
         if self.local_mode:
-            _local_scheduler(use_gpu=True).check_gpus(self.num_processes)
+            _scheduler(None, use_gpu=True).shape(self._resources)
         elif sys.modules.get("pyspark") is not None:
-            from distributor.schedulers import spark
+            from distributor.schedulers import spark_session
 
-            session = spark.active_session()
+            session = spark_session.active_session()
             if session is not None:
-                spark.ranks_per_task(session, self.num_processes, use_gpu=True)
+                _scheduler(session, use_gpu=True).shape(self._resources)
 
     def _session(self) -> SparkSession | None:
         """The session to train on, ``None`` for this machine."""
@@ -262,9 +300,9 @@ class TorchDistributor:
         if self.local_mode is None and "pyspark" not in sys.modules:
             return None  # nobody can have an active session
         try:
-            from distributor.schedulers import spark
+            from distributor.schedulers import spark_session
 
-            session = spark.active_session()
+            session = spark_session.active_session()
         except ImportError as error:
             if self.local_mode is None:
                 return None
@@ -273,7 +311,7 @@ class TorchDistributor:
                 "pip install 'distributor[spark]'"
             ) from error
         if self.local_mode is None:
-            return session if session is not None and spark.is_cluster(session) else None
+            return session if session is not None and spark_session.is_cluster(session) else None
         if session is None:
             raise ConfigurationError(
                 "local_mode=False trains on Spark, but there is no active Spark session: create one first "
@@ -339,29 +377,36 @@ class TorchDistributor:
         }
 
 
-def _checked_scheduler(session: SparkSession | None, job: Job) -> Scheduler:
-    """The scheduler for a session, after it has looked for what is wrong with the job."""
-    if session is None:
-        local = _local_scheduler(job.use_gpu)
-        local.check(job)
-        return local
-    from distributor.schedulers.spark import SparkScheduler
+def _scheduler(session: SparkSession | None, use_gpu: bool) -> SparkScheduler | LocalScheduler:
+    """That of a session; without one this machine, with the GPUs that Spark found for the driver where it did."""
+    if session is not None:
+        from distributor.schedulers.spark import SparkScheduler
 
-    scheduler = SparkScheduler(session)
-    scheduler.check(job)
-    return scheduler
-
-
-def _local_scheduler(use_gpu: bool) -> LocalScheduler:
-    """This machine, with the GPUs that Spark found for the driver where it did."""
+        return SparkScheduler(session)
     from distributor.schedulers.local import LocalScheduler
 
     gpus = None
     if use_gpu and sys.modules.get("pyspark") is not None:
-        from distributor.schedulers import spark
+        from distributor.schedulers import spark_session
 
-        gpus = spark.driver_gpus()
+        gpus = spark_session.driver_gpus()
     return LocalScheduler(gpus=gpus)
+
+
+def _check_count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
+        raise ConfigurationError(f"{name} has to be a positive integer, not {value!r}")
+    return operator.index(value)
+
+
+def _check_memory(size: Any) -> int:
+    try:
+        number = limits.parse_memory(size) if isinstance(size, str) else _check_count("memory_per_process", size)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise ConfigurationError(f"memory_per_process has to be a number of bytes or a size as '8g', not {size!r}")
+    return number
 
 
 def _check_env(env: Mapping[str, str]) -> dict[str, str]:

@@ -25,6 +25,9 @@ from distributor.stacks import ranges
 #: Bytes of a line that is shown before its end has come.
 _MAX_LINE = 16 << 20
 
+#: In place of a rank: the distributor itself.
+_NOBODY = -1
+
 #: Bytes that are counted for a piece of text in memory besides the text.
 _OVERHEAD = 512
 
@@ -117,6 +120,18 @@ class Console:
                 del partial[: max(0, partial.rfind(b"\r", 0, len(partial.rstrip(b"\r"))))]
             if len(partial) >= _MAX_LINE:
                 self._end_line(key, b"\n")
+
+    def note(self, text: str) -> None:
+        """Shows a line that is no rank's, unless no rank's are shown either.
+
+        Args:
+            text: without a newline.
+        """
+        if self._ranks is None or self._ranks:
+            with self._changed:
+                self._queue.append(((_NOBODY, 1), text.encode() + b"\n"))
+                self._queued += len(text) + _OVERHEAD
+                self._wake()
 
     def skipped(self, rank: int, stream: int, lines: int) -> None:
         """Takes note that a node has skipped lines of a rank, and with them the rest of a line that is unfinished.
@@ -231,7 +246,7 @@ class Console:
     def _show_lines(self, key: _Key, block: bytes) -> None:
         rank, stream = key
         text = _newest(block).decode(errors="replace")[:-1]
-        if self._fold is None:
+        if self._fold is None or rank == _NOBODY:
             self._print(stream, [rank], text)
             return
         now = time.monotonic()
@@ -266,12 +281,14 @@ class Console:
         """Prints lines of one rank, or one line of several."""
         out = _output(stream)
         prefix = self._prefix(ranks)
-        if len(ranks) == 1:
+        if len(ranks) == 1 and ranks != [_NOBODY]:
             prefix = _coloured(out, ranks[0], prefix)
         prefix += " "
         self._screen.print(out, prefix + text.replace("\n", "\n" + prefix) + "\n")
 
     def _prefix(self, ranks: list[int]) -> str:
+        if ranks == [_NOBODY]:
+            return "[distributor]"
         return f"[ranks {ranges(ranks)}]" if len(ranks) > 1 else f"[rank {ranks[0]} {self._host_of(ranks[0])}]"
 
 

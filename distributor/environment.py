@@ -31,17 +31,38 @@ CONTRACT = (
     NODE_ID,
 )
 
+#: Who listens for other ranks on which network interface, and how a name is written so that it means only that one.
+#: Sources: https://docs.pytorch.org/docs/stable/distributed.html#choosing-the-network-interface-to-use,
+#: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname (without "=", a prefix)
+_INTERFACES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}", "TP_SOCKET_IFNAME": "{}"}
 
-def overlay(environ: Mapping[str, str], task_cpus: int, ranks_per_task: int) -> dict[str, str | None]:
+
+def sockets(environ: Mapping[str, str], interface: str | None) -> dict[str, str]:
+    """Has collectives use a network interface, where the environment says nothing of that yet.
+
+    Left alone, gloo listens on whatever address the host's name resolves to, which may be loopback.
+
+    >>> sockets({"NCCL_SOCKET_IFNAME": "ib0"}, "eth1")
+    {'GLOO_SOCKET_IFNAME': 'eth1', 'TP_SOCKET_IFNAME': 'eth1'}
+    """
+    if interface is None:
+        return {}
+    return {name: form.format(interface) for name, form in _INTERFACES.items() if name not in environ}
+
+
+def overlay(
+    environ: Mapping[str, str], task_cpus: int, ranks_per_task: int, spark_cpus: int | None = None
+) -> dict[str, str | None]:
     """What is set on top of a task's own environment, or removed from it (``None``); the user's ``env`` wins over it.
 
     Args:
         environ: the environment that the task has.
         task_cpus: CPUs of one task.
         ranks_per_task: ranks that share them.
+        spark_cpus: CPUs of Spark's tasks by default, if that may be another number.
     """
     return {
-        "OMP_NUM_THREADS": _omp_threads(environ, task_cpus, ranks_per_task),
+        "OMP_NUM_THREADS": _omp_threads(environ, task_cpus, ranks_per_task, spark_cpus or task_cpus),
         # Spark sets it for its own workers; in a rank it would make each printed piece a system call.
         "PYTHONUNBUFFERED": None,
         # What torchrun sets for its ranks: a collective that NCCL gave up on ends the rank.
@@ -59,12 +80,12 @@ def apply(environ: Mapping[str, str], changes: Mapping[str, str | None]) -> dict
     return {name: value for name, value in merged.items() if value is not None}
 
 
-def _omp_threads(environ: Mapping[str, str], task_cpus: int, ranks_per_task: int) -> str:
+def _omp_threads(environ: Mapping[str, str], task_cpus: int, ranks_per_task: int, spark_cpus: int) -> str:
     """The rank's share of CPUs, unless the user set another number.
 
-    Spark sets ``spark.task.cpus`` for its workers by itself: where ranks share a task, that is not the user's word.
+    Spark sets ``spark.task.cpus`` for its workers by itself, even where a task has more: that is not the user's word.
     """
     already = environ.get("OMP_NUM_THREADS")
-    if already is None or already == str(task_cpus):
+    if already is None or already in (str(task_cpus), str(spark_cpus)):
         return str(max(1, task_cpus // ranks_per_task))
     return already

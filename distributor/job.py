@@ -52,6 +52,34 @@ class WorkingDir:
 
 
 @dataclass(frozen=True)
+class Resources:
+    """What is asked for each process; ``None`` where nothing is said.
+
+    Attributes:
+        num_processes: world size.
+        use_gpu: whether processes use GPUs.
+        gpus_per_process, cpus_per_process: of each.
+        memory_per_process: bytes for each.
+        max_processes_per_node: ranks of one node at most.
+    """
+
+    num_processes: int
+    use_gpu: bool
+    gpus_per_process: int | None = None
+    cpus_per_process: int | None = None
+    memory_per_process: int | None = None
+    max_processes_per_node: int | None = None
+
+
+@dataclass(frozen=True)
+class TaskProfile:
+    """CPUs and GPUs of each Spark task of a run, where they are not what the session gives by itself."""
+
+    cpus: int
+    gpus: int = 0
+
+
+@dataclass(frozen=True)
 class Job:
     """What is asked for: the same value for the local and the Spark scheduler.
 
@@ -60,7 +88,13 @@ class Job:
         num_processes: world size.
         target: what each rank runs.
         use_gpu: each rank gets one GPU; otherwise GPUs are hidden from ranks.
-        ranks_per_task: ranks of one Spark task (its GPU amount, or 1).
+        ranks_per_task: ranks of one Spark task.
+        task_profile: what Spark is asked for each task; ``None``: what the session gives by itself.
+        gpus_per_process: GPUs of one rank, where it uses any.
+        cpus_per_process: CPUs of one rank in local mode; ``None``: its share of the machine's.
+        max_processes_per_node: ranks of one node at most; ``None``: any number.
+        spark_cpus: ``spark.task.cpus``, which Spark's workers have for OMP_NUM_THREADS whatever their task's CPUs are.
+        versions: of Python and torch on the driver.
         env: environment variables for the ranks, the user's word over everything else. Never shown in ``repr``.
         working_dir: project folder that becomes the ranks' current directory.
         grace_period: seconds between SIGTERM and SIGKILL when ranks are stopped.
@@ -82,6 +116,12 @@ class Job:
     target: Target
     use_gpu: bool
     ranks_per_task: int = 1
+    task_profile: TaskProfile | None = None
+    gpus_per_process: int = 1
+    cpus_per_process: int | None = None
+    max_processes_per_node: int | None = None
+    spark_cpus: int | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     working_dir: WorkingDir | None = None
     grace_period: float = 10.0
@@ -119,7 +159,9 @@ class NodeFacts:
         port: port of a listening socket the task holds (the store's, if this node becomes node 0).
         gpus: addresses of the GPUs that Spark gave to this task, or that local mode found.
         visible_devices: the visible-devices setting already present there, ``None`` if unset.
-        cpus: CPUs of the task (``spark.task.cpus``); in local mode, those of the machine.
+        cpus: CPUs of the task; in local mode, a rank's share of those of the machine.
+        versions: of Python and torch there.
+        machine: where device numbers mean the same devices: one machine, or one container. ``""``: nowhere else.
     """
 
     partition: int
@@ -130,6 +172,8 @@ class NodeFacts:
     gpus: tuple[str, ...] = ()
     visible_devices: str | None = None
     cpus: int = 1
+    versions: Mapping[str, str] = field(default_factory=dict)
+    machine: str = ""
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> NodeFacts:
@@ -140,7 +184,9 @@ class NodeFacts:
 class Node:
     """One executor (or this machine): a contiguous block of ranks under one agent.
 
-    ``leader`` is the partition whose task runs the agent; ``task_cpus`` are the CPUs of one task.
+    ``leader`` is the partition whose task runs the agent; ``task_cpus`` are the CPUs of one task. ``gpus`` are in the
+    order in which ranks see them: first one of each rank, then the second of each, so that the one whose index is its
+    ``LOCAL_RANK`` is a rank's own, and all its own are every ``local_world_size``-th from there.
     """
 
     node_rank: int
@@ -157,6 +203,10 @@ class Node:
     @property
     def ranks(self) -> range:
         return range(self.first_rank, self.first_rank + self.local_world_size)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Node:
+        return cls(**{**fields, "gpus": tuple(fields["gpus"])})
 
 
 @dataclass(frozen=True)
@@ -183,7 +233,7 @@ class Placement:
 
     def __str__(self) -> str:
         return "; ".join(
-            f"node {n.node_rank} on {n.host}: "
+            f"node {n.node_rank} on {n.host} ({n.address}): "
             + (f"rank {n.first_rank}" if n.local_world_size == 1 else f"ranks {n.ranks.start}-{n.ranks.stop - 1}")
             + (f", GPUs {','.join(n.gpus)}" if n.gpus else "")
             for n in self.nodes
@@ -258,7 +308,8 @@ class NodeReport:
     """What one node sends back in band: an outcome per rank, or why it never had any.
 
     ``error`` is ``(class name in distributor.errors, message)``. ``times`` are seconds since the epoch by name.
-    ``warnings`` are for the driver to show; ``gave_up`` says why the node stopped its ranks by itself.
+    ``warnings`` are for the driver to show; ``gave_up`` says why the node stopped its ranks by itself. ``placement`` is
+    that of the whole run, for a driver that was never reached.
     """
 
     node_rank: int
@@ -268,6 +319,7 @@ class NodeReport:
     times: Mapping[str, float] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     gave_up: str | None = None
+    placement: Placement | None = None
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,10 @@ class Logs:
             if last:
                 self.last_lines[log.rank] = last.decode(errors="replace")
 
+    def note(self, text: str) -> None:
+        """Shows a line of the distributor's own."""
+        self._console.note(text)
+
     def skip(self, rank: int, stream: int, lines: int, offset: int) -> None:
         """A node could not keep up with its rank: the next piece starts at ``offset``, so many lines later."""
         with self._lock:

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 import socket
 import ssl
+import struct
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+#: Netlink's numbers: rtnetlink(7), linux/rtnetlink.h.
+_RTM_NEWROUTE, _RTM_GETROUTE = 24, 26
+_NLM_F_REQUEST = 1
+_RTA_DST, _RTA_OIF = 1, 4
+_NETLINK_TIMEOUT = 5.0
 
 
 def listen(address: str) -> socket.socket:
@@ -47,6 +56,95 @@ def address_towards(host: str) -> str | None:
             return str(probe.getsockname()[0])
     except (OSError, UnicodeError):
         return None
+
+
+def node_address(executor_host: str, driver_host: str) -> str:
+    """The address of this machine under which other nodes are told to reach it.
+
+    Executors fetch data from each other at the address that Spark shows, so that one is taken if it is this machine's.
+    Where that is a name which means loopback here, or the outside of a NAT: the address that talks to the driver.
+
+    Args:
+        executor_host: what Spark calls this executor's host: a name, or an address, IPv6 ones maybe in brackets.
+        driver_host: likewise, the driver's.
+    """
+    own = resolve(executor_host.strip("[]"))
+    if is_own(own) and not is_loopback(own):
+        return own
+    towards = address_towards(driver_host.strip("[]"))
+    return own if towards is None or (is_loopback(towards) and not is_loopback(own)) else towards
+
+
+def is_own(address: str) -> bool:
+    """Whether an IP address is one of this machine's.
+
+    >>> is_own("127.0.0.1"), is_own("203.0.113.9"), is_own("no address")
+    (True, False, False)
+    """
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+            return True
+    except OSError:
+        return False
+
+
+def interface_towards(
+    own: str, others: Sequence[str], route: Callable[[str], str | None] | None = None
+) -> tuple[str | None, str | None]:
+    """The network interface over which a node talks to the others, and a warning where that is not all of them.
+
+    Args:
+        own: the node's address.
+        others: those of all nodes, the most important first; those of nodes on this very machine are its own.
+        route: the interface for an address; the kernel's own answer by default.
+
+    Returns:
+        The interface's name, ``None`` if there is no way to tell; a warning or ``None``.
+
+    >>> interface_towards("10.0.0.2", ["10.0.0.1", "10.0.0.2"], {"10.0.0.1": "eth1", "10.0.0.2": "lo"}.get)
+    ('eth1', None)
+    """
+    route = route or interface_of_route
+    distant = [address for address in dict.fromkeys(others) if address != own]
+    by_address = {address: name for address in distant or [own] if (name := route(address)) is not None}
+    counts = Counter(by_address.values())
+    if not counts:
+        return None, None
+    chosen = counts.most_common(1)[0][0]  # of equals, that of the first
+    if len(counts) == 1:
+        return chosen, None
+    ways = ", ".join(f"{name} to {address}" for address, name in by_address.items())
+    return chosen, (
+        f"reaches the other nodes over several interfaces ({ways}), and gloo uses one: {chosen}. Should it hang, "
+        "name a common one by GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME in env="
+    )
+
+
+def interface_of_route(address: str) -> str | None:
+    """The interface by which the kernel would send to an IP address; ``None`` if it has no way, or will not say.
+
+    Asks as ``ip route get`` does: rtnetlink(7), RTM_GETROUTE.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        target = socket.inet_pton(family, address.partition("%")[0])
+        request = struct.pack("=BBBBBBBBI", family, len(target) * 8, 0, 0, 0, 0, 0, 0, 0)
+        request += struct.pack("=HH", 4 + len(target), _RTA_DST) + target
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as line:  # 0: NETLINK_ROUTE
+            line.settimeout(_NETLINK_TIMEOUT)
+            line.send(struct.pack("=IHHII", 16 + len(request), _RTM_GETROUTE, _NLM_F_REQUEST, 1, 0) + request)
+            answer = line.recv(1 << 16)
+        size, kind = struct.unpack_from("=IH", answer)
+        at = 16 + 12  # the headers of netlink and of the route, then attributes at multiples of 4
+        while kind == _RTM_NEWROUTE and at + 4 <= size:
+            length, attribute = struct.unpack_from("=HH", answer, at)
+            if attribute == _RTA_OIF:
+                return socket.if_indextoname(*struct.unpack_from("=I", answer, at + 4))
+            at += max(4, (length + 3) & ~3)
+    except (OSError, AttributeError, struct.error):  # AttributeError: a platform without netlink
+        pass
+    return None
 
 
 def is_loopback(address: str) -> bool:

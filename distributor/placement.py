@@ -17,10 +17,11 @@ def place(facts: Sequence[NodeFacts], job: Job) -> Placement:
 
     Args:
         facts: one entry per task, in any order.
-        job: for the ranks per task and whether GPUs are wanted.
+        job: for the ranks per task, their GPUs if any are wanted, and how many ranks a node may have.
 
     Raises:
-        ResourceError: two ranks would share a device, or a task has fewer GPUs than ranks.
+        ResourceError: two ranks would share a device, a task has fewer GPUs than its ranks need, or a node more ranks
+            than it may.
     """
     by_executor: dict[str, list[NodeFacts]] = {}
     for fact in sorted(facts, key=lambda fact: fact.partition):
@@ -39,31 +40,48 @@ def place(facts: Sequence[NodeFacts], job: Job) -> Placement:
             leader=lead.partition,
             first_rank=first_rank,
             local_world_size=ranks,
-            gpus=_node_gpus(tasks, job.ranks_per_task) if job.use_gpu else (),
+            gpus=_node_gpus(tasks, job) if job.use_gpu else (),
             task_cpus=lead.cpus,
         )
+        if job.max_processes_per_node is not None and ranks > job.max_processes_per_node:
+            raise ResourceError(
+                f"Spark put {ranks} ranks on executor {lead.executor} ({lead.host}), more than the "
+                f"{job.max_processes_per_node} that max_processes_per_node or memory_per_process allow: others were "
+                "busy or smaller. Free them, or start the session with executors of one size (spark.executor.cores)"
+            )
         nodes.append(node)
         first_rank += ranks
+    _refuse_shared_gpus(nodes, [tasks[0].machine or tasks[0].executor for tasks in by_executor.values()])
     return Placement(tuple(nodes))
 
 
-def _node_gpus(tasks: Sequence[NodeFacts], ranks_per_task: int) -> tuple[str, ...]:
-    """The devices of a node's ranks, in order of local rank."""
-    gpus: list[str] = []
+def _node_gpus(tasks: Sequence[NodeFacts], job: Job) -> tuple[str, ...]:
+    """The devices of a node's ranks in the order in which they see them: as :class:`~distributor.job.Node` has it."""
+    by_rank: list[tuple[str, ...]] = []
+    needed = job.ranks_per_task * job.gpus_per_process
     for task in tasks:
         visible = devices.parse_visible(task.visible_devices)
         mapped = devices.through_mapping(task.gpus, visible, task.host)
-        if len(mapped) < ranks_per_task:
+        if len(mapped) < needed:
             raise ResourceError(
-                f"task {task.partition} on {task.host} runs {ranks_per_task} ranks, but has {len(mapped)} GPUs "
-                f"({', '.join(mapped) or 'none'}): set spark.task.resource.gpu.amount to the GPUs of one task"
+                f"task {task.partition} on {task.host} has {len(mapped)} GPUs ({', '.join(mapped) or 'none'}), and "
+                f"{job.ranks_per_task} ranks that use {job.gpus_per_process} each: set spark.task.resource.gpu.amount "
+                "to the GPUs of one task"
             )
-        gpus += mapped[:ranks_per_task]
-    for local_rank, gpu in enumerate(gpus):
-        twin = gpus.index(gpu)
-        if twin != local_rank:
-            raise ResourceError(
-                f"local ranks {twin} and {local_rank} on {tasks[0].host} would share GPU {gpu}: give each task "
-                "a whole GPU of its own (spark.task.resource.gpu.amount=1 and a discovery script that names each once)"
-            )
-    return tuple(gpus)
+        by_rank += [mapped[first : first + job.gpus_per_process] for first in range(0, needed, job.gpus_per_process)]
+    return tuple(gpu for turn in zip(*by_rank) for gpu in turn)
+
+
+def _refuse_shared_gpus(nodes: Sequence[Node], machines: Sequence[str]) -> None:
+    """Two ranks on one device hang in NCCL's first collective, or run each other out of memory."""
+    owners: dict[tuple[str, str], int] = {}
+    for node, machine in zip(nodes, machines):
+        for index, gpu in enumerate(node.gpus):
+            rank = node.first_rank + index % node.local_world_size
+            device = (machine if gpu.isdecimal() else "", gpu)  # other names are unique in the world
+            if device in owners:
+                raise ResourceError(
+                    f"ranks {owners[device]} and {rank} on {node.host} would share GPU {gpu}: give each task whole "
+                    "GPUs of its own (spark.task.resource.gpu.amount=1 and a discovery script that names each once)"
+                )
+            owners[device] = rank

@@ -217,6 +217,20 @@ def executor_of_this() -> int:
     return os.getppid()
 
 
+def machine() -> str:
+    """A name for where this process's devices are: this boot of a machine, and a container (its mounts) in it."""
+    with open("/proc/sys/kernel/random/boot_id") as boot:
+        return f"{boot.read().strip()} {os.readlink('/proc/self/ns/mnt')}"
+
+
+def argument_of(pid: int, name: str) -> str | None:
+    """What follows an argument on the command line of a process; ``None`` if that has none such."""
+    with suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/cmdline") as line:
+        arguments = line.read().split("\0")
+        return arguments[arguments.index(name) + 1]
+    return None
+
+
 #: What a process has from the one that started it, by its lines in /proc/PID/status (proc(5)).
 _INHERITED = re.compile(
     "Umask|Uid|Gid|Groups|SigBlk|SigIgn|CapInh|CapPrm|CapEff|CapBnd|CapAmb|NoNewPrivs|Seccomp|Cpus_allowed|Mems_allowed"

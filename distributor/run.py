@@ -7,11 +7,13 @@ import itertools
 import logging
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from distributor import outcomes
+from distributor.channel import frames
 from distributor.channel.frames import Log
 from distributor.channel.server import ChannelServer
 from distributor.console import Console
@@ -31,6 +33,9 @@ _LOST_MARGIN = 2.0
 
 #: Seconds after which a run whose tasks work, but of which no node has reached the driver, says so.
 _UNREACHED = 20.0
+
+#: Nodes that the first line of the log names at most.
+_NODES_IN_WORDS = 16
 
 #: Seconds that ranks get to tell what they are doing before a stalled run is stopped.
 _STALL_ANSWER = 5.0
@@ -91,13 +96,20 @@ class Run:
     """
 
     def __init__(
-        self, job: Job, scheduler: Scheduler, *, log_folder: Path | None = None, fold_logs: bool = False
+        self,
+        job: Job,
+        scheduler: Scheduler,
+        *,
+        log_folder: Path | None = None,
+        fold_logs: bool = False,
+        announce: bool = False,
     ) -> None:
         self.id = job.run_id
         #: Where every rank's whole output is kept; ``None`` without ``log_dir``.
         self.log_folder = log_folder
         self._job = job
         self._scheduler = scheduler
+        self._announce = announce
         console = Console(self._host_of, ranks=job.log_ranks, fold=fold_logs, world_size=job.num_processes)
         self._logs = Logs(console, log_folder)
         self._server: ChannelServer | None = None
@@ -114,7 +126,8 @@ class Run:
         self._dumped = threading.Condition()
         self._cancelled = False
         self._ended_by_us = False
-        self._warned = False
+        self._unreached = False
+        self._warned: set[str] = set()
         self._start_error: str | None = None
         self._stall: StallError | None = None
         self._values: dict[int, Any] = {}
@@ -137,7 +150,12 @@ class Run:
 
     @property
     def placement(self) -> Placement | None:
-        """Who runs where; ``None`` until the first node has told."""
+        """Who runs where; ``None`` until the first node has told.
+
+        Example:
+            >>> print(run.placement)  # doctest: +SKIP
+            node 0 on host-a (10.0.0.2): ranks 0-2; node 1 on host-b (10.0.0.3): rank 3
+        """
         return self._placement
 
     @property
@@ -344,7 +362,7 @@ class Run:
             return
         if self._scheduler.waiting_for() is not None:
             return
-        self._warned = True
+        self._unreached = True
         _log.warning(
             "no node has reached the driver at %s within %g s: the run goes on without live log lines, results and "
             "errors still arrive. A firewall in between? driver_ports= names the ports to open",
@@ -365,9 +383,9 @@ class Run:
         state = self._nodes.setdefault(node, _NodeState(0.0))
         state.heard = time.monotonic()
         if name == "hello" and self._placement is None and event["placement"]:
-            self._placement = Placement(
-                tuple(Node(**{**fields, "gpus": tuple(fields["gpus"])}) for fields in event["placement"])
-            )
+            self._placement = Placement(tuple(Node.from_json(fields) for fields in event["placement"]))
+            if self._announce:
+                self._logs.note(f"run {self.id}: {_words(self._placement)}")
             self._advance(Status.STARTING)
         elif name == "started":
             state.started = True
@@ -383,6 +401,8 @@ class Run:
                 if event["id"] in self._dumps:
                     self._dumps[event["id"]][event["rank"]] = event["text"]
                     self._dumped.notify_all()
+        elif name == "warnings":
+            self._warn({str(text): [str(event["host"])] for text in event["texts"]})
         elif name == "skipped":
             self._logs.skip(event["rank"], event["stream"], event["lines"], event["offset"])
         elif name == "dead":
@@ -470,17 +490,35 @@ class Run:
     def _host_of(self, rank: int) -> str:
         return self._placement.host_of(rank) if self._placement is not None else "?"
 
+    def _warn(self, warnings: Mapping[str, Sequence[str]]) -> None:
+        """Shows what nodes warn of, once each: by text, the hosts that say so."""
+        for text, hosts in warnings.items():
+            known = text in self._warned or (self._unreached and text.startswith(frames.UNREACHED))
+            if not known:
+                self._warned.add(text)
+                _log.warning("%s %s", ", ".join(sorted(set(hosts))), text)
+
     def _note_report(self, collected: Collected) -> None:
+        if self._placement is None:  # no node has reached the channel
+            self._placement = next((report.placement for report in collected.reports if report.placement), None)
         for log in collected.logs:
             self._logs.take(log)
         warnings: dict[str, list[str]] = {}
         for report in collected.reports:
             for text in report.warnings:
                 warnings.setdefault(text, []).append(report.host)
-        for text, hosts in warnings.items():
-            if not self._warned:
-                _log.warning("%s %s", ", ".join(sorted(set(hosts))), text)
+        self._warn(warnings)
         self._timings = _phases(self._submitted, collected, time.time())
+
+
+def _words(placement: Placement) -> str:
+    """Who runs where, in one line of bearable length."""
+    nodes = placement.nodes
+    count = (
+        f"{placement.world_size} rank{'s' * (placement.world_size > 1)} on {len(nodes)} node{'s' * (len(nodes) > 1)}"
+    )
+    rest = f"; and {len(nodes) - _NODES_IN_WORDS} more" if len(nodes) > _NODES_IN_WORDS else ""
+    return f"{count}: {Placement(nodes[:_NODES_IN_WORDS])}{rest}"
 
 
 #: Phases of a run, and the moment that ends each: of the Spark job, a node or a rank.

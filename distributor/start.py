@@ -67,13 +67,14 @@ class Warmth(TypedDict):
     """What a job asks of warm processes: plain values.
 
     ``keep`` is how many seconds one stays without a run, ``preload`` what it imports beside torch; ``env`` and
-    ``ranks_per_task`` are the job's, for the environment in which it imports.
+    ``ranks_per_task`` and ``spark_cpus`` are the job's, for the environment in which it imports.
     """
 
     keep: float
     preload: list[str]
     env: dict[str, str]
     ranks_per_task: int
+    spark_cpus: int | None
 
 
 def warmth(job: Job) -> Warmth | None:
@@ -85,6 +86,7 @@ def warmth(job: Job) -> Warmth | None:
         "preload": list(job.preload),
         "env": dict(job.env),
         "ranks_per_task": job.ranks_per_task,
+        "spark_cpus": job.spark_cpus,
     }
 
 
@@ -177,7 +179,8 @@ def _from_warm(
     wanted: Callable[[], bool],
 ) -> tuple[Agent, socket.socket] | None:
     """An agent forked by a warm process; ``None`` if that cannot be, or is not wanted any more."""
-    environ = environment.apply(os.environ, environment.overlay(os.environ, task_cpus, warmth["ranks_per_task"]))
+    overlay = environment.overlay(os.environ, task_cpus, warmth["ranks_per_task"], warmth["spark_cpus"])
+    environ = environment.apply(os.environ, overlay)
     environ = {**environ, **warmth["env"]}
     for _ in range(3):
         folder = _folder(root, owner, warmth, environ)

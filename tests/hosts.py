@@ -2,6 +2,9 @@
 
 The driver and the master stay outside, at the bridge's own address. Needs root. A host has its own addresses, loopback,
 name and temporary folder; processes and files are the machine's, so that tests see them.
+
+The hosts hold the traps of real ones: a host's own name means loopback there, the interface that leads to the others
+is called differently on each, and another one has the same address everywhere.
 """
 
 from __future__ import annotations
@@ -19,11 +22,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from importlib.util import find_spec
-from ipaddress import IPv4Network
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+import pytest
 import watch
 
 if TYPE_CHECKING:
@@ -39,6 +43,17 @@ _NAMESPACES_ETC = Path("/etc/netns")
 _POOL = IPv4Network("10.64.0.0/10")
 _PREFIX_LENGTH = 24
 _numbers = itertools.count()
+
+_DEPLOY = "org.apache.spark.deploy"
+
+#: The end of names that belong to the driver's own network to the hosts, if it has one.
+_SEPARATE = "d"
+
+#: What interfaces are called on the first host, the second, ...
+INTERFACES = ("eth0", "ens5", "enp3s0", "net1")
+
+#: An interface that each host has for itself, as Docker makes one.
+_DECOY = ("docker0", "172.17.0.1/16")
 
 
 @cache
@@ -70,16 +85,27 @@ class Hosts:
 
     Args:
         names: what the hosts call themselves; only they resolve these names.
-        cores: of each host, and of its one executor.
-        memory: of each host, and of its one executor.
+        cores: of each host, all of which its one executor gets.
+        memory: of each host.
+        executor_memory: of each executor, if a host's memory is not for one.
+        gpus: what each host's discovery script reports, by host.
+        separate: hosts reach the driver over one network, on which they do not reach each other, and each other over
+            another, whose addresses are those of the workers.
+        ipv6: addresses are of IPv6, and of no other kind.
+        environ: environment variables of the daemons on some hosts, by host.
         conf: Spark settings of the master and the workers, such as ``spark.worker.timeout``.
     """
 
     def __init__(
         self,
         names: Sequence[str] = ("host-a", "host-b"),
-        cores: int = 2,
+        cores: int | Mapping[str, int] = 2,
         memory: str = "1g",
+        executor_memory: str | None = None,
+        gpus: Mapping[str, Sequence[str]] | None = None,
+        separate: bool = False,
+        ipv6: bool = False,
+        environ: Mapping[str, Mapping[str, str]] | None = None,
         conf: Mapping[str, str] | None = None,
     ) -> None:
         self.name = f"{_PREFIX}{os.getpid()}-{next(_numbers)}"
@@ -88,10 +114,18 @@ class Hosts:
         self.driver_address = ""
         self.addresses: dict[str, str] = {}
         self._names = names
-        self._cores = cores
+        self._cores = dict.fromkeys(names, cores) if isinstance(cores, int) else dict(cores)
         self._memory = memory
+        self._executor_memory = executor_memory or memory
+        self._gpus = dict(gpus or {})
+        self._separate = separate
+        self._ipv6 = ipv6
+        self._prefix_length = 64 if ipv6 else _PREFIX_LENGTH
+        self._at_once = ("nodad",) if ipv6 else ()
+        self._environ = dict(environ or {})
+        self._wires: list[subprocess.Popen[bytes]] = []
         self._conf = dict(conf or {})
-        self._daemons: list[subprocess.Popen[bytes]] = []
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._session: SparkSession | None = None
 
     def __enter__(self) -> Hosts:
@@ -110,16 +144,19 @@ class Hosts:
 
     def __exit__(self, *_: object) -> None:
         try:
-            if self._session is not None:
-                self._session.stop()
+            self.stop_session()
         finally:
-            for daemon in self._daemons:
-                daemon.kill()
-                daemon.wait()
+            for process in [*self._daemons.values(), *self._wires]:
+                process.kill()
+                process.wait()
             _remove(self.name)
 
     def session(self, **settings: str) -> SparkSession:
-        """A classic session from this process, stopped on leaving at the latest; there must be no other one."""
+        """A classic session from this process, stopped on leaving at the latest; there must be no other one.
+
+        Args:
+            settings: Spark's, the master's address and everything else that is needed beside.
+        """
         from pyspark import SparkContext
         from pyspark.sql import SparkSession
 
@@ -131,8 +168,7 @@ class Hosts:
         defaults = {
             "spark.driver.host": self.driver_address,
             "spark.driver.bindAddress": self.driver_address,
-            "spark.executor.cores": str(self._cores),
-            "spark.executor.memory": self._memory,
+            "spark.executor.memory": self._executor_memory,
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
         }
@@ -141,6 +177,83 @@ class Hosts:
         self._session = builder.getOrCreate()
         self._session.sparkContext.setLogLevel("OFF")
         return self._session
+
+    @property
+    def active(self) -> SparkSession:
+        """The session that is there."""
+        assert self._session is not None
+        return self._session
+
+    def stop_session(self) -> None:
+        if self._session is not None:
+            self._session.stop()
+            self._session = None
+
+    def within(self, name: str) -> list[str]:
+        """What to put before a command to have it run on a host."""
+        return [
+            *("ip", "netns", "exec", self._namespace(name), "unshare", "--uts"),
+            *("sh", "-c", f'hostname {name} && exec "$@"', "sh"),
+        ]
+
+    def kill(self, name: str) -> None:
+        """Kills a host's worker daemon, or the ``"master"``."""
+        self._daemons[name].kill()
+        self._daemons[name].wait()
+
+    def connect_server(self, **settings: str) -> str:
+        """Starts a Spark Connect server beside the master; returns its URL."""
+        own = {
+            "spark.driver.host": self.driver_address,
+            "spark.driver.bindAddress": self.driver_address,
+            "spark.connect.grpc.binding.address": self.driver_address,
+            "spark.connect.grpc.binding.port": "0",
+            "spark.executor.memory": self._executor_memory,
+            "spark.ui.enabled": "false",
+        }
+        confs = [item for key, value in {**own, **settings}.items() for item in ("--conf", f"{key}={value}")]
+        daemon = self._daemon(
+            "connect",
+            [],
+            [
+                *(f"{_DEPLOY}.SparkSubmit", "--master", self.master, *confs),
+                *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"),
+            ],
+        )
+        port = self._logged("connect", daemon, r"Spark Connect server started at: \S*?:(\d+)")
+        return f"sc://{self.driver_address}:{port}"
+
+    def slow_down(self, delay: float, loss: float) -> None:
+        """Replaces all cables by wires that are slow and lose packets, for good. Connections survive it.
+
+        Linux has netem for that, but not every kernel that this runs on: here a process passes the frames on.
+
+        Args:
+            delay: seconds that each frame takes, in each direction.
+            loss: share of frames that do not arrive.
+        """
+        for name in self.addresses:
+            mac = self._mac(name)
+            _ip("link", "delete", self._cable(name))
+            wire = Path(__file__).with_name("wire.py")
+            command = [sys.executable, str(wire), self._namespace(name), self._interface(name), self._cable(name)]
+            wire_process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", *command, str(delay), str(loss)], stdout=subprocess.PIPE
+            )
+            self._wires.append(wire_process)
+            assert wire_process.stdout is not None
+            assert wire_process.stdout.readline() == b"ready\n"
+            _ip("-n", self._namespace(name), "link", "set", self._interface(name), "address", mac)
+            self._plug(name)
+
+    def speed_up(self) -> None:
+        """Puts good cables back in place of slow ones."""
+        for name, wire in zip(self.addresses, self._wires):
+            mac = self._mac(name)
+            wire.kill()  # and its interfaces go
+            wire.wait()
+            self._lay(name, mac)
+        self._wires.clear()
 
     def cut(self, name: str) -> None:
         """Pulls a host's cable: packets vanish in both directions, and no connection is told."""
@@ -161,47 +274,113 @@ class Hosts:
         """The bridge's end of a host's link; names of links are short."""
         return f"v{self.name.removeprefix(_PREFIX)}-{list(self.addresses).index(name)}"
 
+    def _mac(self, name: str) -> str:
+        """Addresses that neighbours remember stay the same when a cable is replaced."""
+        shown = _ip("-n", self._namespace(name), "link", "show", self._interface(name))
+        return shown.partition("link/ether ")[2].split()[0]
+
+    def _interface(self, name: str) -> str:
+        return INTERFACES[list(self.addresses).index(name)]
+
     def _start(self) -> None:
         self.folder.mkdir(mode=0o700)  # first made, last removed: what else there is can be found by its name
-        own, *others = itertools.islice(_free_network().hosts(), len(self._names) + 1)
+        network: IPv4Network | IPv6Network = _free_network()
+        if self._ipv6:
+            network = IPv6Network(f"fd00:{int(network.network_address) >> 8:x}::/64".replace("fd00:a", "fd00:a:"))
+        own, *others = itertools.islice(network.hosts(), len(self._names) + 1)
         self.driver_address = str(own)
         self.addresses = {name: str(address) for name, address in zip(self._names, others)}
         conf = self.folder / "conf"
         conf.mkdir()
         (conf / "spark-defaults.conf").write_text("".join(f"{key} {value}\n" for key, value in self._conf.items()))
-        _ip("link", "add", self.name, "type", "bridge")
-        _ip("address", "add", f"{self.driver_address}/{_PREFIX_LENGTH}", "dev", self.name)
-        _ip("link", "set", self.name, "up")
+        self._build_bridge(self.name, self.driver_address)
         for name in self.addresses:
             self._connect(name)
+        if self._separate:
+            self._separate_driver()
+        if self._gpus:
+            script = self.folder / "discover.sh"
+            found = {name: json.dumps({"name": "gpu", "addresses": list(gpus)}) for name, gpus in self._gpus.items()}
+            cases = [f"{name}) echo '{answer}';;\n" for name, answer in found.items()]
+            script.write_text(f"#!/bin/sh\ncase $(hostname) in\n{''.join(cases)}esac\n")
+            script.chmod(0o755)
         ports = ("--port", "0", "--webui-port", "0")
-        master = self._daemon("master", [], self.driver_address, "master.Master", *ports)
+        at = ("--host", self.driver_address)
+        master = self._daemon("master", [], [f"{_DEPLOY}.master.Master", *at, *ports])
         self.master = self._logged("master", master, r"Starting Spark master at (spark://\S+)")
-        size = ("--cores", str(self._cores), "--memory", self._memory)
         workers = {}
         for name, address in self.addresses.items():
-            within = ["ip", "netns", "exec", self._namespace(name), "unshare", "--uts"]
-            within += ["sh", "-c", f'hostname {name} && exec "$@"', "sh"]
-            folder = ("--work-dir", str(self.folder / name))
-            workers[name] = self._daemon(name, within, address, "worker.Worker", *ports, *size, *folder, self.master)
+            size = ("--cores", str(self._cores[name]), "--memory", self._memory)
+            own = ("--host", address, *ports, *size, "--work-dir", str(self.folder / name))
+            command = [f"{_DEPLOY}.worker.Worker", *own, *self._worker_properties(name), self.master]
+            workers[name] = self._daemon(name, self.within(name), command, address)
         for name, worker in workers.items():
             self._logged(name, worker, r"(Successfully registered) with master")
 
+    def _build_bridge(self, bridge: str, address: str) -> None:
+        _ip("link", "add", bridge, "type", "bridge")
+        _ip("address", "add", f"{address}/{self._prefix_length}", "dev", bridge, *self._at_once)
+        _ip("link", "set", bridge, "up")
+
+    def _separate_driver(self) -> None:
+        """Gives the driver a network of its own to each host; it keeps its address on the hosts' own."""
+        bridge = f"{self.name}{_SEPARATE}"
+        own, *others = itertools.islice(_free_network().hosts(), len(self._names) + 1)
+        self.driver_address = str(own)
+        self._build_bridge(bridge, self.driver_address)
+        for name, address in zip(self.addresses, others):
+            namespace, cable = self._namespace(name), f"{self._cable(name)}{_SEPARATE}"
+            _ip("link", "add", cable, "type", "veth", "peer", "name", "mgmt0", "netns", namespace)
+            _ip("link", "set", cable, "master", bridge, "up")
+            _ip("link", "set", cable, "type", "bridge_slave", "isolated", "on")  # from each other
+            _ip("-n", namespace, "address", "add", f"{address}/{_PREFIX_LENGTH}", "dev", "mgmt0")
+            _ip("-n", namespace, "link", "set", "mgmt0", "up")
+
     def _connect(self, name: str) -> None:
-        namespace, cable = self._namespace(name), self._cable(name)
+        namespace = self._namespace(name)
         _ip("netns", "add", namespace)
-        _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", namespace)
-        _ip("link", "set", cable, "master", self.name, "up")
         _ip("-n", namespace, "link", "set", "lo", "up")
-        _ip("-n", namespace, "address", "add", f"{self.addresses[name]}/{_PREFIX_LENGTH}", "dev", "eth0")
-        _ip("-n", namespace, "link", "set", "eth0", "up")
-        known = {"localhost": "127.0.0.1", **self.addresses}
+        decoy, address = _DECOY
+        _ip("-n", namespace, "link", "add", decoy, "type", "bridge")
+        _ip("-n", namespace, "address", "add", address, "dev", decoy)
+        _ip("-n", namespace, "link", "set", decoy, "up")
+        self._lay(name)
+        known = {**self.addresses, "localhost": "127.0.0.1", name: "127.0.0.1"}
         etc = _NAMESPACES_ETC / namespace  # what lies here hides its like in /etc from `ip netns exec`
         etc.mkdir(parents=True)
         (etc / "hosts").write_text("".join(f"{address} {name}\n" for name, address in known.items()))
 
+    def _worker_properties(self, name: str) -> list[str]:
+        """A file of settings for a host's worker, in place of everybody's."""
+        if name not in self._gpus:
+            return []
+        path = self.folder / f"{name}.conf"
+        settings = {
+            **self._conf,
+            "spark.worker.resource.gpu.amount": str(len(self._gpus[name])),
+            "spark.worker.resource.gpu.discoveryScript": str(self.folder / "discover.sh"),
+        }
+        path.write_text("".join(f"{key} {value}\n" for key, value in settings.items()))
+        return ["--properties-file", str(path)]
+
+    def _lay(self, name: str, mac: str | None = None) -> None:
+        """Lays a host's cable."""
+        cable, interface = self._cable(name), self._interface(name)
+        address = ("address", mac) if mac is not None else ()
+        peer = ("peer", "name", interface, *address, "netns", self._namespace(name))
+        _ip("link", "add", cable, "type", "veth", *peer)
+        self._plug(name)
+
+    def _plug(self, name: str) -> None:
+        """Sets up both ends of a host's cable."""
+        namespace, interface = self._namespace(name), self._interface(name)
+        _ip("link", "set", self._cable(name), "master", self.name, "up")
+        address = f"{self.addresses[name]}/{self._prefix_length}"
+        _ip("-n", namespace, "address", "add", address, "dev", interface, *self._at_once)
+        _ip("-n", namespace, "link", "set", interface, "up")
+
     def _daemon(
-        self, name: str, within: Sequence[str], address: str, spark_class: str, *args: str
+        self, name: str, within: Sequence[str], command: Sequence[str], address: str | None = None
     ) -> subprocess.Popen[bytes]:
         """Starts a daemon as this process's child: every command on the way to it replaces the one before."""
         from pyspark.find_spark_home import _find_spark_home
@@ -213,18 +392,18 @@ class Hosts:
             **os.environ,
             "SPARK_HOME": home,
             "SPARK_CONF_DIR": str(self.folder / "conf"),
-            "SPARK_LOCAL_IP": address,
+            "SPARK_LOCAL_IP": address or self.driver_address,
             "SPARK_LOCAL_DIRS": str(temporary),
             "TMPDIR": str(temporary),
             "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={temporary} -XX:TieredStopAtLevel=1",  # starts in half the time
             "PYSPARK_PYTHON": sys.executable,
+            **self._environ.get(name, {}),
         }
         # With this thread its daemons end, however that ends; what they leave then is removed by a later start.
-        command = ["setpriv", "--pdeathsig", "KILL", *within, f"{home}/bin/spark-class"]
-        command += [f"org.apache.spark.deploy.{spark_class}", "--host", address, *args]
+        whole = ["setpriv", "--pdeathsig", "KILL", *within, f"{home}/bin/spark-class", *command]
         with open(self.folder / name / "log", "wb") as log:
-            daemon = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environ)
-        self._daemons.append(daemon)
+            daemon = subprocess.Popen(whole, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environ)
+        self._daemons[name] = daemon
         return daemon
 
     def _logged(self, name: str, daemon: subprocess.Popen[bytes], pattern: str) -> str:
@@ -240,6 +419,14 @@ class Hosts:
         match = watch.until(found, START_DEADLINE)
         assert match is not None
         return match[1]
+
+
+def require() -> None:
+    """Skips the test where hosts cannot be made, and fails it where they have to be (``REQUIRE_HOSTS=1``)."""
+    if reason := why_not():
+        if os.environ.get("REQUIRE_HOSTS"):
+            pytest.fail(f"hosts are required here: {reason}")
+        pytest.skip(reason)
 
 
 def _ip(*args: str) -> str:
@@ -280,11 +467,11 @@ def _remove(name: str) -> None:
     namespaces = [path.name for path in _NAMESPACES.glob(f"{name}-*")]
     for namespace in namespaces:
         watch.until(partial(_ended, namespace))
-    bridge = Path("/sys/class/net", name)
-    for cable in bridge.glob("brif/*"):
-        _ip("link", "delete", cable.name)
-    if bridge.exists():
-        _ip("link", "delete", name)
+    for bridge in (Path("/sys/class/net", name), Path("/sys/class/net", name + _SEPARATE)):
+        for cable in bridge.glob("brif/*"):
+            _ip("link", "delete", cable.name)
+        if bridge.exists():
+            _ip("link", "delete", bridge.name)
     for namespace in namespaces:
         _ip("netns", "delete", namespace)
     for etc in _NAMESPACES_ETC.glob(f"{name}-*"):

@@ -28,6 +28,7 @@ from distributor import (
     TorchDistributor,
     TrainingError,
 )
+from distributor.schedulers import spark as spark_scheduler
 
 pytestmark = pytest.mark.spark
 
@@ -100,7 +101,7 @@ def test_gpus_that_spark_does_not_know_of(one_jvm: Any) -> None:
 def test_slots_that_are_busy_are_waited_for_until_the_start_timeout(one_jvm: Any, tmp_path: Path) -> None:
     busy = on_executors(3).submit(trainings.wait_for, str(tmp_path / "go"))
     watch.until(lambda: busy.status is Status.RUNNING)
-    with pytest.raises(StartError, match=r"start_timeout=1 s: waiting for Spark to start its tasks"):
+    with pytest.raises(StartError, match=r"start_timeout=1 s: Spark has not .*waiting for 2 slots: 1 free"):
         on_executors(2, start_timeout=1).run(trainings.rank)
     (tmp_path / "go").touch()
     assert busy.results(timeout=watch.DEADLINE) == [0, 1, 2]
@@ -146,6 +147,38 @@ def test_a_killed_python_worker_is_an_error(one_jvm: Any, tmp_path: Path) -> Non
         run.result(timeout=watch.DEADLINE)
     watch.gone(run.id)
     assert on_executors(2).run(trainings.all_reduce) == 3.0
+
+
+@pytest.mark.parametrize(("dies", "ends"), [(1, None), (3, NodeLostError)])
+def test_a_worker_that_dies_before_it_begins_costs_nothing(
+    one_jvm: Any, dies: int, ends: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As one does that Spark is about to end for the sake of the job before."""
+    make_task = spark_scheduler._make_task
+
+    def make_deadly(shipment: Any) -> Any:
+        task = make_task(shipment)
+
+        def deadly(rows: Any = None) -> Any:
+            import os
+
+            from pyspark import TaskContext
+
+            if TaskContext.get().partitionId() == 0 and len(os.listdir(tmp_path)) < dies:
+                open(os.path.join(tmp_path, str(os.getpid())), "w").close()
+                os._exit(9)
+            return task(rows)
+
+        return deadly
+
+    monkeypatch.setattr(spark_scheduler, "_make_task", make_deadly)
+    run = on_executors(2).submit(trainings.all_reduce)
+    if ends is None:
+        assert run.result() == 3.0
+    else:
+        with pytest.raises(ends, match="finished unsuccessfully. .*Python worker exited unexpectedly"):
+            run.result()
+    assert len(os.listdir(tmp_path)) == dies
 
 
 def test_a_run_without_the_channel_still_ends_in_the_truth(
@@ -216,10 +249,13 @@ def test_values_larger_than_sparks_limit_name_the_setting(sessions: Sessions) ->
     assert on_executors(1).run(lambda: b"x" * 1000) == b"x" * 1000
 
 
-def test_dynamic_allocation_is_refused(sessions: Sessions) -> None:
-    sessions.get("local[2]", **{"spark.dynamicAllocation.enabled": "true"})
-    with pytest.raises(ConfigurationError, match="SPARK-24942"):
-        on_executors(1).run(trainings.rank)
+def test_dynamic_allocation_is_refused_where_barrier_mode_does_not_run_with_it(sessions: Sessions) -> None:
+    dynamic = {"spark.dynamicAllocation.enabled": "true", "spark.dynamicAllocation.shuffleTracking.enabled": "true"}
+    sessions.get("local-cluster[1,1,1024]", **dynamic)
+    with pytest.raises(ConfigurationError, match=r"spark\.dynamicAllocation\.enabled is true.*SPARK-24942"):
+        on_executors().run(trainings.rank)
+    sessions.get("local[2]", **dynamic)
+    assert on_executors().run(trainings.all_reduce) == 3.0
 
 
 def test_cpus_of_a_task_are_threads_of_a_rank(sessions: Sessions) -> None:
@@ -230,11 +266,25 @@ def test_cpus_of_a_task_are_threads_of_a_rank(sessions: Sessions) -> None:
         on_executors(3).run(trainings.rank)
 
 
-@pytest.fixture(scope="module")
-def gpu_settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Executors whose discovery script reports two GPUs each: Spark hands them out, nobody computes on them."""
-    script = tmp_path_factory.mktemp("gpus") / "discover.sh"
-    script.write_text('#!/bin/sh\necho \'{"name": "gpu", "addresses": ["0", "1"]}\'\n')
+@pytest.fixture
+def gpu_settings(tmp_path: Path) -> dict[str, str]:
+    """Workers whose discovery script reports two GPUs each: Spark hands them out, nobody computes on them."""
+    return settings_of(
+        tmp_path / "discover.sh",
+        f"""i=0; until mkdir {tmp_path}/gpu$i 2>/dev/null; do i=$((i+2)); done
+        echo "{{\\"name\\": \\"gpu\\", \\"addresses\\": [\\"$i\\", \\"$((i+1))\\"]}}"
+        """,
+    )
+
+
+@pytest.fixture
+def same_gpus(tmp_path: Path) -> dict[str, str]:
+    """Workers of one machine that take the same two GPUs for theirs."""
+    return settings_of(tmp_path / "same.sh", """echo '{"name": "gpu", "addresses": ["0", "1"]}'""")
+
+
+def settings_of(script: Path, text: str) -> dict[str, str]:
+    script.write_text(f"#!/bin/sh\n{text}\n")
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     return {
         "spark.worker.resource.gpu.amount": "2",
@@ -252,10 +302,18 @@ def test_ranks_see_their_nodes_gpus_in_order(sessions: Sessions, gpu_settings: d
     sessions.get(CLUSTER, **gpu_settings, **{"spark.task.resource.gpu.amount": "1"})
     run = on_executors(4, use_gpu=True).submit(visible)
     assert [local_rank for local_rank, _ in run.results()] == ["0", "1", "0", "1"]
-    assert {tuple(sorted(gpus.split(","))) for _, gpus in run.results()} == {("0", "1")}
+    ours = [sorted(gpus.split(",")) for _, gpus in run.results()]
+    assert ours[0] == ours[1] and ours[2] == ours[3] and ours[0] != ours[2]
+    assert sorted(ours[0] + ours[2]) == ["0", "1", "2", "3"]
     assert on_executors(4).submit(visible).results() == [("0", ""), ("1", ""), ("0", ""), ("1", "")]
     with pytest.raises(ResourceError, match=r"5 task slots at once with 1 GPU each"):
         on_executors(5, use_gpu=True).run(trainings.rank)
+
+
+def test_executors_that_share_gpus_are_refused(sessions: Sessions, same_gpus: dict[str, str]) -> None:
+    sessions.get(CLUSTER, **same_gpus, **{"spark.task.resource.gpu.amount": "1"})
+    with pytest.raises(ResourceError, match=r"ranks \d and \d on \S+ would share GPU [01]: give each task whole"):
+        on_executors(4, use_gpu=True).run(visible)
 
 
 def test_more_gpus_than_there_are(sessions: Sessions, gpu_settings: dict[str, str]) -> None:
@@ -281,8 +339,8 @@ def test_a_task_with_two_gpus_hosts_two_ranks(sessions: Sessions, gpu_settings: 
         on_executors(3, use_gpu=True).run(trainings.rank)
 
 
-def test_local_mode_takes_the_drivers_gpus(sessions: Sessions, gpu_settings: dict[str, str]) -> None:
-    script = gpu_settings["spark.executor.resource.gpu.discoveryScript"]
+def test_local_mode_takes_the_drivers_gpus(sessions: Sessions, same_gpus: dict[str, str]) -> None:
+    script = same_gpus["spark.executor.resource.gpu.discoveryScript"]
     sessions.get(
         "local[2]", **{"spark.driver.resource.gpu.amount": "2", "spark.driver.resource.gpu.discoveryScript": script}
     )
@@ -299,18 +357,14 @@ def test_fractions_of_a_gpu_are_refused(sessions: Sessions, gpu_settings: dict[s
 
 def test_too_few_executors_are_waited_for_and_then_named(sessions: Sessions) -> None:
     """A cluster that may still grow: its size is not known from its settings."""
-    from distributor.schedulers.spark import SparkScheduler
-
     sessions.get("local[2]")
     seen = threading.Event()
 
-    class Growing(SparkScheduler):
-        def _most_slots(self) -> int | None:
-            seen.set()
-            return None
+    def most(_: object) -> None:
+        seen.set()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("distributor.schedulers.spark.SparkScheduler", Growing)
+        patch.setattr("distributor.schedulers.spark_slots.Slots.most", most)
         with pytest.raises(StartError, match=r"start_timeout=1 s: .*needs 3 task slots at once.* has 2"):
             on_executors(3, start_timeout=1).run(trainings.rank)
     assert seen.is_set()

@@ -26,6 +26,9 @@ _HEADER = struct.Struct("!IB")
 _LOG = struct.Struct("!IBQ")
 _JSON_KIND, _LOG_KIND = 1, 2
 
+#: How the warning of a node begins that has no channel.
+UNREACHED = "cannot reach the driver"
+
 
 class ProtocolError(Exception):
     """The other side does not speak this protocol."""

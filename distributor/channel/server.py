@@ -68,7 +68,8 @@ class _Facts:
 
     def __init__(self, tasks: int) -> None:
         self.tasks = tasks
-        self._given_up = False
+        #: Whether they are not going to be complete here.
+        self.given_up = False
         self._here: dict[asyncio.StreamWriter, tuple[int, int, dict[str, Any]]] = {}
         self._complete: dict[int, tuple[int, dict[str, Any]]] = {}
         self._answered: set[asyncio.StreamWriter] = set()
@@ -91,7 +92,7 @@ class _Facts:
 
     def give_up(self) -> None:
         """They will not be complete."""
-        self._given_up = True
+        self.given_up = True
 
     def waiting(self) -> list[asyncio.StreamWriter]:
         """Connections to answer to, each once."""
@@ -105,7 +106,7 @@ class _Facts:
 
     def answer(self) -> dict[str, Any] | None:
         """What all are told; ``None`` as long as some are missing."""
-        if self._given_up:
+        if self.given_up:
             return {"order": "gather"}
         if not self._complete:
             return None
@@ -138,6 +139,11 @@ class ChannelServer:
         self.address: str | None = None
         #: Whether a task or a node has ever come.
         self.reached = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether tasks have had the facts of all, with which nodes start, or were sent to get them elsewhere."""
+        return self._facts.begun or self._facts.given_up
 
     def __enter__(self) -> ChannelServer:
         self._thread.start()

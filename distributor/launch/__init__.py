@@ -15,7 +15,9 @@ from distributor.launch.torchrun import Torchrun
 class LaunchPath(Protocol):
     """Decides what one node does; has no effects."""
 
-    def plan(self, job: Job, placement: Placement, node: Node, base_env: Mapping[str, str]) -> Plan: ...
+    def plan(
+        self, job: Job, placement: Placement, node: Node, base_env: Mapping[str, str], interface: str | None = None
+    ) -> Plan: ...
 
 
 PATHS: dict[str, LaunchPath] = {"torchrun": Torchrun()}

@@ -12,7 +12,9 @@ from distributor.processes import NODE_ID, node_id
 class Torchrun:
     """Plans ranks that rendezvous through the store of torch's elastic agent on node 0."""
 
-    def plan(self, job: Job, placement: Placement, node: Node, base_env: Mapping[str, str]) -> Plan:
+    def plan(
+        self, job: Job, placement: Placement, node: Node, base_env: Mapping[str, str], interface: str | None = None
+    ) -> Plan:
         """What a node does.
 
         Args:
@@ -20,13 +22,15 @@ class Torchrun:
             placement: who runs where.
             node: the node to plan for.
             base_env: the environment that its task has; decides only what the user has already set there.
+            interface: the network interface towards the other nodes, if it is known.
         """
         return Plan(
             node=node,
             target=job.target,
             node_env={
                 NODE_ID: node_id(job.run_id, node.leader),
-                **environment.overlay(base_env, node.task_cpus, job.ranks_per_task),
+                **environment.overlay(base_env, node.task_cpus, job.ranks_per_task, job.spark_cpus),
+                **environment.sockets(base_env, interface),
                 **devices.rank_visibility(node.gpus, job.use_gpu),
                 **job.env,
             },

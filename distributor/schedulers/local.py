@@ -14,12 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from distributor import control, devices, folders, network, processes, shipping, start
+from distributor import control, devices, folders, limits, network, processes, shipping, start
 from distributor.agent import AgentOrder
 from distributor.channel.frames import Log
 from distributor.channel.server import ChannelServer
 from distributor.errors import ConfigurationError, ResourceError
-from distributor.job import Job, NodeFacts, NodeReport
+from distributor.job import Job, NodeFacts, NodeReport, Resources, TaskProfile
 from distributor.outcomes import Collected
 
 #: Ranks of one machine talk over loopback: nobody else can reach their ports.
@@ -60,7 +60,6 @@ class LocalScheduler:
 
         Raises:
             ConfigurationError: this platform cannot run it.
-            ResourceError: GPUs are wanted that are not there.
         """
         if sys.platform != "linux":
             raise ConfigurationError(
@@ -71,28 +70,56 @@ class LocalScheduler:
             Path.cwd()
         except FileNotFoundError:
             raise ConfigurationError("the driver's current directory does not exist any more: change to one") from None
-        if job.use_gpu:
-            self.check_gpus(job.num_processes)
 
-    def check_gpus(self, num_processes: int) -> None:
-        """Looks for the GPUs that so many ranks need.
+    def shape(self, resources: Resources) -> tuple[int, TaskProfile | None]:
+        """One rank per task; there is nothing to ask for, only to look whether it is there.
 
         Raises:
-            ResourceError: there are fewer.
+            ResourceError: more is asked than this machine has.
         """
+        count = resources.num_processes
+        if resources.max_processes_per_node is not None and count > resources.max_processes_per_node:
+            raise ResourceError(
+                f"num_processes={count}, but max_processes_per_node={resources.max_processes_per_node}, and local mode "
+                "has one node, this machine: raise it, or train on Spark executors (local_mode=False)"
+            )
+        self._check_room("cpus_per_process", resources.cpus_per_process, count, processes.cpu_count(), "CPUs")
+        memory = resources.memory_per_process
+        mebi = None if memory is None else max(1, memory >> 20)
+        self._check_room("memory_per_process", mebi, count, limits.total_memory() >> 20, "MiB of memory")
+        if resources.use_gpu:
+            self._check_gpus(count, resources.gpus_per_process or 1)
+        return 1, None
+
+    def node_limit(self, resources: Resources) -> int | None:
+        """How many ranks one node may host."""
+        return resources.max_processes_per_node
+
+    #: Of Spark's tasks, which there are none of.
+    task_cpus = None
+
+    @staticmethod
+    def _check_room(name: str, each: int | None, count: int, there: int, what: str) -> None:
+        if each is not None and each * count > there:
+            raise ResourceError(
+                f"{name} asks for {each:,} {what} for each of {count} processes, {each * count:,} in all, and this "
+                f"machine has {there:,}: lower it, or num_processes"
+            )
+
+    def _check_gpus(self, count: int, each: int) -> None:
         if self._gpus is None:
             # Indices into what this process sees: a visible-devices setting is applied as a mapping later, once.
             self._gpus = [str(index) for index in range(len(devices.local_gpus(os.environ)))]
-        count = len(self._gpus)
-        if count == 0:
+        there = len(self._gpus)
+        if there == 0:
             raise ResourceError(
                 "use_gpu=True, but this machine, the driver, shows no GPU (nvidia-smi, CUDA_VISIBLE_DEVICES): "
                 "pass use_gpu=False to train on CPUs, or local_mode=False to train on Spark executors"
             )
-        if count < num_processes:
+        if there < count * each:
             raise ResourceError(
-                f"num_processes={num_processes} with use_gpu=True needs {num_processes} GPUs, "
-                f"this machine shows {count}: lower num_processes or pass use_gpu=False"
+                f"num_processes={count} with use_gpu=True needs {count * each} GPUs, "
+                f"this machine shows {there}: lower num_processes or pass use_gpu=False"
             )
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:
@@ -211,7 +238,8 @@ def _converse(line: socket.socket, order: AgentOrder) -> dict[str, Any] | None:
 
 def _facts(job: Job, listeners: list[socket.socket], gpus: Sequence[str]) -> list[NodeFacts]:
     """Facts as Spark tasks would state them: one per rank, dealt to the nodes in blocks."""
-    cpus = max(1, processes.cpu_count() // job.num_processes)
+    cpus = job.cpus_per_process or max(1, processes.cpu_count() // job.num_processes)
+    each = job.gpus_per_process
     return [
         NodeFacts(
             partition=rank,
@@ -219,7 +247,7 @@ def _facts(job: Job, listeners: list[socket.socket], gpus: Sequence[str]) -> lis
             host=socket.gethostname(),
             address=_ADDRESS,
             port=port,
-            gpus=(gpus[rank],) if job.use_gpu else (),
+            gpus=tuple(gpus[rank * each : (rank + 1) * each]) if job.use_gpu else (),
             visible_devices=devices.visible_devices(os.environ),
             cpus=cpus,
         )

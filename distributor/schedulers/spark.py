@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import pickle
 import re
 import secrets
 import struct
-import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -25,9 +26,12 @@ from distributor.errors import (
     ResourceError,
     ResultError,
     RunCancelledError,
+    StartError,
 )
-from distributor.job import Job
+from distributor.job import Job, Resources, TaskProfile
 from distributor.outcomes import Collected
+from distributor.schedulers import spark_slots
+from distributor.schedulers.spark_session import conf, is_cluster, is_connect, is_true, master_of
 from distributor.schedulers.spark_task import Shipment, run_task
 
 if TYPE_CHECKING:
@@ -39,100 +43,28 @@ Task = Callable[..., Iterator[bytes]]
 
 _OUTPUT = struct.Struct("!IBQ")  # rank, stream, offset
 
-_GPU = "gpu"
-_GPU_AMOUNT = "spark.task.resource.gpu.amount"
-
 #: Bytes of one piece of a return value. Spark Connect sends rows in messages of 4 MiB at most by default.
 _CHUNK_CLASSIC = 8 << 20
 _CHUNK_CONNECT = 1 << 20
 
+#: Seconds that Spark's allGather takes at least: it sleeps between looks.
+_GATHER_SECONDS = 1.0
+
+#: How often Spark is asked to start a run whose tasks it loses before they begin.
+_ATTEMPTS = 3
+
 #: Seconds between looks at the cluster's slots while they are too few.
 _SLOT_POLL = 0.5
+
+#: Seconds after which a run that Spark has not started says what it waits for, and then between changes of that.
+_QUEUE_PATIENCE = 2.0
+_QUEUE_INTERVAL = 5.0
 
 #: Seconds beyond the grace in which all tasks of a failed run end. A run that takes longer is cancelled by its handle.
 _FAILED_MARGIN = 5.0
 
 #: Settings that ask for a network which nobody else can read or write, and that say nothing of torch's part of it.
 _ENCRYPTION = ("spark.ssl.enabled", "spark.ssl.rpc.enabled", "spark.network.crypto.enabled", "spark.authenticate")
-
-
-def active_session() -> SparkSession | None:
-    """The session that is active in this process, classic or Connect; never creates one."""
-    from pyspark.sql import SparkSession
-
-    active = SparkSession.getActiveSession()
-    if active is not None and is_connect(active):
-        return active
-    # The active session is a matter of the thread; the default one is of the process.
-    classic = active or SparkSession._instantiatedSession
-    if classic is not None and classic.sparkContext._jsc is not None:
-        return classic
-    # Importing it pulls in pandas and grpc; a process with a Connect session has done so.
-    connect = sys.modules.get("pyspark.sql.connect.session")
-    if connect is None:
-        return None
-    remote = connect.SparkSession.getActiveSession() or connect.SparkSession._default_session
-    return cast("SparkSession | None", remote)
-
-
-def driver_gpus() -> tuple[str, ...] | None:
-    """Addresses of the GPUs that Spark's discovery found for the driver (``spark.driver.resource.gpu.amount``).
-
-    ``None`` where there is no classic context, or it was given none.
-    """
-    from pyspark import SparkContext
-
-    context = SparkContext._active_spark_context
-    found = context.resources.get(_GPU) if context is not None else None
-    return tuple(found.addresses) if found is not None else None
-
-
-def is_connect(session: SparkSession) -> bool:
-    """Whether a session talks to a Spark Connect server."""
-    return type(session).__module__.startswith("pyspark.sql.connect")
-
-
-def master_of(session: SparkSession) -> str:
-    """The master URL, from the context itself where there is one: a session's setting can be changed later."""
-    if is_connect(session):
-        return str(session.conf.get("spark.master", ""))
-    return str(session.sparkContext.master)
-
-
-def is_cluster(session: SparkSession) -> bool:
-    """Whether the session has executors of its own: any master but ``local`` and ``local[...]``; any Connect server."""
-    return is_connect(session) or re.match(r"local(\[|$)", master_of(session)) is None
-
-
-def ranks_per_task(session: SparkSession, num_processes: int, use_gpu: bool) -> int:
-    """How many ranks one Spark task hosts: its GPUs, or one.
-
-    Raises:
-        ConfigurationError: the GPU amount is no whole number, or does not divide ``num_processes``.
-        ResourceError: GPUs are wanted, but Spark gives tasks none.
-    """
-    if not use_gpu:
-        return 1
-    text = str(_conf(session, _GPU_AMOUNT, "0"))
-    try:
-        amount = float(text)
-    except ValueError:
-        raise ConfigurationError(f"{_GPU_AMOUNT} is {text!r}: it must be a whole number of GPUs per task") from None
-    if amount == 0:
-        raise ResourceError(
-            f"use_gpu=True, but '{_GPU_AMOUNT}' was unset, so Spark gives tasks no GPU: set it (usually to 1) with "
-            "spark.executor.resource.gpu.amount and a discovery script, or pass use_gpu=False to train on CPUs"
-        )
-    if amount != int(amount) or amount < 0:
-        raise ConfigurationError(
-            f"{_GPU_AMOUNT} is {text}: ranks cannot share a GPU (NCCL refuses two ranks on one device); set it to 1"
-        )
-    if num_processes % int(amount):
-        raise ConfigurationError(
-            f"num_processes={num_processes} must be a multiple of {_GPU_AMOUNT}={int(amount)}: "
-            "each task hosts as many ranks as it has GPUs"
-        )
-    return int(amount)
 
 
 class _FailedRows:
@@ -186,9 +118,12 @@ class SparkScheduler:
     def __init__(self, session: SparkSession) -> None:
         self._session = session
         self._connect = is_connect(session)
+        self._cluster = spark_slots.cluster_of(session)
+        self._slots: spark_slots.Slots | None = None
         self._tag = ""
         self._cancelled = threading.Event()
         self._missing_slots = ""
+        self._needed = 0
 
     def check(self, job: Job) -> None:
         """Everything that can be known to be wrong before anything starts.
@@ -199,23 +134,41 @@ class SparkScheduler:
             ResourceError: more slots are needed than the cluster can ever give.
         """
         self._check_encryption(job)
-        if _is_true(_conf(self._session, "spark.dynamicAllocation.enabled", "false")):
+        if is_cluster(self._session) and is_true(self._session, "spark.dynamicAllocation.enabled"):
             raise ConfigurationError(
-                "spark.dynamicAllocation.enabled is true: Spark's barrier mode does not run with it (SPARK-24942); "
-                "set it to false and spark.executor.instances to the executors that training needs"
+                "spark.dynamicAllocation.enabled is true: Spark's barrier mode does not run with it (SPARK-24942) but "
+                "on local[...] masters; set it to false and spark.executor.instances to the executors to train on"
             )
         if job.use_gpu and not is_cluster(self._session):
             raise ResourceError(
                 f"Spark with master {master_of(self._session)} has no executors, and gives its tasks no GPUs: "
                 "pass local_mode=True to train on this machine's GPUs"
             )
-        most = self._most_slots()
+        self._slots = slots = spark_slots.Slots(self._session, self._cluster, job)
+        most = slots.most()
         if most is not None and job.num_tasks > most:
-            raise ResourceError(self._too_few(job, most))
+            raise ResourceError(slots.too_few(most))
+
+    def shape(self, resources: Resources) -> tuple[int, TaskProfile | None]:
+        """How many ranks each task hosts, and what it is to have if not what the session gives by itself.
+
+        Raises:
+            ConfigurationError, ResourceError: as :func:`spark_slots.shape`.
+        """
+        return spark_slots.shape(resources, self._cluster)
+
+    def node_limit(self, resources: Resources) -> int | None:
+        """How many ranks one executor may host."""
+        return spark_slots.node_limit(resources, self._cluster)
+
+    @property
+    def task_cpus(self) -> int:
+        """``spark.task.cpus``."""
+        return self._cluster.task_cpus
 
     def _encryption(self) -> list[str]:
         """The settings of the session that ask for encryption."""
-        return [key for key in _ENCRYPTION if _is_true(_conf(self._session, key, "false"))]
+        return [key for key in _ENCRYPTION if is_true(self._session, key)]
 
     def _check_encryption(self, job: Job) -> None:
         settings = self._encryption()
@@ -228,7 +181,7 @@ class SparkScheduler:
             "Encrypted: log lines and orders between nodes and driver (TLS). What goes through Spark (the function, "
             "results) is as Spark's settings have it; spark.authenticate alone encrypts nothing"
         )
-        if not _is_true(self._session.conf.get(accept, "false")):
+        if str(self._session.conf.get(accept, "false")).strip().lower() != "true":
             raise ConfigurationError(f"{told}. To accept that, set {accept} to true in the Spark configuration")
         _log.warning("%s; accepted by %s", told, accept)
 
@@ -243,9 +196,9 @@ class SparkScheduler:
     def waiting_for(self) -> str | None:
         if self._missing_slots:
             return self._missing_slots
-        if self._connect or self._tasks_running():
+        if self._connect or self._slots is None or self._tasks_running():
             return None
-        return "waiting for Spark to start its tasks: other jobs may hold the slots"
+        return f"Spark has not started its tasks, {self._progress(self._slots.current()[1])}: other jobs hold the rest"
 
     def cancel(self) -> None:
         self._cancelled.set()
@@ -284,7 +237,7 @@ class SparkScheduler:
             "silence": job.heartbeat_timeout,
             "warmth": start.warmth(job),
             "driver_host": host,
-            "gpu": _GPU if job.use_gpu else None,
+            "gpu": spark_slots.GPU if job.use_gpu else None,
             "chunk": _CHUNK_CONNECT if self._connect else _CHUNK_CLASSIC,
             "patience": job.grace_period + _FAILED_MARGIN,
             # A report holds tracebacks and log lines: it does not cross an encrypted network in the clear.
@@ -294,7 +247,19 @@ class SparkScheduler:
         task = _make_task(shipment)
         if self._connect:
             return _sort(self._collect_connect(job, task))
-        return replace(_sort(self._collect_classic(job, task)), times=self._times())
+        for attempt in itertools.count(1):
+            earliest = time.monotonic() + _GATHER_SECONDS
+            try:
+                return replace(_sort(self._collect_classic(job, task)), times=self._times())
+            except Exception as error:
+                # Spark gives a barrier job up with the first task it loses: to a worker that was about to end with the
+                # job before, say. As long as no task can have begun, nothing has happened that counts.
+                waiting = not server.begun and (server.reached or time.monotonic() < earliest)
+                harmless = waiting and attempt < _ATTEMPTS and not self._cancelled.is_set()
+                if not (harmless and "Python worker exited unexpectedly" in str(error)):
+                    raise
+                _log.warning("starting run %s again: %s", job.run_id, _reason(str(error)))
+        raise AssertionError
 
     def _collect_classic(self, job: Job, task: Task) -> Iterable[bytes]:
         from pyspark import accumulators
@@ -306,16 +271,23 @@ class SparkScheduler:
         failed_rows = accumulator if job.num_tasks > 1 else None
         for tag in (self._tag, *_session_tags(self._session)):  # of this thread, which ends with the run
             context.addJobTag(tag)
+        done = threading.Event()
+        watch = threading.Thread(target=self._tell_of_queue, args=(done,), name="distributor-queue", daemon=True)
         context.setJobDescription(f"distributor {job.run_id}: {job.title} on {job.num_processes} ranks")
         try:
+            watch.start()
             tasks = context.parallelize(range(job.num_tasks), job.num_tasks).barrier()
-            rows = tasks.mapPartitions(lambda _rows: task(failed_rows)).collect()
+            work = tasks.mapPartitions(lambda _rows: task(failed_rows))
+            if job.task_profile is not None:
+                work = work.withResources(spark_slots.profile(self._session, job.task_profile))
+            rows = work.collect()
             return [*rows, *(row for row in failed.rows if row not in rows)]
         except Exception:
             if failed.complete:
                 return failed.rows
             raise
         finally:
+            done.set()
             accumulators._accumulatorRegistry.pop(accumulator.aid, None)
 
     def _fail_job(self, rows: Sequence[bytes]) -> None:
@@ -340,7 +312,10 @@ class SparkScheduler:
         self._session.addTag(self._tag)
         try:
             rows = self._session.range(0, job.num_tasks, 1, job.num_tasks)
-            result = rows.mapInArrow(in_arrow, "piece binary", barrier=True)
+            options: dict[str, Any] = {}
+            if job.task_profile is not None:
+                options["profile"] = spark_slots.profile(self._session, job.task_profile)
+            result = rows.mapInArrow(in_arrow, "piece binary", barrier=True, **options)
             if hasattr(result, "toArrow"):
                 return [piece.as_buffer().to_pybytes() for piece in result.toArrow().column("piece")]
             return [bytes(row[0]) for row in result.collect()]
@@ -351,47 +326,13 @@ class SparkScheduler:
         """The driver's address as nodes should use it, and the one to bind."""
         if not self._connect:
             context = self._session.sparkContext
-            host = str(context.getConf().get("spark.driver.host") or "127.0.0.1")
-            return host, str(context.getConf().get("spark.driver.bindAddress") or host)
-        server = self._session.client.host
-        host = network.address_towards(str(server)) or "127.0.0.1"
+            host = str(context.getConf().get("spark.driver.host") or "127.0.0.1").strip("[]")
+            return host, str(context.getConf().get("spark.driver.bindAddress") or host).strip("[]")
+        host = network.address_towards(str(cast(Any, self._session).client.host).strip("[]")) or "127.0.0.1"
+        if network.is_loopback(host):  # the server is on this machine: executors of others know it by another address
+            of_server = network.resolve(str(conf(self._session, "spark.driver.host", host)).strip("[]"))
+            host = of_server if network.is_own(of_server) else host
         return host, host
-
-    def _most_slots(self) -> int | None:
-        """Task slots that the cluster can have at most; ``None`` if that is not known."""
-        master = master_of(self._session)
-        cpus = int(_conf(self._session, "spark.task.cpus", "1"))
-        local = re.fullmatch(r"local(?:\[(\d+|\*)(?:\s*,\s*\d+)?\])?", master)
-        if local is not None:
-            if local.group(1) == "*":
-                return None if self._connect else int(self._session.sparkContext.defaultParallelism) // cpus
-            return int(local.group(1) or 1) // cpus
-        cluster = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]", master)
-        if cluster is not None:
-            return int(cluster.group(1)) * self._executor_slots(int(cluster.group(2)), cpus)
-        instances = _conf(self._session, "spark.executor.instances", None)
-        cores = _conf(self._session, "spark.executor.cores", None)
-        if instances and cores and int(instances) > 0:
-            return int(instances) * self._executor_slots(int(cores), cpus)
-        return None
-
-    def _executor_slots(self, cores: int, cpus: int) -> int:
-        """Tasks that fit on one executor: what is scarcer, its cores or its GPUs, decides."""
-        slots = cores // cpus
-        per_task = float(_conf(self._session, _GPU_AMOUNT, None) or 0)
-        if per_task > 0:
-            slots = min(
-                slots, int(float(_conf(self._session, "spark.executor.resource.gpu.amount", None) or 0) / per_task)
-            )
-        return slots
-
-    def _current_slots(self) -> int | None:
-        """Task slots of the executors that have come so far, GPUs considered; ``None`` on Connect: it cannot tell."""
-        if self._connect:
-            return None
-        scala = self._session.sparkContext._jsc.sc()
-        profile = scala.resourceProfileManager().defaultResourceProfile()
-        return int(scala.maxNumConcurrentTasks(profile))
 
     def _await_slots(self, job: Job) -> None:
         """Waits for executors that are still coming; the run's start timeout cancels that.
@@ -399,23 +340,35 @@ class SparkScheduler:
         Raises:
             RunCancelledError: the run was cancelled meanwhile.
         """
+        if self._connect:  # it cannot tell
+            return
+        assert self._slots is not None
+        self._needed = job.num_tasks
         shown = None
-        while (slots := self._current_slots()) is not None and slots < job.num_tasks:
-            self._missing_slots = self._too_few(job, slots)
-            if slots != shown:
-                shown = slots
-                _log.warning("waiting for %d task slots: the cluster has %d now", job.num_tasks, slots)
+        while (now := self._slots.current())[0] < job.num_tasks:
+            self._missing_slots = self._slots.too_few(now[0])
+            if now[1] != shown:
+                shown = now[1]
+                _log.warning(self._progress(shown))
             if self._cancelled.wait(_SLOT_POLL):
                 raise RunCancelledError(f"run {job.run_id} was cancelled while it waited for slots")
         self._missing_slots = ""
 
-    def _too_few(self, job: Job, slots: int) -> str:
-        gpu = f" with {job.ranks_per_task} GPU each ({_GPU_AMOUNT})" if job.use_gpu else ""
-        return (
-            f"num_processes={job.num_processes} needs {job.num_tasks} task slots at once{gpu}, "
-            f"and the cluster ({master_of(self._session)}) has {slots}: lower num_processes, or raise "
-            "spark.executor.instances or spark.executor.cores, or lower spark.task.cpus"
-        )
+    def _tell_of_queue(self, started: threading.Event) -> None:
+        """Says what the run waits for while Spark has other things to do than to start its tasks."""
+        assert self._slots is not None
+        shown, due = None, time.monotonic() + _QUEUE_PATIENCE
+        while not started.wait(_SLOT_POLL) and not self._cancelled.is_set():
+            with suppress(Exception):  # the context may just be stopped
+                if self._tasks_running():
+                    return
+                free = self._slots.current()[1]
+                if free != shown and time.monotonic() > due:
+                    shown, due = free, time.monotonic() + _QUEUE_INTERVAL
+                    _log.warning(self._progress(free))
+
+    def _progress(self, free: int) -> str:
+        return f"waiting for {self._needed} slots: {free} free"
 
     def _tasks_running(self) -> bool:
         """Whether Spark has started tasks of this run."""
@@ -433,17 +386,6 @@ class SparkScheduler:
         jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForTag(self._tag)]
         stages = [tracker.getStageInfo(stage) for job in jobs if job.isDefined() for stage in job.get().stageIds()]
         return [stage.get() for stage in stages if stage.isDefined()]
-
-
-def _is_true(setting: Any) -> bool:
-    return str(setting).strip().lower() == "true"
-
-
-def _conf(session: SparkSession, key: str, default: str | None) -> Any:
-    """A setting, from the context where there is one."""
-    if is_connect(session):
-        return session.conf.get(key, default)
-    return session.sparkContext.getConf().get(key, default)
 
 
 def _session_tags(session: SparkSession) -> list[str]:
@@ -532,15 +474,21 @@ def _translate(error: Exception, job: Job) -> DistributorError:
             f"num_processes={job.num_processes} needs {job.num_tasks} task slots at once, and the cluster has fewer: "
             f"{_reason(text)}"
         )
+    if "PYTHON_VERSION_MISMATCH" in text:
+        return StartError(
+            f"driver and executors have different Pythons: {_reason(text)}. Name another one before the session starts "
+            "(PYSPARK_PYTHON, spark.pyspark.python)"
+        )
     return NodeLostError(f"the Spark job of run {job.run_id} failed: {_reason(text)}")
 
 
 def _reason(text: str) -> str:
     """Why, from a Java exception's text: Spark's own line, and the Python exception in a worker if there was one."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("at ")]
-    spark = next(
-        (line for line in lines if re.search(r"Job aborted|cancelled|Lost task", line)), lines[0] if lines else ""
-    )
+    at = next((index for index, line in enumerate(lines) if re.search(r"Job aborted|cancelled|Lost task", line)), 0)
+    spark, *after = lines[at:] or [""]
+    if spark.endswith("finished unsuccessfully.") and after:  # a barrier task; the next line says why
+        spark += f" {after[0].partition('. ')[0]}"
     spark = re.sub(r"^[:\s]*(?:[\w.$]+(?:Exception|Error): )+", "", spark)[:500] or "no reason given"
     in_worker = [line for line in lines if re.match(r"(?!org\.|java\.|scala\.|py4j\.)[\w.]*(Error|Exception): ", line)]
     return f"{spark} (in a Python worker: {in_worker[-1][:500]})" if in_worker else spark

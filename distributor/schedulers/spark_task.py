@@ -23,7 +23,7 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, TypedDict
 
-from distributor import control, devices, exchange, folders, network, processes, start
+from distributor import control, devices, exchange, folders, network, processes, start, versions
 
 #: What a leader tells its siblings when the run has failed, and the courier the holder when it has its rows.
 _FAILED = _RECEIVED = b"1"
@@ -85,7 +85,10 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
     context = BarrierTaskContext.get()
     partition = context.partitionId()
     executor = context.getTaskInfos()[partition].address
-    address = _address(executor.rpartition(":")[0], shipment["driver_host"])
+    # Spark names a task's executor by the address that its connection to the driver comes from; the one at which other
+    # executors fetch from it is what it was started with.
+    known_as = processes.argument_of(processes.executor_of_this(), "--hostname") or executor.rpartition(":")[0]
+    address = network.node_address(known_as, shipment["driver_host"])
     listener = network.listen(address)
     # Held for as long as this task lives, in the kernel's own name space: it cannot be left behind (unix(7), abstract).
     hold = socket.socket(socket.AF_UNIX)
@@ -103,6 +106,8 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
             "gpus": list(context.resources()[gpu].addresses) if gpu in context.resources() else [],
             "visible_devices": devices.visible_devices(os.environ),
             "cpus": context.cpus(),
+            "versions": versions.here(),
+            "machine": processes.machine(),
         }
         try:
             everyone, reached = exchange.exchange(
@@ -229,16 +234,6 @@ def _tell_siblings(hold: socket.socket, count: int) -> None:
             sibling, _ = hold.accept()
             with sibling:
                 sibling.sendall(_FAILED)
-
-
-def _address(executor_host: str, driver_host: str) -> str:
-    """The address of this node for the others: the one it reaches the driver from.
-
-    On the driver's own machine that may be loopback where the executor has an address that others reach.
-    """
-    own = network.resolve(executor_host.strip("[]"))
-    towards = network.address_towards(driver_host)
-    return own if towards is None or (network.is_loopback(towards) and not network.is_loopback(own)) else towards
 
 
 def _await_end(held: str) -> bool:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import trainings
 import watch
-from hosts import Hosts, why_not
+from hosts import Hosts, require
 from sessions import Sessions
 
 from distributor import TorchDistributor
@@ -25,8 +25,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 @pytest.fixture(autouse=True, scope="module")
 def _possible() -> None:
-    if reason := why_not():
-        pytest.skip(reason)
+    require()
 
 
 def left(name: str) -> list[object]:

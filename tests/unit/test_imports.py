@@ -136,11 +136,13 @@ def test_no_other_package_is_needed():
         ("channel/frames.py", set()),
         ("channel/node.py", {"channel.frames", "network"}),
         ("devices.py", {"errors"}),
+        ("limits.py", set()),
+        ("versions.py", set()),
         ("placement.py", {"devices", "errors", "job"}),
         # It runs in Spark's workers, which lack the package: what it uses is pickled with it.
         (
             "schedulers/spark_task.py",
-            {"control", "devices", "exchange", "folders", "network", "processes", "start"},
+            {"control", "devices", "exchange", "folders", "network", "processes", "start", "versions"},
         ),
     ],
 )

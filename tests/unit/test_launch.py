@@ -128,10 +128,28 @@ def test_omp_threads(cpus, ranks_per_task, already, expected):
     assert plan(request, base_env=base, executors="a", cpus=cpus).node_env["OMP_NUM_THREADS"] == expected
 
 
+def test_cpus_of_a_profile_are_threads_though_spark_says_otherwise():
+    """Spark sets OMP_NUM_THREADS to spark.task.cpus also for tasks that have more by their profile."""
+    request = job(2, spark_cpus=1)
+    assert plan(request, base_env={"OMP_NUM_THREADS": "1"}, executors="ab", cpus=4).node_env["OMP_NUM_THREADS"] == "4"
+    assert plan(request, base_env={"OMP_NUM_THREADS": "2"}, executors="ab", cpus=4).node_env["OMP_NUM_THREADS"] == "2"
+
+
+def test_the_interface_is_a_default():
+    request = job()
+    placement = placed(request)
+    made = Torchrun().plan(request, placement, placement.nodes[0], {"NCCL_SOCKET_IFNAME": "ib0"}, "eth1")
+    assert made.node_env["GLOO_SOCKET_IFNAME"] == made.node_env["TP_SOCKET_IFNAME"] == "eth1"
+    assert "NCCL_SOCKET_IFNAME" not in made.node_env
+    made = Torchrun().plan(request, placement, placement.nodes[0], {}, "eth1")
+    assert made.node_env["NCCL_SOCKET_IFNAME"] == "=eth1"  # "eth1" would mean eth10, too
+
+
 @pytest.mark.parametrize(
     ("name", "value", "base"),
     [
         ("OMP_NUM_THREADS", "2", "9"),
+        ("GLOO_SOCKET_IFNAME", "mine", "theirs"),
         ("CUDA_VISIBLE_DEVICES", "3", "0,1"),
         ("PYTHONUNBUFFERED", "1", "0"),
         ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3", "0"),

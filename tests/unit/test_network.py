@@ -86,3 +86,56 @@ def test_an_impossible_host_name(name):
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_an_address_resolves_to_itself(address):
     assert network.resolve(address) == address
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "routes", "expected"),
+    [
+        ("10.0.0.2", ["10.0.0.1", "10.0.0.2"], {"10.0.0.1": "eth1", "10.0.0.2": "lo"}, "eth1"),
+        ("10.0.0.2", ["10.0.0.2"], {"10.0.0.2": "lo"}, "lo"),  # no other machine
+        ("10.0.0.2", ["10.0.0.2", "10.0.0.2"], {"10.0.0.2": "lo"}, "lo"),
+        ("10.0.0.2", ["10.0.0.1"], {}, None),
+        ("10.0.0.2", ["10.0.0.1", "10.0.0.3"], {"10.0.0.3": "eth0"}, "eth0"),
+    ],
+)
+def test_the_interface_towards_the_others(own, others, routes, expected):
+    assert network.interface_towards(own, others, routes.get) == (expected, None)
+
+
+def test_several_ways_are_worth_a_warning():
+    routes = {"10.0.0.1": "eth0", "10.1.0.1": "eth1", "10.1.0.2": "eth1"}
+    chosen, warning = network.interface_towards("10.0.0.2", list(routes), routes.get)
+    assert chosen == "eth1"
+    assert "eth0 to 10.0.0.1, eth1 to 10.1.0.1, eth1 to 10.1.0.2" in warning and "GLOO_SOCKET_IFNAME" in warning
+    assert network.interface_towards("10.0.0.2", list(routes)[:2], routes.get)[0] == "eth0"  # of equals, the master's
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", pytest.param("::1", marks=ipv6)])
+def test_the_kernels_route(address):
+    assert network.interface_of_route(address) == "lo"
+
+
+@pytest.mark.parametrize("address", ["no address", "host.invalid", ""])
+def test_no_route(address):
+    assert network.interface_of_route(address) is None
+
+
+@pytest.mark.parametrize(
+    ("executor", "driver", "expected"),
+    [
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1"),
+        ("203.0.113.9", "127.0.0.1", "203.0.113.9"),  # outside a NAT: others see more than loopback
+        ("localhost", "localhost", "127.0.0.1"),
+        pytest.param("[::1]", "[::1]", "::1", marks=ipv6),
+    ],
+)
+def test_the_address_of_a_node(executor, driver, expected):
+    assert network.node_address(executor, driver) == expected
+
+
+def test_an_own_address_wins(monkeypatch):
+    monkeypatch.setattr(network, "is_own", lambda address: address in ("10.1.0.2", "127.0.1.1"))
+    monkeypatch.setattr(network, "address_towards", lambda host: "10.0.0.2")
+    assert network.node_address("10.1.0.2", "10.0.0.1") == "10.1.0.2"
+    assert network.node_address("127.0.1.1", "10.0.0.1") == "10.0.0.2"  # what the host's own name means there
+    assert network.node_address("198.51.100.7", "10.0.0.1") == "10.0.0.2"

@@ -74,7 +74,7 @@ def test_lookups():
     assert placement.master is placement.nodes[0]
     assert placement.node_of("b:1") is placement.nodes[1]
     assert [placement.host_of(rank) for rank in range(4)] == ["host-a", "host-a", "host-b", "?"]
-    assert str(placement) == "node 0 on host-a: ranks 0-1; node 1 on host-b: rank 2"
+    assert str(placement) == "node 0 on host-a (10.0.0.97): ranks 0-1; node 1 on host-b (10.0.0.98): rank 2"
 
 
 @st.composite
@@ -136,6 +136,24 @@ def test_gpus_of_a_node(gpus, visible, ranks_per_task, expected):
     assert node.gpus == expected
 
 
+@pytest.mark.parametrize(
+    ("gpus", "ranks_per_task", "expected"),
+    [
+        pytest.param([["0", "1"], ["2", "3"]], 1, ("0", "2", "1", "3"), id="two-tasks"),
+        pytest.param([["0", "1", "2", "3"]], 2, ("0", "2", "1", "3"), id="one-task"),
+        pytest.param([["0", "1"]], 1, ("0", "1"), id="one-rank"),
+    ],
+)
+def test_several_gpus_per_rank(gpus, ranks_per_task, expected):
+    """cuda:LOCAL_RANK is a rank's own, and so is every LOCAL_WORLD_SIZE-th from there."""
+    request = replace(job(len(gpus) * ranks_per_task, ranks_per_task, use_gpu=True), gpus_per_process=2)
+    (node,) = place(with_gpus("a" * len(gpus), gpus), request).nodes
+    assert node.gpus == expected
+    own = [node.gpus[local_rank :: node.local_world_size] for local_rank in range(node.local_world_size)]
+    flat = [gpu for task in gpus for gpu in task]
+    assert own == [tuple(flat[2 * rank : 2 * rank + 2]) for rank in range(node.local_world_size)]
+
+
 def test_gpus_are_left_alone_without_use_gpu():
     (node,) = place(with_gpus("aa", [["0"], ["0"]]), job(2)).nodes
     assert node.gpus == ()
@@ -147,12 +165,42 @@ def test_nodes_may_have_gpus_of_the_same_name():
 
 
 @pytest.mark.parametrize(
+    ("gpus", "machines", "refused"),
+    [
+        pytest.param(("0", "0"), ("m1", "m2"), False, id="numbers-on-two-machines"),
+        pytest.param(("0", "0"), ("m1", "m1"), True, id="numbers-on-one-machine"),
+        pytest.param(("0", "1"), ("m1", "m1"), False, id="other-numbers"),
+        pytest.param(("GPU-aa", "GPU-aa"), ("m1", "m2"), True, id="names-are-unique-in-the-world"),
+        pytest.param(("GPU-aa", "GPU-bb"), ("m1", "m1"), False, id="other-names"),
+    ],
+)
+def test_executors_that_would_share_a_gpu(gpus, machines, refused):
+    facts = [
+        replace(fact, machine=machine) for fact, machine in zip(with_gpus("ab", [[gpu] for gpu in gpus]), machines)
+    ]
+    if not refused:
+        assert [node.gpus for node in place(facts, job(2, use_gpu=True)).nodes] == [(gpu,) for gpu in gpus]
+        return
+    with pytest.raises(ResourceError, match=f"ranks 0 and 1 on host-b would share GPU {gpus[0]}"):
+        place(facts, job(2, use_gpu=True))
+
+
+def test_more_ranks_than_a_node_may_have():
+    request = replace(job(4), max_processes_per_node=2)
+    assert place(facts_of("aabb"), request).world_size == 4
+    with pytest.raises(ResourceError, match=r"Spark put 3 ranks on executor a:1 \(host-a\), more than the 2"):
+        place(facts_of("aaab"), request)
+
+
+@pytest.mark.parametrize(
     ("gpus", "visible", "ranks_per_task", "words"),
     [
-        pytest.param([["0"], ["1"], ["0"]], None, 1, ["local ranks 0 and 2", "host-a", "GPU 0"], id="shared"),
-        pytest.param([["0"], ["1"], ["2"]], "5,6,5", 1, ["local ranks 0 and 2", "GPU 5"], id="shared-by-the-mapping"),
-        pytest.param([["0", "0"]], None, 2, ["local ranks 0 and 1", "GPU 0"], id="shared-within-a-task"),
-        pytest.param([["0", "1"], ["2"]], None, 2, ["task 1 on host-a", "2 ranks", "1 GPUs (2)"], id="too-few"),
+        pytest.param([["0"], ["1"], ["0"]], None, 1, ["ranks 0 and 2", "host-a", "GPU 0"], id="shared"),
+        pytest.param([["0"], ["1"], ["2"]], "5,6,5", 1, ["ranks 0 and 2", "GPU 5"], id="shared-by-the-mapping"),
+        pytest.param([["0", "0"]], None, 2, ["ranks 0 and 1", "GPU 0"], id="shared-within-a-task"),
+        pytest.param(
+            [["0", "1"], ["2"]], None, 2, ["task 1 on host-a", "2 ranks that use 1", "1 GPUs (2)"], id="too-few"
+        ),
         pytest.param([[]], None, 1, ["task 0 on host-a", "0 GPUs (none)"], id="none"),
         pytest.param([["0"], ["2"]], "4,6", 1, ["GPU 2 on host-a", "only 2", "4,6"], id="beyond-the-mapping"),
     ],

@@ -1,0 +1,70 @@
+"""Spark sessions, classic and Connect: which one is active, and what it says of itself."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def active_session() -> SparkSession | None:
+    """The session that is active in this process, classic or Connect; never creates one."""
+    from pyspark.sql import SparkSession
+
+    active = SparkSession.getActiveSession()
+    if active is not None and is_connect(active):
+        return active
+    # The active session is a matter of the thread; the default one is of the process.
+    classic = active or SparkSession._instantiatedSession
+    if classic is not None and classic.sparkContext._jsc is not None:
+        return classic
+    # Importing it pulls in pandas and grpc; a process with a Connect session has done so.
+    connect = sys.modules.get("pyspark.sql.connect.session")
+    if connect is None:
+        return None
+    remote = connect.SparkSession.getActiveSession() or connect.SparkSession._default_session
+    return cast("SparkSession | None", remote)
+
+
+def driver_gpus() -> tuple[str, ...] | None:
+    """Addresses of the GPUs that Spark's discovery found for the driver (``spark.driver.resource.gpu.amount``).
+
+    ``None`` where there is no classic context, or it was given none.
+    """
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    found = context.resources.get("gpu") if context is not None else None
+    return tuple(found.addresses) if found is not None else None
+
+
+def is_connect(session: SparkSession) -> bool:
+    """Whether a session talks to a Spark Connect server."""
+    return type(session).__module__.startswith("pyspark.sql.connect")
+
+
+def master_of(session: SparkSession) -> str:
+    """The master URL, from the context itself where there is one: a session's setting can be changed later."""
+    if is_connect(session):
+        return str(session.conf.get("spark.master", ""))
+    return str(session.sparkContext.master)
+
+
+def is_cluster(session: SparkSession) -> bool:
+    """Whether the session has executors of its own: any master but ``local`` and ``local[...]``; any Connect server."""
+    return is_connect(session) or re.match(r"local(\[|$)", master_of(session)) is None
+
+
+def conf(session: SparkSession, key: str, default: str | None = None) -> Any:
+    """A setting, from the context where there is one."""
+    if is_connect(session):
+        return session.conf.get(key, default)
+    return session.sparkContext.getConf().get(key, default)
+
+
+def is_true(session: SparkSession, key: str) -> bool:
+    """Whether a setting is true."""
+    return str(conf(session, key, "false")).strip().lower() == "true"

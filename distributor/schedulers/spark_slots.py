@@ -1,0 +1,313 @@
+"""What a run's tasks ask of Spark, and how many such tasks fit: slots, stage-level scheduling, memory, GPUs.
+
+Spark can give the tasks of one stage other CPUs and GPUs than the session's (a resource profile), but runs a barrier
+stage on the executors that are there: other executors come with dynamic allocation only, which barrier mode rules out.
+Source: https://spark.apache.org/docs/latest/configuration.html#stage-level-scheduling-overview
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from distributor.errors import ConfigurationError, ResourceError
+from distributor.job import Job, Resources, TaskProfile
+from distributor.limits import mebibytes, parse_memory
+from distributor.schedulers.spark_session import conf, is_connect, master_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+GPU = "gpu"
+_TASK_GPUS = "spark.task.resource.gpu.amount"
+_EXECUTOR_GPUS = "spark.executor.resource.gpu.amount"
+
+#: What Spark gives an executor beside its heap where nothing is set: a share of the heap, and at least so much.
+_OVERHEAD_SHARE = 0.1
+_OVERHEAD_LEAST = 384 << 20
+
+#: Profiles by application, CPUs and GPUs: Spark keeps each one that it is given for as long as the application lives.
+_profiles: dict[tuple[str, TaskProfile], Any] = {}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What a session's settings say of its tasks and executors.
+
+    Attributes:
+        master: the master URL.
+        task_cpus: ``spark.task.cpus``.
+        task_gpus: ``spark.task.resource.gpu.amount`` as it is written.
+        executor_cores: of each executor that is known of, one or more; empty if that is nothing.
+        uniform: all others are like these: the settings say so. Otherwise there may be any.
+        executor_gpus: of each executor.
+        memory_beside_heap: bytes that an executor has for what is not its JVM's heap, Python included.
+        no_profiles: why stages cannot have resources of their own; ``None`` if they can.
+    """
+
+    master: str
+    task_cpus: int = 1
+    task_gpus: str = "0"
+    executor_cores: tuple[int, ...] = ()
+    uniform: bool = True
+    executor_gpus: int = 0
+    memory_beside_heap: int = _OVERHEAD_LEAST
+    no_profiles: str | None = None
+
+
+def cluster_of(session: SparkSession) -> Cluster:
+    """What a session's settings say, and the executors that are there."""
+    master = master_of(session)
+    local = re.fullmatch(r"local(?:\[(\d+|\*).*\])?", master)
+    of_master = re.fullmatch(r"local-cluster\[\s*\d+\s*,\s*(\d+)\s*,.*", master)
+    cores: Any = conf(session, "spark.executor.cores")
+    if of_master is not None:
+        cores = of_master[1]
+    elif local is not None:
+        cores = local[1] or 1
+    if cores is None and master.startswith(("yarn", "k8s://")):
+        cores = 1
+    elif cores == "*":
+        cores = None if is_connect(session) else session.sparkContext.defaultParallelism
+    uniform = cores is not None
+    there = () if uniform or is_connect(session) else tuple(cores for _, cores, _ in executors(session))
+    return Cluster(
+        master=master,
+        task_cpus=int(conf(session, "spark.task.cpus", "1")),
+        task_gpus=str(conf(session, _TASK_GPUS, "0")),
+        executor_cores=(int(cores),) if cores is not None else there,
+        uniform=uniform,
+        executor_gpus=int(float(conf(session, _EXECUTOR_GPUS) or 0)),
+        memory_beside_heap=_memory_beside_heap(session),
+        no_profiles=_why_no_profiles(session, master),
+    )
+
+
+def executors(session: SparkSession) -> list[tuple[str, int, int]]:
+    """The executors of a classic session that are there: name, cores, running tasks."""
+    scala = session.sparkContext._jsc.sc()
+    running = scala.taskScheduler().runningTasksByExecutors() if hasattr(scala, "taskScheduler") else None
+    listed = scala.statusStore().executorList(True)
+    found = []
+    for index in range(listed.size()):
+        executor = listed.apply(index)
+        busy = running.get(executor.id()) if running is not None else None
+        if executor.totalCores() > 0:  # a driver is listed without
+            tasks = int(busy.get()) if busy is not None and busy.isDefined() else 0
+            found.append((str(executor.id()), int(executor.totalCores()), tasks))
+    return found
+
+
+def _why_no_profiles(session: SparkSession, master: str) -> str | None:
+    """Why stages of a session cannot have resources of their own, ``None`` if they can."""
+    version = tuple(int(part) for part in re.findall(r"\d+", session.version)[:3])
+    if is_connect(session) and version < (4,):
+        return "Spark Connect has stage-level scheduling from Spark 4.0 on"
+    if master.startswith(("spark://", "local-cluster")):
+        return None if version >= (3, 4) else "Spark has stage-level scheduling here from 3.4 on"
+    if master.startswith(("yarn", "k8s://")):
+        return None if version >= (3, 5, 1) else "Spark has stage-level scheduling here from 3.5.1 on"
+    return f"Spark has no stage-level scheduling with master {master}"
+
+
+def shape(resources: Resources, cluster: Cluster) -> tuple[int, TaskProfile | None]:
+    """How many ranks each task hosts, and what it is to have if that is not what the session gives by itself.
+
+    Raises:
+        ConfigurationError: the GPU amount is no whole number, or does not divide ``num_processes``; or resources of
+            its own are asked for, and this cluster has no stage-level scheduling.
+        ResourceError: what is asked is more than an executor has.
+    """
+    ranks, gpus = _gpus(resources, cluster)
+    cpus = cluster.task_cpus if resources.cpus_per_process is None else ranks * resources.cpus_per_process
+    limit = node_limit(resources, cluster)
+    if limit is not None and any(_fit(cluster, cores, cpus, gpus) * ranks > limit for cores in cluster.executor_cores):
+        ranks, cpus, gpus = _spread(resources, cluster, limit, (ranks, cpus, gpus))
+    if cluster.uniform and cluster.executor_cores and cpus > cluster.executor_cores[0]:
+        raise ResourceError(
+            f"a task of {ranks} rank{'s' * (ranks > 1)} needs {cpus} cores (cpus_per_process="
+            f"{resources.cpus_per_process}), and each executor has {cluster.executor_cores[0]}: lower "
+            "cpus_per_process, or raise spark.executor.cores"
+        )
+    default_gpus = float(cluster.task_gpus) if resources.use_gpu else gpus
+    if cpus == cluster.task_cpus and gpus == default_gpus:
+        return ranks, None
+    if cluster.no_profiles is not None:
+        raise ConfigurationError(
+            f"tasks of {cpus} CPU{'s' * (cpus > 1)}{f' and {gpus} GPUs' if gpus else ''} are not what this session "
+            f"gives (spark.task.cpus={cluster.task_cpus}, {_TASK_GPUS}={cluster.task_gpus}), and "
+            f"{cluster.no_profiles}: set these when the session starts, and leave out gpus_per_process, "
+            "cpus_per_process, memory_per_process and max_processes_per_node"
+        )
+    return ranks, TaskProfile(cpus, gpus)
+
+
+def _gpus(resources: Resources, cluster: Cluster) -> tuple[int, int]:
+    """Ranks and GPUs of one task."""
+    if not resources.use_gpu:
+        return 1, 0
+    text = cluster.task_gpus
+    try:
+        amount = float(text)
+    except ValueError:
+        raise ConfigurationError(f"{_TASK_GPUS} is {text!r}: it must be a whole number of GPUs per task") from None
+    each = resources.gpus_per_process
+    count = resources.num_processes
+    if each is not None:
+        if amount > 0 and amount == int(amount) and amount % each == 0 and count % (amount // each) == 0:
+            return int(amount) // each, int(amount)
+        if cluster.executor_gpus < each:
+            raise ResourceError(
+                f"gpus_per_process={each}, but {_EXECUTOR_GPUS} gives each executor {cluster.executor_gpus}: raise it "
+                "when the session starts (with a discovery script), or lower gpus_per_process"
+            )
+        return 1, each
+    if amount == 0 and cluster.executor_gpus > 0 and cluster.no_profiles is None:
+        return 1, 1
+    if amount == 0:
+        raise ResourceError(
+            f"use_gpu=True, but '{_TASK_GPUS}' was unset, so Spark gives tasks no GPU: set it (usually to 1) with "
+            f"{_EXECUTOR_GPUS} and a discovery script, or pass use_gpu=False to train on CPUs"
+        )
+    if amount != int(amount) or amount < 0:
+        raise ConfigurationError(
+            f"{_TASK_GPUS} is {text}: ranks cannot share a GPU (NCCL refuses two ranks on one device); set it to 1, or "
+            "pass gpus_per_process=1, which asks for whole GPUs for this run (stage-level scheduling)"
+        )
+    if count % int(amount):
+        raise ConfigurationError(
+            f"num_processes={count} must be a multiple of {_TASK_GPUS}={int(amount)}: "
+            "each task hosts as many ranks as it has GPUs"
+        )
+    return int(amount), int(amount)
+
+
+def node_limit(resources: Resources, cluster: Cluster) -> int | None:
+    """How many ranks one executor may host, ``None`` for any number.
+
+    Raises:
+        ResourceError: not even one has the memory that it needs.
+    """
+    limits = [] if resources.max_processes_per_node is None else [resources.max_processes_per_node]
+    if resources.memory_per_process is not None:
+        fit = cluster.memory_beside_heap // resources.memory_per_process
+        if fit == 0:
+            raise ResourceError(
+                f"memory_per_process={mebibytes(resources.memory_per_process)}, but each executor has "
+                f"{mebibytes(cluster.memory_beside_heap)} beside its JVM heap (spark.executor.memoryOverhead and "
+                "spark.executor.pyspark.memory): raise spark.executor.memoryOverhead when the session starts. A run "
+                "cannot ask for other executors: Spark brings those by dynamic allocation, which barrier mode rules out"
+            )
+        limits.append(fit)
+    return min(limits, default=None)
+
+
+def _fit(cluster: Cluster, cores: int, cpus: int, gpus: int) -> int:
+    """Tasks that fit on an executor: what is scarcer, its cores or its GPUs, decides."""
+    slots = cores // cpus
+    return min(slots, cluster.executor_gpus // gpus) if gpus else slots
+
+
+def _spread(resources: Resources, cluster: Cluster, limit: int, task: tuple[int, int, int]) -> tuple[int, int, int]:
+    """The task of which no executor can host more ranks than the limit allows, and all together as many as can be.
+
+    A task with more CPUs than it needs keeps others away; tasks of several ranks make even what would not divide. Where
+    no such task leaves room for all (executors of many sizes), it stays as it is: Spark deals barrier tasks out evenly
+    while all slots are free, and a placement that is not as it should be is refused later.
+
+    Args:
+        task: ranks, CPUs and GPUs of one.
+    """
+    each_cpus, each_gpus = max(1, task[1] // task[0]), task[2] // task[0]
+    best, most = task, 0
+    for ranks in range(1, min(limit, resources.num_processes) + 1):
+        if resources.num_processes % ranks:
+            continue
+        for cpus in range(ranks * each_cpus, max(cluster.executor_cores) + 1):
+            hosted = [_fit(cluster, cores, cpus, ranks * each_gpus) * ranks for cores in cluster.executor_cores]
+            enough = cluster.uniform or sum(hosted) >= resources.num_processes
+            if max(hosted) <= limit and enough and sum(hosted) > most:
+                best, most = (ranks, cpus, ranks * each_gpus), sum(hosted)
+    return best
+
+
+class Slots:
+    """The task slots of a session for the tasks of one job.
+
+    Args:
+        session: classic or Connect.
+        cluster: its settings.
+        job: what is asked.
+    """
+
+    def __init__(self, session: SparkSession, cluster: Cluster, job: Job) -> None:
+        self._session = session
+        self._cluster = cluster
+        self._job = job
+        self._cpus = cluster.task_cpus if job.task_profile is None else job.task_profile.cpus
+        self._gpus = job.ranks_per_task * job.gpus_per_process if job.use_gpu else 0
+
+    def most(self) -> int | None:
+        """Task slots that the cluster can have at most; ``None`` if that is not known."""
+        cores = self._cluster.executor_cores
+        if re.match(r"local(\[|$)", self._cluster.master):
+            return cores[0] // self._cpus if cores else None
+        of_master = re.match(r"local-cluster\[\s*(\d+)", self._cluster.master)
+        instances = of_master[1] if of_master is not None else conf(self._session, "spark.executor.instances")
+        if instances and int(instances) > 0 and cores and self._cluster.uniform:
+            return int(instances) * _fit(self._cluster, cores[0], self._cpus, self._gpus)
+        return None
+
+    def current(self) -> tuple[int, int]:
+        """Task slots of the executors that have come so far, and how many of them nothing runs on. Classic only."""
+        scala = self._session.sparkContext._jsc.sc()
+        manager = scala.resourceProfileManager()
+        jvm_profile = manager.defaultResourceProfile()
+        if self._job.task_profile is not None:
+            jvm_profile = profile(self._session, self._job.task_profile)._java_resource_profile
+            manager.addResourceProfile(jvm_profile)
+        total = int(scala.maxNumConcurrentTasks(jvm_profile))
+        # Spark does not tell which CPUs are taken: those of tasks that are the session's own are assumed.
+        free = sum(
+            max(0, cores - running * self._cluster.task_cpus) // self._cpus
+            for _, cores, running in executors(self._session)
+        )
+        return total, min(total, free)
+
+    def too_few(self, slots: int) -> str:
+        """Why there are too few, and what to do."""
+        job = self._job
+        gpu = f" with {self._gpus} GPU{'s' * (self._gpus > 1)} each ({_TASK_GPUS})" if job.use_gpu else ""
+        cpus = f" of {self._cpus} CPUs" if self._cpus > 1 else ""
+        return (
+            f"num_processes={job.num_processes} needs {job.num_tasks} task slots at once{cpus}{gpu}, "
+            f"and the cluster ({self._cluster.master}) has {slots}: lower num_processes, or raise "
+            "spark.executor.instances or spark.executor.cores, or lower spark.task.cpus"
+        )
+
+
+def profile(session: SparkSession, task: TaskProfile) -> Any:
+    """The resource profile of a session for such tasks; equal ones are made once."""
+    from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+
+    application = getattr(session, "_session_id", None) or session.sparkContext.applicationId
+    key = (str(application), task)
+    if key not in _profiles:
+        requests = TaskResourceRequests().cpus(task.cpus)
+        if task.gpus:
+            requests = requests.resource(GPU, task.gpus)
+        _profiles[key] = ResourceProfileBuilder().require(requests).build
+    return _profiles[key]
+
+
+def _memory_beside_heap(session: SparkSession) -> int:
+    """Bytes that executors have for Python by their settings, as YARN and Kubernetes count them into containers."""
+    heap = parse_memory(conf(session, "spark.executor.memory") or "1g", "m")
+    overhead = conf(session, "spark.executor.memoryOverhead")
+    if overhead:
+        beside = parse_memory(overhead, "m")
+    else:
+        share = float(conf(session, "spark.executor.memoryOverheadFactor") or _OVERHEAD_SHARE)
+        beside = max(_OVERHEAD_LEAST, int(heap * share))
+    return beside + parse_memory(conf(session, "spark.executor.pyspark.memory") or "0", "m")

@@ -1,0 +1,64 @@
+"""GPUs as Spark hands them out, without any: discovery scripts report numbers, UUIDs and MIG names."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from conftest import CORES, GPUS, VISIBLE, Cluster
+
+from distributor import ConfigurationError, ResourceError, TorchDistributor
+
+pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.slow]
+
+#: Executors with GPUs, whose tasks have none by default.
+WITH_GPUS = {"spark.executor.resource.gpu.amount": "3", "spark.task.cpus": "1"}
+
+
+def visible() -> tuple[str, str, list[str]]:
+    own = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+    return os.environ["LOCAL_RANK"], os.environ["HIP_VISIBLE_DEVICES"], own
+
+
+def devices_of(host: str) -> list[str]:
+    """What ranks on a host have to call its GPUs: numbers go through the setting that the host has already."""
+    return [VISIBLE.split(",")[int(name)] if name.isdecimal() else name for name in GPUS[host]]
+
+
+def test_a_run_may_have_gpus_where_tasks_have_none(cluster: Cluster) -> None:
+    cluster.session(WITH_GPUS)
+    run = TorchDistributor(6).submit(visible)
+    results = run.results()
+    assert run.placement is not None
+    for node in run.placement.nodes:
+        for rank in node.ranks:
+            local_rank, hip, own = results[rank]
+            assert ",".join(own) == hip == ",".join(node.gpus)
+            assert len(own) == len(set(own)) == CORES[node.host]
+            assert set(own) <= set(devices_of(node.host))
+            assert own[int(local_rank)]  # cuda:LOCAL_RANK is there
+    hidden = TorchDistributor(6, use_gpu=False).submit(visible).results()
+    assert {tuple(own) for _, _, own in hidden} == {("",)}
+
+
+def test_several_gpus_for_each_rank(cluster: Cluster) -> None:
+    cluster.session(WITH_GPUS)
+    run = TorchDistributor(3, gpus_per_process=3).submit(visible)
+    results = run.results()
+    assert run.placement is not None
+    assert {node.host for node in run.placement.nodes} == set(CORES)
+    for node in run.placement.nodes:
+        assert sorted(results[node.first_rank][2]) == sorted(devices_of(node.host))
+    with pytest.raises(
+        ResourceError, match=r"gpus_per_process=4, but spark\.executor\.resource\.gpu\.amount gives .* 3"
+    ):
+        TorchDistributor(1, gpus_per_process=4).run(visible)
+
+
+def test_tasks_that_share_gpus(cluster: Cluster) -> None:
+    """As clusters for queries have it; PySpark's distributor cannot even read it."""
+    cluster.session({**WITH_GPUS, "spark.task.resource.gpu.amount": "0.5"})
+    with pytest.raises(ConfigurationError, match=r"is 0\.5: ranks cannot share a GPU .* gpus_per_process=1"):
+        TorchDistributor(2).run(visible)
+    run = TorchDistributor(2, gpus_per_process=1).submit(visible)
+    assert all(own[int(local_rank)] for local_rank, _, own in run.results())

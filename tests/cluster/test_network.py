@@ -1,0 +1,85 @@
+"""Collectives between hosts whose names mean loopback and whose interfaces have odd names; slow and split networks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import trainings
+from conftest import CORES, Cluster
+from hosts import INTERFACES, Hosts
+
+from distributor import TorchDistributor
+
+sys.path.append(str(Path(__file__).parents[2] / "examples"))
+
+pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.slow]
+
+
+def test_digits_over_three_hosts_as_on_one_machine(cluster: Cluster) -> None:
+    import digits
+    import torch
+
+    cluster.session()
+    alone = TorchDistributor(3, local_mode=True, use_gpu=False).run(digits.train, epochs=10)
+    run = TorchDistributor(3, use_gpu=False, max_processes_per_node=1).submit(digits.train, epochs=10)
+    spread = run.result()
+    assert run.placement is not None
+    assert {node.host for node in run.placement.nodes} == set(CORES)
+    assert spread["accuracy"] == pytest.approx(alone["accuracy"], abs=0.005)
+    assert spread["accuracy"] > 0.9
+    for name, weights in alone["weights"].items():
+        torch.testing.assert_close(spread["weights"][name], weights, rtol=1e-3, atol=1e-4)
+
+
+def test_each_node_uses_its_way_to_the_others(cluster: Cluster) -> None:
+    """Not the interface that its name leads to (loopback), nor the one that is there on every host (Docker's)."""
+    cluster.session()
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "MASTER_ADDR")
+    run = TorchDistributor(6, use_gpu=False).submit(trainings.environment, *names)
+    seen = run.results()
+    assert run.placement is not None
+    interfaces = dict(zip(CORES, INTERFACES))
+    for node in run.placement.nodes:
+        for rank in node.ranks:
+            used = interfaces[node.host]
+            master = cluster.hosts.addresses[run.placement.master.host]
+            assert tuple(seen[rank][name] for name in names) == (used, f"={used}", used, master)
+
+
+def test_what_the_user_says_of_interfaces_holds(cluster: Cluster) -> None:
+    cluster.session({"spark.executorEnv.NCCL_SOCKET_IFNAME": "ib0", "spark.executorEnv.NCCL_IB_HCA": "mlx5_1"})
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "TP_SOCKET_IFNAME")
+    run = TorchDistributor(6, use_gpu=False, env={"TP_SOCKET_IFNAME": "mine"})
+    for seen in run.submit(trainings.environment, *names).results():
+        assert seen["GLOO_SOCKET_IFNAME"] in INTERFACES
+        assert (seen["NCCL_SOCKET_IFNAME"], seen["NCCL_IB_HCA"], seen["TP_SOCKET_IFNAME"]) == ("ib0", "mlx5_1", "mine")
+
+
+def test_latency_and_loss_change_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    """50 ms each way and 1 % of packets lost; both heartbeat and stall limits are much shorter than by default."""
+    cluster.session()
+    distributor = TorchDistributor(6, use_gpu=False, heartbeat_timeout=10, stall_timeout=30, log_dir=tmp_path)
+    expected = distributor.submit(trainings.steps_on, 20).results()
+    cluster.hosts.slow_down(delay=0.05, loss=0.01)
+    try:
+        run = distributor.submit(trainings.steps_on, 20)
+        assert run.results() == expected
+        assert run.log_folder is not None
+        for rank in range(6):
+            assert (run.log_folder / f"rank-{rank}.stdout").read_text().splitlines() == [
+                f"step {step}" for step in range(20)
+            ]
+    finally:
+        cluster.hosts.speed_up()
+
+
+def test_the_drivers_network_need_not_join_the_hosts(cluster: Cluster) -> None:
+    cluster.stop()
+    with Hosts(separate=True) as hosts:
+        hosts.session()
+        run = TorchDistributor(4, use_gpu=False).submit(trainings.all_reduce)
+        assert run.results() == [10.0] * 4
+        assert run.placement is not None
+        assert {node.host: node.address for node in run.placement.nodes} == hosts.addresses

@@ -1,0 +1,139 @@
+"""Resources of a run, slots that are busy, and versions that differ between hosts."""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+from pathlib import Path
+
+import pytest
+import trainings
+import watch
+from conftest import Cluster
+
+from distributor import ConfigurationError, ResourceError, StartError, TorchDistributor
+from distributor.schedulers import spark_slots
+
+pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.slow]
+
+
+def test_cpus_of_a_run(cluster: Cluster) -> None:
+    """Two CPUs for each rank of this run, where the session's own tasks have one; equal runs share a profile."""
+    session = cluster.session()
+    before = len(spark_slots._profiles)
+    for _ in range(2):
+        run = TorchDistributor(2, use_gpu=False, cpus_per_process=2).submit(trainings.environment, "OMP_NUM_THREADS")
+        assert [env["OMP_NUM_THREADS"] for env in run.results()] == ["2", "2"]
+        assert run.placement is not None
+        assert {node.host for node in run.placement.nodes} == {"host-a", "host-c"}  # host-b has but one
+    assert len(spark_slots._profiles) == before + 1
+    assert session.sparkContext.parallelize(range(6), 6).map(lambda _: 1).sum() == 6  # its own tasks are as before
+
+
+def test_memory_of_a_run(cluster: Cluster) -> None:
+    cluster.session({"spark.executor.memoryOverhead": "600m", "spark.cores.max": "4"})
+    run = TorchDistributor(2, use_gpu=False, memory_per_process="500m").submit(trainings.all_reduce)
+    assert run.results() == [3.0, 3.0]
+    assert run.placement is not None
+    assert [node.local_world_size for node in run.placement.nodes] == [1, 1]
+    with pytest.raises(ResourceError, match=r"memory_per_process=1,024 MiB, but each executor has 600 MiB beside"):
+        TorchDistributor(2, use_gpu=False, memory_per_process="1g").run(trainings.rank)
+
+
+def test_a_busy_cluster_is_waited_for(cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    session = cluster.session()
+    go, here = tmp_path / "go", tmp_path / "here"
+    here.mkdir()
+
+    def hold(index: int) -> int:
+        import time
+
+        (here / str(index)).touch()
+        while not go.exists():
+            time.sleep(0.05)
+        return index
+
+    holding = threading.Thread(target=lambda: session.sparkContext.parallelize(range(4), 4).map(hold).collect())
+    holding.start()
+    watch.until(lambda: len(os.listdir(here)) == 4)
+    run = TorchDistributor(6, use_gpu=False).submit(trainings.all_reduce)
+    watch.until(lambda: "waiting for 6 slots: 2 free" in caplog.text)
+    with pytest.raises(StartError, match=r"start_timeout=1 s: Spark has not .*waiting for 4 slots: 2 free"):
+        TorchDistributor(4, use_gpu=False, start_timeout=1).run(trainings.all_reduce)
+    go.touch()
+    assert run.results() == [21.0] * 6
+    holding.join()
+
+
+def test_runs_that_want_more_together_than_there_is(cluster: Cluster) -> None:
+    """None of them may hold slots while it waits for more: Spark starts all tasks of a barrier stage, or none."""
+    cluster.session()
+    runs = [TorchDistributor(4, use_gpu=False).submit(trainings.all_reduce) for _ in range(3)]
+    assert [run.results(timeout=2 * watch.DEADLINE) for run in runs] == [[10.0] * 4] * 3
+
+
+def test_an_application_that_gets_no_executors_says_so(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    """Another application may hold them: with fewer slots than it needs, a run waits no longer than it is told to."""
+    cluster.session({"spark.cores.max": "2"})
+    with pytest.raises(StartError, match=r"start_timeout=8 s: num_processes=4 needs 4 task slots at once.* has 2"):
+        TorchDistributor(4, use_gpu=False, start_timeout=8).run(trainings.all_reduce)
+    assert "waiting for 4 slots: 2 free" in caplog.text
+
+
+SITE = """
+import os, socket, sys
+if socket.gethostname() == "host-c":
+    sys.path.insert(0, os.path.join(os.path.dirname(__file__), os.environ["SKEW"]))
+"""
+
+
+@pytest.fixture(scope="module")
+def skewed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for executors' import path with which host-c seems to have another torch."""
+    folder = tmp_path_factory.mktemp("skew")
+    (folder / "sitecustomize.py").write_text(SITE)
+    for name, version in (("other", "9.9.0"), ("patch", "2.13.9")):
+        about = folder / name / f"torch-{version}.dist-info"
+        about.mkdir(parents=True)
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+    return folder
+
+
+def test_another_torch_on_one_host(cluster: Cluster, skewed: Path) -> None:
+    cluster.session({"spark.executorEnv.PYTHONPATH": str(skewed), "spark.executorEnv.SKEW": "other"})
+    with pytest.raises(
+        StartError, match=r"torch is (\S+) on host-\S and (\S+) on host-\S: ranks need the same"
+    ) as caught:
+        TorchDistributor(6, use_gpu=False).run(trainings.all_reduce)
+    assert "host-c" in str(caught.value) and "9.9.0" in str(caught.value)
+
+
+def test_another_build_of_torch_on_one_host(cluster: Cluster, skewed: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cluster.session({"spark.executorEnv.PYTHONPATH": str(skewed), "spark.executorEnv.SKEW": "patch"})
+    assert TorchDistributor(6, use_gpu=False).run(trainings.all_reduce) == 21.0
+    warnings = [record.getMessage() for record in caplog.records if "has torch" in record.getMessage()]
+    assert warnings and all("host-c" in text and "2.13.9" in text for text in warnings)
+
+
+def test_another_python_on_the_driver(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = cluster.session()
+    with monkeypatch.context() as patch:
+        patch.setattr(session.sparkContext, "pythonVer", "3.8")
+        with pytest.raises(StartError, match=rf"driver 3\.8.*{platform.python_version_tuple()[1]}.*PYSPARK_PYTHON"):
+            TorchDistributor(2, use_gpu=False).run(trainings.rank)
+
+
+def test_where_there_is_no_stage_level_scheduling(cluster: Cluster) -> None:
+    """On this machine's cores Spark has none; tests/test_spark.py has that. Here: what no cluster can give."""
+    cluster.session({"spark.executor.cores": "1", "spark.cores.max": "2"})
+    with pytest.raises(ResourceError, match=r"needs 2 cores \(cpus_per_process=2\), and each executor has 1"):
+        TorchDistributor(1, use_gpu=False, cpus_per_process=2).run(trainings.rank)
+
+
+def test_dynamic_allocation_is_explained(cluster: Cluster) -> None:
+    cluster.session(
+        {"spark.dynamicAllocation.enabled": "true", "spark.dynamicAllocation.shuffleTracking.enabled": "true"}
+    )
+    with pytest.raises(ConfigurationError, match="SPARK-24942"):
+        TorchDistributor(2, use_gpu=False).run(trainings.rank)
