@@ -345,8 +345,8 @@ class SparkScheduler:
         assert self._slots is not None
         self._needed = job.num_tasks
         shown = None
-        while (now := self._slots.current())[0] < job.num_tasks:
-            self._missing_slots = self._slots.too_few(now[0])
+        while (now := self._slots.current())[self._slots.limited] < job.num_tasks:
+            self._missing_slots = self._slots.too_few(now[self._slots.limited])
             if now[1] != shown:
                 shown = now[1]
                 _log.warning(self._progress(shown))
@@ -476,10 +476,14 @@ def _translate(error: Exception, job: Job) -> DistributorError:
         )
     if "PYTHON_VERSION_MISMATCH" in text:
         return StartError(
-            f"driver and executors have different Pythons: {_reason(text)}. Name another one before the session starts "
+            f"{_line_with('PYTHON_VERSION_MISMATCH', text)} Name another Python before the session starts "
             "(PYSPARK_PYTHON, spark.pyspark.python)"
         )
     return NodeLostError(f"the Spark job of run {job.run_id} failed: {_reason(text)}")
+
+
+def _line_with(word: str, text: str) -> str:
+    return next(line.strip() for line in text.splitlines() if word in line).partition(f"[{word}] ")[2]
 
 
 def _reason(text: str) -> str:

@@ -121,9 +121,6 @@ def shape(resources: Resources, cluster: Cluster) -> tuple[int, TaskProfile | No
     """
     ranks, gpus = _gpus(resources, cluster)
     cpus = cluster.task_cpus if resources.cpus_per_process is None else ranks * resources.cpus_per_process
-    limit = node_limit(resources, cluster)
-    if limit is not None and any(_fit(cluster, cores, cpus, gpus) * ranks > limit for cores in cluster.executor_cores):
-        ranks, cpus, gpus = _spread(resources, cluster, limit, (ranks, cpus, gpus))
     if cluster.uniform and cluster.executor_cores and cpus > cluster.executor_cores[0]:
         raise ResourceError(
             f"a task of {ranks} rank{'s' * (ranks > 1)} needs {cpus} cores (cpus_per_process="
@@ -209,29 +206,6 @@ def _fit(cluster: Cluster, cores: int, cpus: int, gpus: int) -> int:
     return min(slots, cluster.executor_gpus // gpus) if gpus else slots
 
 
-def _spread(resources: Resources, cluster: Cluster, limit: int, task: tuple[int, int, int]) -> tuple[int, int, int]:
-    """The task of which no executor can host more ranks than the limit allows, and all together as many as can be.
-
-    A task with more CPUs than it needs keeps others away; tasks of several ranks make even what would not divide. Where
-    no such task leaves room for all (executors of many sizes), it stays as it is: Spark deals barrier tasks out evenly
-    while all slots are free, and a placement that is not as it should be is refused later.
-
-    Args:
-        task: ranks, CPUs and GPUs of one.
-    """
-    each_cpus, each_gpus = max(1, task[1] // task[0]), task[2] // task[0]
-    best, most = task, 0
-    for ranks in range(1, min(limit, resources.num_processes) + 1):
-        if resources.num_processes % ranks:
-            continue
-        for cpus in range(ranks * each_cpus, max(cluster.executor_cores) + 1):
-            hosted = [_fit(cluster, cores, cpus, ranks * each_gpus) * ranks for cores in cluster.executor_cores]
-            enough = cluster.uniform or sum(hosted) >= resources.num_processes
-            if max(hosted) <= limit and enough and sum(hosted) > most:
-                best, most = (ranks, cpus, ranks * each_gpus), sum(hosted)
-    return best
-
-
 class Slots:
     """The task slots of a session for the tasks of one job.
 
@@ -252,36 +226,55 @@ class Slots:
         """Task slots that the cluster can have at most; ``None`` if that is not known."""
         cores = self._cluster.executor_cores
         if re.match(r"local(\[|$)", self._cluster.master):
-            return cores[0] // self._cpus if cores else None
+            return self._usable(cores[0]) if cores else None
         of_master = re.match(r"local-cluster\[\s*(\d+)", self._cluster.master)
         instances = of_master[1] if of_master is not None else conf(self._session, "spark.executor.instances")
         if instances and int(instances) > 0 and cores and self._cluster.uniform:
-            return int(instances) * _fit(self._cluster, cores[0], self._cpus, self._gpus)
+            return int(instances) * self._usable(cores[0])
         return None
 
     def current(self) -> tuple[int, int]:
-        """Task slots of the executors that have come so far, and how many of them nothing runs on. Classic only."""
+        """Task slots of the executors that have come so far, and how many of them nothing runs on. Classic only.
+
+        Where a node may have so many ranks only, an executor's other slots do not count.
+        """
         scala = self._session.sparkContext._jsc.sc()
         manager = scala.resourceProfileManager()
         jvm_profile = manager.defaultResourceProfile()
         if self._job.task_profile is not None:
             jvm_profile = profile(self._session, self._job.task_profile)._java_resource_profile
             manager.addResourceProfile(jvm_profile)
-        total = int(scala.maxNumConcurrentTasks(jvm_profile))
-        # Spark does not tell which CPUs are taken: those of tasks that are the session's own are assumed.
-        free = sum(
-            max(0, cores - running * self._cluster.task_cpus) // self._cpus
-            for _, cores, running in executors(self._session)
-        )
+        total = free = 0
+        for _, cores, running in executors(self._session):
+            total += self._usable(cores)
+            # Spark does not tell which CPUs are taken: those of tasks that are the session's own are assumed.
+            free += self._usable(max(0, cores - running * self._cluster.task_cpus))
+        if not self.limited:
+            total = int(scala.maxNumConcurrentTasks(jvm_profile))
         return total, min(total, free)
+
+    @property
+    def limited(self) -> bool:
+        """Whether a node may have so many ranks only.
+
+        Spark deals the tasks of a barrier stage out evenly if it finds all their slots free, so those are waited for.
+        """
+        return self._job.max_processes_per_node is not None
+
+    def _usable(self, cores: int) -> int:
+        """Tasks that an executor with so many free cores may have."""
+        fit = _fit(self._cluster, cores, self._cpus, self._gpus)
+        limit = self._job.max_processes_per_node
+        return fit if limit is None else min(fit, limit // self._job.ranks_per_task)
 
     def too_few(self, slots: int) -> str:
         """Why there are too few, and what to do."""
         job = self._job
         gpu = f" with {self._gpus} GPU{'s' * (self._gpus > 1)} each ({_TASK_GPUS})" if job.use_gpu else ""
         cpus = f" of {self._cpus} CPUs" if self._cpus > 1 else ""
+        most = f", {job.max_processes_per_node} ranks at most on each executor" if self.limited else ""
         return (
-            f"num_processes={job.num_processes} needs {job.num_tasks} task slots at once{cpus}{gpu}, "
+            f"num_processes={job.num_processes} needs {job.num_tasks} task slots at once{cpus}{gpu}{most}, "
             f"and the cluster ({self._cluster.master}) has {slots}: lower num_processes, or raise "
             "spark.executor.instances or spark.executor.cores, or lower spark.task.cpus"
         )

@@ -4,7 +4,7 @@ import pytest
 
 from distributor.errors import ConfigurationError, ResourceError
 from distributor.job import Resources, TaskProfile
-from distributor.schedulers.spark_slots import Cluster, shape
+from distributor.schedulers.spark_slots import Cluster, node_limit, shape
 
 GIB = 1 << 30
 
@@ -45,7 +45,7 @@ def asked(num_processes=4, use_gpu=False, **fields):
             asked(use_gpu=True, gpus_per_process=2),
             cluster(task_gpus="4", executor_gpus=4),
             (2, None),
-            id="two-of-four",
+            id="two-of-4",
         ),
         pytest.param(
             asked(3, use_gpu=True, gpus_per_process=2),
@@ -60,42 +60,26 @@ def asked(num_processes=4, use_gpu=False, **fields):
             id="cpus-of-two-ranks",
         ),
         # Ranks of a node
-        pytest.param(asked(max_processes_per_node=4), cluster(), (1, None), id="limit-that-holds"),
-        pytest.param(asked(max_processes_per_node=2), cluster(), (1, TaskProfile(2)), id="two-of-four-cores"),
-        pytest.param(asked(max_processes_per_node=1), cluster(), (1, TaskProfile(3)), id="one"),
-        pytest.param(asked(6, max_processes_per_node=3), cluster(), (3, TaskProfile(3)), id="three-of-four-cores"),
-        pytest.param(asked(4, max_processes_per_node=3), cluster(), (1, TaskProfile(2)), id="three-do-not-divide-four"),
-        pytest.param(
-            asked(4, use_gpu=True, max_processes_per_node=2),
-            cluster(task_gpus="1", executor_gpus=2, executor_cores=(8,)),
-            (1, None),
-            id="gpus-limit-already",
-        ),
-        pytest.param(
-            asked(3, max_processes_per_node=1), cluster(executor_cores=(3, 1, 2), uniform=False), (1, None), id="uneven"
-        ),
-        pytest.param(
-            asked(2, max_processes_per_node=1),
-            cluster(executor_cores=(3, 2), uniform=False),
-            (1, TaskProfile(2)),
-            id="nearly-even",
-        ),
-        pytest.param(
-            asked(max_processes_per_node=1), cluster(executor_cores=(), uniform=False), (1, None), id="unknown"
-        ),
-        pytest.param(
-            asked(memory_per_process=GIB), cluster(memory_beside_heap=2 * GIB), (1, TaskProfile(2)), id="memory-for-two"
-        ),
-        pytest.param(
-            asked(memory_per_process=GIB, max_processes_per_node=1),
-            cluster(memory_beside_heap=2 * GIB),
-            (1, TaskProfile(3)),
-            id="the-smaller-limit",
-        ),
+        pytest.param(asked(max_processes_per_node=1), cluster(), (1, None), id="limit"),
+        pytest.param(asked(memory_per_process=GIB), cluster(memory_beside_heap=2 * GIB), (1, None), id="memory"),
     ],
 )
 def test_the_shape_of_a_task(resources, there, expected):
     assert shape(resources, there) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "limit"),
+    [
+        ({}, None),
+        ({"max_processes_per_node": 3}, 3),
+        ({"memory_per_process": GIB}, 2),
+        ({"memory_per_process": GIB, "max_processes_per_node": 1}, 1),
+        ({"memory_per_process": 100 << 20, "max_processes_per_node": 3}, 3),
+    ],
+)
+def test_ranks_of_one_executor(fields, limit):
+    assert node_limit(asked(**fields), cluster(memory_beside_heap=2 * GIB + 1)) == limit
 
 
 @pytest.mark.parametrize(
@@ -122,7 +106,7 @@ def test_the_shape_of_a_task(resources, there, expected):
             asked(cpus_per_process=8),
             cluster(),
             ResourceError,
-            "needs 8 cores (cpus_per_process=8), and each executor has 4",
+            "needs 8 cores (cpus_per_process=8), and each",
         ),
         (
             asked(cpus_per_process=2),
@@ -136,15 +120,14 @@ def test_the_shape_of_a_task(resources, there, expected):
             ConfigurationError,
             "tasks of 1 CPU and 2 GPUs are not what this session gives",
         ),
-        (
-            asked(memory_per_process=8 * GIB),
-            cluster(memory_beside_heap=GIB),
-            ResourceError,
-            "memory_per_process=8,192 MiB, but each executor has 1,024 MiB beside its JVM heap",
-        ),
     ],
 )
 def test_what_cannot_be(resources, there, error, words):
     with pytest.raises(error) as caught:
         shape(resources, there)
     assert words in str(caught.value)
+
+
+def test_memory_that_not_even_one_rank_finds():
+    with pytest.raises(ResourceError, match=r"memory_per_process=8,192 MiB, but each executor has 1,024 MiB "):
+        node_limit(asked(memory_per_process=8 * GIB), cluster(memory_beside_heap=GIB))
