@@ -75,6 +75,7 @@ class AgentOrder:
 
     Attributes:
         job: the pickled :class:`~distributor.job.Job`.
+        parts: of the job, which travelled by themselves.
         executor: which of the executors in ``facts`` this node is.
         facts: the facts of all tasks, as dicts.
         folder: the node's private folder, which the agent removes in the end.
@@ -98,6 +99,7 @@ class AgentOrder:
     reached: bool = False
     times: dict[str, float] = field(default_factory=dict)
     note: str | None = None
+    parts: dict[str, bytes] = field(default_factory=dict, repr=False)
 
 
 def main(owner_pid: str, *inherited: str) -> None:
@@ -130,7 +132,7 @@ class _Agent:
         notes: list[str],
     ) -> None:
         self._order = order
-        self._job: Job = pickle.loads(order.job)
+        self._job: Job = shipping.attach(pickle.loads(order.job), order.parts)
         self._control = sockets["control"]
         self._store = sockets.get("store")
         self._channel = sockets.get("channel")

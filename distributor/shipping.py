@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from distributor.errors import PayloadError
+from distributor.job import Function, Job
 
 #: Never part of a shipped project folder.
 SKIPPED_DIRS = frozenset(
@@ -45,6 +47,35 @@ def package_root() -> str:
 
     (root,) = distributor.__path__
     return str(Path(root).parent)
+
+
+def detach(job: Job, limit: int) -> tuple[Job, dict[str, bytes]]:
+    """Takes what is larger than a limit out of a job: the function with its arguments, the project folder.
+
+    Returns:
+        The rest, and the parts by name, for :func:`attach`.
+
+    Example:
+        >>> rest, parts = detach(job, 1 << 20)  # doctest: +SKIP
+        >>> attach(rest, parts) == job  # doctest: +SKIP
+    """
+    parts = {}
+    if isinstance(job.target, Function) and len(job.target.pickled) > limit:
+        parts["function"] = job.target.pickled
+        job = replace(job, target=replace(job.target, pickled=b""))
+    if job.working_dir is not None and len(job.working_dir.archive or b"") > limit:
+        parts["working_dir"] = job.working_dir.archive or b""
+        job = replace(job, working_dir=replace(job.working_dir, archive=b""))
+    return job, parts
+
+
+def attach(job: Job, parts: Mapping[str, bytes]) -> Job:
+    """Puts back what :func:`detach` took out."""
+    if "function" in parts and isinstance(job.target, Function):
+        job = replace(job, target=replace(job.target, pickled=parts["function"]))
+    if "working_dir" in parts and job.working_dir is not None:
+        job = replace(job, working_dir=replace(job.working_dir, archive=parts["working_dir"]))
+    return job
 
 
 def pack_folder(folder: Path, limit: int) -> bytes:

@@ -255,6 +255,13 @@ class Hosts:
             self._lay(name, mac)
         self._wires.clear()
 
+    def java_environ(self) -> dict[str, str]:
+        """What every JVM needs to be one of this cluster: Java prefers addresses of IPv4 unless it is told."""
+        return {
+            "JAVA_TOOL_OPTIONS": "-Djava.net.preferIPv6Addresses=true" if self._ipv6 else "",
+            "SPARK_PREFER_IPV6": "true" if self._ipv6 else "",
+        }
+
     def cut(self, name: str) -> None:
         """Pulls a host's cable: packets vanish in both directions, and no connection is told."""
         _ip("link", "set", self._cable(name), "down")
@@ -305,13 +312,13 @@ class Hosts:
             script.write_text(f"#!/bin/sh\ncase $(hostname) in\n{''.join(cases)}esac\n")
             script.chmod(0o755)
         ports = ("--port", "0", "--webui-port", "0")
-        at = ("--host", self.driver_address)
+        at = ("--host", _bracketed(self.driver_address))
         master = self._daemon("master", [], [f"{_DEPLOY}.master.Master", *at, *ports])
         self.master = self._logged("master", master, r"Starting Spark master at (spark://\S+)")
         workers = {}
         for name, address in self.addresses.items():
             size = ("--cores", str(self._cores[name]), "--memory", self._memory)
-            own = ("--host", address, *ports, *size, "--work-dir", str(self.folder / name))
+            own = ("--host", _bracketed(address), *ports, *size, "--work-dir", str(self.folder / name))
             command = [f"{_DEPLOY}.worker.Worker", *own, *self._worker_properties(name), self.master]
             workers[name] = self._daemon(name, self.within(name), command, address)
         for name, worker in workers.items():
@@ -393,12 +400,14 @@ class Hosts:
             "SPARK_HOME": home,
             "SPARK_CONF_DIR": str(self.folder / "conf"),
             "SPARK_LOCAL_IP": address or self.driver_address,
+            **self.java_environ(),
             "SPARK_LOCAL_DIRS": str(temporary),
             "TMPDIR": str(temporary),
-            "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={temporary} -XX:TieredStopAtLevel=1",  # starts in half the time
             "PYSPARK_PYTHON": sys.executable,
             **self._environ.get(name, {}),
         }
+        # The compiler's first stage alone has a JVM up in half the time.
+        environ["JAVA_TOOL_OPTIONS"] += f" -Djava.io.tmpdir={temporary} -XX:TieredStopAtLevel=1"
         # With this thread its daemons end, however that ends; what they leave then is removed by a later start.
         whole = ["setpriv", "--pdeathsig", "KILL", *within, f"{home}/bin/spark-class", *command]
         with open(self.folder / name / "log", "wb") as log:
@@ -427,6 +436,11 @@ def require() -> None:
         if os.environ.get("REQUIRE_HOSTS"):
             pytest.fail(f"hosts are required here: {reason}")
         pytest.skip(reason)
+
+
+def _bracketed(address: str) -> str:
+    """An address as Spark wants it for a host."""
+    return f"[{address}]" if ":" in address else address
 
 
 def _ip(*args: str) -> str:

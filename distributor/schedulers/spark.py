@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
+import os
 import pickle
 import re
 import secrets
 import struct
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,6 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary
 
 from distributor import network, outcomes, shipping, start
 from distributor.channel.frames import Log
@@ -62,6 +66,12 @@ _QUEUE_INTERVAL = 5.0
 
 #: Seconds beyond the grace in which all tasks of a failed run end. A run that takes longer is cancelled by its handle.
 _FAILED_MARGIN = 5.0
+
+#: Bytes that a function or a project folder may have to travel within a query of Spark Connect.
+_INLINE = 1 << 20
+
+#: Files that sessions of Spark Connect have brought already.
+_uploaded: WeakKeyDictionary[SparkSession, set[str]] = WeakKeyDictionary()
 
 #: Settings that ask for a network which nobody else can read or write, and that say nothing of torch's part of it.
 _ENCRYPTION = ("spark.ssl.enabled", "spark.ssl.rpc.enabled", "spark.network.crypto.enabled", "spark.authenticate")
@@ -227,10 +237,16 @@ class SparkScheduler:
             where = f"{bind}, ports {job.driver_ports[0]}-{job.driver_ports[1]}" if job.driver_ports else bind
             _log.warning("cannot listen on %s (%s): the run has no live log lines", where, error)
             endpoint = None
+        package: bytes | str = shipping.package_zip()
+        parts: dict[str, bytes] = {}
+        if self._connect:
+            package = self._upload(shipping.package_zip())
+            job, parts = shipping.detach(job, _INLINE)
         shipment: Shipment = {
             "run_id": job.run_id,
             "job": pickle.dumps(job),
-            "package": shipping.package_zip(),
+            "parts": {part: self._upload(content) for part, content in parts.items()},
+            "package": package,
             "endpoint": endpoint,
             # mapInArrow takes a second by itself, and a Connect client is seldom reachable.
             "exchange": not self._connect,
@@ -321,6 +337,22 @@ class SparkScheduler:
             return [bytes(row[0]) for row in result.collect()]
         finally:
             self._session.removeTag(self._tag)
+
+    def _upload(self, content: bytes) -> str:
+        """Has Spark Connect bring a file to the executors, once for each session; returns its name there.
+
+        Within a query, whatever is large would be held several times in the heaps of server and executors.
+        """
+        name = f"distributor-{hashlib.sha256(content).hexdigest()[:32]}"
+        uploaded = _uploaded.setdefault(self._session, set())
+        if name not in uploaded:
+            with tempfile.TemporaryDirectory(prefix="distributor-") as folder:
+                path = os.path.join(folder, name)
+                with open(path, "wb") as file:
+                    file.write(content)
+                cast(Any, self._session).addArtifacts(path, file=True)
+            uploaded.add(name)
+        return name
 
     def _driver_address(self) -> tuple[str, str]:
         """The driver's address as nodes should use it, and the one to bind."""

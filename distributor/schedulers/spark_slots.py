@@ -287,6 +287,8 @@ def profile(session: SparkSession, task: TaskProfile) -> Any:
     application = getattr(session, "_session_id", None) or session.sparkContext.applicationId
     key = (str(application), task)
     if key not in _profiles:
+        if is_connect(session):  # a profile is made for the session that is active in the thread
+            type(session)._set_default_and_active_session(session)  # type: ignore[attr-defined]
         requests = TaskResourceRequests().cpus(task.cpus)
         if task.gpus:
             requests = requests.resource(GPU, task.gpus)

@@ -46,6 +46,7 @@ _DIGEST_BYTES = 32
 class Shipment(TypedDict):
     """What every task gets: plain values, since this package is not importable in the worker.
 
+    ``parts``: of the job, by the names of files that Spark has brought; ``package``: likewise, or itself.
     ``exchange``: facts go over the channel where it can be reached; ``silence``: seconds after which a driver that does
     not answer is given up; ``warmth``: what is asked of warm processes; ``gpu``: the name of the GPU resource or
     ``None``; ``chunk``: the bytes of one piece of a return value; ``patience``: the seconds in which all nodes of a
@@ -55,7 +56,8 @@ class Shipment(TypedDict):
 
     run_id: str
     job: bytes
-    package: bytes
+    parts: dict[str, str]
+    package: bytes | str
     endpoint: exchange.Endpoint | None
     exchange: bool
     silence: float
@@ -262,7 +264,7 @@ def _lead(
     try:
         root = os.path.join(folder, "package.zip")
         with open(root, "wb") as file:
-            file.write(shipment["package"])
+            file.write(_content(shipment["package"]))
         agent, line = start.start_agent(
             root,
             {"store": listener},
@@ -274,6 +276,7 @@ def _lead(
             listener.close()
         order = {
             "job": shipment["job"],
+            "parts": {part: _content(name) for part, name in shipment["parts"].items()},
             "executor": mine["executor"],
             "facts": facts,
             "folder": folder,
@@ -310,6 +313,16 @@ def _lead(
         processes.kill_node(processes.node_id(shipment["run_id"], mine["partition"]))
         shutil.rmtree(folder, ignore_errors=True)
         claimed.close()
+
+
+def _content(what: bytes | str) -> bytes:
+    """Bytes, or those of a file that Spark has brought."""
+    if isinstance(what, bytes):
+        return what
+    from pyspark import SparkFiles
+
+    with open(SparkFiles.get(what), "rb") as file:
+        return file.read()
 
 
 def _output(files: list[dict[str, Any]], chunk: int) -> Iterator[bytes]:

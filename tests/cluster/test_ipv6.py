@@ -2,22 +2,52 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
-import trainings
 from conftest import Cluster
 from hosts import Hosts
 
-from distributor import TorchDistributor
-
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.slow]
 
+TESTS = Path(__file__).parents[1]
 
-def test_addresses_of_ipv6(cluster: Cluster, capfd: pytest.CaptureFixture[str]) -> None:
+#: A driver of its own: a JVM that has begun with IPv4 stays with it.
+DRIVER = """
+import sys
+import trainings
+from pyspark.sql import SparkSession
+from distributor import TorchDistributor
+
+master, address = sys.argv[1:]
+builder = SparkSession.builder.master(master).config("spark.driver.host", address).config("spark.ui.enabled", "false")
+builder = builder.config("spark.executor.extraJavaOptions", "-Djava.net.preferIPv6Addresses=true")
+spark = builder.config("spark.executor.memory", "512m").config("spark.driver.bindAddress", address).getOrCreate()
+run = TorchDistributor(4, use_gpu=False).submit(trainings.all_reduce)
+assert run.results() == [10.0] * 4
+print(*sorted(node.address for node in run.placement.nodes))
+"""
+
+
+def test_addresses_of_ipv6(cluster: Cluster) -> None:
     cluster.stop()
     with Hosts(ipv6=True) as hosts:
-        hosts.session()
-        run = TorchDistributor(4, use_gpu=False).submit(trainings.all_reduce)
-        assert run.results() == [10.0] * 4
-        assert run.placement is not None
-        assert {node.host: node.address for node in run.placement.nodes} == hosts.addresses
-    assert "[distributor] run" in capfd.readouterr().out
+        done = subprocess.run(
+            [sys.executable, "-c", DRIVER, hosts.master, f"[{hosts.driver_address}]"],
+            env={
+                **os.environ,
+                **hosts.java_environ(),
+                "PYTHONPATH": f"{TESTS}:{TESTS.parent}",
+                "PYSPARK_PYTHON": sys.executable,
+                "SPARK_LOCAL_IP": hosts.driver_address,
+            },
+            capture_output=True,
+            text=True,
+            timeout=180,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert done.stdout.splitlines()[-1].split() == sorted(hosts.addresses.values())
+        assert "[distributor] run" in done.stdout  # over the channel

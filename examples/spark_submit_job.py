@@ -1,0 +1,42 @@
+"""A training job for ``spark-submit``: trains the digits on the cluster's executors and prints what came of it.
+
+::
+
+    spark-submit --master spark://host:7077 examples/spark_submit_job.py --num-processes 4
+
+Options after the file's name are the job's own. On YARN, Kubernetes and standalone clusters see docs/clusters.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from digits import train  # beside this file; its function travels to the executors by value
+from pyspark.sql import SparkSession
+
+from distributor import TorchDistributor, TrainingError
+
+
+def main() -> None:
+    """Parses the job's own options, trains, and ends with the ranks' error if there is one."""
+    parser = argparse.ArgumentParser(description="Trains the digits on Spark executors.")
+    parser.add_argument("--num-processes", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--use-gpu", action="store_true")
+    options = parser.parse_args()
+
+    spark = SparkSession.builder.appName("digits").getOrCreate()
+    try:
+        distributor = TorchDistributor(options.num_processes, local_mode=False, use_gpu=options.use_gpu)
+        run = distributor.submit(train, epochs=options.epochs)
+        result = run.result()
+        print(run.placement)
+        print(f"accuracy {result['accuracy']:.4f}")
+    except TrainingError as error:
+        raise SystemExit(str(error)) from None
+    finally:
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""A real Spark Connect server on the cluster, with clients on its machine and on another host."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import GPUS, Cluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.slow]
+
+TESTS = Path(__file__).parents[1]
+
+#: What a client does; its answers are the lines of a file.
+CLIENT = """
+import json, os, sys
+import trainings
+from pyspark.sql import SparkSession
+from distributor import TorchDistributor, TrainingError, ResourceError, StartError
+
+url, answers = sys.argv[1:]
+spark = SparkSession.builder.remote(url).getOrCreate()
+
+def answer(**fields):
+    with open(answers, "a") as file:
+        file.write(json.dumps(fields) + "\\n")
+
+def talk():
+    print("hello from", os.environ["RANK"], flush=True)
+    return os.environ["GLOO_SOCKET_IFNAME"], os.environ["OMP_NUM_THREADS"], os.environ["CUDA_VISIBLE_DEVICES"]
+"""
+
+
+@pytest.fixture(scope="module")
+def url(cluster: Cluster) -> Iterator[str]:
+    cluster.stop()  # its executors are the server's now
+    settings = {"spark.executor.resource.gpu.amount": "3", "spark.connect.grpc.maxInboundMessageSize": str(64 << 20)}
+    yield cluster.hosts.connect_server(**settings)
+    cluster.hosts.kill("connect")
+
+
+@pytest.fixture(params=["the-servers-machine", "another-host"])
+def client(request: pytest.FixtureRequest, cluster: Cluster, url: str, tmp_path: Path) -> Callable[[str], Any]:
+    """Runs code in a process of its own, and returns what it answers and what it prints."""
+    before = cluster.hosts.within("host-b") if request.param == "another-host" else []
+
+    def run(code: str) -> tuple[list[dict[str, Any]], str]:
+        answers = tmp_path / "answers"
+        script = tmp_path / "client.py"
+        script.write_text(CLIENT + textwrap.dedent(code))
+        done = subprocess.run(
+            [*before, "env", f"PYTHONPATH={TESTS}:{TESTS.parent}", sys.executable, str(script), url, str(answers)],
+            capture_output=True,
+            text=True,
+            timeout=180,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return [json.loads(line) for line in answers.read_text().splitlines()], done.stdout
+
+    return run
+
+
+def test_connect(client: Callable[[str], Any]) -> None:
+    """One client for all, since it takes seconds to start: values, placement, live lines, typed errors, resources."""
+    answers, printed = client(
+        """
+        run = TorchDistributor(6, use_gpu=False).submit(talk)
+        answer(values=run.results(), hosts=[node.host for node in run.placement.nodes])
+
+        try:
+            TorchDistributor(2, use_gpu=False).run(trainings.fail_on_rank_1, "raise", "/dev/null")
+        except TrainingError as error:
+            answer(error=str(error).splitlines()[0], cause=type(error.__cause__).__name__, rank=error.rank)
+
+        run = TorchDistributor(2, gpus_per_process=3, cpus_per_process=2).submit(talk)
+        answer(values=run.results(), hosts=[node.host for node in run.placement.nodes])
+
+        weights = os.urandom(1 << 20) * 100
+        answer(length=TorchDistributor(1, use_gpu=False).run(lambda: len(weights)))
+
+        try:
+            TorchDistributor(1, gpus_per_process=4).run(talk)
+        except ResourceError as error:
+            answer(error=str(error))
+        """
+    )
+    first, failed, with_gpus, large, refused = answers
+    assert sorted(first["hosts"]) == ["host-a", "host-b", "host-c"]
+    assert sorted({interface for interface, _, _ in first["values"]}) == ["enp3s0", "ens5", "eth0"]
+    assert printed.splitlines()[0].startswith("[distributor] run ")
+    for rank in range(6):
+        assert f"hello from {rank}\n" in printed
+    assert failed["error"].startswith("rank 1 on host-") and failed["cause"] == "ValueError" and failed["rank"] == 1
+    assert sorted(with_gpus["hosts"]) == ["host-a", "host-c"]
+    assert [threads for _, threads, _ in with_gpus["values"]] == ["2", "2"]
+    seen = {host: devices.split(",") for host, (_, _, devices) in zip(with_gpus["hosts"], with_gpus["values"])}
+    assert sorted(seen["host-c"]) == GPUS["host-c"]
+    assert large["length"] == 100 << 20
+    assert refused["error"].startswith("gpus_per_process=4, but ")
