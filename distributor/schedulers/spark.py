@@ -118,6 +118,30 @@ class _FailedRows:
         return AddingAccumulatorParam, ((),)
 
 
+class _Progress:
+    """Whether a Spark Connect server has started a run's tasks, by what it tells of its queries (Spark 4).
+
+    Args:
+        tasks: how many there are; queries with as many are not told apart.
+    """
+
+    def __init__(self, tasks: int) -> None:
+        self._tasks = tasks
+        self._queued = False
+        self._started = False
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the query is known and none of its tasks has ever run."""
+        return self._queued and not self._started
+
+    def __call__(self, stages: Iterable[Any], inflight_tasks: int, operation_id: str, done: bool) -> None:
+        """Called by PySpark every two seconds or so."""
+        if any(stage.num_tasks == self._tasks for stage in stages):
+            self._queued = True
+            self._started = self._started or inflight_tasks > 0
+
+
 class SparkScheduler:
     """Runs a job as barrier tasks of a session.
 
@@ -134,6 +158,7 @@ class SparkScheduler:
         self._cancelled = threading.Event()
         self._missing_slots = ""
         self._needed = 0
+        self._query: _Progress | None = None
 
     def check(self, job: Job) -> None:
         """Everything that can be known to be wrong before anything starts.
@@ -206,7 +231,10 @@ class SparkScheduler:
     def waiting_for(self) -> str | None:
         if self._missing_slots:
             return self._missing_slots
-        if self._connect or self._slots is None or self._tasks_running():
+        if self._connect:
+            busy = self._query is not None and self._query.waiting
+            return "Spark has not started its tasks: other jobs hold the slots" if busy else None
+        if self._slots is None or self._tasks_running():
             return None
         return f"Spark has not started its tasks, {self._progress(self._slots.current()[1])}: other jobs hold the rest"
 
@@ -325,7 +353,12 @@ class SparkScheduler:
             for piece in task():
                 yield pa.RecordBatch.from_arrays([pa.array([piece], pa.binary())], ["piece"])
 
-        self._session.addTag(self._tag)
+        session: Any = self._session
+        query = _Progress(job.num_tasks)
+        if hasattr(session, "registerProgressHandler"):
+            session.registerProgressHandler(query)
+            self._query = query
+        session.addTag(self._tag)
         try:
             rows = self._session.range(0, job.num_tasks, 1, job.num_tasks)
             options: dict[str, Any] = {}
@@ -336,7 +369,9 @@ class SparkScheduler:
                 return [piece.as_buffer().to_pybytes() for piece in result.toArrow().column("piece")]
             return [bytes(row[0]) for row in result.collect()]
         finally:
-            self._session.removeTag(self._tag)
+            session.removeTag(self._tag)
+            if self._query is not None:
+                session.removeProgressHandler(query)
 
     def _upload(self, content: bytes) -> str:
         """Has Spark Connect bring a file to the executors, once for each session; returns its name there.

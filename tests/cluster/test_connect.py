@@ -88,9 +88,20 @@ def test_connect(client: Callable[[str], Any]) -> None:
             TorchDistributor(1, gpus_per_process=4).run(talk)
         except ResourceError as error:
             answer(error=str(error))
+
+        go, busy = answers + "-go", TorchDistributor(5, use_gpu=False)
+        busy = busy.submit(trainings.wait_for, go)
+        while busy.status.value != "running":
+            busy.wait(0.05)
+        try:
+            TorchDistributor(2, use_gpu=False, start_timeout=6).run(talk)
+        except StartError as error:
+            answer(error=str(error))
+        open(go, "w").close()
+        busy.result()
         """
     )
-    first, failed, with_gpus, large, refused = answers
+    first, failed, with_gpus, large, refused, late = answers
     assert sorted(first["hosts"]) == ["host-a", "host-b", "host-c"]
     assert sorted({interface for interface, _, _ in first["values"]}) == ["enp3s0", "ens5", "eth0"]
     assert printed.splitlines()[0].startswith("[distributor] run ")
@@ -103,3 +114,4 @@ def test_connect(client: Callable[[str], Any]) -> None:
     assert sorted(seen["host-c"]) == GPUS["host-c"]
     assert large["length"] == 100 << 20
     assert refused["error"].startswith("gpus_per_process=4, but ")
+    assert "start_timeout=6 s: Spark has not started its tasks: other jobs hold the slots" in late["error"]
