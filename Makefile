@@ -7,11 +7,12 @@ PIP_FLAGS := --quiet --disable-pip-version-check
 
 RUNS ?= 100
 
-.PHONY: help demo test test-spark35 chaos lint types bench clean
+.PHONY: help demo test test-cluster test-spark35 chaos lint types bench clean
 
 help:
 	@echo "make demo          train on the digits, here and on Spark"
-	@echo "make test          all tests (PySpark 4)"
+	@echo "make test          tests on this machine (PySpark 4)"
+	@echo "make test-cluster  tests on a standalone cluster over three hosts: network namespaces, as root with iproute2"
 	@echo "make test-spark35  the Spark tests on PySpark 3.5, in an environment of its own"
 	@echo "make chaos         kills something random at a random time, RUNS=100 times [SEED=1]"
 	@echo "make lint types    ruff, mypy"
@@ -35,8 +36,11 @@ demo: $(VENV)/ok
 
 # A process has one kind of Spark session, classic or Connect: hence two calls.
 test: $(VENV)/ok
-	$(BIN)/python -m pytest -m "not connect"
+	$(BIN)/python -m pytest -m "not connect and not cluster"
 	$(BIN)/python -m pytest -m connect
+
+test-cluster: $(VENV)/ok
+	$(BIN)/python -m pytest -m cluster tests/cluster
 
 test-spark35: $(VENV35)/ok
 	$(VENV35)/bin/python -m pytest -m "spark and not connect and not slow" tests/test_spark.py tests/test_exchange.py

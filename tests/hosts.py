@@ -88,6 +88,7 @@ class Hosts:
         cores: of each host, all of which its one executor gets.
         memory: of each host.
         executor_memory: of each executor, if a host's memory is not for one.
+        shm: size of /dev/shm on some hosts, by host, as mount(8) has it; others have the machine's.
         gpus: what each host's discovery script reports, by host.
         separate: hosts reach the driver over one network, on which they do not reach each other, and each other over
             another, whose addresses are those of the workers.
@@ -102,6 +103,7 @@ class Hosts:
         cores: int | Mapping[str, int] = 2,
         memory: str = "1g",
         executor_memory: str | None = None,
+        shm: Mapping[str, str] | None = None,
         gpus: Mapping[str, Sequence[str]] | None = None,
         separate: bool = False,
         ipv6: bool = False,
@@ -117,6 +119,7 @@ class Hosts:
         self._cores = dict.fromkeys(names, cores) if isinstance(cores, int) else dict(cores)
         self._memory = memory
         self._executor_memory = executor_memory or memory
+        self._shm = dict(shm or {})
         self._gpus = dict(gpus or {})
         self._separate = separate
         self._ipv6 = ipv6
@@ -191,9 +194,12 @@ class Hosts:
 
     def within(self, name: str) -> list[str]:
         """What to put before a command to have it run on a host."""
+        first = f"hostname {name}"
+        if name in self._shm:  # `ip netns exec` has given it mounts of its own
+            first += f" && mount -t tmpfs -o size={self._shm[name]} shm /dev/shm"
         return [
             *("ip", "netns", "exec", self._namespace(name), "unshare", "--uts"),
-            *("sh", "-c", f'hostname {name} && exec "$@"', "sh"),
+            *("sh", "-c", f'{first} && exec "$@"', "sh"),
         ]
 
     def kill(self, name: str) -> None:

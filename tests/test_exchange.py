@@ -100,10 +100,27 @@ def test_one_that_comes_too_late_is_sent_to_spark_as_well(serving: Any, monkeypa
     it, at = serving(2)
     tasks = Tasks(2)
     first = tasks.start(0, at)
-    watch.until(lambda: it._facts._given_up)
+    watch.until(lambda: it._facts.given_up)
     second = tasks.start(1, at)
     assert first.result(watch.DEADLINE) == second.result(watch.DEADLINE) == everyone(2)
     assert tasks.gathered == 2
+
+
+def test_tasks_that_are_placed_badly_end_and_others_may_come(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_FACTS_TIMEOUT", 0.1)
+    it, at = serving(2)
+    placed: list[Any] = []
+    it.accept_if(lambda facts: placed.append(facts) or len(placed) == 2)
+    tasks = Tasks(2)
+    for told in [tasks.start(partition, at, attempt=1) for partition in range(2)]:
+        with pytest.raises(exchange.StoppedError, match="placed the tasks badly"):
+            told.result(watch.DEADLINE)
+    watch.until(lambda: not it._facts._here)
+    assert not it.begun and it.start_again() and not it.start_again()
+    again = [tasks.start(partition, at, attempt=2) for partition in range(2)]
+    assert [told.result(watch.DEADLINE) for told in again] == [everyone(2, attempt=2)] * 2
+    assert it.begun and tasks.gathered == 0
+    assert [sorted(entry["facts"]["attempt"] for entry in facts) for facts in placed] == [[1, 1], [2, 2]]
 
 
 def test_a_broken_connection_is_made_again(serving: Any) -> None:
@@ -180,7 +197,7 @@ def test_sparks_tasks_exchange_their_facts_over_the_channel(sessions: Sessions) 
             run = TorchDistributor(4, False, False).submit(trainings.all_reduce)
             assert run.results() == [10.0] * 4
             assert run._server is not None
-            assert run._server._facts.complete
+            assert run._server._facts.settled
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -9,7 +9,7 @@ import socket
 import ssl
 import tempfile
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -75,6 +75,9 @@ class _Facts:
         self._answered: set[asyncio.StreamWriter] = set()
         #: Whether some tasks have had the facts of all.
         self.begun = False
+        #: Whether a run may begin as its tasks are placed.
+        self.accept: Callable[[list[dict[str, Any]]], bool] = lambda facts: True
+        self._refused = False
 
     def take(self, writer: asyncio.StreamWriter, partition: int, attempt: int, facts: dict[str, Any]) -> None:
         self._here[writer] = (partition, attempt, facts)
@@ -83,8 +86,10 @@ class _Facts:
         newest = {part: (number, entry) for part, number, entry in self._here.values()}
         numbers = [number for number, _ in newest.values()]
         if not self._complete and len(newest) == self.tasks == max(numbers) - min(numbers) + 1:
-            self._complete = newest
-            self.begun = True
+            self._refused = not self.accept([entry for _, entry in newest.values()])
+            if not self._refused:
+                self._complete = newest
+                self.begun = True
 
     def forget(self, writer: asyncio.StreamWriter) -> None:
         self._here.pop(writer, None)
@@ -94,6 +99,11 @@ class _Facts:
         """They will not be complete."""
         self.given_up = True
 
+    def start_again(self) -> bool:
+        """Forgets that the tasks were refused, if they were; those have ended."""
+        refused, self._refused = self._refused, False
+        return refused
+
     def waiting(self) -> list[asyncio.StreamWriter]:
         """Connections to answer to, each once."""
         waiting = [writer for writer in self._here if writer not in self._answered]
@@ -101,13 +111,16 @@ class _Facts:
         return waiting
 
     @property
-    def complete(self) -> bool:
-        return bool(self._complete)
+    def settled(self) -> bool:
+        """Whether all were here, and may begin or not."""
+        return bool(self._complete) or self._refused
 
     def answer(self) -> dict[str, Any] | None:
         """What all are told; ``None`` as long as some are missing."""
         if self.given_up:
             return {"order": "gather"}
+        if self._refused:
+            return {"order": "stop", "reason": "Spark has placed the tasks badly"}
         if not self._complete:
             return None
         return {"order": "facts", "facts": [facts for _, facts in self._complete.values()]}
@@ -177,6 +190,14 @@ class ChannelServer:
     def attach(self, sock: socket.socket) -> None:
         """Serves a node over a connected socket whose other end it inherits; takes the socket over."""
         self._call(self._serve_socket(sock)).result()
+
+    def accept_if(self, accept: Callable[[list[dict[str, Any]]], bool]) -> None:
+        """Has tasks end before they begin if this does not like the facts of all; then :meth:`start_again` is true."""
+        self._facts.accept = accept
+
+    def start_again(self) -> bool:
+        """Whether the tasks of before were refused; others may come now."""
+        return self._facts.start_again()
 
     def stop(self, reason: str) -> None:
         """Orders all nodes to stop their ranks, those that connect later as well."""
@@ -286,10 +307,10 @@ class ChannelServer:
             self._send(writer, self._stop)
         facts = self._facts
         facts.take(writer, int(message["facts"]["partition"]), int(message["attempt"]), dict(message["facts"]))
-        if self._fallback is not None and facts.complete:
+        if self._fallback is not None and facts.settled:
             self._fallback.cancel()
             self._fallback = None
-        elif self._fallback is None and not facts.complete:
+        elif self._fallback is None and not facts.settled:
             self._fallback = self._loop.call_later(_FACTS_TIMEOUT, self._give_facts_up)
         self._answer_facts()
         try:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
@@ -289,12 +289,20 @@ class SparkScheduler:
         }
         self._tag = f"distributor-{job.run_id}"
         task = _make_task(shipment)
+        server.accept_if(partial(spark_slots.is_spread, job))
         if self._connect:
             return _sort(self._collect_connect(job, task))
         for attempt in itertools.count(1):
             earliest = time.monotonic() + _GATHER_SECONDS
             try:
-                return replace(_sort(self._collect_classic(job, task)), times=self._times())
+                collected = _sort(self._collect_classic(job, task))
+                if not server.start_again():
+                    return replace(collected, times=self._times())
+                self._await_slots(job)
+                if self._cancelled.wait(_SLOT_POLL):
+                    raise RunCancelledError(f"run {job.run_id} was cancelled while it waited for slots")
+            except RunCancelledError:
+                raise
             except Exception as error:
                 # Spark gives a barrier job up with the first task it loses: to a worker that was about to end with the
                 # job before, say. As long as no task can have begun, nothing has happened that counts.

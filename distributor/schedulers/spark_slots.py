@@ -8,6 +8,8 @@ Source: https://spark.apache.org/docs/latest/configuration.html#stage-level-sche
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -278,6 +280,17 @@ class Slots:
             f"and the cluster ({self._cluster.master}) has {slots}: lower num_processes, or raise "
             "spark.executor.instances or spark.executor.cores, or lower spark.task.cpus"
         )
+
+
+def is_spread(job: Job, facts: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether no executor has more ranks than it may.
+
+    Spark deals the tasks of a barrier stage out evenly, but among the executors that it finds free at one moment: to
+    one that has just come up, it gives all that fit.
+    """
+    limit = job.max_processes_per_node
+    most = max(Counter(entry["facts"]["executor"] for entry in facts).values())
+    return limit is None or most * job.ranks_per_task <= limit
 
 
 def profile(session: SparkSession, task: TaskProfile) -> Any:

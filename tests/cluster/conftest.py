@@ -49,6 +49,7 @@ def cluster() -> Iterator[Cluster]:
         cores=CORES,
         memory="3g",
         executor_memory="512m",
+        shm={"host-b": "64m"},  # as much as containers have by default
         gpus=GPUS,
         environ={"host-a": {"CUDA_VISIBLE_DEVICES": VISIBLE}},
         conf={"spark.deploy.spreadOut": "false"},  # applications fill one host before the next

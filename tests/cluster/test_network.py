@@ -48,6 +48,13 @@ def test_each_node_uses_its_way_to_the_others(cluster: Cluster) -> None:
             assert tuple(seen[rank][name] for name in names) == (used, f"={used}", used, master)
 
 
+def test_what_a_host_lacks_is_told_at_the_start(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    cluster.session()
+    TorchDistributor(6, use_gpu=False).run(trainings.rank)
+    told = [record.getMessage() for record in caplog.records if "/dev/shm" in record.getMessage()]
+    assert [text.partition(":")[0] for text in told] == ["host-b has 64 MiB of /dev/shm"]
+
+
 def test_what_the_user_says_of_interfaces_holds(cluster: Cluster) -> None:
     cluster.session({"spark.executorEnv.NCCL_SOCKET_IFNAME": "ib0", "spark.executorEnv.NCCL_IB_HCA": "mlx5_1"})
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "TP_SOCKET_IFNAME")
@@ -61,15 +68,15 @@ def test_latency_and_loss_change_nothing(cluster: Cluster, tmp_path: Path) -> No
     """50 ms each way and 1 % of packets lost; both heartbeat and stall limits are much shorter than by default."""
     cluster.session()
     distributor = TorchDistributor(6, use_gpu=False, heartbeat_timeout=10, stall_timeout=30, log_dir=tmp_path)
-    expected = distributor.submit(trainings.steps_on, 20).results()
+    expected = distributor.submit(trainings.steps_on, 10).results()
     cluster.hosts.slow_down(delay=0.05, loss=0.01)
     try:
-        run = distributor.submit(trainings.steps_on, 20)
+        run = distributor.submit(trainings.steps_on, 10)
         assert run.results() == expected
         assert run.log_folder is not None
         for rank in range(6):
             assert (run.log_folder / f"rank-{rank}.stdout").read_text().splitlines() == [
-                f"step {step}" for step in range(20)
+                f"step {step}" for step in range(10)
             ]
     finally:
         cluster.hosts.speed_up()
