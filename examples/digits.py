@@ -35,7 +35,7 @@ def train(epochs: int = 30, learning_rate: float = 0.05, batch_size: int = 32) -
     use_gpu = torch.cuda.is_available()
     dist.init_process_group("nccl" if use_gpu else "gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    device = torch.device("cuda", rank % torch.cuda.device_count()) if use_gpu else torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if use_gpu else torch.device("cpu")
 
     pixels, labels = load_digits(return_X_y=True)
     x_train, x_test, y_train, y_test = train_test_split(pixels / 16.0, labels, test_size=0.25, random_state=0)

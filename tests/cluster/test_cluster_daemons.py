@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trainings
 import watch
-from conftest import Cluster
+from clusters import Cluster
 from hosts import Hosts
 
 from distributor import NodeLostError, Status, TorchDistributor

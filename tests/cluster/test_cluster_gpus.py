@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from conftest import CORES, GPUS, VISIBLE, Cluster
+from clusters import CORES, GPUS, VISIBLE, Cluster
 
 from distributor import ConfigurationError, ResourceError, TorchDistributor
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import trainings
-from conftest import CORES, Cluster
+from clusters import CORES, Cluster
 from hosts import INTERFACES, Hosts
 
 from distributor import TorchDistributor

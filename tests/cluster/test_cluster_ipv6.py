@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Cluster
+from clusters import Cluster
 from hosts import Hosts
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.slow]

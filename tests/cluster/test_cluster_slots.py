@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trainings
 import watch
-from conftest import Cluster
+from clusters import Cluster
 
 from distributor import ConfigurationError, ResourceError, StartError, TorchDistributor
 from distributor.schedulers import spark_slots

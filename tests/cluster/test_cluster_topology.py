@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trainings
-from conftest import CORES, Cluster
+from clusters import CORES, Cluster
 
 from distributor import StartError, TorchDistributor
 

@@ -1,0 +1,39 @@
+"""A cluster over three hosts that tests share, and what is on its hosts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hosts import Hosts
+
+#: Cores of each host: uneven, as clusters grow.
+CORES = {"host-a": 3, "host-b": 1, "host-c": 2}
+
+#: What discovery scripts report: indices, which a visible-devices setting of the host maps, UUIDs, MIG names.
+GPUS = {
+    "host-a": ["0", "1", "2"],
+    "host-b": ["GPU-8d1f4b1c-0000", "GPU-8d1f4b1c-0001", "GPU-8d1f4b1c-0002"],
+    "host-c": ["MIG-5c1b0a3e-0000", "MIG-5c1b0a3e-0001", "MIG-5c1b0a3e-0002"],
+}
+VISIBLE = "4,6,7"
+
+
+class Cluster:
+    """Hosts, and at most one session on them: a new one only where a test asks for other settings."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self.hosts = hosts
+        self._settings: dict[str, str] | None = None
+
+    def session(self, settings: dict[str, str] | None = None) -> Any:
+        """The session with such settings; executors take all cores of their hosts by default."""
+        if self._settings != (settings or {}):
+            self.stop()
+            self._settings = dict(settings or {})
+            return self.hosts.session(**self._settings)
+        return self.hosts.active
+
+    def stop(self) -> None:
+        """Frees all executors."""
+        self.hosts.stop_session()
+        self._settings = None
