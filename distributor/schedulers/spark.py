@@ -7,7 +7,6 @@ import itertools
 import logging
 import os
 import pickle
-import re
 import secrets
 import struct
 import tempfile
@@ -26,15 +25,12 @@ from distributor.channel.server import ChannelServer
 from distributor.errors import (
     ConfigurationError,
     DistributorError,
-    NodeLostError,
     ResourceError,
-    ResultError,
     RunCancelledError,
-    StartError,
 )
 from distributor.job import Job, Resources, TaskProfile
 from distributor.outcomes import Collected
-from distributor.schedulers import spark_slots
+from distributor.schedulers import spark_errors, spark_slots
 from distributor.schedulers.spark_session import conf, is_cluster, is_connect, is_true, master_of
 from distributor.schedulers.spark_task import Shipment, run_task
 
@@ -236,7 +232,7 @@ class SparkScheduler:
             return "Spark has not started its tasks: other jobs hold the slots" if busy else None
         if self._slots is None or self._tasks_running():
             return None
-        return f"Spark has not started its tasks, {self._progress(self._slots.current()[1])}: other jobs hold the rest"
+        return f"Spark has not started its tasks, {self._progress(self._slots.free())}: other jobs hold the rest"
 
     def cancel(self) -> None:
         self._cancelled.set()
@@ -253,7 +249,7 @@ class SparkScheduler:
         except DistributorError:
             raise
         except Exception as error:
-            raise _translate(error, job) from None
+            raise spark_errors.translate(error, job) from None
 
     def _run(self, job: Job, server: ChannelServer) -> Collected:
         self._await_slots(job)
@@ -310,7 +306,7 @@ class SparkScheduler:
                 harmless = waiting and attempt < _ATTEMPTS and not self._cancelled.is_set()
                 if not (harmless and "Python worker exited unexpectedly" in str(error)):
                     raise
-                _log.warning("starting run %s again: %s", job.run_id, _reason(str(error)))
+                _log.warning("starting run %s again: %s", job.run_id, spark_errors.reason(str(error)))
         raise AssertionError
 
     def _collect_classic(self, job: Job, task: Task) -> Iterable[bytes]:
@@ -420,11 +416,12 @@ class SparkScheduler:
         assert self._slots is not None
         self._needed = job.num_tasks
         shown = None
-        while (now := self._slots.current())[self._slots.limited] < job.num_tasks:
-            self._missing_slots = self._slots.too_few(now[self._slots.limited])
-            if now[1] != shown:
-                shown = now[1]
-                _log.warning(self._progress(shown))
+        while not self._slots.ready():
+            free = self._slots.free()
+            self._missing_slots = self._slots.too_few(free if self._slots.limited else self._slots.total())
+            if free != shown:
+                shown = free
+                _log.warning(self._progress(free))
             if self._cancelled.wait(_SLOT_POLL):
                 raise RunCancelledError(f"run {job.run_id} was cancelled while it waited for slots")
         self._missing_slots = ""
@@ -437,7 +434,7 @@ class SparkScheduler:
             with suppress(Exception):  # the context may just be stopped
                 if self._tasks_running():
                     return
-                free = self._slots.current()[1]
+                free = self._slots.free()
                 if free != shown and time.monotonic() > due:
                     shown, due = free, time.monotonic() + _QUEUE_INTERVAL
                     _log.warning(self._progress(free))
@@ -530,44 +527,3 @@ def _why(collected: Collected) -> str:
     else:
         text = "the ranks were stopped: the run was cancelled, or a node was lost"
     return text.partition("\n")[0]
-
-
-def _translate(error: Exception, job: Job) -> DistributorError:
-    """Spark's exception as one of ours: the reason in one line, and no Java stack."""
-    text = str(error)
-    if "spark.driver.maxResultSize" in text:
-        size = re.search(r"Total size of serialized results of \d+ tasks? \(([^)]*)\)", text)
-        return ResultError(
-            f"the return values{f' ({size.group(1)})' if size else ''} are larger than spark.driver.maxResultSize "
-            "allows: raise that setting (and spark.driver.memory with it), or write a checkpoint to shared storage and "
-            "return its path"
-        )
-    if re.search(r"cancelled|canceled|interrupted|OPERATION_CANCELED", text, re.IGNORECASE):
-        return RunCancelledError(f"the Spark job of run {job.run_id} was cancelled: {_reason(text)}")
-    if "BarrierJobSlotsNumberCheckFailed" in text or "requires more slots" in text:
-        return ResourceError(
-            f"num_processes={job.num_processes} needs {job.num_tasks} task slots at once, and the cluster has fewer: "
-            f"{_reason(text)}"
-        )
-    if "PYTHON_VERSION_MISMATCH" in text:
-        return StartError(
-            f"{_line_with('PYTHON_VERSION_MISMATCH', text)} Name another Python before the session starts "
-            "(PYSPARK_PYTHON, spark.pyspark.python)"
-        )
-    return NodeLostError(f"the Spark job of run {job.run_id} failed: {_reason(text)}")
-
-
-def _line_with(word: str, text: str) -> str:
-    return next(line.strip() for line in text.splitlines() if word in line).partition(f"[{word}] ")[2]
-
-
-def _reason(text: str) -> str:
-    """Why, from a Java exception's text: Spark's own line, and the Python exception in a worker if there was one."""
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("at ")]
-    at = next((index for index, line in enumerate(lines) if re.search(r"Job aborted|cancelled|Lost task", line)), 0)
-    spark, *after = lines[at:] or [""]
-    if spark.endswith("finished unsuccessfully.") and after:  # a barrier task; the next line says why
-        spark += f" {after[0].partition('. ')[0]}"
-    spark = re.sub(r"^[:\s]*(?:[\w.$]+(?:Exception|Error): )+", "", spark)[:500] or "no reason given"
-    in_worker = [line for line in lines if re.match(r"(?!org\.|java\.|scala\.|py4j\.)[\w.]*(Error|Exception): ", line)]
-    return f"{spark} (in a Python worker: {in_worker[-1][:500]})" if in_worker else spark

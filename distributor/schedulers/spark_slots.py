@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +41,7 @@ class Cluster:
         master: the master URL.
         task_cpus: ``spark.task.cpus``.
         task_gpus: ``spark.task.resource.gpu.amount`` as it is written.
-        executor_cores: of each executor that is known of, one or more; empty if that is nothing.
-        uniform: all others are like these: the settings say so. Otherwise there may be any.
+        executor_cores: of each executor; ``None`` if the settings do not say.
         executor_gpus: of each executor.
         memory_beside_heap: bytes that an executor has for what is not its JVM's heap, Python included.
         no_profiles: why stages cannot have resources of their own; ``None`` if they can.
@@ -51,15 +50,14 @@ class Cluster:
     master: str
     task_cpus: int = 1
     task_gpus: str = "0"
-    executor_cores: tuple[int, ...] = ()
-    uniform: bool = True
+    executor_cores: int | None = None
     executor_gpus: int = 0
     memory_beside_heap: int = _OVERHEAD_LEAST
     no_profiles: str | None = None
 
 
 def cluster_of(session: SparkSession) -> Cluster:
-    """What a session's settings say, and the executors that are there."""
+    """What a session's settings say."""
     master = master_of(session)
     local = re.fullmatch(r"local(?:\[(\d+|\*).*\])?", master)
     of_master = re.fullmatch(r"local-cluster\[\s*\d+\s*,\s*(\d+)\s*,.*", master)
@@ -72,33 +70,26 @@ def cluster_of(session: SparkSession) -> Cluster:
         cores = 1
     elif cores == "*":
         cores = None if is_connect(session) else session.sparkContext.defaultParallelism
-    uniform = cores is not None
-    there = () if uniform or is_connect(session) else tuple(cores for _, cores, _ in executors(session))
     return Cluster(
         master=master,
         task_cpus=int(conf(session, "spark.task.cpus", "1")),
         task_gpus=str(conf(session, _TASK_GPUS, "0")),
-        executor_cores=(int(cores),) if cores is not None else there,
-        uniform=uniform,
+        executor_cores=None if cores is None else int(cores),
         executor_gpus=int(float(conf(session, _EXECUTOR_GPUS) or 0)),
         memory_beside_heap=_memory_beside_heap(session),
         no_profiles=_why_no_profiles(session, master),
     )
 
 
-def executors(session: SparkSession) -> list[tuple[str, int, int]]:
-    """The executors of a classic session that are there: name, cores, running tasks."""
+def executors(session: SparkSession) -> Iterator[tuple[int, int]]:
+    """Cores and running tasks of each executor of a classic session that is there."""
     scala = session.sparkContext._jsc.sc()
-    running = scala.taskScheduler().runningTasksByExecutors() if hasattr(scala, "taskScheduler") else None
+    running = scala.taskScheduler().runningTasksByExecutors()
     listed = scala.statusStore().executorList(True)
-    found = []
     for index in range(listed.size()):
         executor = listed.apply(index)
-        busy = running.get(executor.id()) if running is not None else None
-        if executor.totalCores() > 0:  # a driver is listed without
-            tasks = int(busy.get()) if busy is not None and busy.isDefined() else 0
-            found.append((str(executor.id()), int(executor.totalCores()), tasks))
-    return found
+        tasks = running.get(executor.id())
+        yield int(executor.totalCores()), int(tasks.get()) if tasks.isDefined() else 0  # a driver is there with 0 cores
 
 
 def _why_no_profiles(session: SparkSession, master: str) -> str | None:
@@ -123,10 +114,10 @@ def shape(resources: Resources, cluster: Cluster) -> tuple[int, TaskProfile | No
     """
     ranks, gpus = _gpus(resources, cluster)
     cpus = cluster.task_cpus if resources.cpus_per_process is None else ranks * resources.cpus_per_process
-    if cluster.uniform and cluster.executor_cores and cpus > cluster.executor_cores[0]:
+    if cluster.executor_cores is not None and cpus > cluster.executor_cores:
         raise ResourceError(
             f"a task of {ranks} rank{'s' * (ranks > 1)} needs {cpus} cores (cpus_per_process="
-            f"{resources.cpus_per_process}), and each executor has {cluster.executor_cores[0]}: lower "
+            f"{resources.cpus_per_process}), and each executor has {cluster.executor_cores}: lower "
             "cpus_per_process, or raise spark.executor.cores"
         )
     default_gpus = float(cluster.task_gpus) if resources.use_gpu else gpus
@@ -228,39 +219,45 @@ class Slots:
         """Task slots that the cluster can have at most; ``None`` if that is not known."""
         cores = self._cluster.executor_cores
         if re.match(r"local(\[|$)", self._cluster.master):
-            return self._usable(cores[0]) if cores else None
+            return None if cores is None else self._usable(cores)
         of_master = re.match(r"local-cluster\[\s*(\d+)", self._cluster.master)
         instances = of_master[1] if of_master is not None else conf(self._session, "spark.executor.instances")
-        if instances and int(instances) > 0 and cores and self._cluster.uniform:
-            return int(instances) * self._usable(cores[0])
+        if instances and int(instances) > 0 and cores is not None:
+            return int(instances) * self._usable(cores)
         return None
 
-    def current(self) -> tuple[int, int]:
-        """Task slots of the executors that have come so far, and how many of them nothing runs on. Classic only.
-
-        Where a node may have so many ranks only, an executor's other slots do not count.
-        """
+    def total(self) -> int:
+        """Task slots of the executors that have come so far, whatever runs on them. Classic sessions only."""
         scala = self._session.sparkContext._jsc.sc()
         manager = scala.resourceProfileManager()
         jvm_profile = manager.defaultResourceProfile()
         if self._job.task_profile is not None:
             jvm_profile = profile(self._session, self._job.task_profile)._java_resource_profile
             manager.addResourceProfile(jvm_profile)
-        total = free = 0
-        for _, cores, running in executors(self._session):
-            total += self._usable(cores)
-            # Spark does not tell which CPUs are taken: those of tasks that are the session's own are assumed.
-            free += self._usable(max(0, cores - running * self._cluster.task_cpus))
-        if not self.limited:
-            total = int(scala.maxNumConcurrentTasks(jvm_profile))
-        return total, min(total, free)
+        return int(scala.maxNumConcurrentTasks(jvm_profile))
+
+    def free(self) -> int:
+        """Task slots that nothing runs on; where a node may have so many ranks only, its others do not count.
+
+        Spark does not tell which CPUs are taken: those of tasks that are the session's own are assumed. Classic only.
+        """
+        usable = (
+            self._usable(max(0, cores - running * self._cluster.task_cpus))
+            for cores, running in executors(self._session)
+        )
+        return min(self.total(), sum(usable))
+
+    def ready(self) -> bool:
+        """Whether the run can be given to Spark, which then waits for slots that are busy. Classic only.
+
+        Spark deals the tasks of a barrier stage out evenly if it finds all their slots free. So where a node may have
+        so many ranks only, these are waited for.
+        """
+        return (self.free() if self.limited else self.total()) >= self._job.num_tasks
 
     @property
     def limited(self) -> bool:
-        """Whether a node may have so many ranks only.
-
-        Spark deals the tasks of a barrier stage out evenly if it finds all their slots free, so those are waited for.
-        """
+        """Whether a node may have so many ranks only."""
         return self._job.max_processes_per_node is not None
 
     def _usable(self, cores: int) -> int:

@@ -9,13 +9,18 @@ from hosts import Hosts
 #: Cores of each host: uneven, as clusters grow.
 CORES = {"host-a": 3, "host-b": 1, "host-c": 2}
 
-#: What discovery scripts report: indices, which a visible-devices setting of the host maps, UUIDs, MIG names.
+#: What discovery scripts report: numbers on host-a and host-c, UUIDs and MIG names on host-b.
 GPUS = {
     "host-a": ["0", "1", "2"],
-    "host-b": ["GPU-8d1f4b1c-0000", "GPU-8d1f4b1c-0001", "GPU-8d1f4b1c-0002"],
-    "host-c": ["MIG-5c1b0a3e-0000", "MIG-5c1b0a3e-0001", "MIG-5c1b0a3e-0002"],
+    "host-b": ["GPU-8d1f4b1c-0000", "MIG-5c1b0a3e-0000", "MIG-5c1b0a3e-0001"],
+    "host-c": ["0", "1", "2"],
 }
-VISIBLE = "4,6,7"
+
+#: What daemons have in their environment: a setting through which numbers go, AMD's on host-a, NVIDIA's on host-c.
+ENVIRON = {
+    "host-a": {"HIP_VISIBLE_DEVICES": "4,6,7", "ROCR_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"},
+    "host-c": {"CUDA_VISIBLE_DEVICES": "1,3,5"},
+}
 
 
 class Cluster:

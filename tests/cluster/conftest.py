@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from clusters import CORES, GPUS, VISIBLE, Cluster
+from clusters import CORES, ENVIRON, GPUS, Cluster
 from hosts import Hosts, require
 
 
@@ -19,7 +19,7 @@ def cluster() -> Iterator[Cluster]:
         executor_memory="512m",
         shm={"host-b": "64m"},  # as much as containers have by default
         gpus=GPUS,
-        environ={"host-a": {"CUDA_VISIBLE_DEVICES": VISIBLE}},
+        environ=ENVIRON,
         conf={"spark.deploy.spreadOut": "false"},  # applications fill one host before the next
     ) as hosts:
         shared = Cluster(hosts)

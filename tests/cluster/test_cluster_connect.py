@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clusters import GPUS, Cluster
+from clusters import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.slow]
 
@@ -21,6 +21,7 @@ TESTS = Path(__file__).parents[1]
 CLIENT = """
 import json, os, sys
 import trainings
+from distributor import network
 from pyspark.sql import SparkSession
 from distributor import TorchDistributor, TrainingError, ResourceError, StartError
 
@@ -89,6 +90,11 @@ def test_connect(client: Callable[[str], Any]) -> None:
         except ResourceError as error:
             answer(error=str(error))
 
+        network.address_towards = lambda host: "127.0.0.1"  # where nobody else finds this client
+        network.is_own = lambda address: False
+        run = TorchDistributor(6, use_gpu=False).submit(talk)
+        answer(values=run.results(), hosts=[node.host for node in run.placement.nodes], id=run.id)
+
         go, busy = answers + "-go", TorchDistributor(5, use_gpu=False)
         busy = busy.submit(trainings.wait_for, go)
         while busy.status.value != "running":
@@ -101,7 +107,7 @@ def test_connect(client: Callable[[str], Any]) -> None:
         busy.result()
         """
     )
-    first, failed, with_gpus, large, refused, late = answers
+    first, failed, with_gpus, large, refused, alone, late = answers
     assert sorted(first["hosts"]) == ["host-a", "host-b", "host-c"]
     assert sorted({interface for interface, _, _ in first["values"]}) == ["enp3s0", "ens5", "eth0"]
     assert printed.splitlines()[0].startswith("[distributor] run ")
@@ -111,7 +117,10 @@ def test_connect(client: Callable[[str], Any]) -> None:
     assert sorted(with_gpus["hosts"]) == ["host-a", "host-c"]
     assert [threads for _, threads, _ in with_gpus["values"]] == ["2", "2"]
     seen = {host: devices.split(",") for host, (_, _, devices) in zip(with_gpus["hosts"], with_gpus["values"])}
-    assert sorted(seen["host-c"]) == GPUS["host-c"]
+    assert sorted(seen["host-c"]) == ["1", "3", "5"]
     assert large["length"] == 100 << 20
     assert refused["error"].startswith("gpus_per_process=4, but ")
+    assert sorted(alone["values"]) == sorted(first["values"])
+    assert sorted(alone["hosts"]) == ["host-a", "host-b", "host-c"]
+    assert f"[distributor] run {alone['id']}" not in printed
     assert "start_timeout=6 s: Spark has not started its tasks: other jobs hold the slots" in late["error"]

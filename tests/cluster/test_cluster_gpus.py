@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from clusters import CORES, GPUS, VISIBLE, Cluster
+import trainings
+from clusters import CORES, ENVIRON, GPUS, Cluster
 
 from distributor import ConfigurationError, ResourceError, TorchDistributor
 
@@ -22,7 +23,9 @@ def visible() -> tuple[str, str, list[str]]:
 
 def devices_of(host: str) -> list[str]:
     """What ranks on a host have to call its GPUs: numbers go through the setting that the host has already."""
-    return [VISIBLE.split(",")[int(name)] if name.isdecimal() else name for name in GPUS[host]]
+    environ = ENVIRON.get(host, {})
+    names = (environ.get("CUDA_VISIBLE_DEVICES") or environ.get("HIP_VISIBLE_DEVICES") or "").split(",")
+    return [names[int(name)] if name.isdecimal() else name for name in GPUS[host]]
 
 
 def test_a_run_may_have_gpus_where_tasks_have_none(cluster: Cluster) -> None:
@@ -37,6 +40,8 @@ def test_a_run_may_have_gpus_where_tasks_have_none(cluster: Cluster) -> None:
             assert len(own) == len(set(own)) == CORES[node.host]
             assert set(own) <= set(devices_of(node.host))
             assert own[int(local_rank)]  # cuda:LOCAL_RANK is there
+    rocr = TorchDistributor(6).submit(trainings.environment, "ROCR_VISIBLE_DEVICES").results()  # filters below HIP's
+    assert [env["ROCR_VISIBLE_DEVICES"] for env in rocr].count(ENVIRON["host-a"]["ROCR_VISIBLE_DEVICES"]) == 3
     hidden = TorchDistributor(6, use_gpu=False).submit(visible).results()
     assert {tuple(own) for _, _, own in hidden} == {("",)}
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tarfile
+import venv
 from pathlib import Path
 
 import pytest
@@ -23,9 +25,8 @@ def submit(cluster: Cluster, host: str | None, *options: str) -> subprocess.Comp
     address = cluster.hosts.driver_address if host is None else cluster.hosts.addresses[host]
     before = [] if host is None else cluster.hosts.within(host)
     environ = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_")},
         "SPARK_LOCAL_IP": address,
-        "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": str(ROOT),
         "SPARK_HOME": _find_spark_home(),
     }
@@ -38,9 +39,26 @@ def submit(cluster: Cluster, host: str | None, *options: str) -> subprocess.Comp
     return subprocess.run(command, capture_output=True, text=True, timeout=200, env=environ, cwd="/")
 
 
-@pytest.mark.parametrize("host", [None, "host-b"], ids=["outside", "on-a-host"])
-def test_client_mode(cluster: Cluster, host: str | None) -> None:
-    done = submit(cluster, host)
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment as venv-pack packs it, but for the gigabytes: these are where they are."""
+    folder = tmp_path_factory.mktemp("env")
+    venv.create(folder / "env", with_pip=False, symlinks=True)
+    (site,) = (folder / "env").glob("lib/python*/site-packages")
+    (site / "here.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    archive = folder / "env.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(folder / "env", arcname=".")
+    return archive
+
+
+@pytest.mark.parametrize("host", [None, "host-b"], ids=["outside", "on-a-host-with-an-environment"])
+def test_client_mode(cluster: Cluster, host: str | None, packed: Path) -> None:
+    pythons = ["--conf", f"spark.pyspark.python={sys.executable}"]
+    if host is not None:
+        own = ["--conf", f"spark.pyspark.driver.python={sys.executable}"]  # the driver does not unpack it
+        pythons = ["--archives", f"{packed}#env", "--conf", "spark.pyspark.python=./env/bin/python", *own]
+    done = submit(cluster, host, *pythons)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "[distributor] run " in done.stdout
     assert "\naccuracy 0." in done.stdout

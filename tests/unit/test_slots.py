@@ -10,7 +10,7 @@ GIB = 1 << 30
 
 
 def cluster(**fields):
-    return Cluster(**{"master": "spark://host:7077", "executor_cores": (4,), **fields})
+    return Cluster(**{"master": "spark://host:7077", "executor_cores": 4, **fields})
 
 
 def asked(num_processes=4, use_gpu=False, **fields):
