@@ -166,7 +166,8 @@ class _Agent:
                 who, node = self._place()
                 interface, warning = network.interface_towards(node.address, [other.address for other in who.nodes])
                 self._warnings += [warning] if warning is not None else []
-                plan = PATHS[self._job.launch_path].plan(self._job, who, node, os.environ, interface)
+                sockets = environment.sockets(os.environ, interface, environment.nccl_knows_better(os.environ))
+                plan = PATHS[self._job.launch_path].plan(self._job, who, node, os.environ, sockets)
                 node_id = str(plan.node_env[processes.NODE_ID])
                 report = await self._train(self._prepare(plan, who, folder), node_id)
             except Exception as error:

@@ -57,8 +57,8 @@ class TorchDistributor:
             ranks as have room beside its JVM heap (``spark.executor.memoryOverhead``).
         max_processes_per_node: ranks of one executor at most.
 
-            On Spark, these four hold for this run alone, by stage-level scheduling: the session's own tasks may have
-            other CPUs, and no GPU. It is there on standalone clusters, YARN and Kubernetes.
+            On Spark, these four hold for this run alone. Where a session's own tasks have other CPUs or GPUs, that
+            takes stage-level scheduling, which there is on standalone clusters, YARN and Kubernetes.
         start_timeout: seconds that may pass until all ranks are up, waiting for executors included (default 600).
         grace_period: seconds from SIGTERM to SIGKILL when ranks are stopped, so that they may save (default 10).
         heartbeat_timeout: seconds of silence after which driver and node give each other up (default 30).
@@ -257,7 +257,7 @@ class TorchDistributor:
             gpus_per_process=self._resources.gpus_per_process or 1,
             cpus_per_process=self._resources.cpus_per_process,
             max_processes_per_node=scheduler.node_limit(self._resources),
-            spark_cpus=scheduler.task_cpus,
+            spark_cpus=scheduler.omp_threads,
             versions=versions.here(),
             env={**self._forwarded(), **self._env},
             working_dir=working_dir,

@@ -25,6 +25,11 @@ def visible_devices(environ: Mapping[str, str]) -> str | None:
     return next((environ[name] for name in VISIBLE_DEVICES if name in environ), None)
 
 
+def numbered_by(machine: str, environ: Mapping[str, str]) -> str:
+    """A name for where numbers of devices mean the same ones: a machine, and what AMD's lower filter leaves of it."""
+    return f"{machine} {environ['ROCR_VISIBLE_DEVICES']}" if machine and "ROCR_VISIBLE_DEVICES" in environ else machine
+
+
 def parse_visible(setting: str | None) -> tuple[str, ...] | None:
     """Device names of a visible-devices setting, in order; ``None`` if unset (all devices are visible).
 

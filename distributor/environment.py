@@ -5,7 +5,9 @@ Standard library only: Spark's Python workers use it as well, to start the proce
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 
 from distributor.processes import NODE_ID
 
@@ -37,17 +39,37 @@ CONTRACT = (
 _INTERFACES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}", "TP_SOCKET_IFNAME": "{}"}
 
 
-def sockets(environ: Mapping[str, str], interface: str | None) -> dict[str, str]:
+def sockets(environ: Mapping[str, str], interface: str | None, leave_nccl: bool = False) -> dict[str, str]:
     """Has collectives use a network interface, where the environment says nothing of that yet.
 
     Left alone, gloo listens on whatever address the host's name resolves to, which may be loopback.
+
+    Args:
+        environ: what is set already.
+        interface: which one; ``None`` sets nothing.
+        leave_nccl: NCCL knows better.
 
     >>> sockets({"NCCL_SOCKET_IFNAME": "ib0"}, "eth1")
     {'GLOO_SOCKET_IFNAME': 'eth1', 'TP_SOCKET_IFNAME': 'eth1'}
     """
     if interface is None:
         return {}
-    return {name: form.format(interface) for name, form in _INTERFACES.items() if name not in environ}
+    known = {*environ, "NCCL_SOCKET_IFNAME"} if leave_nccl else environ
+    return {name: form.format(interface) for name, form in _INTERFACES.items() if name not in known}
+
+
+def nccl_knows_better(environ: Mapping[str, str]) -> bool:
+    """Whether NCCL has been told its interfaces in a file of its own, or there is IP over InfiniBand, which it prefers.
+
+    Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (NCCL_CONF_FILE, NCCL_SOCKET_IFNAME).
+    """
+    for path in (environ.get("NCCL_CONF_FILE", ""), os.path.expanduser("~/.nccl.conf"), "/etc/nccl.conf"):
+        with suppress(OSError, UnicodeDecodeError), open(path) as settings:
+            if any(line.strip().startswith("NCCL_SOCKET_IFNAME") for line in settings):
+                return True
+    with suppress(OSError):
+        return any(name.startswith("ib") for name in os.listdir("/sys/class/net"))
+    return False
 
 
 def overlay(

@@ -93,7 +93,8 @@ class Job:
         gpus_per_process: GPUs of one rank, where it uses any.
         cpus_per_process: CPUs of one rank in local mode; ``None``: its share of the machine's.
         max_processes_per_node: ranks of one node at most; ``None``: any number.
-        spark_cpus: ``spark.task.cpus``, which Spark's workers have for OMP_NUM_THREADS whatever their task's CPUs are.
+        spark_cpus: ``spark.task.cpus``, to which Spark sets OMP_NUM_THREADS for its workers whatever CPUs their tasks
+            have; ``None`` if it does not.
         versions: of Python and torch on the driver.
         env: environment variables for the ranks, the user's word over everything else. Never shown in ``repr``.
         working_dir: project folder that becomes the ranks' current directory.

@@ -107,10 +107,10 @@ def parse_memory(text: str, unit: str = "") -> int:
     >>> parse_memory("8g"), parse_memory("512MB"), parse_memory("1.5k"), parse_memory("2", "m")
     (8589934592, 536870912, 1536, 2097152)
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", text.lower())
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?\s*", text.lower())
     if match is None:
         raise ValueError(text)
-    return int(float(match[1]) * (1 << _UNITS[match[2] or unit]))
+    return int(float(match[1]) * (1 << _UNITS[match[2] or ("" if match[3] else unit)]))
 
 
 def mebibytes(size: int) -> str:

@@ -14,6 +14,9 @@ _NLM_F_REQUEST = 1
 _RTA_DST, _RTA_OIF = 1, 4
 _NETLINK_TIMEOUT = 5.0
 
+#: netdevice(7).
+_SIOCGIFADDR = 0x8915
+
 
 def listen(address: str) -> socket.socket:
     """A listening TCP socket on a free port of an address.
@@ -38,10 +41,15 @@ def listen(address: str) -> socket.socket:
 
 def resolve(host: str) -> str:
     """The IP address of a host name; the name itself if it cannot be resolved here."""
+    return resolve_all(host)[0]
+
+
+def resolve_all(host: str) -> list[str]:
+    """All IP addresses of a host name; the name itself if it cannot be resolved here."""
     try:
-        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+        return [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
     except (OSError, UnicodeError):  # UnicodeError: no name that DNS could hold
-        return host
+        return [host]
 
 
 def address_towards(host: str) -> str | None:
@@ -68,10 +76,13 @@ def node_address(executor_host: str, driver_host: str) -> str:
         executor_host: what Spark calls this executor's host: a name, or an address, IPv6 ones maybe in brackets.
         driver_host: likewise, the driver's.
     """
-    own = resolve(executor_host.strip("[]"))
-    if is_own(own) and not is_loopback(own):
-        return own
     towards = address_towards(driver_host.strip("[]"))
+    known = resolve_all(executor_host.strip("[]"))
+    known.sort(key=lambda address: (":" in address) != (":" in (towards or "")))  # of the driver's kind first
+    own = next((address for address in known if is_own(address) and not is_loopback(address)), None)
+    if own is not None:
+        return own
+    own = known[0]
     return own if towards is None or (is_loopback(towards) and not is_loopback(own)) else towards
 
 
@@ -122,9 +133,10 @@ def interface_towards(
 
 
 def interface_of_route(address: str) -> str | None:
-    """The interface by which the kernel would send to an IP address; ``None`` if it has no way, or will not say.
+    """The interface by which the kernel would send to an IP address.
 
-    Asks as ``ip route get`` does: rtnetlink(7), RTM_GETROUTE.
+    ``None`` if it has no way or will not say, or if the interface has no address itself, which gloo would need. Asks as
+    ``ip route get`` does: rtnetlink(7), RTM_GETROUTE.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
@@ -140,11 +152,27 @@ def interface_of_route(address: str) -> str | None:
         while kind == _RTM_NEWROUTE and at + 4 <= size:
             length, attribute = struct.unpack_from("=HH", answer, at)
             if attribute == _RTA_OIF:
-                return socket.if_indextoname(*struct.unpack_from("=I", answer, at + 4))
+                name = socket.if_indextoname(*struct.unpack_from("=I", answer, at + 4))
+                return name if _has_address(name, family) else None
             at += max(4, (length + 3) & ~3)
     except (OSError, AttributeError, struct.error):  # AttributeError: a platform without netlink
         pass
     return None
+
+
+def _has_address(interface: str, family: int) -> bool:
+    """Whether an interface has an address that is more than link-local."""
+    if family == socket.AF_INET6:
+        with open("/proc/net/if_inet6") as table:  # address, index, prefix length, scope, flags, name
+            return any(fields[5] == interface and fields[3] != "20" for fields in map(str.split, table))
+    import fcntl  # not on every platform that a driver runs on
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()))
+        except OSError:
+            return False
+    return True
 
 
 def is_loopback(address: str) -> bool:

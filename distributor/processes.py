@@ -218,16 +218,21 @@ def executor_of_this() -> int:
 
 
 def machine() -> str:
-    """A name for where this process's devices are: this boot of a machine, and a container (its mounts) in it."""
-    with open("/proc/sys/kernel/random/boot_id") as boot:
-        return f"{boot.read().strip()} {os.readlink('/proc/self/ns/mnt')}"
+    """A name for where numbers of devices mean the same ones: a machine, or a container with its own; ``""``: unknown.
+
+    A container has mounts or control groups of its own; both number from 0 what they let through.
+    """
+    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as boot, open("/proc/self/cgroup") as groups:
+        return " ".join([boot.read().strip(), os.readlink("/proc/self/ns/mnt"), *groups.read().split()])
+    return ""
 
 
-def argument_of(pid: int, name: str) -> str | None:
-    """What follows an argument on the command line of a process; ``None`` if that has none such."""
+def executor_host(pid: int) -> str | None:
+    """What a Spark executor was told to call its host; ``None`` if that process is none."""
     with suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/cmdline") as line:
         arguments = line.read().split("\0")
-        return arguments[arguments.index(name) + 1]
+        if any(argument.endswith("ExecutorBackend") for argument in arguments):
+            return arguments[arguments.index("--hostname") + 1]
     return None
 
 

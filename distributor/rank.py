@@ -197,8 +197,12 @@ def _calm_signal_handlers() -> None:
 
 
 def _handle_calmly(handler: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None) -> None:
-    with suppress(BaseException):
+    try:
         handler(number, frame)
+    except SystemExit:  # it wants to end, but not before it has told what it came to
+        _end_soon(1)
+    except BaseException:
+        pass
 
 
 def _call(order: NodeOrder) -> Any:
@@ -282,15 +286,19 @@ def _user_frames(frames: TracebackType | None) -> TracebackType | None:
     return rest if rest is not None else frames
 
 
+def _end_soon(code: int) -> None:
+    patience = threading.Timer(_FAILED_PATIENCE, os._exit, (code,))
+    patience.daemon = True
+    patience.start()
+
+
 def _finalize(code: int) -> int:
     """What the interpreter does at its end: waits for threads, runs exit callbacks, flushes what is still open.
 
     A rank that failed has no time for threads that do not end: the others wait in collectives for it.
     """
     if code != 0:
-        patience = threading.Timer(_FAILED_PATIENCE, os._exit, (code,))
-        patience.daemon = True
-        patience.start()
+        _end_soon(code)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for item in gc.get_objects():

@@ -127,7 +127,7 @@ class Run:
         self._cancelled = False
         self._ended_by_us = False
         self._unreached = False
-        self._warned: set[str] = set()
+        self._warned: set[tuple[str, str]] = set()
         self._start_error: str | None = None
         self._stall: StallError | None = None
         self._values: dict[int, Any] = {}
@@ -493,10 +493,12 @@ class Run:
     def _warn(self, warnings: Mapping[str, Sequence[str]]) -> None:
         """Shows what nodes warn of, once each: by text, the hosts that say so."""
         for text, hosts in warnings.items():
-            known = text in self._warned or (self._unreached and text.startswith(frames.UNREACHED))
-            if not known:
-                self._warned.add(text)
-                _log.warning("%s %s", ", ".join(sorted(set(hosts))), text)
+            if self._unreached and text.startswith(frames.UNREACHED):
+                continue
+            new = sorted({host for host in hosts if (host, text) not in self._warned})
+            self._warned |= {(host, text) for host in new}
+            if new:
+                _log.warning("%s %s", ", ".join(new), text)
 
     def _note_report(self, collected: Collected) -> None:
         if self._placement is None:  # no node has reached the channel

@@ -37,8 +37,8 @@ def conflict(driver: Mapping[str, str], facts: Sequence[NodeFacts]) -> str | Non
     by_partition = sorted(facts, key=lambda fact: fact.partition)
     first = by_partition[0]
     for fact in by_partition:
-        ours, theirs = driver["Python"], fact.versions.get("Python", driver["Python"])
-        if _minor(ours) != _minor(theirs):
+        ours, theirs = driver.get("Python", ""), fact.versions.get("Python", "")
+        if ours and theirs and _minor(ours) != _minor(theirs):
             return (
                 f"Python is {theirs} on {fact.host} and {ours} on the driver: functions need the same minor version. "
                 "Name another Python before the session starts (PYSPARK_PYTHON, spark.pyspark.python)"

@@ -16,7 +16,7 @@ class LaunchPath(Protocol):
     """Decides what one node does; has no effects."""
 
     def plan(
-        self, job: Job, placement: Placement, node: Node, base_env: Mapping[str, str], interface: str | None = None
+        self, job: Job, placement: Placement, node: Node, base_env: Mapping[str, str], sockets: Mapping[str, str]
     ) -> Plan: ...
 
 

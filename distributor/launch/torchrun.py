@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from distributor import devices, environment
 from distributor.job import Job, Node, Placement, Plan
 from distributor.processes import NODE_ID, node_id
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Torchrun:
     """Plans ranks that rendezvous through the store of torch's elastic agent on node 0."""
 
     def plan(
-        self, job: Job, placement: Placement, node: Node, base_env: Mapping[str, str], interface: str | None = None
+        self,
+        job: Job,
+        placement: Placement,
+        node: Node,
+        base_env: Mapping[str, str],
+        sockets: Mapping[str, str] = _NOTHING,
     ) -> Plan:
         """What a node does.
 
@@ -22,7 +30,7 @@ class Torchrun:
             placement: who runs where.
             node: the node to plan for.
             base_env: the environment that its task has; decides only what the user has already set there.
-            interface: the network interface towards the other nodes, if it is known.
+            sockets: variables that say over which network interface ranks talk.
         """
         return Plan(
             node=node,
@@ -30,7 +38,7 @@ class Torchrun:
             node_env={
                 NODE_ID: node_id(job.run_id, node.leader),
                 **environment.overlay(base_env, node.task_cpus, job.ranks_per_task, job.spark_cpus),
-                **environment.sockets(base_env, interface),
+                **sockets,
                 **devices.rank_visibility(node.gpus, job.use_gpu),
                 **job.env,
             },

@@ -95,8 +95,8 @@ class LocalScheduler:
         """How many ranks one node may host."""
         return resources.max_processes_per_node
 
-    #: Of Spark's tasks, which there are none of.
-    task_cpus = None
+    #: Nobody has set OMP_NUM_THREADS but the user.
+    omp_threads = None
 
     @staticmethod
     def _check_room(name: str, each: int | None, count: int, there: int, what: str) -> None:

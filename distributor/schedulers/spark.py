@@ -1,9 +1,8 @@
-"""One barrier-mode Spark job: an RDD on classic sessions, ``mapInArrow`` on Connect. Alone in importing pyspark."""
+"""One barrier-mode Spark job: an RDD on classic sessions, ``mapInArrow`` on Connect."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import logging
 import os
 import pickle
@@ -27,6 +26,7 @@ from distributor.errors import (
     DistributorError,
     ResourceError,
     RunCancelledError,
+    StartError,
 )
 from distributor.job import Job, Resources, TaskProfile
 from distributor.outcomes import Collected
@@ -193,9 +193,9 @@ class SparkScheduler:
         return spark_slots.node_limit(resources, self._cluster)
 
     @property
-    def task_cpus(self) -> int:
-        """``spark.task.cpus``."""
-        return self._cluster.task_cpus
+    def omp_threads(self) -> int | None:
+        """To what Spark sets OMP_NUM_THREADS for its workers by itself; ``None`` if the user has set it."""
+        return None if conf(self._session, "spark.executorEnv.OMP_NUM_THREADS") else self._cluster.task_cpus
 
     def _encryption(self) -> list[str]:
         """The settings of the session that ask for encryption."""
@@ -288,26 +288,37 @@ class SparkScheduler:
         server.accept_if(partial(spark_slots.is_spread, job))
         if self._connect:
             return _sort(self._collect_connect(job, task))
-        for attempt in itertools.count(1):
+        deadline = time.monotonic() + job.start_timeout
+        lost = refused = 0
+        while True:
             earliest = time.monotonic() + _GATHER_SECONDS
             try:
                 collected = _sort(self._collect_classic(job, task))
-                if not server.start_again():
-                    return replace(collected, times=self._times())
-                self._await_slots(job)
-                if self._cancelled.wait(_SLOT_POLL):
-                    raise RunCancelledError(f"run {job.run_id} was cancelled while it waited for slots")
-            except RunCancelledError:
-                raise
             except Exception as error:
                 # Spark gives a barrier job up with the first task it loses: to a worker that was about to end with the
                 # job before, say. As long as no task can have begun, nothing has happened that counts.
                 waiting = not server.begun and (server.reached or time.monotonic() < earliest)
-                harmless = waiting and attempt < _ATTEMPTS and not self._cancelled.is_set()
+                harmless = waiting and lost + 1 < _ATTEMPTS and not self._cancelled.is_set()
                 if not (harmless and "Python worker exited unexpectedly" in str(error)):
                     raise
+                lost += 1
+                server.start_again()
                 _log.warning("starting run %s again: %s", job.run_id, spark_errors.reason(str(error)))
-        raise AssertionError
+                continue
+            if not server.start_again():
+                return replace(collected, times=self._times())
+            refused += 1
+            told = f"Spark put more ranks on an executor than the {job.max_processes_per_node} that it may have"
+            if time.monotonic() > deadline:
+                raise StartError(
+                    f"the run did not start within start_timeout={job.start_timeout:g} s: {told}, {refused} times. "
+                    "Other jobs may hold slots elsewhere; executors of one size (spark.executor.cores) make it easier"
+                )
+            if refused == 1:
+                _log.warning("%s; run %s is placed again", told, job.run_id)
+            if self._cancelled.wait(_SLOT_POLL):
+                raise RunCancelledError(f"run {job.run_id} was cancelled while it waited for slots")
+            self._await_slots(job)
 
     def _collect_classic(self, job: Job, task: Task) -> Iterable[bytes]:
         from pyspark import accumulators
@@ -359,11 +370,11 @@ class SparkScheduler:
 
         session: Any = self._session
         query = _Progress(job.num_tasks)
-        if hasattr(session, "registerProgressHandler"):
-            session.registerProgressHandler(query)
-            self._query = query
         session.addTag(self._tag)
         try:
+            if hasattr(session, "registerProgressHandler"):
+                session.registerProgressHandler(query)
+                self._query = query
             rows = self._session.range(0, job.num_tasks, 1, job.num_tasks)
             options: dict[str, Any] = {}
             if job.task_profile is not None:
@@ -373,9 +384,10 @@ class SparkScheduler:
                 return [piece.as_buffer().to_pybytes() for piece in result.toArrow().column("piece")]
             return [bytes(row[0]) for row in result.collect()]
         finally:
-            session.removeTag(self._tag)
-            if self._query is not None:
-                session.removeProgressHandler(query)
+            with suppress(Exception):  # the user may have cleared them all
+                session.removeTag(self._tag)
+                if self._query is not None:
+                    session.removeProgressHandler(query)
 
     def _upload(self, content: bytes) -> str:
         """Has Spark Connect bring a file to the executors, once for each session; returns its name there.
@@ -415,12 +427,11 @@ class SparkScheduler:
             return
         assert self._slots is not None
         self._needed = job.num_tasks
-        shown = None
+        shown, due = None, 0.0
         while not self._slots.ready():
-            free = self._slots.free()
-            self._missing_slots = self._slots.too_few(free if self._slots.limited else self._slots.total())
-            if free != shown:
-                shown = free
+            self._missing_slots = self._slots.too_few()
+            if time.monotonic() > due and (free := self._slots.free()) != shown:
+                shown, due = free, time.monotonic() + _QUEUE_INTERVAL
                 _log.warning(self._progress(free))
             if self._cancelled.wait(_SLOT_POLL):
                 raise RunCancelledError(f"run {job.run_id} was cancelled while it waited for slots")
@@ -434,8 +445,7 @@ class SparkScheduler:
             with suppress(Exception):  # the context may just be stopped
                 if self._tasks_running():
                     return
-                free = self._slots.free()
-                if free != shown and time.monotonic() > due:
+                if time.monotonic() > due and (free := self._slots.free()) != shown:
                     shown, due = free, time.monotonic() + _QUEUE_INTERVAL
                     _log.warning(self._progress(free))
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from distributor.errors import ConfigurationError, ResourceError
 from distributor.job import Job, Resources, TaskProfile
@@ -27,10 +28,10 @@ _EXECUTOR_GPUS = "spark.executor.resource.gpu.amount"
 
 #: What Spark gives an executor beside its heap where nothing is set: a share of the heap, and at least so much.
 _OVERHEAD_SHARE = 0.1
-_OVERHEAD_LEAST = 384 << 20
+_OVERHEAD_LEAST = "384m"
 
-#: Profiles by application, CPUs and GPUs: Spark keeps each one that it is given for as long as the application lives.
-_profiles: dict[tuple[str, TaskProfile], Any] = {}
+#: Profiles of each session: Spark keeps each one that it is given for as long as the application lives.
+_profiles: WeakKeyDictionary[SparkSession, dict[TaskProfile, Any]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Cluster:
     task_gpus: str = "0"
     executor_cores: int | None = None
     executor_gpus: int = 0
-    memory_beside_heap: int = _OVERHEAD_LEAST
+    memory_beside_heap: int = 384 << 20
     no_profiles: str | None = None
 
 
@@ -113,6 +114,12 @@ def shape(resources: Resources, cluster: Cluster) -> tuple[int, TaskProfile | No
         ResourceError: what is asked is more than an executor has.
     """
     ranks, gpus = _gpus(resources, cluster)
+    limit = node_limit(resources, cluster)
+    if limit is not None and limit < ranks:
+        raise ResourceError(
+            f"max_processes_per_node or memory_per_process allow {limit} rank{'s' * (limit > 1)} on an executor, but "
+            f"each task hosts {ranks} ({_TASK_GPUS}={cluster.task_gpus}): raise them, or give tasks fewer GPUs"
+        )
     cpus = cluster.task_cpus if resources.cpus_per_process is None else ranks * resources.cpus_per_process
     if cluster.executor_cores is not None and cpus > cluster.executor_cores:
         raise ResourceError(
@@ -127,8 +134,8 @@ def shape(resources: Resources, cluster: Cluster) -> tuple[int, TaskProfile | No
         raise ConfigurationError(
             f"tasks of {cpus} CPU{'s' * (cpus > 1)}{f' and {gpus} GPUs' if gpus else ''} are not what this session "
             f"gives (spark.task.cpus={cluster.task_cpus}, {_TASK_GPUS}={cluster.task_gpus}), and "
-            f"{cluster.no_profiles}: set these when the session starts, and leave out gpus_per_process, "
-            "cpus_per_process, memory_per_process and max_processes_per_node"
+            f"{cluster.no_profiles}: set these when the session starts, and leave out gpus_per_process and "
+            "cpus_per_process"
         )
     return ranks, TaskProfile(cpus, gpus)
 
@@ -193,10 +200,12 @@ def node_limit(resources: Resources, cluster: Cluster) -> int | None:
     return min(limits, default=None)
 
 
-def _fit(cluster: Cluster, cores: int, cpus: int, gpus: int) -> int:
-    """Tasks that fit on an executor: what is scarcer, its cores or its GPUs, decides."""
-    slots = cores // cpus
-    return min(slots, cluster.executor_gpus // gpus) if gpus else slots
+def _float(text: str) -> float:
+    """A number, 0 where it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
 
 
 class Slots:
@@ -212,18 +221,20 @@ class Slots:
         self._session = session
         self._cluster = cluster
         self._job = job
-        self._cpus = cluster.task_cpus if job.task_profile is None else job.task_profile.cpus
-        self._gpus = job.ranks_per_task * job.gpus_per_process if job.use_gpu else 0
+        # Without a profile of its own, a task takes the session's GPUs whether it wants them or not.
+        own = job.task_profile
+        self._cpus = cluster.task_cpus if own is None else own.cpus
+        self._gpus = _float(cluster.task_gpus) if own is None else float(own.gpus)
 
     def most(self) -> int | None:
         """Task slots that the cluster can have at most; ``None`` if that is not known."""
         cores = self._cluster.executor_cores
         if re.match(r"local(\[|$)", self._cluster.master):
-            return None if cores is None else self._usable(cores)
+            return None if cores is None else self._usable(cores, 0)
         of_master = re.match(r"local-cluster\[\s*(\d+)", self._cluster.master)
         instances = of_master[1] if of_master is not None else conf(self._session, "spark.executor.instances")
         if instances and int(instances) > 0 and cores is not None:
-            return int(instances) * self._usable(cores)
+            return int(instances) * self._usable(cores, 0)
         return None
 
     def total(self) -> int:
@@ -239,13 +250,9 @@ class Slots:
     def free(self) -> int:
         """Task slots that nothing runs on; where a node may have so many ranks only, its others do not count.
 
-        Spark does not tell which CPUs are taken: those of tasks that are the session's own are assumed. Classic only.
+        Spark does not tell what is taken: what tasks take that are the session's own is assumed. Classic only.
         """
-        usable = (
-            self._usable(max(0, cores - running * self._cluster.task_cpus))
-            for cores, running in executors(self._session)
-        )
-        return min(self.total(), sum(usable))
+        return min(self.total(), sum(self._usable(cores, running) for cores, running in executors(self._session)))
 
     def ready(self) -> bool:
         """Whether the run can be given to Spark, which then waits for slots that are busy. Classic only.
@@ -260,20 +267,24 @@ class Slots:
         """Whether a node may have so many ranks only."""
         return self._job.max_processes_per_node is not None
 
-    def _usable(self, cores: int) -> int:
-        """Tasks that an executor with so many free cores may have."""
-        fit = _fit(self._cluster, cores, self._cpus, self._gpus)
+    def _usable(self, cores: int, running: int) -> int:
+        """Tasks that an executor with so many cores and tasks may have: cores, GPUs or the limit decide."""
+        fit = max(0, cores - running * self._cluster.task_cpus) // self._cpus
+        if self._gpus > 0:
+            gpus = self._cluster.executor_gpus - running * _float(self._cluster.task_gpus)
+            fit = min(fit, max(0, int(gpus / self._gpus)))
         limit = self._job.max_processes_per_node
         return fit if limit is None else min(fit, limit // self._job.ranks_per_task)
 
-    def too_few(self, slots: int) -> str:
-        """Why there are too few, and what to do."""
+    def too_few(self, most: int | None = None) -> str:
+        """Why there are too few, now or at most, and what to do."""
+        slots = (self.free() if self.limited else self.total()) if most is None else most
         job = self._job
-        gpu = f" with {self._gpus} GPU{'s' * (self._gpus > 1)} each ({_TASK_GPUS})" if job.use_gpu else ""
+        gpu = f" with {self._gpus:g} GPU{'s' * (self._gpus > 1)} each ({_TASK_GPUS})" if self._gpus else ""
         cpus = f" of {self._cpus} CPUs" if self._cpus > 1 else ""
-        most = f", {job.max_processes_per_node} ranks at most on each executor" if self.limited else ""
+        limit = f", {job.max_processes_per_node} ranks at most on each executor" if self.limited else ""
         return (
-            f"num_processes={job.num_processes} needs {job.num_tasks} task slots at once{cpus}{gpu}{most}, "
+            f"num_processes={job.num_processes} needs {job.num_tasks} task slots at once{cpus}{gpu}{limit}, "
             f"and the cluster ({self._cluster.master}) has {slots}: lower num_processes, or raise "
             "spark.executor.instances or spark.executor.cores, or lower spark.task.cpus"
         )
@@ -294,16 +305,15 @@ def profile(session: SparkSession, task: TaskProfile) -> Any:
     """The resource profile of a session for such tasks; equal ones are made once."""
     from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
-    application = getattr(session, "_session_id", None) or session.sparkContext.applicationId
-    key = (str(application), task)
-    if key not in _profiles:
+    made = _profiles.setdefault(session, {})
+    if task not in made:
         if is_connect(session):  # a profile is made for the session that is active in the thread
             type(session)._set_default_and_active_session(session)  # type: ignore[attr-defined]
         requests = TaskResourceRequests().cpus(task.cpus)
         if task.gpus:
             requests = requests.resource(GPU, task.gpus)
-        _profiles[key] = ResourceProfileBuilder().require(requests).build
-    return _profiles[key]
+        made[task] = ResourceProfileBuilder().require(requests).build
+    return made[task]
 
 
 def _memory_beside_heap(session: SparkSession) -> int:
@@ -313,6 +323,8 @@ def _memory_beside_heap(session: SparkSession) -> int:
     if overhead:
         beside = parse_memory(overhead, "m")
     else:
-        share = float(conf(session, "spark.executor.memoryOverheadFactor") or _OVERHEAD_SHARE)
-        beside = max(_OVERHEAD_LEAST, int(heap * share))
+        factors = ("spark.executor.memoryOverheadFactor", "spark.kubernetes.memoryOverheadFactor")
+        share = float(next(filter(None, (conf(session, key) for key in factors)), _OVERHEAD_SHARE))
+        least = parse_memory(conf(session, "spark.executor.minMemoryOverhead") or _OVERHEAD_LEAST, "m")
+        beside = max(least, int(heap * share))
     return beside + parse_memory(conf(session, "spark.executor.pyspark.memory") or "0", "m")

@@ -89,7 +89,7 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
     executor = context.getTaskInfos()[partition].address
     # Spark names a task's executor by the address that its connection to the driver comes from; the one at which other
     # executors fetch from it is what it was started with.
-    known_as = processes.argument_of(processes.executor_of_this(), "--hostname") or executor.rpartition(":")[0]
+    known_as = processes.executor_host(processes.executor_of_this()) or executor.rpartition(":")[0]
     address = network.node_address(known_as, shipment["driver_host"])
     listener = network.listen(address)
     # Held for as long as this task lives, in the kernel's own name space: it cannot be left behind (unix(7), abstract).
@@ -109,7 +109,7 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
             "visible_devices": devices.visible_devices(os.environ),
             "cpus": context.cpus(),
             "versions": versions.here(),
-            "machine": processes.machine(),
+            "machine": devices.numbered_by(processes.machine(), os.environ),
         }
         try:
             everyone, reached = exchange.exchange(

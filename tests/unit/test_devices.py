@@ -171,3 +171,9 @@ def test_rank_visibility(gpus, use_gpu, expected):
         "CUDA_VISIBLE_DEVICES": expected,
         "HIP_VISIBLE_DEVICES": expected,
     }
+
+
+def test_numbers_mean_what_amds_lower_filter_leaves():
+    assert devices.numbered_by("m", {}) == "m"
+    assert devices.numbered_by("m", {"ROCR_VISIBLE_DEVICES": "2,3"}) != devices.numbered_by("m", {})
+    assert devices.numbered_by("", {"ROCR_VISIBLE_DEVICES": "2,3"}) == ""

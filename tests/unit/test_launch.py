@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from distributor.environment import CONTRACT
+from distributor.environment import CONTRACT, nccl_knows_better, sockets
 from distributor.job import Function, Job, Module, NodeFacts, NodeOrder, Script
 from distributor.launch import PATHS
 from distributor.launch.torchrun import Torchrun
@@ -138,11 +138,33 @@ def test_cpus_of_a_profile_are_threads_though_spark_says_otherwise():
 def test_the_interface_is_a_default():
     request = job()
     placement = placed(request)
-    made = Torchrun().plan(request, placement, placement.nodes[0], {"NCCL_SOCKET_IFNAME": "ib0"}, "eth1")
+    made = Torchrun().plan(request, placement, placement.nodes[0], {}, sockets({}, "eth1"))
     assert made.node_env["GLOO_SOCKET_IFNAME"] == made.node_env["TP_SOCKET_IFNAME"] == "eth1"
-    assert "NCCL_SOCKET_IFNAME" not in made.node_env
-    made = Torchrun().plan(request, placement, placement.nodes[0], {}, "eth1")
     assert made.node_env["NCCL_SOCKET_IFNAME"] == "=eth1"  # "eth1" would mean eth10, too
+
+
+@pytest.mark.parametrize(
+    ("environ", "interface", "leave_nccl", "names"),
+    [
+        ({}, "eth1", False, {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"}),
+        ({}, "eth1", True, {"GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"}),
+        ({"GLOO_SOCKET_IFNAME": "ens5"}, "eth1", False, {"NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"}),
+        ({}, None, False, set()),
+    ],
+)
+def test_what_is_said_of_interfaces(environ, interface, leave_nccl, names):
+    assert set(sockets(environ, interface, leave_nccl)) == names
+
+
+@pytest.mark.parametrize(
+    ("settings", "knows"), [("NCCL_SOCKET_IFNAME=bond0\n", True), ("NCCL_DEBUG=WARN\n", False), (None, False)]
+)
+def test_nccls_own_file_is_left_to_speak(settings, knows, tmp_path):
+    """Variables of the environment would win over it."""
+    path = tmp_path / "nccl.conf"
+    if settings is not None:
+        path.write_text(settings)
+    assert nccl_knows_better({"NCCL_CONF_FILE": str(path)}) == knows
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 import pytest
 
 from distributor.errors import ConfigurationError, ResourceError
-from distributor.job import Resources, TaskProfile
-from distributor.schedulers.spark_slots import Cluster, node_limit, shape
+from distributor.job import Function, Job, Resources, TaskProfile
+from distributor.schedulers.spark_slots import Cluster, Slots, is_spread, node_limit, shape
 
 GIB = 1 << 30
 
@@ -103,6 +103,12 @@ def test_ranks_of_one_executor(fields, limit):
             "gpus_per_process=2, but spark.executor.resource.gpu.amount gives each executor 1",
         ),
         (
+            asked(use_gpu=True, max_processes_per_node=1),
+            cluster(task_gpus="2", executor_gpus=2),
+            ResourceError,
+            "allow 1 rank on an executor, but each task hosts 2",
+        ),
+        (
             asked(cpus_per_process=8),
             cluster(),
             ResourceError,
@@ -131,3 +137,48 @@ def test_what_cannot_be(resources, there, error, words):
 def test_memory_that_not_even_one_rank_finds():
     with pytest.raises(ResourceError, match=r"memory_per_process=8,192 MiB, but each executor has 1,024 MiB "):
         node_limit(asked(memory_per_process=8 * GIB), cluster(memory_beside_heap=GIB))
+
+
+@pytest.mark.parametrize(
+    ("there", "fields", "cores", "running", "usable"),
+    [
+        pytest.param(cluster(), {}, 4, 0, 4, id="cores"),
+        pytest.param(cluster(), {}, 4, 3, 1, id="busy"),
+        pytest.param(cluster(task_cpus=2), {}, 5, 1, 1, id="two-cpus"),
+        pytest.param(cluster(), {"task_profile": TaskProfile(3)}, 8, 2, 2, id="profile"),
+        pytest.param(cluster(executor_gpus=2, task_gpus="1"), {"use_gpu": True}, 8, 0, 2, id="gpus"),
+        pytest.param(cluster(executor_gpus=2, task_gpus="1"), {"use_gpu": True}, 8, 2, 0, id="busy-gpus"),
+        pytest.param(cluster(executor_gpus=2, task_gpus="1"), {}, 8, 0, 2, id="gpus-that-nobody-wants"),
+        pytest.param(cluster(executor_gpus=2, task_gpus="0.25"), {}, 8, 0, 8, id="shared-gpus-that-nobody-wants"),
+        pytest.param(cluster(executor_gpus=4), {"task_profile": TaskProfile(1, 2)}, 8, 3, 2, id="gpus-of-a-profile"),
+        pytest.param(cluster(), {"max_processes_per_node": 3}, 8, 2, 3, id="limit"),
+        pytest.param(
+            cluster(executor_gpus=8, task_gpus="2"),
+            {"use_gpu": True, "ranks_per_task": 2, "max_processes_per_node": 5},
+            8,
+            0,
+            2,
+            id="limit-of-ranks",
+        ),
+        pytest.param(cluster(), {}, 0, 0, 0, id="the-driver"),
+    ],
+)
+def test_slots_of_an_executor(there, fields, cores, running, usable):
+    job = Job(**{"run_id": "run", "num_processes": 4, "target": Function("train", b""), "use_gpu": False, **fields})
+    assert Slots(None, there, job)._usable(cores, running) == usable
+
+
+@pytest.mark.parametrize(
+    ("executors", "ranks_per_task", "limit", "spread"),
+    [("aab", 1, None, True), ("aab", 1, 2, True), ("aab", 1, 1, False), ("ab", 2, 1, False), ("ab", 2, 2, True)],
+)
+def test_a_placement_that_is_as_asked(executors, ranks_per_task, limit, spread):
+    job = Job(
+        "run",
+        len(executors) * ranks_per_task,
+        Function("train", b""),
+        False,
+        ranks_per_task,
+        max_processes_per_node=limit,
+    )
+    assert is_spread(job, [{"facts": {"executor": name}} for name in executors]) == spread
