@@ -33,6 +33,17 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"num_processes": True}, "num_processes has to be a positive integer, not True"),
         ({"local_mode": "yes"}, "local_mode has to be True, False or None, not 'yes'"),
         ({"use_gpu": None}, "use_gpu has to be True or False, not None"),
+        ({"gpus_per_process": 0, "use_gpu": True}, "gpus_per_process has to be a positive integer, not 0"),
+        (
+            {"gpus_per_process": 0.5, "use_gpu": True},
+            "gpus_per_process has to be a whole number, not 0.5: ranks",
+        ),
+        ({"gpus_per_process": 1, "use_gpu": False}, "gpus_per_process=1 with use_gpu=False: leave out one of them"),
+        ({"cpus_per_process": 1.5}, "cpus_per_process has to be a positive integer, not 1.5"),
+        ({"max_processes_per_node": 0}, "max_processes_per_node has to be a positive integer, not 0"),
+        ({"memory_per_process": "8 gigs"}, "memory_per_process has to be a number of bytes or a size as '8g'"),
+        ({"memory_per_process": 0}, "memory_per_process has to be a number of bytes or a size as '8g', not 0"),
+        ({"memory_per_process": 1.5}, "memory_per_process has to be a number of bytes or a size as '8g', not 1.5"),
         ({"start_timeout": -1}, "start_timeout has to be a number of seconds from 0 to a year, not -1"),
         ({"grace_period": "10"}, "grace_period has to be a number of seconds from 0 to a year, not '10'"),
         ({"grace_period": float("inf")}, "grace_period has to be a number of seconds from 0 to a year, not inf"),
@@ -168,3 +179,25 @@ def test_a_log_dir_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match=r"log_dir '.*file' cannot be used, .* cannot be made: "):
         on_cpu(log_dir=tmp_path / "file").run(trainings.rank)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            {"cpus_per_process": 3},
+            "cpus_per_process asks for 3 CPUs for each of 2 processes, 6 in all, and this",
+        ),
+        (
+            {"memory_per_process": "3g"},
+            "memory_per_process asks for 3,072 MiB of memory for each of 2 processes, 6,",
+        ),
+        ({"max_processes_per_node": 1}, "num_processes=2, but max_processes_per_node=1, and local mode has one node"),
+    ],
+)
+def test_more_than_this_machine_has(arguments: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distributor.processes.cpu_count", lambda: 4)
+    monkeypatch.setattr("distributor.limits.total_memory", lambda: 4 << 30)
+    with pytest.raises(ResourceError) as caught:
+        TorchDistributor(2, local_mode=True, use_gpu=False, **arguments).run(trainings.rank)
+    assert text in str(caught.value)

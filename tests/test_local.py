@@ -21,7 +21,7 @@ import trainings
 import watch
 from sessions import Make
 
-from distributor import Run, StartError, Status, TorchDistributor, TrainingError, processes
+from distributor import ResourceError, Run, StartError, Status, TorchDistributor, TrainingError, processes
 from distributor.folders import PREFIX
 from distributor.job import Function, Job
 from distributor.payload import dump_function
@@ -271,3 +271,26 @@ def test_the_example_script_runs_as_the_readme_says(
     script = Path(__file__).parent.parent / "examples" / example
     make_local(3).run(script, "--epochs", "3")
     assert "on 3 ranks" in capfd.readouterr().out
+
+
+def test_resources_of_each_rank(make_local: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distributor.processes.cpu_count", lambda: 8)
+    run = make_local(2, cpus_per_process=3, memory_per_process="1m", max_processes_per_node=2)
+    assert [env["OMP_NUM_THREADS"] for env in run.submit(trainings.environment, "OMP_NUM_THREADS").results()] == [
+        "3",
+        "3",
+    ]
+
+
+def test_several_gpus_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    run = TorchDistributor(2, local_mode=True, gpus_per_process=2).submit(trainings.environment, "CUDA_VISIBLE_DEVICES")
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in run.results()] == ["4,6,5,7"] * 2  # cuda:LOCAL_RANK is a rank's own
+    with pytest.raises(ResourceError, match="num_processes=2 with use_gpu=True needs 6 GPUs, this machine shows 4"):
+        TorchDistributor(2, local_mode=True, gpus_per_process=3)
+
+
+def test_ranks_of_one_machine_talk_over_loopback(make_local: Make) -> None:
+    names = ("GLOO_SOCKET_IFNAME", "MASTER_ADDR")
+    seen = make_local(2).submit(trainings.environment, *names).results()
+    assert seen == [{"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}] * 2

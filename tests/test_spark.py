@@ -181,6 +181,32 @@ def test_a_worker_that_dies_before_it_begins_costs_nothing(
     assert len(os.listdir(tmp_path)) == dies
 
 
+def test_a_run_that_is_placed_badly_is_placed_again(
+    one_jvm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = [False, False, True]
+    monkeypatch.setattr("distributor.schedulers.spark_slots.is_spread", lambda job, facts: answers.pop(0))
+    run = on_executors(2, max_processes_per_node=2).submit(trainings.all_reduce)
+    assert run.results() == [3.0, 3.0]
+    assert answers == []
+    told = [record.getMessage() for record in caplog.records if "placed again" in record.getMessage()]
+    assert told == [f"Spark put more ranks on an executor than the 2 that it may have; run {run.id} is placed again"]
+
+
+def test_a_run_is_not_placed_again_for_ever(one_jvm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distributor.schedulers.spark_slots.is_spread", lambda job, facts: False)
+    with pytest.raises(StartError, match=r"start_timeout=3 s"):
+        on_executors(2, max_processes_per_node=2, start_timeout=3).run(trainings.all_reduce)
+
+
+def test_resources_of_a_run_where_there_is_no_stage_level_scheduling(one_jvm: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"tasks of 2 CPUs .* no stage-level .* with master local\[4\]"):
+        on_executors(2, cpus_per_process=2).run(trainings.rank)
+    assert on_executors(2, cpus_per_process=1).run(trainings.all_reduce) == 3.0
+    with pytest.raises(ResourceError, match="needs 3 task slots at once, 2 ranks at most on each executor, .* has 2"):
+        on_executors(3, max_processes_per_node=2).run(trainings.rank)
+
+
 def test_a_run_without_the_channel_still_ends_in_the_truth(
     one_jvm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

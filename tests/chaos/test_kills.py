@@ -64,9 +64,12 @@ def executor_of(run: Run) -> psutil.Process:
     )
 
 
+#: What torch says of a worker that is gone; a rank that was just taking a tensor over from it says how that broke.
+DATA_LOADER = r"^rank \d on .* failed: (RuntimeError: DataLoader worker|Connection\w+Error|EOFError|FileNotFoundError)"
+
 KILLS: dict[str, tuple[Callable[[Run], psutil.Process], type[Exception], str]] = {
     "rank": (rank_of, TrainingError, r"^rank \d on .* failed: killed by SIGKILL"),
-    "data-loader worker": (loader_of, TrainingError, r"^rank \d on .* failed: RuntimeError: DataLoader worker"),
+    "data-loader worker": (loader_of, TrainingError, DATA_LOADER),
     "launcher": (launcher_of, TrainingError, "went down with the process that started it|lost the node on"),
     "agent": (
         agent_of,

@@ -31,6 +31,16 @@ def test_nccl_sums_on_every_gpu() -> None:
     assert TorchDistributor(count, local_mode=True).submit(train).results() == [float(count)] * count
 
 
+def test_one_rank_with_all_gpus() -> None:
+    def train() -> int:
+        import torch
+
+        return sum(int(torch.ones(1, device=f"cuda:{index}").item()) for index in range(torch.cuda.device_count()))
+
+    count = len(local_gpus(os.environ))
+    assert TorchDistributor(1, local_mode=True, gpus_per_process=count).run(train) == count
+
+
 def test_tensors_and_models_come_back_on_the_cpu() -> None:
     def train() -> object:
         import torch
