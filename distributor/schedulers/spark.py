@@ -288,6 +288,15 @@ class SparkScheduler:
         server.accept_if(partial(spark_slots.is_spread, job))
         if self._connect:
             return _sort(self._collect_connect(job, task))
+        return replace(self._collect_once_begun(job, task, server), times=self._times())
+
+    def _collect_once_begun(self, job: Job, task: Task, server: ChannelServer) -> Collected:
+        """Runs the Spark job, and again as long as it ends before any task has begun for reasons that may pass.
+
+        Raises:
+            StartError: Spark kept placing the tasks badly until the run's start timeout.
+            RunCancelledError: the run was cancelled meanwhile.
+        """
         deadline = time.monotonic() + job.start_timeout
         lost = refused = 0
         while True:
@@ -306,7 +315,7 @@ class SparkScheduler:
                 _log.warning("starting run %s again: %s", job.run_id, spark_errors.reason(str(error)))
                 continue
             if not server.start_again():
-                return replace(collected, times=self._times())
+                return collected
             refused += 1
             told = f"Spark put more ranks on an executor than the {job.max_processes_per_node} that it may have"
             if time.monotonic() > deadline:
