@@ -63,6 +63,10 @@ _QUEUE_INTERVAL = 5.0
 #: Seconds beyond the grace in which all tasks of a failed run end. A run that takes longer is cancelled by its handle.
 _FAILED_MARGIN = 5.0
 
+#: Tasks of a failed stage that are looked at, and milliseconds that Spark gets to take note of their ends.
+_MOST_TASKS = 1000
+_LISTENERS_MS = 2000
+
 #: Bytes that a function or a project folder may have to travel within a query of Spark Connect.
 _INLINE = 1 << 20
 
@@ -249,7 +253,7 @@ class SparkScheduler:
         except DistributorError:
             raise
         except Exception as error:
-            raise spark_errors.translate(error, job) from None
+            raise spark_errors.translate(error, job, self._failed_hosts()) from None
 
     def _run(self, job: Job, server: ChannelServer) -> Collected:
         self._await_slots(job)
@@ -464,6 +468,19 @@ class SparkScheduler:
     def _tasks_running(self) -> bool:
         """Whether Spark has started tasks of this run."""
         return any(stage.numActiveTasks() > 0 for stage in self._stages())
+
+    def _failed_hosts(self) -> list[str]:
+        """Where tasks of this run have failed, as far as Spark knows."""
+        hosts = set()
+        with suppress(Exception):  # on Connect, or where the context has just stopped
+            scala = self._session.sparkContext._jsc.sc()
+            scala.listenerBus().waitUntilEmpty(_LISTENERS_MS)  # what has happened is told a little later
+            store = scala.statusStore()
+            for stage in self._stages():
+                tasks = store.taskList(stage.stageId(), stage.currentAttemptId(), _MOST_TASKS)
+                failed = (tasks.apply(index) for index in range(tasks.size()))
+                hosts |= {str(task.host()) for task in failed if task.status() == "FAILED"}
+        return sorted(hosts)
 
     def _times(self) -> dict[str, float]:
         """When Spark submitted the stage, in seconds since the epoch, if it still knows."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from distributor.errors import (
     DistributorError,
@@ -15,9 +16,16 @@ from distributor.errors import (
 from distributor.job import Job
 
 
-def translate(error: Exception, job: Job) -> DistributorError:
-    """Spark's exception as one of ours: the reason in one line, and no Java stack."""
+def translate(error: Exception, job: Job, hosts: Sequence[str] = ()) -> DistributorError:
+    """Spark's exception as one of ours: the reason in one line, and no Java stack.
+
+    Args:
+        error: what Spark raised.
+        job: what was to run.
+        hosts: where its tasks have failed, if that is known.
+    """
     text = str(error)
+    where = f" on {', '.join(hosts)}" if hosts else ""
     if "spark.driver.maxResultSize" in text:
         size = re.search(r"Total size of serialized results of \d+ tasks? \(([^)]*)\)", text)
         return ResultError(
@@ -33,11 +41,12 @@ def translate(error: Exception, job: Job) -> DistributorError:
             f"{reason(text)}"
         )
     if "PYTHON_VERSION_MISMATCH" in text:
+        mismatch = _line_with("PYTHON_VERSION_MISMATCH", text)
         return StartError(
-            f"{_line_with('PYTHON_VERSION_MISMATCH', text)} Name another Python before the session starts "
-            "(PYSPARK_PYTHON, spark.pyspark.python)"
+            f"the Spark job failed{where}: {mismatch} Name another Python before the session starts (PYSPARK_PYTHON, "
+            "spark.pyspark.python)"
         )
-    return NodeLostError(f"the Spark job of run {job.run_id} failed: {reason(text)}")
+    return NodeLostError(f"the Spark job of run {job.run_id} failed{where}: {reason(text)}")
 
 
 def _line_with(word: str, text: str) -> str:
