@@ -20,6 +20,7 @@ TESTS = Path(__file__).parents[1]
 #: What a client does; its answers are the lines of a file.
 CLIENT = """
 import json, os, sys
+from unittest.mock import patch
 import trainings
 from distributor import network
 from pyspark.sql import SparkSession
@@ -90,10 +91,9 @@ def test_connect(client: Callable[[str], Any]) -> None:
         except ResourceError as error:
             answer(error=str(error))
 
-        network.address_towards = lambda host: "127.0.0.1"  # where nobody else finds this client
-        network.is_own = lambda address: False
-        run = TorchDistributor(6, use_gpu=False).submit(talk)
-        answer(values=run.results(), hosts=[node.host for node in run.placement.nodes], id=run.id)
+        with patch.multiple(network, address_towards=lambda host: "127.0.0.1", is_own=lambda address: False):
+            run = TorchDistributor(6, use_gpu=False).submit(talk)  # nobody finds this client there
+            answer(values=run.results(), hosts=[node.host for node in run.placement.nodes], id=run.id)
 
         go, busy = answers + "-go", TorchDistributor(5, use_gpu=False)
         busy = busy.submit(trainings.wait_for, go)
