@@ -49,10 +49,10 @@ def url(cluster: Cluster) -> Iterator[str]:
 
 @pytest.fixture(params=["the-servers-machine", "another-host"])
 def client(request: pytest.FixtureRequest, cluster: Cluster, url: str, tmp_path: Path) -> Callable[[str], Any]:
-    """Runs code in a process of its own, and returns what it answers and what it prints."""
+    """Runs code in a process of its own, and returns what it answers, prints and warns of."""
     before = cluster.hosts.within("host-b") if request.param == "another-host" else []
 
-    def run(code: str) -> tuple[list[dict[str, Any]], str]:
+    def run(code: str) -> tuple[list[dict[str, Any]], str, str]:
         answers = tmp_path / "answers"
         script = tmp_path / "client.py"
         script.write_text(CLIENT + textwrap.dedent(code))
@@ -63,14 +63,14 @@ def client(request: pytest.FixtureRequest, cluster: Cluster, url: str, tmp_path:
             timeout=180,
         )
         assert done.returncode == 0, done.stderr[-3000:]
-        return [json.loads(line) for line in answers.read_text().splitlines()], done.stdout
+        return [json.loads(line) for line in answers.read_text().splitlines()], done.stdout, done.stderr
 
     return run
 
 
 def test_connect(client: Callable[[str], Any]) -> None:
     """One client for all, since it takes seconds to start: values, placement, live lines, typed errors, resources."""
-    answers, printed = client(
+    answers, printed, warned = client(
         """
         run = TorchDistributor(6, use_gpu=False).submit(talk)
         answer(values=run.results(), hosts=[node.host for node in run.placement.nodes])
@@ -93,7 +93,7 @@ def test_connect(client: Callable[[str], Any]) -> None:
 
         with patch.multiple(network, address_towards=lambda host: "127.0.0.1", is_own=lambda address: False):
             run = TorchDistributor(6, use_gpu=False).submit(talk)  # nobody finds this client there
-            answer(values=run.results(), hosts=[node.host for node in run.placement.nodes], id=run.id)
+            answer(values=run.results(), hosts=[node.host for node in run.placement.nodes])
 
         go, busy = answers + "-go", TorchDistributor(5, use_gpu=False)
         busy = busy.submit(trainings.wait_for, go)
@@ -122,5 +122,5 @@ def test_connect(client: Callable[[str], Any]) -> None:
     assert refused["error"].startswith("gpus_per_process=4, but ")
     assert sorted(alone["values"]) == sorted(first["values"])
     assert sorted(alone["hosts"]) == ["host-a", "host-b", "host-c"]
-    assert f"[distributor] run {alone['id']}" not in printed
+    assert "cannot reach the driver at 127.0.0.1:" in warned
     assert "start_timeout=6 s: Spark has not started its tasks: other jobs hold the slots" in late["error"]
