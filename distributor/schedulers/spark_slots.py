@@ -44,7 +44,8 @@ class Cluster:
         task_gpus: ``spark.task.resource.gpu.amount`` as it is written.
         executor_cores: of each executor; ``None`` if the settings do not say.
         executor_gpus: of each executor.
-        memory_beside_heap: bytes that an executor has for what is not its JVM's heap, Python included.
+        memory_beside_heap: bytes that an executor has for what is not its JVM's heap, Python included; ``None`` if the
+            settings cannot be read.
         no_profiles: why stages cannot have resources of their own; ``None`` if they can.
     """
 
@@ -53,12 +54,16 @@ class Cluster:
     task_gpus: str = "0"
     executor_cores: int | None = None
     executor_gpus: int = 0
-    memory_beside_heap: int = 384 << 20
+    memory_beside_heap: int | None = 384 << 20
     no_profiles: str | None = None
 
 
 def cluster_of(session: SparkSession) -> Cluster:
     """What a session's settings say."""
+    try:
+        memory = _memory_beside_heap(session)
+    except ValueError:
+        memory = None
     master = master_of(session)
     local = re.fullmatch(r"local(?:\[(\d+|\*).*\])?", master)
     of_master = re.fullmatch(r"local-cluster\[\s*\d+\s*,\s*(\d+)\s*,.*", master)
@@ -77,7 +82,7 @@ def cluster_of(session: SparkSession) -> Cluster:
         task_gpus=str(conf(session, _TASK_GPUS, "0")),
         executor_cores=None if cores is None else int(cores),
         executor_gpus=int(float(conf(session, _EXECUTOR_GPUS) or 0)),
-        memory_beside_heap=_memory_beside_heap(session),
+        memory_beside_heap=memory,
         no_profiles=_why_no_profiles(session, master),
     )
 
@@ -184,10 +189,16 @@ def node_limit(resources: Resources, cluster: Cluster) -> int | None:
     """How many ranks one executor may host, ``None`` for any number.
 
     Raises:
+        ConfigurationError: the settings of the executors' memory cannot be read.
         ResourceError: not even one has the memory that it needs.
     """
     limits = [] if resources.max_processes_per_node is None else [resources.max_processes_per_node]
     if resources.memory_per_process is not None:
+        if cluster.memory_beside_heap is None:
+            raise ConfigurationError(
+                "memory_per_process has to know what executors have beside their JVM heap, but one of the settings "
+                "spark.executor.memory, .memoryOverhead, .minMemoryOverhead and .pyspark.memory is no size such as '8g'"
+            )
         fit = cluster.memory_beside_heap // resources.memory_per_process
         if fit == 0:
             raise ResourceError(

@@ -182,3 +182,9 @@ def test_a_placement_that_is_as_asked(executors, ranks_per_task, limit, spread):
         max_processes_per_node=limit,
     )
     assert is_spread(job, [{"facts": {"executor": name}} for name in executors]) == spread
+
+
+def test_memory_that_cannot_be_read():
+    with pytest.raises(ConfigurationError, match="memory_per_process has to know what executors have beside their JVM"):
+        node_limit(asked(memory_per_process=GIB), cluster(memory_beside_heap=None))
+    assert node_limit(asked(), cluster(memory_beside_heap=None)) is None
