@@ -421,9 +421,8 @@ class SparkScheduler:
     def _driver_address(self) -> tuple[str, str]:
         """The driver's address as nodes should use it, and the one to bind."""
         if not self._connect:
-            context = self._session.sparkContext
-            host = str(context.getConf().get("spark.driver.host") or "127.0.0.1").strip("[]")
-            return host, str(context.getConf().get("spark.driver.bindAddress") or host).strip("[]")
+            host = str(conf(self._session, "spark.driver.host") or "127.0.0.1").strip("[]")
+            return host, str(conf(self._session, "spark.driver.bindAddress") or host).strip("[]")
         host = network.address_towards(str(cast(Any, self._session).client.host).strip("[]")) or "127.0.0.1"
         if network.is_loopback(host):  # the server is on this machine: executors of others know it by another address
             of_server = network.resolve(str(conf(self._session, "spark.driver.host", host)).strip("[]"))

@@ -62,7 +62,7 @@ def conf(session: SparkSession, key: str, default: str | None = None) -> Any:
     """A setting, from the context where there is one."""
     if is_connect(session):
         return session.conf.get(key, default)
-    return session.sparkContext.getConf().get(key, default)
+    return session.sparkContext._conf.get(key, default)  # getConf() copies them all, one call of the JVM for each
 
 
 def is_true(session: SparkSession, key: str) -> bool:
