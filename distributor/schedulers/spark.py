@@ -234,7 +234,7 @@ class SparkScheduler:
         if self._connect:
             busy = self._query is not None and self._query.waiting
             return "Spark has not started its tasks: other jobs hold the slots" if busy else None
-        if self._slots is None or self._tasks_running():
+        if self._slots is None or self._tasks_started():
             return None
         return f"Spark has not started its tasks, {self._progress(self._slots.free())}: other jobs hold the rest"
 
@@ -455,7 +455,7 @@ class SparkScheduler:
         shown, due = None, time.monotonic() + _QUEUE_PATIENCE
         while not started.wait(_SLOT_POLL) and not self._cancelled.is_set():
             with suppress(Exception):  # the context may just be stopped
-                if self._tasks_running():
+                if self._tasks_started():
                     return
                 if time.monotonic() > due and (free := self._slots.free()) != shown:
                     shown, due = free, time.monotonic() + _QUEUE_INTERVAL
@@ -464,9 +464,13 @@ class SparkScheduler:
     def _progress(self, free: int) -> str:
         return f"waiting for {self._needed} slots: {free} free"
 
-    def _tasks_running(self) -> bool:
-        """Whether Spark has started tasks of this run."""
-        return any(stage.numActiveTasks() > 0 for stage in self._stages())
+    def _tasks_started(self) -> bool:
+        """Whether Spark has started tasks of this run, at its last attempt."""
+        stages = self._stages()
+        if not stages:
+            return False
+        last = max(stages, key=lambda stage: int(stage.stageId()))
+        return int(last.numActiveTasks() + last.numCompletedTasks() + last.numFailedTasks()) > 0
 
     def _failed_hosts(self) -> list[str]:
         """Where tasks of this run have failed, as far as Spark knows."""
