@@ -442,7 +442,7 @@ class SparkScheduler:
         shown, due = None, 0.0
         while not self._slots.ready():
             self._missing_slots = self._slots.too_few()
-            if time.monotonic() > due and (free := self._slots.free()) != shown:
+            if time.monotonic() > due and self._needed > (free := self._slots.free()) != shown:
                 shown, due = free, time.monotonic() + _QUEUE_INTERVAL
                 _log.warning(self._progress(free))
             if self._cancelled.wait(_SLOT_POLL):
