@@ -101,6 +101,8 @@ def test_gpus_that_spark_does_not_know_of(one_jvm: Any) -> None:
 def test_slots_that_are_busy_are_waited_for_until_the_start_timeout(one_jvm: Any, tmp_path: Path) -> None:
     busy = on_executors(3).submit(trainings.wait_for, str(tmp_path / "go"))
     watch.until(lambda: busy.status is Status.RUNNING)
+    with pytest.raises(StartError, match="Spark has not started .*, waiting for 2 slots: 1 free: other jobs hold"):
+        on_executors(2, max_processes_per_node=2, start_timeout=1).run(trainings.all_reduce)
     with pytest.raises(StartError, match=r"start_timeout=1 s: Spark has not .*waiting for 2 slots: 1 free"):
         on_executors(2, start_timeout=1).run(trainings.rank)
     (tmp_path / "go").touch()

@@ -236,7 +236,7 @@ class SparkScheduler:
             return "Spark has not started its tasks: other jobs hold the slots" if busy else None
         if self._slots is None or self._tasks_started():
             return None
-        return f"Spark has not started its tasks, {self._progress(self._slots.free())}: other jobs hold the rest"
+        return self._held_by_others(self._slots.free())
 
     def cancel(self) -> None:
         self._cancelled.set()
@@ -441,10 +441,11 @@ class SparkScheduler:
         self._needed = job.num_tasks
         shown, due = None, 0.0
         while not self._slots.ready():
-            self._missing_slots = self._slots.too_few()
-            if time.monotonic() > due and self._needed > (free := self._slots.free()) != shown:
+            total, free = self._slots.total(), self._slots.free()
+            self._missing_slots = self._slots.too_few(total) if total < self._needed else self._held_by_others(free)
+            if time.monotonic() > due and self._needed > free != shown:
                 shown, due = free, time.monotonic() + _QUEUE_INTERVAL
-                _log.warning(self._progress(free))
+                _log.warning("run %s: %s", job.run_id, self._progress(free))
             if self._cancelled.wait(_SLOT_POLL):
                 raise RunCancelledError(f"run {job.run_id} was cancelled while it waited for slots")
         self._missing_slots = ""
@@ -459,10 +460,13 @@ class SparkScheduler:
                     return
                 if time.monotonic() > due and (free := self._slots.free()) != shown:
                     shown, due = free, time.monotonic() + _QUEUE_INTERVAL
-                    _log.warning(self._progress(free))
+                    _log.warning("run %s: %s", self._tag.removeprefix("distributor-"), self._progress(free))
 
     def _progress(self, free: int) -> str:
-        return f"waiting for {self._needed} slots: {free} free"
+        return f"waiting for {self._needed} slot{'s' * (self._needed > 1)}: {free} free"
+
+    def _held_by_others(self, free: int) -> str:
+        return f"Spark has not started its tasks, {self._progress(free)}: other jobs hold the rest"
 
     def _tasks_started(self) -> bool:
         """Whether Spark has started tasks of this run, at its last attempt."""
@@ -470,7 +474,12 @@ class SparkScheduler:
         if not stages:
             return False
         last = max(stages, key=lambda stage: int(stage.stageId()))
-        return int(last.numActiveTasks() + last.numCompletedTasks() + last.numFailedTasks()) > 0
+        if last.numActiveTasks() + last.numCompletedTasks() + last.numFailedTasks() > 0:
+            return True
+        # What Spark shows of stages may be seconds old; its scheduler knows better, as long as they go on.
+        scheduler = self._session.sparkContext._jsc.sc().taskScheduler()
+        tasks = scheduler.taskSetManagerForAttempt(last.stageId(), last.currentAttemptId())
+        return bool(tasks.isDefined() and tasks.get().runningTasks() > 0)
 
     def _failed_hosts(self) -> list[str]:
         """Where tasks of this run have failed, as far as Spark knows."""

@@ -249,7 +249,12 @@ class Slots:
         return None
 
     def total(self) -> int:
-        """Task slots of the executors that have come so far, whatever runs on them. Classic sessions only."""
+        """Task slots of the executors that have come so far, whatever runs on them. Classic sessions only.
+
+        Where a node may have so many ranks only, its other slots do not count.
+        """
+        if self.limited:
+            return sum(self._usable(cores, 0) for cores, _ in executors(self._session))
         scala = self._session.sparkContext._jsc.sc()
         manager = scala.resourceProfileManager()
         jvm_profile = manager.defaultResourceProfile()
@@ -259,7 +264,7 @@ class Slots:
         return int(scala.maxNumConcurrentTasks(jvm_profile))
 
     def free(self) -> int:
-        """Task slots that nothing runs on; where a node may have so many ranks only, its others do not count.
+        """Those of them that nothing runs on.
 
         Spark does not tell what is taken: what tasks take that are the session's own is assumed. Classic only.
         """
@@ -287,17 +292,23 @@ class Slots:
         limit = self._job.max_processes_per_node
         return fit if limit is None else min(fit, limit // self._job.ranks_per_task)
 
-    def too_few(self, most: int | None = None) -> str:
-        """Why there are too few, now or at most, and what to do."""
-        slots = (self.free() if self.limited else self.total()) if most is None else most
+    def too_few(self, slots: int) -> str:
+        """Why so many slots are too few, and what to do."""
         job = self._job
         gpu = f" with {self._gpus:g} GPU{'s' * (self._gpus > 1)} each ({_TASK_GPUS})" if self._gpus else ""
         cpus = f" of {self._cpus} CPUs" if self._cpus > 1 else ""
-        limit = f", {job.max_processes_per_node} ranks at most on each executor" if self.limited else ""
+        most = job.max_processes_per_node
+        limit = "" if most is None else f", {most} rank{'s' * (most > 1)} at most on each executor"
+        smaller = "spark.task.cpus" if job.task_profile is None else "cpus_per_process"
+        larger = (
+            f"spark.executor.cores, or lower {smaller}"
+            if most is None
+            else "max_processes_per_node, or ask for less memory_per_process"
+        )
         return (
             f"num_processes={job.num_processes} needs {job.num_tasks} task slots at once{cpus}{gpu}{limit}, "
             f"and the cluster ({self._cluster.master}) has {slots}: lower num_processes, or raise "
-            "spark.executor.instances or spark.executor.cores, or lower spark.task.cpus"
+            f"spark.executor.instances or {larger}"
         )
 
 

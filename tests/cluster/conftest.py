@@ -7,11 +7,13 @@ from collections.abc import Iterator
 import pytest
 from clusters import CORES, ENVIRON, GPUS, Cluster
 from hosts import Hosts, require
+from sessions import Sessions
 
 
 @pytest.fixture(scope="package")
-def cluster() -> Iterator[Cluster]:
+def cluster(sessions: Sessions) -> Iterator[Cluster]:
     require()
+    sessions.stop()
     with Hosts(
         tuple(CORES),
         cores=CORES,

@@ -188,3 +188,27 @@ def test_memory_that_cannot_be_read():
     with pytest.raises(ConfigurationError, match="memory_per_process has to know what executors have beside their JVM"):
         node_limit(asked(memory_per_process=GIB), cluster(memory_beside_heap=None))
     assert node_limit(asked(), cluster(memory_beside_heap=None)) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, ["needs 4 task slots at once, and", "spark.executor.cores, or lower spark.task.cpus"]),
+        (
+            {"task_profile": TaskProfile(2)},
+            ["at once of 2 CPUs, and", "executor.cores, or lower cpus_per_process"],
+        ),
+        (
+            {"max_processes_per_node": 1},
+            [
+                "at once, 1 rank at most on each executor, and",
+                "instances or max_processes_per_node, or ask",
+            ],
+        ),
+    ],
+)
+def test_what_helps_against_too_few_slots(fields, words):
+    job = Job(**{"run_id": "run", "num_processes": 4, "target": Function("train", b""), "use_gpu": False, **fields})
+    told = Slots(None, cluster(), job).too_few(3)
+    for word in [*words, "has 3: lower num_processes"]:
+        assert word in told
