@@ -463,7 +463,7 @@ class SparkScheduler:
                     _log.warning("run %s: %s", self._tag.removeprefix("distributor-"), self._progress(free))
 
     def _progress(self, free: int) -> str:
-        return f"waiting for {self._needed} slot{'s' * (self._needed > 1)}: {free} free"
+        return f"waiting for {self._needed} slots: {free} free"
 
     def _held_by_others(self, free: int) -> str:
         return f"Spark has not started its tasks, {self._progress(free)}: other jobs hold the rest"
