@@ -299,7 +299,8 @@ class Hosts:
         self.folder.mkdir(mode=0o700)  # first made, last removed: what else there is can be found by its name
         network: IPv4Network | IPv6Network = _free_network()
         if self._ipv6:
-            network = IPv6Network(f"fd00:{int(network.network_address) >> 8:x}::/64".replace("fd00:a", "fd00:a:"))
+            number = int(network.network_address)  # as free as its twin
+            network = IPv6Network(f"fd00:{number >> 16:x}:{number & 0xFFFF:x}::/64")
         own, *others = itertools.islice(network.hosts(), len(self._names) + 1)
         self.driver_address = str(own)
         self.addresses = {name: str(address) for name, address in zip(self._names, others)}

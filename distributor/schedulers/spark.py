@@ -169,7 +169,7 @@ class SparkScheduler:
             ResourceError: more slots are needed than the cluster can ever give.
         """
         self._check_encryption(job)
-        if is_cluster(self._session) and is_true(self._session, "spark.dynamicAllocation.enabled"):
+        if is_cluster(self._session) and is_true(conf(self._session, "spark.dynamicAllocation.enabled")):
             raise ConfigurationError(
                 "spark.dynamicAllocation.enabled is true: Spark's barrier mode does not run with it (SPARK-24942) but "
                 "on local[...] masters; set it to false and spark.executor.instances to the executors to train on"
@@ -203,7 +203,7 @@ class SparkScheduler:
 
     def _encryption(self) -> list[str]:
         """The settings of the session that ask for encryption."""
-        return [key for key in _ENCRYPTION if is_true(self._session, key)]
+        return [key for key in _ENCRYPTION if is_true(conf(self._session, key))]
 
     def _check_encryption(self, job: Job) -> None:
         settings = self._encryption()
@@ -216,7 +216,7 @@ class SparkScheduler:
             "Encrypted: log lines and orders between nodes and driver (TLS). What goes through Spark (the function, "
             "results) is as Spark's settings have it; spark.authenticate alone encrypts nothing"
         )
-        if str(self._session.conf.get(accept, "false")).strip().lower() != "true":
+        if not is_true(self._session.conf.get(accept, "false")):
             raise ConfigurationError(f"{told}. To accept that, set {accept} to true in the Spark configuration")
         _log.warning("%s; accepted by %s", told, accept)
 

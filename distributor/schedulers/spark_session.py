@@ -65,6 +65,6 @@ def conf(session: SparkSession, key: str, default: str | None = None) -> Any:
     return session.sparkContext._conf.get(key, default)  # getConf() copies them all, one call of the JVM for each
 
 
-def is_true(session: SparkSession, key: str) -> bool:
-    """Whether a setting is true."""
-    return str(conf(session, key, "false")).strip().lower() == "true"
+def is_true(setting: Any) -> bool:
+    """Whether the value of a setting is what Spark takes for true."""
+    return str(setting).strip().lower() == "true"

@@ -268,7 +268,8 @@ class Slots:
 
         Spark does not tell what is taken: what tasks take that are the session's own is assumed. Classic only.
         """
-        return min(self.total(), sum(self._usable(cores, running) for cores, running in executors(self._session)))
+        free = sum(self._usable(cores, running) for cores, running in executors(self._session))
+        return free if self.limited else min(self.total(), free)  # with a limit, the total is made of the same terms
 
     def ready(self) -> bool:
         """Whether the run can be given to Spark, which then waits for slots that are busy. Classic only.
