@@ -167,6 +167,12 @@ def test_nccls_own_file_is_left_to_speak(settings, knows, tmp_path):
     assert nccl_knows_better({"NCCL_CONF_FILE": str(path)}) == knows
 
 
+@pytest.mark.parametrize(("interfaces", "knows"), [(["lo", "eth0"], False), (["lo", "eth0", "ib0"], True)])
+def test_nccl_chooses_where_there_is_ip_over_infiniband(interfaces, knows, monkeypatch):
+    monkeypatch.setattr("os.listdir", lambda path: {"/sys/class/net": interfaces}[path])
+    assert nccl_knows_better({}) == knows
+
+
 @pytest.mark.parametrize(
     ("name", "value", "base"),
     [
