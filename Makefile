@@ -21,7 +21,7 @@ help:
 $(VENV)/ok: setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install $(PIP_FLAGS) -c constraints.txt torch
-	$(BIN)/pip install $(PIP_FLAGS) -c constraints.txt -e '.[connect,demo,lint,test]'
+	$(BIN)/pip install $(PIP_FLAGS) -c constraints.txt -e '.[connect,deepspeed,demo,integrations,lint,test]'
 	@touch $@
 
 $(VENV35)/ok: setup.cfg pyproject.toml constraints.txt

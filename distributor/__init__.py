@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from distributor.api import DeepspeedTorchDistributor as DeepspeedTorchDistributor
     from distributor.api import TorchDistributor as TorchDistributor
+    from distributor.autotuning import autotune as autotune
     from distributor.errors import (
         ConfigurationError as ConfigurationError,
     )
@@ -41,11 +43,17 @@ if TYPE_CHECKING:
     )
     from distributor.run import Run as Run
     from distributor.run import Status as Status
+    from distributor.zero_stages import suggest_zero as suggest_zero
+    from distributor.zero_stages import zero as zero
 
 __version__ = "0.1.0"
 
 _WHERE = {
     "TorchDistributor": "distributor.api",
+    "DeepspeedTorchDistributor": "distributor.api",
+    "autotune": "distributor.autotuning",
+    "suggest_zero": "distributor.zero_stages",
+    "zero": "distributor.zero_stages",
     "Run": "distributor.run",
     "Status": "distributor.run",
     **dict.fromkeys(

@@ -167,7 +167,7 @@ class _Agent:
                 interface, warning = network.interface_towards(node.address, [other.address for other in who.nodes])
                 self._warnings += [warning] if warning is not None else []
                 sockets = environment.sockets(os.environ, interface, environment.nccl_knows_better(os.environ))
-                plan = PATHS[self._job.launch_path].plan(self._job, who, node, os.environ, sockets)
+                plan = PATHS[self._job.launch_path].plan(self._job, who, node, os.environ, sockets, str(folder))
                 node_id = str(plan.node_env[processes.NODE_ID])
                 report = await self._train(self._prepare(plan, who, folder), node_id)
             except Exception as error:
@@ -221,6 +221,8 @@ class _Agent:
         if isinstance(job.target, Script) and not self._order.on_driver:
             (folder / "script").mkdir()
             (folder / "script" / os.path.basename(job.target.path)).write_bytes(job.target.source)
+        for name, text in plan.files.items():
+            (folder / name).write_text(text, encoding="utf-8")
         sys_path = [os.path.abspath(path) for path in self._order.sys_path]
         if cwd is not None:
             sys_path.insert(0, cwd)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import fnmatch
+import json
 import operator
 import os
 import secrets
@@ -11,10 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
-from distributor import limits, payload, shipping, versions
+from distributor import deepspeed_config, limits, payload, shipping, versions
 from distributor.environment import CONTRACT
 from distributor.errors import ConfigurationError, PayloadError
-from distributor.job import Function, Job, Module, Resources, Script, Target, WorkingDir
+from distributor.job import DeepspeedOptions, Function, Job, Module, Resources, Script, Target, WorkingDir
 from distributor.run import Run
 
 if TYPE_CHECKING:
@@ -91,6 +93,8 @@ class TorchDistributor:
         2
     """
 
+    _launch_path = "torchrun"
+
     def __init__(
         self,
         num_processes: int = 1,
@@ -122,17 +126,6 @@ class TorchDistributor:
             raise ConfigurationError(f"local_mode has to be True, False or None, not {local_mode!r}")
         if not isinstance(use_gpu, bool):
             raise ConfigurationError(f"use_gpu has to be True or False, not {use_gpu!r}")
-        for name, seconds, least in (
-            ("start_timeout", start_timeout, 0),
-            ("grace_period", grace_period, 0),
-            ("heartbeat_timeout", heartbeat_timeout, 1),
-            ("stall_timeout", _LONGEST if stall_timeout is None else stall_timeout, 1),
-            ("keep_warm", keep_warm, 0),
-        ):
-            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not least <= seconds <= _LONGEST:
-                raise ConfigurationError(
-                    f"{name} has to be a number of seconds from {least} to a year, not {seconds!r}"
-                )
         if isinstance(forward_env, str):
             raise ConfigurationError(
                 f"forward_env has to be a list of patterns, not the string {forward_env!r}: [{forward_env!r}]"
@@ -159,10 +152,10 @@ class TorchDistributor:
         self._forward_env = tuple(forward_env)
         self._working_dir = None if working_dir is None else Path(working_dir)
         self._working_dir_limit = working_dir_limit
-        self._start_timeout = float(start_timeout)
-        self._grace_period = float(grace_period)
-        self._heartbeat_timeout = float(heartbeat_timeout)
-        self._stall_timeout = None if stall_timeout is None else float(stall_timeout)
+        self._start_timeout = _check_seconds("start_timeout", start_timeout, 0)
+        self._grace_period = _check_seconds("grace_period", grace_period, 0)
+        self._heartbeat_timeout = _check_seconds("heartbeat_timeout", heartbeat_timeout, 1)
+        self._stall_timeout = None if stall_timeout is None else _check_seconds("stall_timeout", stall_timeout, 1)
         self._log_ranks = _check_logs(logs, self.num_processes)
         self._fold_logs = bool(fold_logs)
         self._log_dir = None if log_dir is None else Path(log_dir)
@@ -170,7 +163,7 @@ class TorchDistributor:
         if start_method not in ("fork", "spawn"):
             raise ConfigurationError(f"start_method has to be 'fork' or 'spawn', not {start_method!r}")
         self._start_method = start_method
-        self._keep_warm = float(keep_warm)
+        self._keep_warm = _check_seconds("keep_warm", keep_warm, 0)
         self._preload = _check_preload(preload)
         if self._preload and (start_method != "fork" or keep_warm == 0):
             raise ConfigurationError(
@@ -188,14 +181,14 @@ class TorchDistributor:
     def run(self, train_object: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
 
     @overload
-    def run(self, train_object: str | os.PathLike[str], *args: str) -> None: ...
+    def run(self, train_object: str | os.PathLike[str], *args: str | float | os.PathLike[str]) -> None: ...
 
     def run(self, train_object: Any, *args: Any, **kwargs: Any) -> Any:
         """Trains and returns rank 0's value; ``submit(...).result()``, but only rank 0's value travels.
 
         Args:
             train_object: a callable, or the path of a ``.py`` file on the driver.
-            args: its arguments; strings for a file.
+            args: its arguments; for a file strings, numbers or paths, of which it gets the text.
             kwargs: keyword arguments of a callable.
 
         Raises:
@@ -259,7 +252,7 @@ class TorchDistributor:
             max_processes_per_node=scheduler.node_limit(self._resources),
             spark_cpus=scheduler.omp_threads,
             versions=versions.here(),
-            env={**self._forwarded(), **self._env},
+            env={**self._path_env(), **self._forwarded(), **self._env},
             working_dir=working_dir,
             grace_period=self._grace_period,
             start_timeout=self._start_timeout,
@@ -271,6 +264,8 @@ class TorchDistributor:
             start_method=self._start_method,
             keep_warm=self._keep_warm,
             preload=self._preload,
+            launch_path=self._launch_path,
+            deepspeed=self._deepspeed(),
             collect=collect,
         )
         scheduler.check(job)
@@ -281,6 +276,13 @@ class TorchDistributor:
             fold_logs=self._fold_logs,
             announce=not local,
         )
+
+    def _path_env(self) -> dict[str, str]:
+        """What the launch path needs set before torch is imported."""
+        return {}
+
+    def _deepspeed(self) -> DeepspeedOptions | None:
+        return None
 
     def _check_gpus(self) -> None:
         """Looks for missing GPUs as early as it can: when the place to train is known and there."""
@@ -326,8 +328,7 @@ class TorchDistributor:
             path = Path(train_object)
             if kwargs:
                 raise ConfigurationError(
-                    f"a script takes string arguments only, not keyword arguments ({', '.join(kwargs)}): "
-                    "pass them as '--name', 'value'"
+                    f"a script takes no keyword arguments ({', '.join(kwargs)}): pass them as '--name', 'value'"
                 )
             if path.suffix != ".py":
                 raise PayloadError(
@@ -377,6 +378,124 @@ class TorchDistributor:
         }
 
 
+class DeepspeedTorchDistributor(TorchDistributor):
+    """Trains with DeepSpeed on this machine or on Spark executors.
+
+    A drop-in for PySpark's ``pyspark.ml.deepspeed.deepspeed_distributor``; what is added is keyword-only.
+
+    Args:
+        numGpus: ranks, each with a GPU of its own, of each node.
+        nnodes: nodes; ``numGpus * nnodes`` ranks train together. Spark places them: ``max_processes_per_node=numGpus``
+            keeps it from putting more on one executor.
+        localMode: as ``local_mode`` of :class:`TorchDistributor`.
+        useGpu: as ``use_gpu``. Without GPUs, DeepSpeed trains on CPUs, with gloo.
+        deepspeedConfig: DeepSpeed's configuration, as a dict or the path of a JSON or YAML file on the driver;
+            :func:`distributor.zero` makes one. ``"auto"`` values are filled. A function gets the final one from
+            ``distributor.runtime.deepspeed_config()``; no file is left anywhere.
+        auto: values for what is ``"auto"``: ``micro_batch_size``, ``gradient_accumulation_steps``, ``learning_rate``,
+            ``betas``, ``eps``, ``weight_decay``, ``gradient_clipping``, ``warmup_steps``, ``total_steps``,
+            ``precision`` (``"fp32"``, ``"fp16"``, ``"bf16"``) and ``hidden_size`` (of the model, for the buckets).
+            Batch sizes follow from each other; what is left is filled with the defaults of Hugging Face's
+            ``TrainingArguments``. Accelerate and Transformers get it unfilled, since they know more.
+        script_arguments: scripts and modules get ``--deepspeed --deepspeed_config PATH`` after their own arguments
+            (default), as with DeepSpeed's own launcher. ``False`` for those that do not know these options.
+        extensions_timeout: seconds that ranks wait for the one of their node that compiles DeepSpeed's extensions on
+            first use (default 600). They stay in ``~/.cache/distributor``, or in ``TORCH_EXTENSIONS_DIR``.
+        options: everything else is as with :class:`TorchDistributor`.
+
+    Raises:
+        ConfigurationError: an argument or the configuration is wrong; the text says which, its value, and what to do.
+        ResourceError: GPUs are wanted that are not there (with ``localMode`` given; else ``run`` says so).
+
+    Example:
+        >>> def train():
+        ...     import deepspeed
+        ...     from distributor import runtime
+        ...     engine, *_ = deepspeed.initialize(model=make_model(), config=runtime.deepspeed_config())
+        >>> DeepspeedTorchDistributor(numGpus=4, nnodes=2, deepspeedConfig=zero(3)).run(train)  # doctest: +SKIP
+    """
+
+    _launch_path = "deepspeed"
+
+    def __init__(
+        self,
+        numGpus: int = 1,  # noqa: N803  # PySpark's name, as are the next ones
+        nnodes: int = 1,
+        localMode: bool | None = None,  # noqa: N803
+        useGpu: bool = True,  # noqa: N803
+        deepspeedConfig: str | os.PathLike[str] | Mapping[str, Any] | None = None,  # noqa: N803
+        *,
+        auto: Mapping[str, Any] | None = None,
+        script_arguments: bool = True,
+        extensions_timeout: float = 600.0,
+        **options: Any,
+    ) -> None:
+        for old, new in (("num_processes", "numGpus"), ("local_mode", "localMode"), ("use_gpu", "useGpu")):
+            if old in options:
+                raise ConfigurationError(f"{old} is called {new} here, as in PySpark's DeepspeedTorchDistributor")
+        preload = options.get("preload", ())
+        if (
+            not isinstance(preload, str)
+            and options.get("start_method", "fork") == "fork"
+            and options.get("keep_warm") != 0
+        ):
+            options["preload"] = ["deepspeed", *preload]
+        # PySpark takes True for one GPU, and its own tests pass that.
+        world_size = _check_count("numGpus", 1 if numGpus is True else numGpus) * _check_count("nnodes", nnodes)
+        super().__init__(world_size, localMode, useGpu, **options)
+        self._extensions_timeout = _check_seconds("extensions_timeout", extensions_timeout, 1)
+        self._script_arguments = bool(script_arguments)
+        if auto is not None and deepspeedConfig is None:
+            raise ConfigurationError(f"auto={dict(auto)!r} fills a deepspeedConfig, but there is none")
+        self._auto = dict(auto or {})
+        self._set_config(deepspeedConfig)
+
+    def with_config(
+        self,
+        deepspeedConfig: str | os.PathLike[str] | Mapping[str, Any] | None,  # noqa: N803
+    ) -> DeepspeedTorchDistributor:
+        """The same distributor with another configuration. Raises what the constructor raises."""
+        other = copy.copy(self)
+        other._set_config(deepspeedConfig)
+        return other
+
+    def _set_config(self, source: str | os.PathLike[str] | Mapping[str, Any] | None) -> None:
+        self.deepspeed_config = source
+        self._configs = None if source is None else _deepspeed_configs(source, self.num_processes, self._auto)
+
+    def _deepspeed(self) -> DeepspeedOptions:
+        if self._configs is None:
+            return DeepspeedOptions(
+                extensions_timeout=self._extensions_timeout, script_arguments=self._script_arguments
+            )
+        final, given = self._configs
+        return DeepspeedOptions(
+            json.dumps(final),
+            json.dumps(given),
+            deepspeed_config.zero_stage(final),
+            deepspeed_config.precision(final),
+            deepspeed_config.extensions(final, self.use_gpu),
+            self._extensions_timeout,
+            self._script_arguments,
+        )
+
+    def _path_env(self) -> dict[str, str]:
+        # Asked for GPUs as it is imported, torch would use CUDA, after which no process can be forked; NVML tells too.
+        env = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+        return env if self.use_gpu else {**env, "DS_ACCELERATOR": "cpu"}
+
+
+def _deepspeed_configs(
+    source: str | os.PathLike[str] | Mapping[str, Any], world_size: int, auto: Mapping[str, Any]
+) -> tuple[deepspeed_config.Config, deepspeed_config.Config]:
+    """The final configuration, and the one with every "auto" that another library may fill."""
+    config = deepspeed_config.read(source)
+    deepspeed_config.check(config, world_size)
+    final = deepspeed_config.fill(config, world_size, auto)
+    deepspeed_config.check(final, world_size)
+    return final, deepspeed_config.fill(config, world_size, auto, guess=False)
+
+
 def _scheduler(session: SparkSession | None, use_gpu: bool) -> SparkScheduler | LocalScheduler:
     """That of a session; without one this machine, with the GPUs that Spark found for the driver where it did."""
     if session is not None:
@@ -397,6 +516,12 @@ def _check_count(name: str, value: Any) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
         raise ConfigurationError(f"{name} has to be a positive integer, not {value!r}")
     return operator.index(value)
+
+
+def _check_seconds(name: str, seconds: Any, least: float) -> float:
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not least <= seconds <= _LONGEST:
+        raise ConfigurationError(f"{name} has to be a number of seconds from {least} to a year, not {seconds!r}")
+    return float(seconds)
 
 
 def _check_memory(size: Any) -> int:
@@ -467,13 +592,14 @@ def _check_preload(names: Any) -> tuple[str, ...]:
 
 
 def _check_argv(args: Sequence[Any]) -> tuple[str, ...]:
+    """Arguments of a script as its command line has them; numbers and paths are written out, as PySpark does."""
     for index, arg in enumerate(args, start=1):
-        if not isinstance(arg, str):
+        if not isinstance(arg, (str, int, float, os.PathLike)):
             raise ConfigurationError(
-                f"arguments of a script have to be strings; argument {index} is {arg!r} ({type(arg).__name__}): "
-                f"pass {str(arg)!r}"
+                f"arguments of a script have to be strings, numbers or paths; argument {index} is {arg!r} "
+                f"({type(arg).__name__})"
             )
-    return tuple(args)
+    return tuple(map(str, args))
 
 
 def _within(script: Script, folder: Path) -> Script:

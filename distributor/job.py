@@ -72,6 +72,29 @@ class Resources:
 
 
 @dataclass(frozen=True)
+class DeepspeedOptions:
+    """What the DeepSpeed launch path needs to know.
+
+    Attributes:
+        config: the final configuration as JSON, with which ``deepspeed.initialize`` is called; ``None`` without one.
+        given: the same with every "auto" that a library may fill from what it knows of the training later on.
+        stage: ZeRO stage in it.
+        precision: ``"fp32"``, ``"fp16"`` or ``"bf16"``.
+        extensions: builders of the extensions in C++ or CUDA that it loads.
+        extensions_timeout: seconds that ranks of a node wait for the one that builds them.
+        script_arguments: scripts and modules get ``--deepspeed --deepspeed_config PATH``.
+    """
+
+    config: str | None = None
+    given: str | None = None
+    stage: int = 0
+    precision: str = "fp32"
+    extensions: tuple[str, ...] = ()
+    extensions_timeout: float = 600.0
+    script_arguments: bool = True
+
+
+@dataclass(frozen=True)
 class TaskProfile:
     """CPUs and GPUs of each Spark task of a run, where they are not what the session gives by itself."""
 
@@ -109,6 +132,7 @@ class Job:
         keep_warm: seconds that such a process waits for the next run; 0: it serves this run only.
         preload: modules that it imports beside torch.
         launch_path: name of the launch path, a key of ``distributor.launch.PATHS``.
+        deepspeed: what that named ``"deepspeed"`` needs to know.
         collect: whose return values travel back.
     """
 
@@ -136,6 +160,7 @@ class Job:
     keep_warm: float = 600.0
     preload: tuple[str, ...] = ()
     launch_path: str = "torchrun"
+    deepspeed: DeepspeedOptions | None = None
     collect: Literal["rank0", "all"] = "rank0"
 
     @property
@@ -251,12 +276,19 @@ class Plan:
         node_env: environment of the process that starts the ranks, on top of the task's own
             (``None`` removes a variable).
         rank_env: environment of each local rank, on top of ``node_env``.
+        files: what ranks find in the node's private folder, by name.
+        extensions: builders of DeepSpeed's extensions that ranks load before they run the target; ``None`` without
+            DeepSpeed.
+        extensions_timeout: seconds that they wait for the one of them that builds.
     """
 
     node: Node
     target: Target
     node_env: Mapping[str, str | None] = field(repr=False)
     rank_env: tuple[Mapping[str, str], ...] = field(repr=False)
+    files: Mapping[str, str] = field(default_factory=dict, repr=False)
+    extensions: tuple[str, ...] | None = None
+    extensions_timeout: float = 600.0
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def values(collected: Collected, world_size: int) -> dict[int, Any]:
         TrainingError: a rank failed.
         NodeLostError: a node never reported.
         ResultError: a rank succeeded but its value could not be pickled, or the driver cannot read it.
-        StartError, ResourceError: a node could not start.
+        StartError, ResourceError: a node could not start, or lacks what a rank needs.
     """
     for report in collected.reports:
         if report.error is not None:
@@ -94,11 +94,17 @@ def values(collected: Collected, world_size: int) -> dict[int, Any]:
     return {rank: payload.load_value(chunks, rank) for rank, chunks in sorted(collected.values.items())}
 
 
-def training_error(failures: Sequence[Failure]) -> errors.TrainingError:
-    """The exception for a run whose ranks failed: the root first, its original exception as ``__cause__``."""
+def training_error(failures: Sequence[Failure]) -> errors.TrainingError | errors.StartError:
+    """The exception for a run whose ranks failed: the root first, its original exception as ``__cause__``.
+
+    A rank that found, before it called anything of the user's, that its node lacks something makes it a ``StartError``.
+    """
     ordered = order_failures(failures)
+    cause = payload.load_exception(ordered[0].exception)
+    if isinstance(cause, errors.StartError):
+        return errors.StartError(f"on {ordered[0].host}: {cause}")
     error = errors.TrainingError(describe(ordered), ordered)
-    error.__cause__ = payload.load_exception(ordered[0].exception)
+    error.__cause__ = cause
     error.__suppress_context__ = True
     return error
 

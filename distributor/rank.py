@@ -143,7 +143,7 @@ def _run(order: NodeOrder, local_rank: int, rank: int) -> int:
     called = time.time()
     try:
         try:
-            value = _call(order)
+            value = _call(order, local_rank)
         finally:
             _calm_signal_handlers()
     except SystemExit as stop:
@@ -205,8 +205,12 @@ def _handle_calmly(handler: Callable[[int, FrameType | None], Any], number: int,
         pass
 
 
-def _call(order: NodeOrder) -> Any:
-    target = order.plan.target
+def _call(order: NodeOrder, local_rank: int) -> Any:
+    plan, target = order.plan, order.plan.target
+    if plan.extensions is not None:
+        from distributor import extensions  # imports torch's tools for extensions
+
+        extensions.load(plan.extensions, plan.extensions_timeout, local_rank)
     if isinstance(target, Function):
         function, args, kwargs = payload.load_function(target.pickled)
         return function(*args, **kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+import json
 import logging
 import threading
 import time
@@ -157,6 +158,12 @@ class Run:
             node 0 on host-a (10.0.0.2): ranks 0-2; node 1 on host-b (10.0.0.3): rank 3
         """
         return self._placement
+
+    @property
+    def deepspeed_config(self) -> dict[str, Any] | None:
+        """The final DeepSpeed configuration, every "auto" filled; ``None`` for a run without one."""
+        asked = self._job.deepspeed
+        return None if asked is None or asked.config is None else json.loads(asked.config)
 
     @property
     def timings(self) -> dict[str, float]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from distributor.job import Job, Node, Placement, Plan
+from distributor.launch.deepspeed import Deepspeed
 from distributor.launch.torchrun import Torchrun
 
 
@@ -16,8 +17,14 @@ class LaunchPath(Protocol):
     """Decides what one node does; has no effects."""
 
     def plan(
-        self, job: Job, placement: Placement, node: Node, base_env: Mapping[str, str], sockets: Mapping[str, str]
+        self,
+        job: Job,
+        placement: Placement,
+        node: Node,
+        base_env: Mapping[str, str],
+        sockets: Mapping[str, str],
+        folder: str,
     ) -> Plan: ...
 
 
-PATHS: dict[str, LaunchPath] = {"torchrun": Torchrun()}
+PATHS: dict[str, LaunchPath] = {"torchrun": Torchrun(), "deepspeed": Deepspeed()}

@@ -22,6 +22,7 @@ class Torchrun:
         node: Node,
         base_env: Mapping[str, str],
         sockets: Mapping[str, str] = _NOTHING,
+        folder: str = "",
     ) -> Plan:
         """What a node does.
 
@@ -31,6 +32,7 @@ class Torchrun:
             node: the node to plan for.
             base_env: the environment that its task has; decides only what the user has already set there.
             sockets: variables that say over which network interface ranks talk.
+            folder: the node's private folder, where its ranks find files.
         """
         return Plan(
             node=node,

@@ -38,6 +38,11 @@ def loaded_by(statement):
         ("import distributor.schedulers.local", {"torch", "pyspark", "pandas"}),
         ("import distributor.schedulers.spark", {"torch", "pandas", "pyspark.sql"}),
         ("import distributor.schedulers.spark, pyspark.sql, pyspark.worker", {"pandas", "torch"}),
+        (
+            "from distributor import DeepspeedTorchDistributor, zero, suggest_zero",
+            {"torch", "deepspeed", "yaml", "hjson"},
+        ),
+        ("from distributor import autotune, runtime, deepspeed_checkpoint", {"torch", "deepspeed", "pyspark"}),
         ("import distributor.start, distributor.exchange", {"asyncio", "torch", "pyspark"}),
         ("import distributor.schedulers.spark_task", {"torch", "pyspark", "cloudpickle"}),
     ],
@@ -102,13 +107,19 @@ def later():
 @pytest.mark.parametrize(
     ("package", "allowed"),
     [
-        ("torch", {"launcher.py", "payload.py"}),
+        ("torch", {"launcher.py", "payload.py", "deepspeed_checkpoint.py", "extensions.py"}),
+        ("deepspeed", {"deepspeed_checkpoint.py", "extensions.py"}),
         ("cloudpickle", {"payload.py", "shipping.py"}),
         ("cryptography", {"channel/server.py"}),
         ("pyspark", {name for name in FILES if name.startswith("schedulers/")}),
         ("pyarrow", {name for name in FILES if name.startswith("schedulers/")}),
         ("distributor.schedulers", {"api.py", *(name for name in FILES if name.startswith("schedulers/"))}),
-        ("distributor.api", set()),
+        ("distributor.api", {"autotuning.py"}),
+        # What stands beside the core: the core imports none of it.
+        ("distributor.autotuning", set()),
+        ("distributor.deepspeed_checkpoint", set()),
+        ("distributor.runtime", set()),
+        ("distributor.zero_stages", set()),
     ],
 )
 def test_who_may_import(package, allowed):
@@ -117,6 +128,7 @@ def test_who_may_import(package, allowed):
 
 def test_no_other_package_is_needed():
     known = {"torch", "cloudpickle", "cryptography", "pyspark", "pyarrow", "distributor"}
+    known |= {"deepspeed", "hjson", "yaml"}  # on the DeepSpeed path only, and never at import
     used = {module.partition(".")[0] for modules in IMPORTS.values() for module in modules}
     assert used <= known | sys.stdlib_module_names
 
@@ -137,6 +149,13 @@ def test_no_other_package_is_needed():
         ("channel/node.py", {"channel.frames", "network"}),
         ("devices.py", {"errors"}),
         ("limits.py", set()),
+        ("tables.py", set()),
+        ("deepspeed_config.py", {"errors"}),
+        ("zero_stages.py", {"deepspeed_config", "errors", "limits", "tables"}),
+        ("extensions.py", {"errors", "folders"}),
+        ("deepspeed_checkpoint.py", {"errors"}),
+        ("launch/torchrun.py", {"devices", "environment", "job", "processes"}),
+        ("launch/deepspeed.py", {"job", "launch.torchrun"}),
         ("versions.py", set()),
         ("placement.py", {"devices", "errors", "job"}),
         # It runs in Spark's workers, which lack the package: what it uses is pickled with it.

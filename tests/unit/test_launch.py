@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 
 from distributor.environment import CONTRACT, nccl_knows_better, sockets
-from distributor.job import Function, Job, Module, NodeFacts, NodeOrder, Script
+from distributor.job import DeepspeedOptions, Function, Job, Module, NodeFacts, NodeOrder, Script
 from distributor.launch import PATHS
+from distributor.launch.deepspeed import CONFIG_PATH, Deepspeed
 from distributor.launch.torchrun import Torchrun
 from distributor.placement import place
 
@@ -237,3 +238,51 @@ def test_planning_has_no_effect_on_what_it_is_given():
 
 def test_paths_are_found_by_name():
     assert isinstance(PATHS[job().launch_path], Torchrun)
+
+
+def deepspeed_plan(request, node_rank=1, folder="/node"):
+    placement = placed(request)
+    node = placement.nodes[node_rank]
+    plain = Torchrun().plan(request, placement, node, {}, {"GLOO_SOCKET_IFNAME": "eth1"}, folder)
+    return plain, Deepspeed().plan(request, placement, node, {}, {"GLOO_SOCKET_IFNAME": "eth1"}, folder)
+
+
+def test_the_deepspeed_path_adds_to_torchruns():
+    options = DeepspeedOptions('{"a": 1}', '{"a": "auto"}', 3, "bf16", ("FusedAdamBuilder",), 60.0)
+    plain, plan = deepspeed_plan(job(launch_path="deepspeed", deepspeed=options, env={"WANDB_MODE": "offline"}))
+    assert plan.files == {"deepspeed.json": '{"a": 1}', "deepspeed-given.json": '{"a": "auto"}'}
+    assert (plan.extensions, plan.extensions_timeout) == (("FusedAdamBuilder",), 60.0)
+    assert plain.extensions is None
+    assert plan.node_env == {
+        **plain.node_env,
+        CONFIG_PATH: "/node/deepspeed.json",
+        "ACCELERATE_USE_DEEPSPEED": "true",
+        "ACCELERATE_CONFIG_DS_FIELDS": "none",
+        "ACCELERATE_DEEPSPEED_CONFIG_FILE": "/node/deepspeed-given.json",
+        "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3",
+        "ACCELERATE_MIXED_PRECISION": "bf16",
+    }
+    assert len(plan.rank_env) == len(plain.rank_env)
+    for own, added in zip(plain.rank_env, plan.rank_env):
+        assert added == {**own, "CROSS_RANK": "1", "CROSS_SIZE": "2", "LOCAL_SIZE": "1"}
+    assert (plan.node, plan.target) == (plain.node, plain.target)
+
+
+def test_the_users_environment_wins_on_the_deepspeed_path():
+    env = {"ACCELERATE_USE_DEEPSPEED": "false", "ACCELERATE_MIXED_PRECISION": "fp8"}
+    _, plan = deepspeed_plan(job(deepspeed=DeepspeedOptions("{}", "{}"), env=env))
+    assert {name: plan.node_env[name] for name in env} == env
+
+
+@pytest.mark.parametrize("target", [Script("/home/train.py", b"", ("--lr", "1")), Module("pkg.train", ("--lr", "1"))])
+def test_what_has_a_command_line_gets_deepspeeds_arguments(target):
+    _, plan = deepspeed_plan(job(target=target, deepspeed=DeepspeedOptions("{}", "{}")))
+    assert plan.target == dataclasses.replace(
+        target, argv=("--lr", "1", "--deepspeed", "--deepspeed_config", "/node/deepspeed.json")
+    )
+    _, plan = deepspeed_plan(job(target=target, deepspeed=DeepspeedOptions()))
+    assert plan.target.argv == ("--lr", "1", "--deepspeed")
+    assert CONFIG_PATH not in plan.node_env
+    _, plan = deepspeed_plan(job(target=target, deepspeed=DeepspeedOptions("{}", "{}", script_arguments=False)))
+    assert plan.target == target
+    assert plan.node_env[CONFIG_PATH] == "/node/deepspeed.json"

@@ -1,0 +1,522 @@
+"""DeepSpeed's configuration as data: read, checked and completed on the driver, before anything starts. Needs no torch.
+
+Source: https://www.deepspeed.ai/docs/config-json/, and ``deepspeed/runtime/config.py`` of DeepSpeed 0.19.8.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from distributor.errors import ConfigurationError
+
+Config = dict[str, Any]
+
+AUTO = "auto"
+
+TRAIN = "train_batch_size"
+MICRO = "train_micro_batch_size_per_gpu"
+ACCUMULATION = "gradient_accumulation_steps"
+
+STAGES = {0: "none", 1: "optimizer states", 2: "+ gradients", 3: "+ parameters"}
+
+#: What ``auto=`` may name, and the value without: those of Hugging Face's TrainingArguments, or what DeepSpeed itself
+#: takes for a bucket whose size nobody gives. ``None``: nobody can know.
+#: Source: https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments
+FILL: dict[str, Any] = {
+    "micro_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "learning_rate": 5e-5,
+    "betas": [0.9, 0.999],
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+    "gradient_clipping": 1.0,
+    "warmup_steps": 1,
+    "total_steps": None,
+    "precision": "fp32",
+    "hidden_size": None,
+}
+
+#: Where an "auto" stands, and which of :data:`FILL` goes there.
+_FILLED = {
+    "gradient_clipping": "gradient_clipping",
+    "optimizer.params.lr": "learning_rate",
+    "optimizer.params.betas": "betas",
+    "optimizer.params.eps": "eps",
+    "optimizer.params.weight_decay": "weight_decay",
+    "scheduler.params.warmup_max_lr": "learning_rate",
+    "scheduler.params.warmup_num_steps": "warmup_steps",
+    "scheduler.params.total_num_steps": "total_steps",
+}
+
+#: Buckets: their size in elements for a hidden size, as Hugging Face's Trainer computes it, and DeepSpeed's default.
+#: Source: ``transformers/integrations/deepspeed.py``, ``trainer_config_finalize``.
+_BUCKETS: dict[str, tuple[Callable[[int], int], int]] = {
+    "zero_optimization.reduce_bucket_size": (lambda hidden: hidden * hidden, 500_000_000),
+    "zero_optimization.allgather_bucket_size": (lambda hidden: hidden * hidden, 500_000_000),
+    "zero_optimization.stage3_prefetch_bucket_size": (lambda hidden: int(0.9 * hidden * hidden), 50_000_000),
+    "zero_optimization.stage3_param_persistence_threshold": (lambda hidden: 10 * hidden, 100_000),
+}
+
+#: DeepSpeed ignores a section that it does not know, which may be anybody's; a misspelt one is a mistake.
+_SECTIONS = (
+    *(
+        TRAIN,
+        MICRO,
+        ACCUMULATION,
+        "optimizer",
+        "scheduler",
+        "zero_optimization",
+        "fp16",
+        "bf16",
+        "torch_autocast",
+        "amp",
+    ),
+    *("gradient_clipping", "prescale_gradients", "gradient_predivide_factor", "sparse_gradients", "steps_per_print"),
+    *("communication_data_type", "data_types", "wall_clock_breakdown", "dump_state", "memory_breakdown", "autotuning"),
+    *("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "activation_checkpointing", "sparse_attention"),
+    *(
+        "flops_profiler",
+        "tensorboard",
+        "wandb",
+        "comet",
+        "csv_monitor",
+        "comms_logger",
+        "aio",
+        "checkpoint",
+        "pipeline",
+    ),
+    *("elasticity", "compression_training", "data_efficiency", "curriculum_learning", "progressive_layer_drop"),
+    *("tensor_parallel", "expert_parallel", "sequence_parallel_size", "data_parallel_size", "hybrid_engine", "compile"),
+)
+
+#: How alike two names are that differ by a slip.
+_SLIP = 0.85
+
+#: Optimizers of which DeepSpeed has one that works on parameters in the host's memory.
+_CPU_OPTIMIZERS = ("adam", "adamw")
+
+
+def read(source: Mapping[str, Any] | str | os.PathLike[str]) -> Config:
+    """A configuration as plain data.
+
+    Args:
+        source: a dict, or the path of a JSON or YAML file (``.yaml``, ``.yml``) on the driver. JSON may have comments
+            where ``hjson`` is installed, which DeepSpeed brings and reads with.
+
+    Raises:
+        ConfigurationError: it cannot be read, is malformed, or holds what is no JSON value.
+    """
+    if isinstance(source, Mapping):
+        return _copy(source)
+    if not isinstance(source, (str, os.PathLike)):
+        raise ConfigurationError(
+            "deepspeedConfig has to be a dict or the path of a JSON or YAML file, "
+            f"not {type(source).__name__} {source!r}"
+        )
+    path = Path(source)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigurationError(f"deepspeedConfig {str(source)!r} cannot be read on the driver: {reason}") from error
+    try:
+        loaded = _load_yaml(text) if path.suffix in (".yaml", ".yml") else _load_json(text)
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(f"deepspeedConfig {str(source)!r} is malformed: {error}") from error
+    if not isinstance(loaded, dict):
+        raise ConfigurationError(
+            f"deepspeedConfig {str(source)!r} has to hold a mapping, not {type(loaded).__name__} {loaded!r}"
+        )
+    return _copy(loaded)
+
+
+def check(config: Config, world_size: int) -> None:
+    """Finds what DeepSpeed would find only once every rank is up, or never.
+
+    ``"auto"`` passes wherever it can be filled.
+
+    Raises:
+        ConfigurationError: with the value, and the numbers it does not fit.
+    """
+    for name in config:
+        close = difflib.get_close_matches(name, _SECTIONS, 1, _SLIP)
+        if name not in _SECTIONS and close:
+            raise ConfigurationError(
+                f"deepspeedConfig has a {name!r}, which DeepSpeed would silently ignore: did you mean {close[0]!r}?"
+            )
+    for name in ("optimizer", "scheduler", "fp16", "bf16", "pipeline", "tensor_parallel", "checkpoint"):
+        _section(config, name)
+    for name in ("fp16", "bf16"):
+        enabled = _section(config, name).get("enabled", False)
+        if not isinstance(enabled, bool) and enabled != AUTO:
+            raise ConfigurationError(f"deepspeedConfig: {name}.enabled has to be true or false, not {enabled!r}")
+    if _enabled(config, "fp16") and _enabled(config, "bf16"):
+        raise ConfigurationError("deepspeedConfig enables both fp16 and bf16: choose one of them")
+    _check_optimizer(config)
+    stage = zero_stage(config)
+    _check_offload(config, stage)
+    _check_batches(config, world_size)
+
+
+def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool = True) -> Config:
+    """The final configuration: every ``"auto"`` that somebody has to fill is filled, as Hugging Face's Trainer does it.
+
+    Args:
+        config: one that was read; left as it is.
+        world_size: number of ranks.
+        auto: values by the names of :data:`FILL`.
+        guess: fills what nobody has said as well. ``False`` leaves that to a library that knows more later on.
+
+    Raises:
+        ConfigurationError: ``auto`` names something else, contradicts the configuration, or lacks what is needed.
+
+    >>> fill({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 4}, 2, {})
+    {'train_batch_size': 8, 'train_micro_batch_size_per_gpu': 4}
+    """
+    for name in auto:
+        if name not in FILL:
+            raise ConfigurationError(f"auto names {name!r}; what it can fill is {', '.join(FILL)}")
+    final = _copy(config)
+    _fill_batches(final, world_size, auto, guess)
+    for path, name in _FILLED.items():
+        if guess or name in auto:
+            _fill(final, path, auto.get(name, FILL[name]), name in auto, name)
+    hidden = auto.get("hidden_size")
+    if hidden is not None and (isinstance(hidden, bool) or not isinstance(hidden, int) or hidden < 1):
+        raise ConfigurationError(f"auto: hidden_size has to be a positive integer, not {hidden!r}")
+    for path, (size, default) in _BUCKETS.items():
+        if guess or hidden is not None:
+            _fill(final, path, default if hidden is None else size(hidden), False, "hidden_size")
+    precision = auto.get("precision", FILL["precision"])
+    if precision not in ("fp32", "fp16", "bf16"):
+        raise ConfigurationError(f"auto: precision has to be 'fp32', 'fp16' or 'bf16', not {precision!r}")
+    for name in ("fp16", "bf16"):
+        if guess or "precision" in auto:
+            _fill(final, f"{name}.enabled", precision == name, "precision" in auto, "precision")
+    if not guess:
+        return final
+    _fill(final, "scheduler.params.warmup_min_lr", 0, False, "")
+    left = [path for path, value in _leaves(final) if value == AUTO and _must_be_filled(path)]
+    if left:
+        raise ConfigurationError(
+            f"deepspeedConfig: {left[0]} is 'auto', but nothing is known to put there: give it a value"
+        )
+    return final
+
+
+def zero_stage(config: Config) -> int:
+    """The ZeRO stage, 0 without one.
+
+    Raises:
+        ConfigurationError: there is no such stage.
+    """
+    zero = config.get("zero_optimization", {})
+    if isinstance(zero, bool):  # the form of before there were stages
+        return int(zero)
+    stage = _section(config, "zero_optimization").get("stage", 0)
+    if isinstance(stage, bool) or stage not in STAGES:
+        stages = ", ".join(f"{number} ({what})" for number, what in STAGES.items())
+        raise ConfigurationError(
+            f"deepspeedConfig: zero_optimization.stage is {stage!r}; what DeepSpeed can split among ranks is {stages}"
+        )
+    return int(stage)
+
+
+def precision(config: Config) -> str:
+    """``"fp16"``, ``"bf16"`` or ``"fp32"``."""
+    return next((name for name in ("fp16", "bf16") if _enabled(config, name)), "fp32")
+
+
+def extensions(config: Config, use_gpu: bool) -> tuple[str, ...]:
+    """The names of the builders in ``deepspeed.ops.op_builder`` whose code a run with this configuration loads.
+
+    Source: ``deepspeed/runtime/engine.py`` (``_configure_basic_optimizer``), ``deepspeed/comm/torch.py``.
+
+    >>> extensions({"optimizer": {"type": "AdamW"}}, use_gpu=False)
+    ('ShareMemCommBuilder', 'FusedAdamBuilder')
+    """
+    optimizer = _section(config, "optimizer")
+    kind = str(optimizer.get("type", "")).lower()
+    offloads = [_offload(config, "offload_optimizer"), _offload(config, "offload_param")]
+    on_cpu = offloads[0] in ("cpu", "nvme")
+    found = [] if use_gpu else ["ShareMemCommBuilder"]
+    if kind in ("adam", "adamw") and not _section(optimizer, "params").get("torch_adam"):
+        found.append("CPUAdamBuilder" if on_cpu else "FusedAdamBuilder")
+    elif kind == "lion":
+        found.append("CPULionBuilder" if on_cpu else "FusedLionBuilder")
+    elif kind == "adagrad" and on_cpu:
+        found.append("CPUAdagradBuilder")
+    elif kind == "lamb":
+        found.append("FusedLambBuilder")
+    if "nvme" in offloads:
+        found.append("AsyncIOBuilder")
+    return tuple(found)
+
+
+def _load_json(text: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_unique)
+    except json.JSONDecodeError as error:
+        try:
+            import hjson  # DeepSpeed's own reader: JSON with comments
+        except ImportError:
+            raise error from None
+        if not text.lstrip().startswith(("{", "/", "#")):  # it takes nearly any text for a mapping
+            raise
+        try:
+            return hjson.loads(text, object_pairs_hook=_unique)
+        except hjson.HjsonDecodeError:
+            raise error from None
+
+
+def _load_yaml(text: str) -> Any:
+    try:
+        import yaml
+    except ImportError as error:
+        raise ConfigurationError(
+            f"a YAML file as deepspeedConfig needs PyYAML on the driver ({error}): pip install pyyaml, or use JSON"
+        ) from error
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no type hints
+        """YAML 1.1 takes 1e-4 for a string, since it has no dot."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            _unique([(str(key.value), None) for key, _ in node.value if not key.tag.endswith(":merge")])
+            return super().construct_mapping(node, deep)
+
+    Loader.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+    )
+    return yaml.load(text, Loader)  # noqa: S506  # a SafeLoader
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ConfigurationError(f"deepspeedConfig gives {name!r} twice")
+        found[name] = value
+    return found
+
+
+def _copy(config: Mapping[str, Any]) -> Config:
+    copied: Config = _plain(config, "")
+    return copied
+
+
+def _plain(value: Any, path: str) -> Any:
+    """A copy of JSON values only."""
+    if isinstance(value, Mapping):
+        for name in value:
+            if not isinstance(name, str):
+                raise ConfigurationError(f"deepspeedConfig: the name {name!r} in {path or 'it'} is no string")
+        return {name: _plain(inner, f"{path}.{name}" if path else name) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner, f"{path}[{index}]") for index, inner in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigurationError(f"deepspeedConfig: {path} is {value}, which JSON cannot say: use a large number")
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise ConfigurationError(
+        f"deepspeedConfig: {path} is a {type(value).__module__}.{type(value).__qualname__}; "
+        "only numbers, strings, booleans, lists and dicts can be shipped"
+    )
+
+
+def _section(config: Config, name: str) -> Config:
+    section = config.get(name, {})
+    if not isinstance(section, dict):
+        raise ConfigurationError(
+            f"deepspeedConfig: {name} has to be a mapping, not {type(section).__name__} {section!r}"
+        )
+    return section
+
+
+def _enabled(config: Config, name: str) -> bool:
+    return _section(config, name).get("enabled") is True
+
+
+def _check_optimizer(config: Config) -> None:
+    if "optimizer" not in config:
+        return
+    kind = config["optimizer"].get("type")
+    if not isinstance(kind, str):
+        raise ConfigurationError(
+            f"deepspeedConfig: optimizer.type has to be a name such as 'AdamW', not {kind!r}; leave the section out "
+            "to pass an optimizer to deepspeed.initialize"
+        )
+    if "max_grad_norm" in _section(config["optimizer"], "params"):
+        raise ConfigurationError(
+            "deepspeedConfig: optimizer.params.max_grad_norm is refused by DeepSpeed: use 'gradient_clipping' instead"
+        )
+
+
+def _offload(config: Config, name: str) -> str:
+    """Where something is offloaded to: ``"none"``, ``"cpu"`` or ``"nvme"``."""
+    zero = config.get("zero_optimization", {})
+    if not isinstance(zero, dict):
+        return "none"
+    if name == "offload_optimizer" and zero.get("cpu_offload") is True:  # the form of before NVMe
+        return "cpu"
+    section = zero.get(name)
+    return "none" if section is None else str(_section(zero, name).get("device", "none"))
+
+
+def _check_offload(config: Config, stage: int) -> None:
+    for name, least in (("offload_optimizer", 1), ("offload_param", 3)):
+        device = _offload(config, name)
+        where = f"deepspeedConfig: zero_optimization.{name}"
+        if device not in ("none", "cpu", "nvme"):
+            raise ConfigurationError(f"{where}.device has to be 'none', 'cpu' or 'nvme', not {device!r}")
+        if device == "none":
+            continue
+        needed = 3 if device == "nvme" else least
+        if stage < needed:
+            raise ConfigurationError(
+                f"{where} to {device!r} needs ZeRO stage {needed}{' or more' if needed < 3 else ''}, not {stage}"
+            )
+        section = config["zero_optimization"].get(name) or {}
+        path = section.get("nvme_path")
+        if device == "nvme" and (not isinstance(path, str) or not path):
+            raise ConfigurationError(
+                f"{where} to 'nvme' needs an nvme_path, a folder on a fast disk of each node, not {path!r}"
+            )
+        ratio = section.get("ratio", 1.0)
+        if isinstance(ratio, (int, float)) and ratio < 1.0 and stage < 3:
+            raise ConfigurationError(f"{where}.ratio is {ratio}: a part can be offloaded with ZeRO stage 3 only")
+    optimizer = config.get("optimizer", {})
+    if _offload(config, "offload_optimizer") == "none" or not optimizer:
+        return
+    torchs_own = bool(_section(optimizer, "params").get("torch_adam"))
+    if config.get("zero_force_ds_cpu_optimizer", True) and (
+        torchs_own or optimizer["type"].lower() not in _CPU_OPTIMIZERS
+    ):
+        raise ConfigurationError(
+            "deepspeedConfig: zero_optimization.offload_optimizer needs DeepSpeed's own Adam for CPUs, but the "
+            f"optimizer is {optimizer['type']!r}{' with torch_adam' if torchs_own else ''}: use 'AdamW' without "
+            "torch_adam, or set zero_force_ds_cpu_optimizer to false for a slow one"
+        )
+
+
+def _data_parallel_size(config: Config, world_size: int) -> tuple[int, str]:
+    """How many ranks see different samples, and how that comes about."""
+    stages = _section(config, "pipeline").get("stages", AUTO)
+    parts = {
+        "pipeline.stages": 1 if stages == AUTO else stages,
+        "tensor_parallel.autotp_size": _section(config, "tensor_parallel").get("autotp_size") or 1,
+        "sequence_parallel_size": config.get("sequence_parallel_size", 1),
+    }
+    size, words = world_size, f"{world_size} ranks"
+    for name, count in parts.items():
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ConfigurationError(f"deepspeedConfig: {name} has to be a positive integer, not {count!r}")
+        if size % count:
+            raise ConfigurationError(f"deepspeedConfig: {name} is {count}, which does not divide {words}")
+        if count > 1:
+            size, words = size // count, f"{words} / {count} ({name})"
+    return size, words
+
+
+def _batches(config: Config) -> tuple[Any, Any, Any]:
+    sizes = (config.get(TRAIN), config.get(MICRO), config.get(ACCUMULATION))
+    for name, size in zip((TRAIN, MICRO, ACCUMULATION), sizes):
+        if size not in (None, AUTO) and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise ConfigurationError(f"deepspeedConfig: {name} has to be a positive integer, not {size!r}")
+    return sizes
+
+
+def _check_batches(config: Config, world_size: int) -> None:
+    ranks, words = _data_parallel_size(config, world_size)
+    train, micro, accumulation = (size if isinstance(size, int) else None for size in _batches(config))
+    if train is None:
+        return
+    product = (micro or 1) * (accumulation or 1) * ranks
+    fits = train == product if micro and accumulation else train % product == 0
+    if not fits:
+        factors = " x ".join(
+            f"{size} ({name})" for name, size in ((MICRO, micro), (ACCUMULATION, accumulation)) if size is not None
+        )
+        given = f"{factors} x {words}" if factors else words
+        hint = (
+            ""
+            if words != f"{world_size} ranks"
+            else ('. For a model that is split over ranks, say so in it: "pipeline": {"stages": 2}')
+        )
+        verb = "is not" if micro and accumulation else "is no multiple of"
+        raise ConfigurationError(f"deepspeedConfig: {TRAIN} {train} {verb} {given} = {product}{hint}")
+
+
+def _fill_batches(final: Config, world_size: int, auto: Mapping[str, Any], guess: bool) -> None:
+    """Fills those of the three that are "auto": from ``auto``, else from the others, else as Hugging Face does."""
+    ranks, words = _data_parallel_size(final, world_size)
+    for path, name in ((MICRO, "micro_batch_size"), (ACCUMULATION, "gradient_accumulation_steps")):
+        if name in auto:
+            size = auto[name]
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ConfigurationError(f"auto: {name} has to be a positive integer, not {size!r}")
+            _fill(final, path, size, True, name)
+    train, micro, accumulation = _batches(final)
+    if not guess:
+        return
+    if micro == AUTO:
+        steps = accumulation if isinstance(accumulation, int) else 1
+        micro = final[MICRO] = (
+            _divide(train, steps * ranks, f"{steps} ({ACCUMULATION}) x {words}")
+            if isinstance(train, int)
+            else FILL["micro_batch_size"]
+        )
+    if accumulation == AUTO:
+        final[ACCUMULATION] = (
+            _divide(train, micro * ranks, f"{micro} ({MICRO}) x {words}")
+            if isinstance(train, int) and isinstance(micro, int)
+            else FILL["gradient_accumulation_steps"]
+        )
+    if train == AUTO:
+        final[TRAIN] = (micro or FILL["micro_batch_size"]) * final.get(ACCUMULATION, 1) * ranks
+
+
+def _divide(train: int, by: int, words: str) -> int:
+    if train % by:
+        raise ConfigurationError(f"deepspeedConfig: {TRAIN} {train} is no multiple of {words} = {by}")
+    return train // by
+
+
+def _fill(config: Config, path: str, value: Any, said: bool, name: str) -> None:
+    """Puts a value where there is an "auto"; ``said``: it is the user's word, which must not contradict the other."""
+    *sections, last = path.split(".")
+    for section in sections:
+        inner = config.get(section)
+        if not isinstance(inner, dict):
+            return
+        config = inner
+    present = config.get(last)
+    if present == AUTO:
+        if value is None:
+            raise ConfigurationError(
+                f"deepspeedConfig: {path} is 'auto', but nobody can know it: pass auto={{{name!r}: ...}}"
+            )
+        config[last] = _plain(value, f"auto.{name}")
+    elif said and present is not None and present != value:
+        raise ConfigurationError(f"deepspeedConfig: {path} is {present!r}, but auto says {name}={value!r}")
+
+
+def _must_be_filled(path: str) -> bool:
+    """Where DeepSpeed does not take "auto" for "the default" by itself."""
+    return "." not in path or path.startswith(("optimizer.params.", "scheduler.params."))
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{path}.{name}" if path else name)
+    else:
+        yield path, value

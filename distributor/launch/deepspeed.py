@@ -1,0 +1,80 @@
+"""The DeepSpeed path: ranks as torchrun starts them, and what DeepSpeed, Accelerate and Transformers look for.
+
+No ``deepspeed`` runner, no hostfile and no SSH: Spark has the nodes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+
+from distributor.job import DeepspeedOptions, Function, Job, Node, Placement, Plan, Target
+from distributor.launch.torchrun import Torchrun
+
+#: Where a rank finds its final configuration. Read by ``distributor.runtime``.
+CONFIG_PATH = "DISTRIBUTOR_DEEPSPEED_CONFIG"
+
+_CONFIG, _GIVEN = "deepspeed.json", "deepspeed-given.json"
+
+
+class Deepspeed:
+    """Plans torchrun's ranks with DeepSpeed's configuration in the node's folder and in their environment."""
+
+    def __init__(self) -> None:
+        self._torchrun = Torchrun()
+
+    def plan(
+        self,
+        job: Job,
+        placement: Placement,
+        node: Node,
+        base_env: Mapping[str, str],
+        sockets: Mapping[str, str],
+        folder: str,
+    ) -> Plan:
+        """What a node does. Arguments as with :meth:`Torchrun.plan`."""
+        plan = self._torchrun.plan(job, placement, node, base_env, sockets, folder)
+        asked = job.deepspeed or DeepspeedOptions()
+        files = {name: text for name, text in ((_CONFIG, asked.config), (_GIVEN, asked.given)) if text is not None}
+        paths = {name: os.path.join(folder, name) for name in files}
+        return replace(
+            plan,
+            target=_with_arguments(plan.target, paths.get(_CONFIG)) if asked.script_arguments else plan.target,
+            node_env={**_libraries(asked, paths), **plan.node_env},
+            rank_env=tuple({**env, **_launcher_env(placement, node)} for env in plan.rank_env),
+            files=files,
+            extensions=asked.extensions,
+            extensions_timeout=asked.extensions_timeout,
+        )
+
+
+def _with_arguments(target: Target, path: str | None) -> Target:
+    """What follows a script on the command line of DeepSpeed's own launcher, and is parsed by
+    ``deepspeed.add_config_arguments``. A function has no command line."""
+    if isinstance(target, Function):
+        return target
+    return replace(target, argv=(*target.argv, "--deepspeed", *(("--deepspeed_config", path) if path else ())))
+
+
+def _launcher_env(placement: Placement, node: Node) -> dict[str, str]:
+    """What ``deepspeed.launcher.launch`` sets beside torchrun's variables."""
+    return {
+        "CROSS_RANK": str(node.node_rank),
+        "CROSS_SIZE": str(len(placement.nodes)),
+        "LOCAL_SIZE": str(node.local_world_size),
+    }
+
+
+def _libraries(asked: DeepspeedOptions, paths: Mapping[str, str]) -> dict[str, str]:
+    """What ``accelerate launch --use_deepspeed --deepspeed_config_file`` sets; Transformers reads the same.
+
+    Source: ``accelerate/utils/launch.py``, ``prepare_deepspeed_cmd_env``.
+    """
+    env = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_CONFIG_DS_FIELDS": "none"}
+    if paths:
+        env[CONFIG_PATH] = paths[_CONFIG]
+        env["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = paths[_GIVEN]
+        env["ACCELERATE_DEEPSPEED_ZERO_STAGE"] = str(asked.stage)
+        env["ACCELERATE_MIXED_PRECISION"] = "no" if asked.precision == "fp32" else asked.precision
+    return env

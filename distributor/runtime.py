@@ -1,0 +1,36 @@
+"""What a training function may ask for inside a rank.
+
+from distributor import runtime
+
+engine, *_ = deepspeed.initialize(model=model, config=runtime.deepspeed_config())
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from distributor.errors import ConfigurationError
+from distributor.launch.deepspeed import CONFIG_PATH
+
+
+def deepspeed_config() -> dict[str, Any]:
+    """The final configuration of this run, for ``deepspeed.initialize(config=...)``; a new copy with each call.
+
+    Raises:
+        ConfigurationError: this process is no rank of a run with a ``deepspeedConfig``.
+
+    Example:
+        >>> deepspeed_config()["zero_optimization"]["stage"]  # doctest: +SKIP
+        3
+    """
+    path = os.environ.get(CONFIG_PATH)
+    if path is None:
+        raise ConfigurationError(
+            "there is no DeepSpeed configuration here: it is there inside a rank of "
+            "DeepspeedTorchDistributor(deepspeedConfig=...)"
+        )
+    with open(path, encoding="utf-8") as file:
+        config: dict[str, Any] = json.load(file)
+    return config

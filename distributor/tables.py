@@ -1,0 +1,21 @@
+"""Tables as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns under their heads, the first to the left and all others to the right.
+
+    >>> print(table(["stage", "GPU"], [["0", "16.0 GB"], ["3", "8 GB"]]))
+    stage      GPU
+    0      16.0 GB
+    3         8 GB
+    """
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+    lines = []
+    for row in [head, *rows]:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

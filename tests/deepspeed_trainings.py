@@ -1,0 +1,339 @@
+"""Training functions of the DeepSpeed tests: the same small network, data and batches however many ranks there are."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+#: Samples per step of all ranks together.
+BATCH = 8
+
+STAGES = (0, 1, 2, 3)
+
+
+def config(stage: int, **sections: Any) -> dict[str, Any]:
+    """Adam in fp32, as torch has it: what can be compared with DistributedDataParallel."""
+    return {
+        "train_batch_size": BATCH,
+        "gradient_clipping": 0.0,
+        "steps_per_print": 1_000_000,
+        "optimizer": {"type": "Adam", "params": {"lr": 1e-2, "torch_adam": True, "adam_w_mode": False}},
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": 10_000},
+        **sections,
+    }
+
+
+def network() -> Any:
+    import torch
+
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 4))
+
+
+def batch(step: int, dtype: Any = None) -> tuple[Any, Any]:
+    """This rank's part of a step's samples."""
+    import torch
+    import torch.distributed as dist
+
+    generator = torch.Generator().manual_seed(7)
+    inputs, targets = torch.randn(64, 8, generator=generator), torch.randn(64, 4, generator=generator)
+    mine = [(step * BATCH + index) % 64 for index in range(BATCH)][dist.get_rank() :: dist.get_world_size()]
+    return inputs[mine].to(dtype), targets[mine].to(dtype)
+
+
+def mean(loss: Any) -> float:
+    """A loss over all ranks."""
+    import torch.distributed as dist
+
+    total = loss.detach().float().clone()
+    dist.all_reduce(total)
+    return float(total.item()) / dist.get_world_size()
+
+
+def steps(engine: Any, first: int, last: int, dtype: Any = None) -> list[float]:
+    """Trains an engine; the losses of all ranks together."""
+    import torch
+
+    losses = []
+    for step in range(first, last):
+        inputs, targets = batch(step, dtype)
+        loss = torch.nn.functional.mse_loss(engine(inputs), targets)
+        engine.backward(loss)
+        engine.step()
+        losses.append(mean(loss))
+    return losses
+
+
+def start() -> Any:
+    """Sets the process group up; returns DeepSpeed."""
+    warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, of what DeepSpeed calls at each step
+    import deepspeed
+
+    deepspeed.init_distributed("gloo", verbose=False)
+    return deepspeed
+
+
+def curves(count: int) -> dict[str, list[float]]:
+    """Losses of plain DistributedDataParallel and of each ZeRO stage."""
+    deepspeed = start()
+    import torch
+
+    model = torch.nn.parallel.DistributedDataParallel(network())
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    plain = []
+    for step in range(count):
+        inputs, targets = batch(step)
+        loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        plain.append(mean(loss))
+    found = {"ddp": plain}
+    for stage in STAGES:
+        engine, *_ = deepspeed.initialize(model=network(), config=config(stage))
+        found[f"zero {stage}"] = steps(engine, 0, count)
+    return found
+
+
+def with_the_runs_config(count: int) -> dict[str, Any]:
+    """Trains with what the run was given; what this rank has seen."""
+    deepspeed = start()
+    from distributor import runtime
+
+    given = runtime.deepspeed_config()
+    engine, *_ = deepspeed.initialize(model=network(), config=given)
+    return {
+        "losses": steps(engine, 0, count),
+        "config": given,
+        "argv": list(sys.argv),
+        "stage": engine.zero_optimization_stage(),
+        "folder": os.path.dirname(os.environ["DISTRIBUTOR_DEEPSPEED_CONFIG"]),
+        "extensions": os.environ["TORCH_EXTENSIONS_DIR"],
+        **{name: os.environ.get(name) for name in ("LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "LOCAL_RANK")},
+    }
+
+
+def save(folder: str, precision: str) -> dict[int, dict[str, Any]]:
+    """Trains, saves and goes on, at each stage: the losses after the save, and the weights at it."""
+    deepspeed = start()
+    import torch
+
+    from distributor import deepspeed_checkpoint
+
+    dtype = torch.bfloat16 if precision == "bf16" else None
+    found = {}
+    for stage in STAGES:
+        engine, *_ = deepspeed.initialize(model=network(), config=config(stage, **sections(precision)))
+        steps(engine, 0, 5, dtype)
+        tag = deepspeed_checkpoint.save(engine, f"{folder}/{stage}", client_state={"epoch": stage})
+        weights = deepspeed_checkpoint.fp32_state_dict(engine)
+        found[stage] = {"tag": tag, "weights": weights, "losses": steps(engine, 5, 10, dtype)}
+    return found
+
+
+def load(folder: str, precision: str) -> dict[int, dict[str, Any]]:
+    """Goes on where :func:`save` was."""
+    deepspeed = start()
+    import torch
+
+    from distributor import deepspeed_checkpoint
+
+    dtype = torch.bfloat16 if precision == "bf16" else None
+    found = {}
+    for stage in STAGES:
+        engine, *_ = deepspeed.initialize(model=network(), config=config(stage, **sections(precision)))
+        state = deepspeed_checkpoint.load(engine, f"{folder}/{stage}")
+        weights = deepspeed_checkpoint.fp32_state_dict(engine)
+        found[stage] = {"state": state, "weights": weights, "losses": steps(engine, 5, 10, dtype)}
+    return found
+
+
+def sections(precision: str) -> dict[str, Any]:
+    return {"bf16": {"enabled": True}} if precision == "bf16" else {}
+
+
+def checkpoints_that_are_none(folder: str) -> list[str]:
+    """What a rank is told of checkpoints that cannot be."""
+    deepspeed = start()
+    import torch.distributed as dist
+
+    from distributor import ConfigurationError, deepspeed_checkpoint
+
+    engine, *_ = deepspeed.initialize(model=network(), config=config(2))
+    said = []
+
+    def tell(action: Any) -> None:
+        try:
+            action()
+        except (ConfigurationError, RuntimeError) as error:
+            said.append(f"{type(error).__name__}: {error}")
+
+    tell(lambda: deepspeed_checkpoint.load(engine, folder))
+    tell(lambda: deepspeed_checkpoint.load(engine, folder, "absent"))
+    steps(engine, 0, 1)
+    deepspeed_checkpoint.save(engine, folder, "one")
+    tell(lambda: deepspeed_checkpoint.load(engine, folder, "two"))
+    if dist.get_rank() == 1:  # as if each node had a folder of its own
+        engine.save_checkpoint = lambda *_, **__: None
+    tell(lambda: deepspeed_checkpoint.save(engine, folder, "three") if dist.get_rank() else saves_alone(engine, folder))
+    return said
+
+
+def saves_alone(engine: Any, folder: str) -> None:
+    """Rank 0's shard is there, the others' are elsewhere."""
+    from distributor import deepspeed_checkpoint
+
+    class Alone:
+        zero_optimization = engine.zero_optimization
+
+        @staticmethod
+        def save_checkpoint(folder: str, tag: str, client_state: Any) -> None:
+            shards = Path(folder, tag)
+            shards.mkdir(exist_ok=True)
+            (shards / "zero_pp_rank_0_mp_rank_00_optim_states.pt").touch()
+
+    deepspeed_checkpoint.save(Alone(), folder, "three")
+
+
+def tied(stage: int) -> dict[str, Any]:
+    """The whole of a model with tied weights, frozen ones and buffers."""
+    deepspeed = start()
+    import torch
+
+    from distributor import deepspeed_checkpoint
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(2)
+            self.first = torch.nn.Linear(8, 8)
+            self.frozen = torch.nn.Linear(8, 8).requires_grad_(False)
+            self.norm = torch.nn.BatchNorm1d(8)
+            self.last = torch.nn.Linear(8, 8)
+            self.last.weight = self.first.weight
+
+        def forward(self, inputs: Any) -> Any:
+            return self.last(self.norm(self.frozen(self.first(inputs))))[:, :4]
+
+    engine, *_ = deepspeed.initialize(model=Model(), config=config(stage))
+    steps(engine, 0, 3)
+    weights = deepspeed_checkpoint.fp32_state_dict(engine)
+    if weights:
+        plain = Model()
+        plain.load_state_dict(weights)
+        assert torch.equal(plain.first.weight, plain.last.weight)
+        assert not torch.equal(plain.first.weight, Model().first.weight)
+        assert torch.equal(plain.frozen.weight, Model().frozen.weight)
+    return weights
+
+
+def pipeline(stages: int, count: int) -> list[float]:
+    """Losses of a network whose layers are spread over ranks."""
+    deepspeed = start()
+    import torch
+    import torch.distributed as dist
+    from deepspeed.pipe import LayerSpec, PipelineModule
+
+    from distributor import runtime
+
+    layers = []
+    for width in (32, 32, 32, 4):
+        layers += [LayerSpec(torch.nn.Linear, 8 if not layers else 32, width), LayerSpec(torch.nn.Tanh)]
+    model = PipelineModule(
+        layers, num_stages=stages, loss_fn=torch.nn.MSELoss(), partition_method="uniform", seed_layers=True, base_seed=3
+    )
+    engine, *_ = deepspeed.initialize(model=model, config=runtime.deepspeed_config())
+    generator = torch.Generator().manual_seed(7)
+    data = [(torch.randn(4, 8, generator=generator), torch.randn(4, 4, generator=generator)) for _ in range(4)]
+
+    def forever() -> Iterator[Any]:
+        copies = dist.get_world_size() // stages  # each takes its share of the micro batches
+        mine = engine.mpu.get_data_parallel_rank()
+        while True:
+            yield from data[mine::copies]
+
+    samples = forever()
+    return [float(engine.train_batch(samples).item()) for _ in range(count)]
+
+
+def mixture(count: int) -> dict[str, Any]:
+    """Experts on different ranks."""
+    deepspeed = start()
+    import torch
+    from deepspeed.moe.layer import MoE
+    from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
+
+    from distributor import ConfigurationError, deepspeed_checkpoint, runtime
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.first = torch.nn.Linear(8, 16)
+            self.experts = MoE(16, torch.nn.Linear(16, 16), num_experts=4, ep_size=2, k=1)
+            self.last = torch.nn.Linear(16, 4)
+
+        def forward(self, inputs: Any) -> Any:
+            hidden, balance, _ = self.experts(self.first(inputs))
+            self.balance = balance
+            return self.last(hidden)
+
+    model = Model()
+    groups = split_params_into_different_moe_groups_for_optimizer({"params": list(model.parameters()), "name": "all"})
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=groups, config=runtime.deepspeed_config())
+    losses = steps(engine, 0, count)
+    local = [name for name, _ in model.named_parameters() if "deepspeed_experts" in name and name.endswith("weight")]
+    try:
+        deepspeed_checkpoint.fp32_state_dict(engine)
+        refused = ""
+    except ConfigurationError as error:
+        refused = str(error)
+    return {"losses": losses, "experts": len(local), "refused": refused}
+
+
+def measure(unit: int) -> dict[str, float]:
+    """An experiment: the throughput is made up, the memory is not."""
+    import torch
+
+    from distributor import runtime
+
+    given = runtime.deepspeed_config()
+    micro, stage = given["train_micro_batch_size_per_gpu"], given["zero_optimization"]["stage"]
+    samples = torch.empty(micro * unit)  # there is no machine for the largest of them
+    if stage == 2:
+        raise ValueError("stage 2 diverges")
+    return {"throughput": 100.0 * micro + stage + samples.ndim, "latency": 1.0 / micro}
+
+
+def build(source: str) -> int:
+    """Loads an extension of the user's own."""
+    import torch.utils.cpp_extension as tools
+
+    return int(tools.load(name="answer", sources=[source], extra_cflags=["-O0"]).answer())
+
+
+def train_on(ready: str, count: int = 10**9) -> int:
+    """Trains for so many steps with data that worker processes load; a file tells when all of it works."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    deepspeed = start()
+    engine, *_ = deepspeed.initialize(model=network(), config=config(2))
+    loader = DataLoader(TensorDataset(torch.ones(1000, 8)), num_workers=1, persistent_workers=True, batch_size=4)
+    step = 0
+    while step < count:
+        for (inputs,) in loader:
+            loss = engine(inputs).pow(2).mean()
+            engine.backward(loss)
+            engine.step()
+            step += 1
+            if step == 3:
+                Path(ready, os.environ["RANK"]).touch()
+                print("training", flush=True)
+            if step == count:
+                break
+    return step

@@ -1,0 +1,435 @@
+"""Training with DeepSpeed: on this machine without Spark, and across two executors."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import deepspeed_trainings as trainings
+import pytest
+import watch
+from sessions import LOCAL, MASTERS
+
+from distributor import (
+    ConfigurationError,
+    DeepspeedTorchDistributor,
+    StartError,
+    TrainingError,
+    autotune,
+    runtime,
+    zero,
+)
+
+pytest.importorskip("deepspeed")
+
+MakeDeepspeed = Callable[..., DeepspeedTorchDistributor]
+
+CLUSTER = MASTERS[-1]
+
+
+@pytest.fixture(scope="session", params=[LOCAL, pytest.param(CLUSTER, marks=pytest.mark.spark)])
+def place(request: pytest.FixtureRequest) -> str:
+    """One node, or two executors."""
+    return str(request.param)
+
+
+@pytest.fixture
+def make(place: str, request: pytest.FixtureRequest) -> MakeDeepspeed:
+    if place != LOCAL:
+        request.getfixturevalue("sessions").get(place)
+
+    def factory(ranks: int = 2, config: Any = None, **options: Any) -> DeepspeedTorchDistributor:
+        options = {"logs": "none", **options}
+        return DeepspeedTorchDistributor(
+            numGpus=ranks, localMode=place == LOCAL, useGpu=False, deepspeedConfig=config, **options
+        )
+
+    return factory
+
+
+def make_local(ranks: int = 2, config: Any = None, **options: Any) -> DeepspeedTorchDistributor:
+    return DeepspeedTorchDistributor(ranks, 1, True, False, config, **{"logs": "none", **options})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_stage_learns_as_plain_ddp_does(ranks: int, make: MakeDeepspeed, place: str) -> None:
+    run = make(ranks, trainings.config(0)).submit(trainings.curves, 100)
+    found = run.result(timeout=5 * watch.DEADLINE)
+    assert run.placement is not None
+    assert len(run.placement.nodes) == (1 if place == LOCAL else 2)
+    plain = found.pop("ddp")
+    assert len(plain) == 100 and plain[-1] < 0.8 * plain[0]
+    assert set(found) == {f"zero {stage}" for stage in trainings.STAGES}
+    for name, losses in found.items():
+        assert losses == pytest.approx(plain, abs=1e-4), name
+
+
+def test_a_function_gets_the_final_configuration(make: MakeDeepspeed, place: str) -> None:
+    config = zero(3, precision="fp32", torch_adam=True, learning_rate=1e-2)
+    run = make(2, config, auto={"micro_batch_size": 4, "hidden_size": 32}).submit(trainings.with_the_runs_config, 20)
+    first, second = run.results(timeout=2 * watch.DEADLINE)
+    assert first["losses"] == second["losses"]
+    assert first["losses"][-1] < first["losses"][0]
+    assert (first["stage"], first["config"]) == (3, run.deepspeed_config)
+    assert run.deepspeed_config is not None
+    assert run.deepspeed_config["train_batch_size"] == 8
+    assert run.deepspeed_config["zero_optimization"]["reduce_bucket_size"] == 32 * 32
+    assert first["argv"] == [""]  # nothing is forged for a function
+    nodes = "1" if place == LOCAL else "2"
+    assert (first["CROSS_SIZE"], second["CROSS_RANK"]) == (nodes, "0" if place == LOCAL else "1")
+    assert first["LOCAL_SIZE"] == ("2" if place == LOCAL else "1")
+    for seen in (first, second):
+        watch.until(lambda seen=seen: not Path(seen["folder"]).exists())  # type: ignore[misc]
+        assert not seen["extensions"].startswith(seen["folder"])
+
+
+SCRIPT = """
+import argparse, json, os, sys, warnings
+import deepspeed, torch
+
+warnings.filterwarnings("ignore", category=FutureWarning)
+parser = argparse.ArgumentParser()
+parser.add_argument("--out")
+parser.add_argument("--scale", type=float)
+parser = deepspeed.add_config_arguments(parser)
+args = parser.parse_args()
+model = torch.nn.Linear(4, 2)
+engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
+loss = engine(torch.ones(1, 4) * args.scale).pow(2).mean()
+engine.backward(loss)
+engine.step()
+with open(os.path.join(args.out, os.environ["RANK"]), "w") as file:
+    json.dump([args.deepspeed, engine.zero_optimization_stage(), engine.train_batch_size(), sys.argv[1:5]], file)
+"""
+
+
+def test_a_script_gets_deepspeeds_arguments(make: MakeDeepspeed, tmp_path: Path) -> None:
+    """Numbers among its own arguments are written out, as PySpark's distributor does."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    path = tmp_path / "ds.yaml"
+    path.write_text(
+        json.dumps({**trainings.config(2), "train_batch_size": "auto", "train_micro_batch_size_per_gpu": 1})
+    )
+    make(2, path).run(script, "--out", tmp_path, "--scale", 0.5)
+    for rank in "01":
+        assert json.loads((tmp_path / rank).read_text()) == [True, 2, 2, ["--out", str(tmp_path), "--scale", "0.5"]]
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "expected"),
+    [
+        ({"bf16": {"enabled": True}}, {}, ["--deepspeed", "--deepspeed_config"]),
+        (None, {}, ["--deepspeed"]),
+        ({"bf16": {"enabled": True}}, {"script_arguments": False}, []),
+    ],
+)
+def test_arguments_of_a_module(config: Any, options: dict[str, Any], expected: list[str], tmp_path: Path) -> None:
+    (tmp_path / "pkg.py").write_text("import json, sys; open(sys.argv[1], 'w').write(json.dumps(sys.argv))")
+    out = tmp_path / "out"
+    make_local(1, config, working_dir=tmp_path, **options).run_module("pkg", str(out))
+    argv = json.loads(out.read_text())
+    assert [argument for argument in argv[2:] if argument.startswith("--")] == expected
+    if "--deepspeed_config" in expected:
+        assert argv[-1].endswith("/deepspeed.json") and not os.path.exists(argv[-1])
+
+
+def test_a_plain_function_needs_nothing_compiled(tmp_path: Path) -> None:
+    """What PySpark's own tests do, on executors without a compiler."""
+
+    def pythagoras(a: float, b: float) -> float:
+        import deepspeed
+
+        assert deepspeed.__version__
+        return float((a * a + b * b) ** 0.5)
+
+    distributor = make_local(2, env={"CXX": "/none", "TORCH_EXTENSIONS_DIR": str(tmp_path)})
+    assert distributor.run(pythagoras, 3, 4) == 5.0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_outside_of_a_run_there_is_no_configuration() -> None:
+    with pytest.raises(ConfigurationError, match=r"it is there inside a rank of DeepspeedTorchDistributor\("):
+        runtime.deepspeed_config()
+    assert make_local(1).submit(int).deepspeed_config is None
+
+
+def test_a_missing_compiler_is_named_before_training(make: MakeDeepspeed) -> None:
+    run = make(2, trainings.config(1), env={"CXX": "/opt/none/c++"}).submit(trainings.with_the_runs_config, 1)
+    with pytest.raises(StartError) as caught:
+        run.result(timeout=watch.DEADLINE)
+    text = str(caught.value)
+    assert text.startswith("on ") and "DeepSpeed compiles its deepspeed_shm_comm on first use: there is no C++" in text
+    assert "'/opt/none/c++' on the PATH (apt-get install g++; CXX names one)" in text
+    assert "Traceback" not in text
+
+
+@pytest.mark.slow
+def test_an_extension_is_built_once_per_node(tmp_path: Path) -> None:
+    """Even where a process that built was killed: torch's own lock file would keep all others waiting for ever."""
+    source, cache, log, compiler = (tmp_path / name for name in ("answer.cpp", "cache", "log", "compiler"))
+    source.write_text(
+        "#include <Python.h>\n"
+        "static PyObject* answer(PyObject*, PyObject*) { return PyLong_FromLong(42); }\n"
+        'static PyMethodDef methods[] = {{"answer", answer, METH_NOARGS, ""}, {nullptr, nullptr, 0, nullptr}};\n'
+        'static PyModuleDef module = {PyModuleDef_HEAD_INIT, "answer", "", -1, methods};\n'
+        "PyMODINIT_FUNC PyInit_answer() { return PyModule_Create(&module); }\n"
+    )
+    (cache / "answer").mkdir(parents=True)
+    (cache / "answer" / "lock").touch()
+    compiler.write_text(f'#!/bin/sh\ncase " $* " in *" -c "*) echo compiled >> {log};; esac\nexec c++ "$@"\n')
+    compiler.chmod(0o755)
+    distributor = make_local(3, env={"TORCH_EXTENSIONS_DIR": str(cache), "CXX": str(compiler)})
+    for _ in range(2):
+        assert distributor.submit(trainings.build, str(source)).results(3 * watch.DEADLINE) == [42] * 3
+        assert log.read_text() == "compiled\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_checkpoint_is_loaded_by_another_number_of_ranks(precision: str, tmp_path: Path) -> None:
+    import torch
+
+    saved = make_local(2, trainings.config(0)).run(trainings.save, str(tmp_path), precision)
+    for ranks in (4, 1):
+        loaded = make_local(ranks, trainings.config(0)).run(trainings.load, str(tmp_path), precision)
+        for stage in trainings.STAGES:
+            one, other = saved[stage], loaded[stage]
+            assert other["state"] == {"epoch": stage}
+            assert one["tag"] == "global_step5"
+            assert other["losses"] == pytest.approx(one["losses"], abs=1e-5 if precision == "fp32" else 2e-2), stage
+            assert list(one["weights"]) == list(other["weights"]) == list(trainings.network().state_dict())
+            for name, weight in one["weights"].items():
+                assert weight.dtype is torch.float32
+                assert torch.equal(weight, other["weights"][name]), (stage, name)
+    plain = trainings.network()
+    plain.load_state_dict(saved[3]["weights"])
+    # In bf16, what training computes with is a rounding of the fp32 weights; these are not.
+    exact = all(torch.equal(weight, weight.bfloat16().float()) for weight in saved[3]["weights"].values())
+    assert not exact
+
+
+def test_a_model_is_gathered_whole() -> None:
+    for stage in (1, 3):
+        first, second = make_local(2, trainings.config(0)).submit(trainings.tied, stage).results()
+        assert second == {}
+        assert set(first) >= {"first.weight", "frozen.weight", "norm.running_mean", "norm.num_batches_tracked"}
+
+
+def test_checkpoints_that_cannot_be(tmp_path: Path) -> None:
+    for said in make_local(2, trainings.config(0)).submit(trainings.checkpoints_that_are_none, str(tmp_path)).results():
+        none, absent, two, three = said
+        assert none.startswith(
+            f"ConfigurationError: there is no checkpoint in '{tmp_path}': no file 'latest_universal'"
+        )
+        assert absent.endswith("absent_universal'; what is there: nothing")
+        assert "two_universal'; what is there: one, one_universal" in two
+        assert "rank 0 sees the shards of 1 of 2 ranks in" in three and "a folder that all nodes share" in three
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_pipelines_across_two_executors(request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue("sessions").get(CLUSTER)
+
+    def train(ranks: int, stages: int, local: bool) -> list[float]:
+        config = trainings.config(0, train_batch_size=16, train_micro_batch_size_per_gpu=4, pipeline={"stages": stages})
+        run = DeepspeedTorchDistributor(ranks, 1, local, False, config, logs="none").submit(
+            trainings.pipeline, stages, 10
+        )
+        results = run.results(timeout=3 * watch.DEADLINE)
+        assert run.placement is not None
+        assert len(run.placement.nodes) == (1 if local else 2)
+        assert all(losses == results[0] for losses in results)
+        return list(results[0])
+
+    alone = train(1, 1, local=True)
+    assert alone[-1] < alone[0]
+    for ranks, stages in ((2, 2), (4, 4), (4, 2)):
+        assert train(ranks, stages, local=False) == pytest.approx(alone, abs=1e-5), (ranks, stages)
+
+
+@pytest.mark.spark
+def test_experts_on_two_executors(request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue("sessions").get(CLUSTER)
+    run = DeepspeedTorchDistributor(2, 1, False, False, trainings.config(0), logs="none").submit(trainings.mixture, 20)
+    for seen in run.results(timeout=2 * watch.DEADLINE):
+        assert seen["experts"] == 2  # of four
+        assert seen["losses"][-1] < seen["losses"][0]
+        assert seen["refused"].startswith("fp32_state_dict is for models that every rank knows all of")
+
+
+def test_autotuning_survives_what_goes_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    shown: list[str] = []
+    tuning = autotune(
+        trainings.measure,
+        {"train_micro_batch_size_per_gpu": [1, 4, 10**12, 5], "zero_optimization.stage": [1, 2]},
+        distributor=make_local(
+            1, {"train_batch_size": "auto", "gradient_accumulation_steps": 1, "zero_optimization": {}}
+        ),
+        args=(10**6,),
+        on_experiment=lambda experiment: shown.append(experiment.state),
+    )
+    states = [experiment.state for experiment in tuning.experiments]
+    assert states == ["finished", "failed"] * 2 + ["out of memory"] * 2 + ["finished", "failed"] == shown
+    assert tuning.best is tuning.experiments[6]
+    assert tuning.best_config["train_batch_size"] == 5
+    assert "ValueError: stage 2 diverges" in str(tuning)
+    assert str(tuning).count("<- best") == 1
+
+
+def test_autotuning_says_what_is_refused_or_too_slow() -> None:
+    def sleep() -> float:
+        import time
+
+        from distributor import runtime
+
+        time.sleep(3600 if runtime.deepspeed_config()["train_batch_size"] == 4 else 0)
+        return 1.0
+
+    tuning = autotune(
+        sleep,
+        [{"train_batch_size": 2}, {"train_batch_size": 3}, {"train_batch_size": 4}],
+        "latency",
+        distributor=make_local(2, {"zero_optimization": {"stage": 1}}, grace_period=0.1),
+        timeout=watch.DEADLINE / 3,
+    )
+    assert [experiment.state for experiment in tuning.experiments] == ["finished", "refused", "too slow"]
+    assert "train_batch_size 3 is no multiple of 2 ranks" in tuning.experiments[1].reason
+    with pytest.raises(ConfigurationError, match="the function has to return 'throughput'"):
+        autotune(dict, {"steps_per_print": [1]}, distributor=make_local(1, {}))
+
+
+ACCELERATED = """
+import warnings, json, os, sys
+import torch
+from accelerate import Accelerator
+
+warnings.filterwarnings("ignore", category=FutureWarning)
+accelerator = Accelerator(cpu=False)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(12, 4)), batch_size=3)
+model, optimizer, data = accelerator.prepare(model, optimizer, data)
+for (inputs,) in data:
+    loss = model(inputs).pow(2).mean()
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+found = [
+    type(model).__name__, str(accelerator.distributed_type), model.zero_optimization_stage(),
+    model.train_micro_batch_size_per_gpu(), model.train_batch_size(), accelerator.mixed_precision,
+]
+open(os.path.join(sys.argv[1], os.environ["RANK"]), "w").write(json.dumps(found))
+"""
+
+TRAINED = """
+import warnings, json, os, sys
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+warnings.filterwarnings("ignore", category=FutureWarning)
+arguments = TrainingArguments(
+    output_dir=sys.argv[1] + "/out", per_device_train_batch_size=3, learning_rate=3e-4, max_steps=2, save_strategy="no",
+    report_to="none", disable_tqdm=True,
+)
+model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=32, n_positions=16, use_cache=False))
+data = [{"input_ids": torch.arange(8), "labels": torch.arange(8)} for _ in range(24)]
+trainer = Trainer(model=model, args=arguments, train_dataset=data)
+trainer.train()
+engine = trainer.model_wrapped
+found = [
+    type(engine).__name__, engine.zero_optimization_stage(), engine.train_micro_batch_size_per_gpu(),
+    engine.train_batch_size(), engine._config.zero_config.reduce_bucket_size, engine._config.optimizer_params["lr"],
+]
+open(os.path.join(sys.argv[1], os.environ["RANK"]), "w").write(json.dumps(found))
+"""
+
+AUTO: dict[str, Any] = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("library", "script", "config", "expected"),
+    [
+        (
+            "accelerate",
+            ACCELERATED,
+            {**AUTO, "zero_optimization": {"stage": 2}},
+            ["DeepSpeedEngine", "DistributedType.DEEPSPEED", 2, 3, 3, "no"],
+        ),
+        (
+            "transformers",
+            TRAINED,
+            {**AUTO, "optimizer": {"type": "AdamW", "params": {"lr": "auto", "torch_adam": True}}},
+            ["DeepSpeedEngine", 2, 3, 3, 256, 3e-4],
+        ),
+    ],
+)
+def test_libraries_find_deepspeed(library: str, script: str, config: Any, expected: list[Any], tmp_path: Path) -> None:
+    """As with their own launchers: nothing in the script says that it is DeepSpeed; "auto" is theirs to fill.
+
+    One rank: without GPUs, Accelerate takes each rank for the only one, whoever launches it.
+    """
+    pytest.importorskip(library)
+    path = tmp_path / "train.py"
+    path.write_text(script)
+    make_local(1, config, script_arguments=False).run(path, tmp_path)
+    assert json.loads((tmp_path / "0").read_text()) == expected
+
+
+def test_the_environment_is_that_of_accelerates_launcher(tmp_path: Path) -> None:
+    launch = pytest.importorskip("accelerate.utils.launch")
+    parser = pytest.importorskip("accelerate.commands.launch").launch_command_parser()
+
+    def environment() -> tuple[dict[str, str], str]:
+        mine = {name: value for name, value in os.environ.items() if name.startswith("ACCELERATE_")}
+        return mine, Path(mine["ACCELERATE_DEEPSPEED_CONFIG_FILE"]).read_text()
+
+    config = {**AUTO, "bf16": {"enabled": True}}
+    mine, given = make_local(1, config, auto={"gradient_clipping": 0.5}).run(environment)
+    assert json.loads(given) == {**config, "gradient_clipping": 0.5}
+    arguments = "--use_deepspeed --num_processes=1 --num_machines=1 --mixed_precision=bf16 --main_process_port=0 x.py"
+    asked = parser.parse_args(arguments.split())
+    asked.deepspeed_config_file, asked.zero_stage = mine["ACCELERATE_DEEPSPEED_CONFIG_FILE"], 2
+    asked.deepspeed_fields_from_accelerate_config = None
+    _, theirs = launch.prepare_deepspeed_cmd_env(asked)
+    assert mine == {name: theirs[name] for name in theirs if name.startswith("ACCELERATE_")}
+
+
+def test_errors_are_as_true_as_on_the_plain_path(make: MakeDeepspeed) -> None:
+    def fail() -> None:
+        deepspeed = trainings.start()
+        engine, *_ = deepspeed.initialize(model=trainings.network(), config=trainings.config(3))
+        if int(os.environ["RANK"]) == 1:
+            raise ValueError("learning rate must be positive")
+        trainings.steps(engine, 0, 10)
+
+    with pytest.raises(
+        TrainingError, match="^rank 1 on .* failed: ValueError: learning rate must be positive"
+    ) as caught:
+        make(2, trainings.config(3), grace_period=1).submit(fail).result(timeout=2 * watch.DEADLINE)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert "\tat " not in str(caught.value)
+
+
+def test_the_driver_needs_no_deepspeed(tmp_path: Path) -> None:
+    """Configurations are data: what makes one imports neither DeepSpeed nor torch."""
+    import subprocess
+
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(('deepspeed', 'torch'))); import distributor as d; "
+        "d.DeepspeedTorchDistributor(2, 1, True, False, d.zero(3)); d.suggest_zero(10**9)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
