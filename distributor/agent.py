@@ -11,7 +11,6 @@ import asyncio
 import json
 import os
 import pickle
-import shutil
 import signal
 import socket
 import sys
@@ -183,7 +182,7 @@ class _Agent:
                 os.close(owner)
             if node_id is not None:
                 processes.kill_node(node_id, os.getpid())
-            shutil.rmtree(folder, ignore_errors=True)
+            folders.remove(folder)
 
     def _place(self) -> tuple[Placement, Node]:
         """Who runs where, after a look at what could be wrong with that."""
@@ -221,6 +220,7 @@ class _Agent:
         if isinstance(job.target, Script) and not self._order.on_driver:
             (folder / "script").mkdir()
             (folder / "script" / os.path.basename(job.target.path)).write_bytes(job.target.source)
+        folders.note_elsewhere(folder, plan.elsewhere)
         for name, text in plan.files.items():
             (folder / name).write_text(text, encoding="utf-8")
         sys_path = [os.path.abspath(path) for path in self._order.sys_path]

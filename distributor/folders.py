@@ -11,12 +11,17 @@ import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 PREFIX = "distributor-"
 
 _OWNER = "owner"
+
+#: Lists what goes with a folder, but lies elsewhere.
+_ELSEWHERE = "elsewhere"
 
 
 def make(run_id: str) -> str:
@@ -39,6 +44,21 @@ def claim(folder: str | os.PathLike[str]) -> IO[bytes]:
     return lock
 
 
+def note_elsewhere(folder: str | os.PathLike[str], paths: Sequence[str]) -> None:
+    """Has files outside of a folder removed with it, whoever does that."""
+    if paths:
+        Path(folder, _ELSEWHERE).write_text("\n".join(paths))
+
+
+def remove(folder: str | os.PathLike[str]) -> None:
+    """Removes a folder, and what goes with it."""
+    with suppress(OSError):
+        for path in Path(folder, _ELSEWHERE).read_text().splitlines():
+            with suppress(OSError):
+                os.unlink(path)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def remove_stale() -> None:
     """Removes this user's folders whose owners were killed together with whoever could have removed them."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
@@ -50,7 +70,7 @@ def remove_stale() -> None:
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
         except OSError:  # its owner lives
             continue
         finally:

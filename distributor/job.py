@@ -277,6 +277,7 @@ class Plan:
             (``None`` removes a variable).
         rank_env: environment of each local rank, on top of ``node_env``.
         files: what ranks find in the node's private folder, by name.
+        elsewhere: paths that ranks leave behind, and that are removed in the end.
         extensions: builders of DeepSpeed's extensions that ranks load before they run the target; ``None`` without
             DeepSpeed.
         extensions_timeout: seconds that they wait for the one of them that builds.
@@ -287,6 +288,7 @@ class Plan:
     node_env: Mapping[str, str | None] = field(repr=False)
     rank_env: tuple[Mapping[str, str], ...] = field(repr=False)
     files: Mapping[str, str] = field(default_factory=dict, repr=False)
+    elsewhere: tuple[str, ...] = ()
     extensions: tuple[str, ...] | None = None
     extensions_timeout: float = 600.0
 

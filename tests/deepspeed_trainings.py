@@ -322,7 +322,8 @@ def train_on(ready: str, count: int = 10**9) -> int:
     from torch.utils.data import DataLoader, TensorDataset
 
     deepspeed = start()
-    engine, *_ = deepspeed.initialize(model=network(), config=config(2))
+    sizes = {"train_batch_size": BATCH * int(os.environ["WORLD_SIZE"])}
+    engine, *_ = deepspeed.initialize(model=network(), config=config(2, **sizes))
     loader = DataLoader(TensorDataset(torch.ones(1000, 8)), num_workers=1, persistent_workers=True, batch_size=4)
     step = 0
     while step < count:

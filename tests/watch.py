@@ -54,6 +54,11 @@ def _mark(process: psutil.Process) -> str:
     return process.environ().get(NODE_ID, "").strip("-")
 
 
+def shared_memory() -> list[Path]:
+    """What DeepSpeed's ranks on CPUs keep outside of any folder."""
+    return list(Path("/dev/shm").glob("deepspeed_*"))
+
+
 def warm_processes(owner: int | None = None) -> list[psutil.Process]:
     """Warm processes of an executor or driver; by default those of this process and all below it."""
     this = psutil.Process()

@@ -44,6 +44,7 @@ class Deepspeed:
             node_env={**_libraries(asked, paths), **plan.node_env},
             rank_env=tuple({**env, **_launcher_env(placement, node)} for env in plan.rank_env),
             files=files,
+            elsewhere=_shared_memory(placement, node),
             extensions=asked.extensions,
             extensions_timeout=asked.extensions_timeout,
         )
@@ -64,6 +65,17 @@ def _launcher_env(placement: Placement, node: Node) -> dict[str, str]:
         "CROSS_SIZE": str(len(placement.nodes)),
         "LOCAL_SIZE": str(node.local_world_size),
     }
+
+
+def _shared_memory(placement: Placement, node: Node) -> tuple[str, ...]:
+    """Where DeepSpeed's ranks on CPUs of one node keep 66 MiB each for collectives, which they never remove.
+
+    Source: ``deepspeed/ops/csrc/cpu/comm/shm.cpp``, ``shm_initialize``.
+    """
+    if len(placement.nodes) > 1:
+        return ()
+    prefix = f"/dev/shm/deepspeed_allreduce_buffer_{os.getuid()}_{placement.master.address}_{placement.master.port}"  # noqa: S108
+    return tuple(f"{prefix}_{rank}" for rank in node.ranks)
 
 
 def _libraries(asked: DeepspeedOptions, paths: Mapping[str, str]) -> dict[str, str]:

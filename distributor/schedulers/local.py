@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import shutil
 import socket
 import sys
 import threading
@@ -202,7 +201,7 @@ class LocalScheduler:
             if agent is not None:
                 agent.wait()
             processes.kill_node(processes.node_id(job.run_id, lead.partition))
-            shutil.rmtree(folder, ignore_errors=True)
+            folders.remove(folder)
             claimed.close()
 
 

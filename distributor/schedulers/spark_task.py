@@ -14,7 +14,6 @@ from __future__ import annotations
 import hmac
 import os
 import pickle
-import shutil
 import socket
 import struct
 import sys
@@ -311,7 +310,7 @@ def _lead(
         if agent is not None:
             agent.wait()
         processes.kill_node(processes.node_id(shipment["run_id"], mine["partition"]))
-        shutil.rmtree(folder, ignore_errors=True)
+        folders.remove(folder)
         claimed.close()
 
 

@@ -2,11 +2,42 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
+import paths
 import pytest
+import watch
 from hosts import Hosts, require
-from sessions import Sessions
+from sessions import LOCAL, MASTERS, Make, Sessions
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The DeepSpeed path is tried on one node and on two executors; the launch path makes no difference to Spark."""
+    for item in list(items):
+        values = getattr(getattr(item, "callspec", None), "params", {})
+        if values.get("path") == "deepspeed" and (
+            values.get("mode") == MASTERS[0] or values.get("number") == signal.SIGTERM
+        ):
+            items.remove(item)
+
+
+@pytest.fixture(params=paths.PATHS)
+def path(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The launch path. Whatever is done to ranks, nothing of DeepSpeed's stays in shared memory either."""
+    if request.param == "deepspeed":
+        pytest.importorskip("deepspeed")
+        assert watch.shared_memory() == []
+    yield str(request.param)
+    watch.until(lambda: not watch.shared_memory())
+
+
+@pytest.fixture
+def make_on_path(path: str, mode: str, request: pytest.FixtureRequest) -> Make:
+    """Makes a distributor of the launch path for the mode."""
+    if mode != LOCAL:
+        request.getfixturevalue("sessions").get(mode)
+    return lambda num_processes=2, **options: paths.distributor(path, num_processes, mode == LOCAL, **options)
 
 
 @pytest.fixture

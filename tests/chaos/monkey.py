@@ -21,11 +21,11 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parent.parent))
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
-import trainings
+import paths
 import watch
 from sessions import LOCAL, MASTERS, Sessions
 
-from distributor import DistributorError, Run, TorchDistributor
+from distributor import DistributorError, Run
 
 #: Seconds within which any run has to end.
 DEADLINE = 90.0
@@ -86,10 +86,11 @@ def play(seed: int, sessions: Sessions, folder: str) -> tuple[str, str]:
     ranks, kind, delay = source.randint(1, 4), source.choice(VICTIMS), source.uniform(0.0, 6.0)
     if mode != LOCAL:
         sessions.get(mode)
-    distributor = TorchDistributor(ranks, mode == LOCAL, False, grace_period=1, heartbeat_timeout=10, logs="none")
-    run = distributor.submit(trainings.train_on, folder, STEPS)
+    path = source.choice(paths.PATHS)
+    distributor = paths.distributor(path, ranks, mode == LOCAL, grace_period=1, heartbeat_timeout=10, logs="none")
+    run = distributor.submit(paths.training(path), folder, STEPS)
     run.wait(delay)
-    what = f"{mode}, {ranks} ranks, {kind} after {delay:.1f} s"
+    what = f"{path}, {mode}, {ranks} ranks, {kind} after {delay:.1f} s"
     done = strike(run, kind, source) if not run.wait(0) else "too late"
     assert run.wait(DEADLINE), f"has not ended within {DEADLINE} s"
     try:
@@ -101,7 +102,7 @@ def play(seed: int, sessions: Sessions, folder: str) -> tuple[str, str]:
         assert "\tat " not in str(error), error
         end = f"{type(error).__name__}: {str(error).splitlines()[0]}"
     watch.gone(run.id, watch.ORPHAN_DEADLINE)
-    watch.until(lambda: not [left for left in watch.folders() if run.id in left.name])
+    watch.until(lambda: not [left for left in watch.folders() if run.id in left.name] and not watch.shared_memory())
     return f"{what}: {done}", end
 
 

@@ -6,31 +6,31 @@ import os
 import time
 from pathlib import Path
 
+import paths
 import pytest
-import trainings
 import watch
 from hosts import Hosts
 
-from distributor import NodeLostError, Run, Status, TorchDistributor
+from distributor import NodeLostError, Run, Status
 
 pytestmark = [pytest.mark.chaos, pytest.mark.spark, pytest.mark.slow]
 
 HEARTBEAT = 5
 
 
-def train(cluster: Hosts, tmp_path: Path, heartbeat_timeout: float = HEARTBEAT, steps: int = 10**9) -> Run:
+def train(cluster: Hosts, path: str, tmp_path: Path, heartbeat_timeout: float = HEARTBEAT, steps: int = 10**9) -> Run:
     """A run of four ranks that train on two hosts."""
     cluster.session()
     ready = tmp_path / "ready"
     ready.mkdir()
-    distributor = TorchDistributor(4, use_gpu=False, heartbeat_timeout=heartbeat_timeout, grace_period=2)
-    run = distributor.submit(trainings.train_on, str(ready), steps)
+    distributor = paths.distributor(path, 4, False, heartbeat_timeout=heartbeat_timeout, grace_period=2)
+    run = distributor.submit(paths.training(path), str(ready), steps)
     watch.until(lambda: len(os.listdir(ready)) == 4 and run.status is Status.RUNNING, 2 * watch.DEADLINE)
     return run
 
 
-def test_a_host_that_is_cut_off_ends_by_itself(cluster: Hosts, tmp_path: Path) -> None:
-    run = train(cluster, tmp_path)
+def test_a_host_that_is_cut_off_ends_by_itself(cluster: Hosts, path: str, tmp_path: Path) -> None:
+    run = train(cluster, path, tmp_path)
     cluster.cut("host-b")
     start = time.monotonic()
     with pytest.raises(NodeLostError) as caught:
@@ -46,8 +46,8 @@ def test_a_host_that_is_cut_off_ends_by_itself(cluster: Hosts, tmp_path: Path) -
     assert time.monotonic() - start < HEARTBEAT + watch.ORPHAN_DEADLINE
 
 
-def test_hosts_that_are_all_cut_off_end_by_themselves(cluster: Hosts, tmp_path: Path) -> None:
-    run = train(cluster, tmp_path)
+def test_hosts_that_are_all_cut_off_end_by_themselves(cluster: Hosts, path: str, tmp_path: Path) -> None:
+    run = train(cluster, path, tmp_path)
     for name in cluster.addresses:
         cluster.cut(name)
     start = time.monotonic()
@@ -57,8 +57,8 @@ def test_hosts_that_are_all_cut_off_end_by_themselves(cluster: Hosts, tmp_path: 
     assert time.monotonic() - start < HEARTBEAT + watch.ORPHAN_DEADLINE
 
 
-def test_a_short_cut_is_survived(cluster: Hosts, tmp_path: Path) -> None:
-    run = train(cluster, tmp_path, heartbeat_timeout=30, steps=400)
+def test_a_short_cut_is_survived(cluster: Hosts, path: str, tmp_path: Path) -> None:
+    run = train(cluster, path, tmp_path, heartbeat_timeout=30, steps=400)
     cluster.cut("host-b")
     cut = time.monotonic()
     watch.until(lambda: time.monotonic() - cut > 3)  # the length of the cut

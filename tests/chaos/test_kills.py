@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import paths
 import psutil
 import pytest
 import trainings
@@ -23,11 +24,11 @@ from distributor import NodeLostError, Run, RunCancelledError, Status, TrainingE
 pytestmark = pytest.mark.chaos
 
 
-def train(make: Make, tmp_path: Path) -> Run:
+def train(make: Make, path: str, tmp_path: Path) -> Run:
     """A run of four ranks that train."""
     ready = tmp_path / "ready"
     ready.mkdir()
-    run = make(4, grace_period=2).submit(trainings.train_on, str(ready))
+    run = make(4, grace_period=2).submit(paths.training(path), str(ready))
     watch.until(lambda: len(os.listdir(ready)) == 4 and run.status is Status.RUNNING, 2 * watch.DEADLINE)
     return run
 
@@ -82,11 +83,13 @@ KILLS: dict[str, tuple[Callable[[Run], psutil.Process], type[Exception], str]] =
 
 
 @pytest.mark.parametrize("victim", KILLS)
-def test_a_kill_is_a_true_error_and_leaves_nothing(victim: str, make: Make, mode: str, tmp_path: Path) -> None:
+def test_a_kill_is_a_true_error_and_leaves_nothing(
+    victim: str, make_on_path: Make, path: str, mode: str, tmp_path: Path
+) -> None:
     if (victim == "worker" and mode == LOCAL) or (victim == "executor" and not mode.startswith("local-cluster")):
         pytest.skip(f"there is no {victim} in {mode}")
     find, kind, text = KILLS[victim]
-    training = train(make, tmp_path)
+    training = train(make_on_path, path, tmp_path)
     find(training).kill()
     start = time.monotonic()
     with pytest.raises(kind) as caught:
@@ -96,27 +99,27 @@ def test_a_kill_is_a_true_error_and_leaves_nothing(victim: str, make: Make, mode
     assert "\tat " not in str(caught.value)
     watch.gone(training.id, watch.ORPHAN_DEADLINE)
     watch.until(lambda: not [folder for folder in watch.folders() if training.id in folder.name])
-    assert make(2).run(trainings.all_reduce) == 3.0  # Spark's workers are still of use
+    assert make_on_path(2).run(trainings.all_reduce) == 3.0  # Spark's workers are still of use
 
 
-def test_an_agent_that_is_killed_before_it_has_said_a_word(make: Make, mode: str, tmp_path: Path) -> None:
+def test_an_agent_that_is_killed_before_it_has_said_a_word(make_on_path: Make, tmp_path: Path) -> None:
     """The others would wait for its ranks until the start timeout."""
 
     def agents() -> list[psutil.Process]:
         return [process for process in watch.processes() if watch.is_agent(process)]
 
     watch.until(lambda: not agents())
-    run = make(4, grace_period=1).submit(trainings.wait_for, str(tmp_path / "never"))
+    run = make_on_path(4, grace_period=1).submit(trainings.wait_for, str(tmp_path / "never"))
     watch.until(agents)[0].kill()
     with pytest.raises(NodeLostError):
         run.result(timeout=watch.DEADLINE)
     watch.gone(run.id, watch.ORPHAN_DEADLINE)
-    assert make(2).run(trainings.all_reduce) == 3.0
+    assert make_on_path(2).run(trainings.all_reduce) == 3.0
 
 
-def test_a_stopped_rank_does_not_hold_up_the_end(make: Make, tmp_path: Path) -> None:
+def test_a_stopped_rank_does_not_hold_up_the_end(make_on_path: Make, path: str, tmp_path: Path) -> None:
     """SIGSTOP: it cannot react to SIGTERM."""
-    training = train(make, tmp_path)
+    training = train(make_on_path, path, tmp_path)
     rank_of(training).suspend()
     training.cancel()
     with pytest.raises(RunCancelledError):
@@ -169,28 +172,30 @@ DRIVER = """
 import os, signal, sys, time
 sys.path.insert(0, {tests!r})
 os.environ["PYSPARK_PYTHON"] = sys.executable
-import trainings
-from distributor import TorchDistributor
+import paths
 
-mode, ready = sys.argv[1:]
+mode, path, ready = sys.argv[1:]
 if mode != "local":
     from pyspark.sql import SparkSession
     spark = SparkSession.builder.master(mode).config("spark.ui.enabled", "false").getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
-run = TorchDistributor(4, mode == "local", False, grace_period=1).submit(trainings.train_on, ready)
+run = paths.distributor(path, 4, mode == "local", grace_period=1).submit(paths.training(path), ready)
 print(run.id, flush=True)
 run.wait()
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_nothing_outlives_the_driver(number: signal.Signals, mode: str, tmp_path: Path) -> None:
+def test_nothing_outlives_the_driver(number: signal.Signals, path: str, mode: str, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     ready.mkdir()
     script = tmp_path / "driver.py"
     script.write_text(textwrap.dedent(DRIVER.format(tests=str(Path(__file__).parent.parent))))
     with subprocess.Popen(
-        [sys.executable, str(script), mode, str(ready)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, str(script), mode, path, str(ready)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     ) as driver:
         assert driver.stdout is not None
         run_id = driver.stdout.readline().strip()
