@@ -218,8 +218,8 @@ class Suggestion:
             [
                 f"{each.stage}  {STAGES[each.stage]}",
                 each.offload,
-                _gigabytes(each.gpu_bytes),
-                _gigabytes(each.host_bytes),
+                _size(each.gpu_bytes),
+                _size(each.host_bytes),
                 {None: "", True: "yes", False: "no"}[each.fits] + (" <- best" if each is self.best else ""),
             ]
             for each in self.estimates
@@ -338,5 +338,5 @@ def _bytes(name: str, value: Any) -> int:
         raise ConfigurationError(f"{name} has to be a number of bytes or a size as '80g', not {value!r}") from None
 
 
-def _gigabytes(size: int) -> str:
-    return f"{size / 2**30:.1f} GB"
+def _size(size: int) -> str:
+    return f"{size / 2**30:.1f} GB" if size >= 100 << 20 else f"{size / 2**20:.1f} MB"

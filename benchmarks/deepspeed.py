@@ -1,0 +1,168 @@
+"""Steps per second and peak memory of a rank: plain DDP and ZeRO 1-3, started here and by DeepSpeed's own launcher.
+
+    python benchmarks/deepspeed.py [--ranks 2] [--rounds 5] [--steps 60] [--json FILE]
+
+Everything runs on this machine with the same model, data and number of threads. The two launchers take turns, and which
+of them begins changes from round to round. A run's figure is that of its timed steps, after ten that are not timed.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != HERE]  # "deepspeed" is not this file
+
+import argparse  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+import statistics  # noqa: E402
+import subprocess  # noqa: E402
+import tempfile  # noqa: E402
+from typing import Any  # noqa: E402
+
+sys.path.insert(0, str(HERE.parent / "examples"))
+
+from deepspeed_zero3 import CONTEXT, gpt  # noqa: E402
+
+VARIANTS = ("ddp", "zero 1", "zero 2", "zero 3")
+
+MICRO = 8
+
+
+def config(stage: int, use_gpu: bool) -> dict[str, Any]:
+    return {
+        "train_micro_batch_size_per_gpu": MICRO,
+        "steps_per_print": 1_000_000,
+        "gradient_clipping": 0.0,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}},
+        "bf16": {"enabled": use_gpu},
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": 5_000_000, "allgather_bucket_size": 5_000_000},
+    }
+
+
+def measure(variant: str, steps: int, width: int, layers: int) -> dict[str, float]:
+    """What a rank does, whoever started it."""
+    import logging
+    import time
+    import warnings
+
+    warnings.filterwarnings("ignore")
+    import deepspeed
+    import psutil
+    import torch
+    from torch.nn import functional
+
+    deepspeed.utils.logger.setLevel(logging.ERROR)
+    use_gpu = torch.cuda.is_available()
+    if use_gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    device = torch.device("cuda", torch.cuda.current_device()) if use_gpu else torch.device("cpu")
+    deepspeed.init_distributed(verbose=False)
+    model = gpt(width, layers)
+    if variant == "ddp":
+        plain = torch.nn.parallel.DistributedDataParallel(model.to(device, torch.bfloat16 if use_gpu else None))
+        optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-4)
+        forward = plain
+    else:
+        stage = int(variant[-1])
+        forward, *_ = deepspeed.initialize(model=model, config=config(stage, use_gpu))
+    samples = torch.randint(256, (MICRO, CONTEXT + 1), device=device)
+    process, peak, start = psutil.Process(), 0, 0.0
+    for step in range(-10, steps):
+        if step == 0:
+            torch.distributed.barrier()
+            start = time.perf_counter()
+        logits = forward(samples[:, :-1]).float()
+        loss = functional.cross_entropy(logits.flatten(0, 1), samples[:, 1:].flatten())
+        if variant == "ddp":
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        else:
+            forward.backward(loss)
+            forward.step()
+        if step < 0:  # what is this process's alone, not what it shares with whoever it was forked from
+            peak = max(peak, process.memory_full_info().uss)
+    if use_gpu:
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated()
+    return {"steps/s": steps / (time.perf_counter() - start), "MiB": peak / 2**20}
+
+
+def with_ours(variant: str, options: argparse.Namespace) -> dict[str, float]:
+    from distributor import DeepspeedTorchDistributor
+
+    distributor = DeepspeedTorchDistributor(
+        options.ranks, 1, True, options.use_gpu, config(1, options.use_gpu), env=threads(options), logs="none"
+    )
+    found: dict[str, float] = distributor.run(measure, variant, options.steps, options.width, options.layers)
+    return found
+
+
+def with_deepspeeds_launcher(variant: str, options: argparse.Namespace) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "found.json")
+        shape = [str(options.steps), str(options.width), str(options.layers)]
+        command = ["deepspeed", "--num_gpus", str(options.ranks), "--no_local_rank", __file__]
+        env = {**os.environ, **threads(options)}
+        if not options.use_gpu:
+            env["DS_ACCELERATOR"] = "cpu"
+        subprocess.run(
+            [Path(sys.executable).parent / command[0], *command[1:], "--rank", str(out), variant, *shape],
+            env=env,
+            check=True,
+            capture_output=True,
+        )
+        found: dict[str, float] = json.loads(out.read_text())
+        return found
+
+
+def threads(options: argparse.Namespace) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // options.ranks))}
+
+
+def main() -> None:
+    if "--rank" in sys.argv:
+        _, _, out, variant, *shape = sys.argv
+        found = measure(variant, *map(int, shape))
+        if os.environ["RANK"] == "0":
+            Path(out).write_text(json.dumps(found))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
+    parser.add_argument("--use-gpu", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    systems = {"here": with_ours, "deepspeed launcher": with_deepspeeds_launcher}
+    found: dict[str, dict[str, list[dict[str, float]]]] = {
+        variant: {name: [] for name in systems} for variant in options.variants
+    }
+    for number in range(options.rounds):
+        order = list(systems) if number % 2 == 0 else list(systems)[::-1]
+        for variant in options.variants:
+            for name in order:
+                figures = systems[name](variant, options)
+                found[variant][name].append(figures)
+                print(f"round {number + 1}, {variant}, {name}: {figures['steps/s']:.2f} steps/s", flush=True)
+    print(f"\n{'':8}  {'steps/s here':>14}  {'launcher':>10}  {'ratio':>6}  {'MiB here':>9}  {'launcher':>9}")
+    for variant, runs in found.items():
+        median = {
+            name: {key: statistics.median(run[key] for run in each) for key in each[0]} for name, each in runs.items()
+        }
+        here, launcher = median["here"], median["deepspeed launcher"]
+        ratio = here["steps/s"] / launcher["steps/s"]
+        memory = f"{here['MiB']:9.0f}  {launcher['MiB']:9.0f}"
+        print(f"{variant:8}  {here['steps/s']:14.2f}  {launcher['steps/s']:10.2f}  {ratio:6.3f}  {memory}")
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
