@@ -7,16 +7,17 @@ PIP_FLAGS := --quiet --disable-pip-version-check
 
 RUNS ?= 100
 
-.PHONY: help demo test test-cluster test-spark35 chaos lint types bench clean
+.PHONY: help demo demo-deepspeed test test-cluster test-spark35 chaos lint types bench clean
 
 help:
 	@echo "make demo          train on the digits, here and on Spark"
+	@echo "make demo-deepspeed  train a small GPT with DeepSpeed's ZeRO-3"
 	@echo "make test          tests on this machine (PySpark 4)"
 	@echo "make test-cluster  tests on a standalone cluster over three hosts: network namespaces, as root with iproute2"
 	@echo "make test-spark35  the Spark tests on PySpark 3.5, in an environment of its own"
 	@echo "make chaos         kills something random at a random time, RUNS=100 times [SEED=1]"
 	@echo "make lint types    ruff, mypy"
-	@echo "make bench         launch times beside torchrun and PySpark's distributor, and what live logs cost"
+	@echo "make bench         launch times beside torchrun and PySpark's distributor, live logs, DeepSpeed beside its launcher"
 
 $(VENV)/ok: setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -33,6 +34,9 @@ $(VENV35)/ok: setup.cfg pyproject.toml constraints.txt
 
 demo: $(VENV)/ok
 	$(BIN)/python examples/digits.py
+
+demo-deepspeed: $(VENV)/ok
+	$(BIN)/python examples/deepspeed_zero3.py
 
 # A process has one kind of Spark session, classic or Connect: hence two calls.
 test: $(VENV)/ok
@@ -59,6 +63,7 @@ bench: $(VENV)/ok
 	$(BIN)/pip install $(PIP_FLAGS) -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/launch.py --plot launch.png
 	$(BIN)/python benchmarks/logs.py
+	$(BIN)/python benchmarks/deepspeed.py
 
 clean:
 	rm -rf $(VENV) $(VENV35) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

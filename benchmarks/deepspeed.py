@@ -109,12 +109,14 @@ def with_deepspeeds_launcher(variant: str, options: argparse.Namespace) -> dict[
         env = {**os.environ, **threads(options)}
         if not options.use_gpu:
             env["DS_ACCELERATOR"] = "cpu"
-        subprocess.run(
+        ended = subprocess.run(
             [Path(sys.executable).parent / command[0], *command[1:], "--rank", str(out), variant, *shape],
             env=env,
-            check=True,
             capture_output=True,
+            text=True,
         )
+        if ended.returncode != 0:
+            sys.exit(f"DeepSpeed's launcher ended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}")
         found: dict[str, float] = json.loads(out.read_text())
         return found
 

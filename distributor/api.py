@@ -594,7 +594,7 @@ def _check_preload(names: Any) -> tuple[str, ...]:
 def _check_argv(args: Sequence[Any]) -> tuple[str, ...]:
     """Arguments of a script as its command line has them; numbers and paths are written out, as PySpark does."""
     for index, arg in enumerate(args, start=1):
-        if not isinstance(arg, (str, int, float, os.PathLike)):
+        if not isinstance(arg, (str, os.PathLike)) and not hasattr(arg, "__float__"):
             raise ConfigurationError(
                 f"arguments of a script have to be strings, numbers or paths; argument {index} is {arg!r} "
                 f"({type(arg).__name__})"

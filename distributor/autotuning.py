@@ -6,6 +6,7 @@ DeepSpeed's own autotuner starts its experiments through ssh and its launcher, w
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Any, Literal
 from distributor import deepspeed_config
 from distributor.api import DeepspeedTorchDistributor
 from distributor.deepspeed_config import Config
-from distributor.errors import ConfigurationError, PayloadError, TrainingError
+from distributor.errors import ConfigurationError, PayloadError, ResourceError, StartError, TrainingError
 from distributor.run import Run
 from distributor.tables import table
 
@@ -125,9 +126,9 @@ def autotune(
         on_experiment: called with each experiment as it ends, to show how far it is.
 
     Raises:
-        ConfigurationError: the space is wrong, or the function does not return the metric.
+        ConfigurationError: the space is wrong, the function cannot be shipped or does not return the metric, or there
+            are no GPUs or slots for it.
         RunCancelledError: an experiment was cancelled from outside; so is the rest.
-        StartError: a run could not start, which no other configuration would change.
         KeyboardInterrupt: after Ctrl-C, once the ranks of the current experiment are told to end.
 
     Example:
@@ -207,8 +208,8 @@ def merged(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 def best(experiments: Sequence[Experiment], less: bool) -> Experiment | None:
-    """The first of those with the best metric."""
-    finished = [each for each in experiments if each.metric is not None]
+    """The first of those with the best metric that is a number at all."""
+    finished = [each for each in experiments if each.metric is not None and math.isfinite(each.metric)]
     if not finished:
         return None
     return (min if less else max)(finished, key=lambda each: each.metric or 0.0)
@@ -230,7 +231,7 @@ def _try(
 
     try:
         run = submit(values)
-    except PayloadError:  # nothing to do with these values
+    except (PayloadError, ResourceError):  # nothing to do with these values
         raise
     except ConfigurationError as error:
         return ended("refused", reason=_first_line(error))
@@ -240,8 +241,8 @@ def _try(
             run.wait()
             return ended("too slow", reason=f"longer than {timeout:g} s", final=run.deepspeed_config)
         value = run.result()
-    except TrainingError as error:
-        state = "out of memory" if is_out_of_memory(error) else "failed"
+    except (TrainingError, StartError) as error:
+        state = "out of memory" if isinstance(error, TrainingError) and is_out_of_memory(error) else "failed"
         return ended(state, reason=_first_line(error), final=run.deepspeed_config)
     except BaseException:  # Ctrl-C
         run.cancel()

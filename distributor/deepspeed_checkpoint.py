@@ -14,9 +14,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,20 @@ from distributor.errors import ConfigurationError
 #: What follows the tag in the name of a checkpoint that any number of ranks can load.
 UNIVERSAL = "_universal"
 
+#: What DeepSpeed's universal form lacks: all that is not in the optimizer, and the settings of its groups.
+_REST = "distributor_rest.pt"
+
 _CLIENT_STATE = "distributor_client_state"
+
+_LATEST = "latest_universal"
+
+#: Where rank 0 makes a universal form before it takes the place of another.
+_UNFINISHED = ".unfinished"
+
+#: Longer than any disk takes; the ranks that wait end with rank 0.
+_PATIENCE = timedelta(days=7)
+
+_numbers = itertools.count()
 
 
 def save(
@@ -38,10 +53,11 @@ def save(
     """Saves model, optimizer and scheduler: a shard from each rank, then the universal form of them all.
 
     Rank 0 makes the universal form from the shards, which takes as much of the disk again; ``folder/tag`` holds the
-    shards and may be removed, ``folder/tag_universal`` the rest.
+    shards and may be removed, ``folder/tag_universal`` the rest. What an earlier call saved under the tag can be loaded
+    until the new one is complete.
 
     Args:
-        engine: what ``deepspeed.initialize`` returned.
+        engine: what ``deepspeed.initialize`` returned. With ZeRO, its optimizer has to be of Adam's kind, in memory.
         folder: on a disk that the ranks of all nodes share.
         tag: name of the checkpoint; by default that of the global step.
         client_state: whatever else of yours is to be saved: epoch, position in the data.
@@ -51,13 +67,30 @@ def save(
         The tag.
 
     Raises:
-        ConfigurationError: rank 0 does not see every rank's shard: the folder is not shared.
+        ConfigurationError: the tag cannot be used, rank 0 does not see every rank's shard (the folder is not shared),
+            or there are no universal checkpoints of such a model or optimizer. Every rank raises it.
         RuntimeError: DeepSpeed could not make the universal form; every rank raises it.
     """
-    tag = tag or f"global_step{engine.global_steps}"
-    engine.save_checkpoint(str(folder), tag=tag, client_state={_CLIENT_STATE: dict(client_state or {})})
-    if engine.zero_optimization():  # without ZeRO every rank's state is that of all
-        _together(lambda: _make_universal(Path(folder), tag, workers))
+    root, tag = Path(folder), f"global_step{engine.global_steps}" if tag is None else tag
+    if not tag or "/" in tag or tag.startswith(".") or tag.endswith(UNIVERSAL):
+        raise ConfigurationError(f"tag {tag!r} has to be the name of a folder, and not to end in {UNIVERSAL!r}")
+    state = {_CLIENT_STATE: dict(client_state or {})}
+    if not engine.zero_optimization():  # every rank's state is that of all
+        engine.save_checkpoint(str(root), tag=tag, client_state=state)
+        return tag
+    _check_whole(engine)
+    if engine.zero_nvme_offload_optimizer():
+        raise ConfigurationError(
+            "DeepSpeed makes no universal checkpoints of optimizer states that are offloaded to NVMe: "
+            "engine.save_checkpoint saves shards for the same number of ranks"
+        )
+    rest = {
+        "state": _gather(engine, lambda parameter: not _in_optimizer(parameter), lambda tensor: tensor.detach().cpu()),
+        "groups": [_settings(group) for group in engine.optimizer.param_groups],
+    }
+    _together(lambda: shutil.rmtree(root / tag, ignore_errors=True))  # shards of more ranks would be taken for these
+    engine.save_checkpoint(str(root), tag=tag, client_state=state)
+    _together(lambda: _make_universal(root, tag, rest, workers))
     return tag
 
 
@@ -78,19 +111,21 @@ def load(engine: Any, folder: str | os.PathLike[str], tag: str | None = None) ->
         >>> state = load(engine, folder)  # doctest: +SKIP
         >>> for epoch in range(state["epoch"] + 1, epochs): ...  # doctest: +SKIP
     """
-    root = Path(folder)
-    found = _latest(root, bool(engine.zero_optimization())) if tag is None else tag
-    if engine.zero_optimization() and not found.endswith(UNIVERSAL):
+    root, universal = Path(folder), bool(engine.zero_optimization())
+    found = _latest(root, universal) if tag is None else tag
+    if universal and not found.endswith(UNIVERSAL):
         found += UNIVERSAL
     if not (root / found).is_dir():
         there = sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
         raise ConfigurationError(
             f"there is no checkpoint {str(root / found)!r}; what is there: {', '.join(there) or 'nothing'}"
         )
-    with _universal(engine, found.endswith(UNIVERSAL)):
+    with _universal(engine, universal):
         path, state = engine.load_checkpoint(str(root), tag=found)
     if path is None:
         raise ConfigurationError(f"DeepSpeed cannot load the checkpoint {str(root / found)!r}")
+    if universal:
+        _load_rest(engine, root / found / _REST)
     mine: dict[str, Any] = state.get(_CLIENT_STATE, {})
     return mine
 
@@ -103,20 +138,30 @@ def fp32_state_dict(engine: Any) -> dict[str, Any]:
         others.
 
     Raises:
-        ConfigurationError: the model is pipelined or has experts on other ranks, so that no rank knows all its parts.
+        ConfigurationError: the model is pipelined, split by tensor parallelism or has experts on other ranks, so that
+            no rank knows all its parts.
 
     Example:
         >>> weights = fp32_state_dict(engine)  # doctest: +SKIP
         >>> if dist.get_rank() == 0: torch.save(weights, "model.pt")  # doctest: +SKIP
     """
+    _check_whole(engine)
+    return _gather(engine, lambda parameter: True, _on_cpu)
+
+
+def _check_whole(engine: Any) -> None:
+    if hasattr(engine, "is_first_stage") or engine.has_moe_layers or engine.autotp_size() > 1:
+        raise ConfigurationError(
+            "this is for models that every rank knows all of; of a pipeline, a mixture of experts or a model that is "
+            "split by tensors, save the parts: engine.save_checkpoint writes them into files of their own"
+        )
+
+
+def _gather(engine: Any, wanted: Callable[[Any], bool], keep: Callable[[Any], Any]) -> dict[str, Any]:
+    """On rank 0 the wanted parameters, whole, and all else of the state dict; a collective of all ranks."""
     import torch
     import torch.distributed as dist
 
-    if hasattr(engine, "is_first_stage") or engine.has_moe_layers:
-        raise ConfigurationError(
-            "fp32_state_dict is for models that every rank knows all of; of a pipeline or a mixture of experts, save "
-            "the parts: engine.save_checkpoint writes layers and experts into files of their own"
-        )
     masters = _masters(engine.optimizer)
     module, first = engine.module, dist.get_rank() == 0
     parameters = dict(module.named_parameters(remove_duplicate=False))
@@ -125,12 +170,14 @@ def fp32_state_dict(engine: Any) -> dict[str, Any]:
     for name, value in module.state_dict(keep_vars=True).items():
         parameter = parameters.get(name)
         if parameter is None:  # a buffer, or a module's extra state
-            kept = _on_cpu(value) if isinstance(value, torch.Tensor) else value
+            kept = keep(value) if isinstance(value, torch.Tensor) else value
+        elif not wanted(parameter):
+            continue
         elif id(parameter) in whole:  # tied to another one
             kept = whole[id(parameter)]
         else:
             full = _full(parameter, masters)
-            kept = whole[id(parameter)] = _on_cpu(full) if first else None
+            kept = whole[id(parameter)] = keep(full) if first else None
         if first:
             result[name] = kept
     return result
@@ -142,16 +189,32 @@ def _on_cpu(tensor: Any) -> Any:
     return (tensor.float() if tensor.is_floating_point() else tensor).to("cpu", copy=True)
 
 
+def _in_optimizer(parameter: Any) -> bool:
+    """Whether ZeRO keeps a master copy of a parameter, split over ranks; not of frozen ones, say."""
+    stage3 = getattr(parameter, "_z3_optimizer", None)  # every parameter of the module has it
+    if stage3 is not None:
+        return stage3.get_param_id(parameter) in stage3.grad_position
+    return hasattr(parameter, "_hp_mapping")
+
+
 def _full(parameter: Any, masters: Mapping[int, Any]) -> Any:
     """A whole parameter in the best precision that there is; a collective of all ranks."""
-    import deepspeed
-    from deepspeed.utils import safe_get_full_fp32_param
+    if _in_optimizer(parameter):
+        from deepspeed.utils import safe_get_full_fp32_param
 
-    if not parameter.requires_grad and hasattr(parameter, "ds_id"):  # frozen: stage 3 splits it, without a master copy
-        with deepspeed.zero.GatheredParameters([parameter]):
-            return parameter.detach().clone()
-    full = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
-    return full if full is not None else masters.get(id(parameter), parameter)
+        full = safe_get_full_fp32_param(parameter)
+        if full is not None:
+            return full
+    with _whole([parameter]):
+        return masters.get(id(parameter), parameter).detach().clone()
+
+
+def _whole(parameters: list[Any], modifier_rank: int | None = None) -> Any:
+    """Parameters that stage 3 splits are whole inside; with a ``modifier_rank``, what that writes into them counts."""
+    import deepspeed
+
+    split = [parameter for parameter in parameters if hasattr(parameter, "ds_id")]
+    return deepspeed.zero.GatheredParameters(split, modifier_rank=modifier_rank, enabled=bool(split))
 
 
 def _masters(optimizer: Any) -> dict[int, Any]:
@@ -159,19 +222,49 @@ def _masters(optimizer: Any) -> dict[int, Any]:
     from torch._utils import _unflatten_dense_tensors
 
     found: dict[int, Any] = {}
-    for number, group in enumerate(getattr(optimizer, "fp16_groups", [])):
-        if getattr(optimizer, "fp32_groups", None):
-            copies = optimizer.fp32_groups[number]
-        elif getattr(optimizer, "fp32_groups_flat", None):
-            copies = _unflatten_dense_tensors(optimizer.fp32_groups_flat[number], group)  # type: ignore[no-untyped-call]
-        else:
-            continue
-        found |= {id(parameter): copy for parameter, copy in zip(group, copies)}
+    if hasattr(optimizer, "fp32_groups_flat") or hasattr(optimizer, "fp32_groups"):
+        for number, group in enumerate(getattr(optimizer, "fp16_groups", [])):
+            if getattr(optimizer, "fp32_groups", None):
+                copies = optimizer.fp32_groups[number]
+            else:
+                copies = _unflatten_dense_tensors(optimizer.fp32_groups_flat[number], group)  # type: ignore[no-untyped-call]
+            found |= {id(parameter): copy for parameter, copy in zip(group, copies)}
     return found
 
 
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """What an optimizer's group says beside its parameters: learning rate, weight decay."""
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _load_rest(engine: Any, path: Path) -> None:
+    """Restores what DeepSpeed leaves as it is, or as it is in the first group, when it loads a universal checkpoint."""
+    import torch
+    import torch.distributed as dist
+
+    if not path.exists():  # made with DeepSpeed's own tools
+        return
+    rest = torch.load(path, map_location="cpu", weights_only=False)
+    parameters = dict(engine.module.named_parameters(remove_duplicate=False))
+    with torch.no_grad():
+        for name, value in engine.module.state_dict(keep_vars=True).items():
+            saved = rest["state"].get(name)
+            if not isinstance(saved, torch.Tensor) or not isinstance(value, torch.Tensor):
+                continue
+            if name not in parameters:
+                value.copy_(saved)
+            elif not _in_optimizer(value):
+                with _whole([value], modifier_rank=0):
+                    if dist.get_rank() == 0 or not hasattr(value, "ds_id"):
+                        value.copy_(saved)
+    groups = engine.optimizer.param_groups
+    if len(groups) == len(rest["groups"]):
+        for group, settings in zip(groups, rest["groups"]):
+            group.update(settings)
+
+
 def _latest(root: Path, universal: bool) -> str:
-    path = root / ("latest_universal" if universal else "latest")
+    path = root / (_LATEST if universal else "latest")
     try:
         return path.read_text().strip()
     except OSError as error:
@@ -190,44 +283,70 @@ def _universal(engine: Any, on: bool) -> Iterator[None]:
 
 
 def _together(action: Callable[[], None]) -> None:
-    """Does something on rank 0 once all have come; if it fails, it fails on every rank."""
+    """Does something on rank 0 once all have come; if it fails, it fails on every rank.
+
+    The others wait at the store: collectives have a timeout, which large models' disks may take longer than.
+    """
     import torch.distributed as dist
 
     dist.barrier()
-    said: list[Exception | None] = [None]
+    store = dist.distributed_c10d._get_default_store()
+    key = f"distributor/together/{next(_numbers)}"
     if dist.get_rank() == 0:
+        said = ""
         try:
             action()
+        except ConfigurationError as error:
+            said = f"!{error}"
         except Exception as error:
-            known = isinstance(error, ConfigurationError)
-            said = [error if known else RuntimeError(f"no universal checkpoint: {type(error).__name__}: {error}")]
-    dist.broadcast_object_list(said)
-    if said[0] is not None:
-        raise said[0]
+            said = f"{type(error).__name__}: {error}"
+        store.set(key, said)
+    store.wait([key], _PATIENCE)
+    said = store.get(key).decode()
+    if said.startswith("!"):
+        raise ConfigurationError(said[1:])
+    if said:
+        raise RuntimeError(f"no universal checkpoint: {said}")
 
 
-def _make_universal(folder: Path, tag: str, workers: int) -> None:
+def _make_universal(root: Path, tag: str, rest: Mapping[str, Any], workers: int) -> None:
+    """The universal form of a tag's shards, complete before it takes the place of an earlier one."""
+    import torch
     import torch.distributed as dist
     from deepspeed.checkpoint.ds_to_universal import main
 
-    shards = len(list((folder / tag).glob("*_optim_states.pt")))
+    shards = len(list((root / tag).glob("*_optim_states.pt")))
     if shards < dist.get_world_size():
         raise ConfigurationError(
-            f"rank 0 sees the shards of {shards} of {dist.get_world_size()} ranks in {str(folder / tag)!r}: a "
+            f"rank 0 sees the shards of {shards} of {dist.get_world_size()} ranks in {str(root / tag)!r}: a "
             "checkpoint needs a folder that all nodes share (NFS, a distributed file system, a mounted bucket)"
         )
-    target = folder / f"{tag}{UNIVERSAL}"
-    shutil.rmtree(target, ignore_errors=True)
+    name, unfinished = f"{tag}{UNIVERSAL}", root / _UNFINISHED
+    shutil.rmtree(unfinished, ignore_errors=True)
     said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        main(
-            argparse.Namespace(
-                input_folder=str(folder / tag),
-                output_folder=str(target),
-                num_extract_workers=workers,
-                num_merge_workers=workers,
-                keep_temp_folder=False,
-                strict=True,
-                inject_missing_state=True,
-            )
-        )
+    asked = {
+        "input_folder": str(root / tag),
+        "output_folder": str(unfinished / name),
+        "num_extract_workers": workers,
+        "num_merge_workers": workers,
+        "keep_temp_folder": False,
+        "strict": True,
+        "inject_missing_state": True,
+    }
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            main(argparse.Namespace(**asked))
+    except KeyError as error:
+        if not str(error.args[0]).startswith("exp_avg"):
+            raise
+        raise ConfigurationError(
+            "DeepSpeed makes universal checkpoints of optimizers of Adam's kind only; the shards in "
+            f"{str(root / tag)!r} can be loaded by engine.load_checkpoint with the same number of ranks"
+        ) from error
+    torch.save(rest, unfinished / name / _REST)
+    if (root / name).exists():
+        (root / name).rename(unfinished / "before")
+    (unfinished / name).rename(root / name)
+    (unfinished / "latest").write_text(name)
+    (unfinished / "latest").replace(root / _LATEST)
+    shutil.rmtree(unfinished, ignore_errors=True)

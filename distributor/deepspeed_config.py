@@ -24,6 +24,8 @@ TRAIN = "train_batch_size"
 MICRO = "train_micro_batch_size_per_gpu"
 ACCUMULATION = "gradient_accumulation_steps"
 
+TOTAL_STEPS = "scheduler.params.total_num_steps"
+
 STAGES = {0: "none", 1: "optimizer states", 2: "+ gradients", 3: "+ parameters"}
 
 #: What ``auto=`` may name, and the value without: those of Hugging Face's TrainingArguments, or what DeepSpeed itself
@@ -52,7 +54,7 @@ _FILLED = {
     "optimizer.params.weight_decay": "weight_decay",
     "scheduler.params.warmup_max_lr": "learning_rate",
     "scheduler.params.warmup_num_steps": "warmup_steps",
-    "scheduler.params.total_num_steps": "total_steps",
+    TOTAL_STEPS: "total_steps",
 }
 
 #: Buckets: their size in elements for a hidden size, as Hugging Face's Trainer computes it, and DeepSpeed's default.
@@ -98,9 +100,6 @@ _SECTIONS = (
 
 #: How alike two names are that differ by a slip.
 _SLIP = 0.85
-
-#: Optimizers of which DeepSpeed has one that works on parameters in the host's memory.
-_CPU_OPTIMIZERS = ("adam", "adamw")
 
 
 def read(source: Mapping[str, Any] | str | os.PathLike[str]) -> Config:
@@ -188,7 +187,7 @@ def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool =
     final = _copy(config)
     _fill_batches(final, world_size, auto, guess)
     for path, name in _FILLED.items():
-        if guess or name in auto:
+        if name in auto or (guess and FILL[name] is not None):
             _fill(final, path, auto.get(name, FILL[name]), name in auto, name)
     hidden = auto.get("hidden_size")
     if hidden is not None and (isinstance(hidden, bool) or not isinstance(hidden, int) or hidden < 1):
@@ -205,12 +204,24 @@ def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool =
     if not guess:
         return final
     _fill(final, "scheduler.params.warmup_min_lr", 0, False, "")
-    left = [path for path, value in _leaves(final) if value == AUTO and _must_be_filled(path)]
+    left = [path for path in unfilled(final) if path != TOTAL_STEPS]
     if left:
         raise ConfigurationError(
             f"deepspeedConfig: {left[0]} is 'auto', but nothing is known to put there: give it a value"
         )
     return final
+
+
+def unfilled(config: Config) -> list[str]:
+    """Where there still is an "auto" that DeepSpeed does not take for "the default" by itself.
+
+    That is :data:`TOTAL_STEPS` at most, which Hugging Face's Trainer fills by itself, and nobody else can know.
+    """
+    return [
+        path
+        for path, value in _leaves(config)
+        if value == AUTO and ("." not in path or path.startswith(("optimizer.params.", "scheduler.params.")))
+    ]
 
 
 def zero_stage(config: Config) -> int:
@@ -310,6 +321,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _copy(config: Mapping[str, Any]) -> Config:
     copied: Config = _plain(config, "")
+    if "bfloat16" in copied and "bf16" not in copied:  # its name of before, which DeepSpeed still reads
+        copied["bf16"] = copied.pop("bfloat16")
     return copied
 
 
@@ -393,18 +406,6 @@ def _check_offload(config: Config, stage: int) -> None:
         ratio = section.get("ratio", 1.0)
         if isinstance(ratio, (int, float)) and ratio < 1.0 and stage < 3:
             raise ConfigurationError(f"{where}.ratio is {ratio}: a part can be offloaded with ZeRO stage 3 only")
-    optimizer = config.get("optimizer", {})
-    if _offload(config, "offload_optimizer") == "none" or not optimizer:
-        return
-    torchs_own = bool(_section(optimizer, "params").get("torch_adam"))
-    if config.get("zero_force_ds_cpu_optimizer", True) and (
-        torchs_own or optimizer["type"].lower() not in _CPU_OPTIMIZERS
-    ):
-        raise ConfigurationError(
-            "deepspeedConfig: zero_optimization.offload_optimizer needs DeepSpeed's own Adam for CPUs, but the "
-            f"optimizer is {optimizer['type']!r}{' with torch_adam' if torchs_own else ''}: use 'AdamW' without "
-            "torch_adam, or set zero_force_ds_cpu_optimizer to false for a slow one"
-        )
 
 
 def _data_parallel_size(config: Config, world_size: int) -> tuple[int, str]:
@@ -481,7 +482,7 @@ def _fill_batches(final: Config, world_size: int, auto: Mapping[str, Any], guess
             else FILL["gradient_accumulation_steps"]
         )
     if train == AUTO:
-        final[TRAIN] = (micro or FILL["micro_batch_size"]) * final.get(ACCUMULATION, 1) * ranks
+        final[TRAIN] = (micro or FILL["micro_batch_size"]) * (final.get(ACCUMULATION) or 1) * ranks
 
 
 def _divide(train: int, by: int, words: str) -> int:
@@ -500,18 +501,9 @@ def _fill(config: Config, path: str, value: Any, said: bool, name: str) -> None:
         config = inner
     present = config.get(last)
     if present == AUTO:
-        if value is None:
-            raise ConfigurationError(
-                f"deepspeedConfig: {path} is 'auto', but nobody can know it: pass auto={{{name!r}: ...}}"
-            )
         config[last] = _plain(value, f"auto.{name}")
-    elif said and present is not None and present != value:
-        raise ConfigurationError(f"deepspeedConfig: {path} is {present!r}, but auto says {name}={value!r}")
-
-
-def _must_be_filled(path: str) -> bool:
-    """Where DeepSpeed does not take "auto" for "the default" by itself."""
-    return "." not in path or path.startswith(("optimizer.params.", "scheduler.params."))
+    elif said and present is not None and present != _plain(value, f"auto.{name}"):
+        raise ConfigurationError(f"deepspeedConfig: {path} is {present!r}, which contradicts auto={{{name!r}: ...}}")
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -27,6 +27,9 @@ from distributor.errors import StartError
 #: Seconds between looks at whether another process has built what this one waits for.
 _LOOK = 0.05
 
+#: How often a rank tries to load an extension of which others are building.
+_ATTEMPTS = 3
+
 #: What to do where DeepSpeed's own check of an extension says no.
 _ADVICE = {
     "AsyncIOBuilder": "offloading to NVMe needs libaio and its headers (apt-get install libaio-dev; elsewhere, name "
@@ -49,11 +52,10 @@ def load(names: Sequence[str], timeout: float, local_rank: int) -> None:
     Raises:
         StartError: DeepSpeed, or what the build needs, is not there; the build failed; another took too long.
     """
-    if "TORCH_EXTENSIONS_DIR" not in os.environ:
-        os.environ["TORCH_EXTENSIONS_DIR"] = cache_folder()
     _find_ninja()
     _set_baton(timeout)
     if not names:
+        _set_cache_folder("")
         return
     try:
         from deepspeed.accelerator import get_accelerator
@@ -65,6 +67,7 @@ def load(names: Sequence[str], timeout: float, local_rank: int) -> None:
         ) from error
     accelerator = get_accelerator()
     accelerator.set_device(local_rank)  # asking a GPU what it can do would otherwise put something on the first one
+    _set_cache_folder(_gpus())
     for name in names:
         builder = accelerator.create_op_builder(name)
         if builder is None or type(builder).__name__ == "NotImplementedBuilder":
@@ -80,12 +83,22 @@ def load(names: Sequence[str], timeout: float, local_rank: int) -> None:
                 reason = builder.error_log or "what it needs is not on this machine"
                 raise StartError(f"DeepSpeed cannot build its {builder.name}: {reason}{_advice(name)}")
         try:
-            builder.load(verbose=False)
-        except StartError:
-            raise
+            _build(builder)
         except Exception as error:
-            text = f"DeepSpeed cannot build its {builder.name}: {type(error).__name__}: {error}"
+            text = f"DeepSpeed cannot load its {builder.name}: {type(error).__name__}: {error}"
             raise StartError(f"{text}{_advice(name)}") from error
+
+
+def _build(builder: Any) -> None:
+    """Builds or loads; again, if whoever was building it has left before it was there."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            builder.load(verbose=False)
+            return
+        except ImportError:
+            tools = importlib.import_module("torch.utils.cpp_extension")
+            tools.JIT_EXTENSION_VERSIONER.entries.pop(builder.name, None)  # it takes it for built
+    builder.load(verbose=False)
 
 
 def missing_tool(cuda: bool) -> str | None:
@@ -111,14 +124,35 @@ def missing_tool(cuda: bool) -> str | None:
     return None
 
 
-def cache_folder() -> str:
+def _set_cache_folder(gpus: str) -> None:
+    if "TORCH_EXTENSIONS_DIR" not in os.environ:
+        os.environ["TORCH_EXTENSIONS_DIR"] = cache_folder(gpus)
+
+
+def _gpus() -> str:
+    """The kinds of the GPUs that this process sees."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return ""
+    kinds = {torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}
+    return f"{torch.version.cuda} {sorted(kinds)}"
+
+
+def cache_folder(gpus: str = "") -> str:
     """Where this node keeps built extensions, from run to run: below ``~/.cache``, or a private folder in ``/tmp``.
 
-    One for each combination of Python, torch, DeepSpeed and kind of processor: they are compiled for the machine's own
-    instructions, and home folders may be shared between machines.
+    One for each combination of Python, torch, DeepSpeed and kinds of processor and GPUs: they are compiled for the
+    machine's own instructions, and home folders may be shared between machines.
     """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    versions = [_version("torch"), _version("deepspeed"), _processor(), os.environ.get("TORCH_CUDA_ARCH_LIST", "")]
+    versions = [
+        _version("torch"),
+        _version("deepspeed"),
+        _processor(),
+        gpus,
+        os.environ.get("TORCH_CUDA_ARCH_LIST", ""),
+    ]
     digest = hashlib.sha256("\n".join(versions).encode()).hexdigest()[:12]
     name = f"py{sys.version_info.major}{sys.version_info.minor}-{digest}"
     for parent in (os.path.join(home, "distributor"), _private_parent()):
@@ -221,12 +255,12 @@ class Baton:
         """Waits until nobody builds.
 
         Raises:
-            StartError: the time is over.
+            TimeoutError: the time is over.
         """
         end = self._clock() + self._timeout
         while (lock := self._try(fcntl.LOCK_SH)) is None:
             if self._clock() > end:
-                raise StartError(
+                raise TimeoutError(
                     f"another process has been building in {os.path.dirname(self._path)} for {self._timeout:g} s: wait "
                     "for it, or pass a longer extensions_timeout="
                 )

@@ -11,6 +11,7 @@ import json
 import os
 from typing import Any
 
+from distributor.deepspeed_config import unfilled
 from distributor.errors import ConfigurationError
 from distributor.launch.deepspeed import CONFIG_PATH
 
@@ -19,7 +20,8 @@ def deepspeed_config() -> dict[str, Any]:
     """The final configuration of this run, for ``deepspeed.initialize(config=...)``; a new copy with each call.
 
     Raises:
-        ConfigurationError: this process is no rank of a run with a ``deepspeedConfig``.
+        ConfigurationError: this process is no rank of a run with a ``deepspeedConfig``, or there still is an "auto" in
+            it that only Hugging Face's Trainer can fill.
 
     Example:
         >>> deepspeed_config()["zero_optimization"]["stage"]  # doctest: +SKIP
@@ -33,4 +35,8 @@ def deepspeed_config() -> dict[str, Any]:
         )
     with open(path, encoding="utf-8") as file:
         config: dict[str, Any] = json.load(file)
+    if left := unfilled(config):
+        raise ConfigurationError(
+            f"deepspeedConfig: {left[0]} is 'auto', but nobody can know it here: pass auto={{'total_steps': ...}}"
+        )
     return config

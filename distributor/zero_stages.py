@@ -84,7 +84,7 @@ def zero(
         learning_rate: of AdamW.
         gradient_clipping: largest norm of the gradients, 0 for any.
         nvme_path: a folder on a fast disk of each node, for ``offload="nvme"``.
-        torch_adam: uses torch's AdamW, which needs no compiler on executors; not with an offloaded optimizer.
+        torch_adam: uses torch's AdamW, which needs no compiler on executors, and is slow where it is offloaded.
 
     Returns:
         A dict for ``deepspeedConfig=``; ``print`` it to see what each value does.
@@ -109,8 +109,6 @@ def zero(
         )
     if offload == "nvme" and not nvme_path:
         raise ConfigurationError("offload='nvme' needs nvme_path, a folder on a fast disk of each node")
-    if offload != "none" and torch_adam:
-        raise ConfigurationError(f"torch_adam=True does not go with offload={offload!r}: leave out one of them")
     optimizer: Config = {"lr": learning_rate, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
     if torch_adam:
         optimizer["torch_adam"] = True

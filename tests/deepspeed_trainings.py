@@ -177,34 +177,30 @@ def checkpoints_that_are_none(folder: str) -> list[str]:
     steps(engine, 0, 1)
     deepspeed_checkpoint.save(engine, folder, "one")
     tell(lambda: deepspeed_checkpoint.load(engine, folder, "two"))
-    if dist.get_rank() == 1:  # as if each node had a folder of its own
-        engine.save_checkpoint = lambda *_, **__: None
-    tell(lambda: deepspeed_checkpoint.save(engine, folder, "three") if dist.get_rank() else saves_alone(engine, folder))
+    tell(lambda: deepspeed_checkpoint.save(engine, folder, "a/b"))
+    tell(lambda: deepspeed_checkpoint.save(engine, folder, "a_universal"))
+
+    def save_apart(folder: str, tag: str, client_state: Any) -> None:
+        """As if each node had a folder of its own."""
+        if dist.get_rank() == 0:
+            Path(folder, tag).mkdir()
+            Path(folder, tag, "zero_pp_rank_0_mp_rank_00_optim_states.pt").touch()
+
+    engine.save_checkpoint = save_apart
+    tell(lambda: deepspeed_checkpoint.save(engine, folder, "three"))
+    engine.zero_nvme_offload_optimizer = lambda: True
+    tell(lambda: deepspeed_checkpoint.save(engine, folder, "four"))
+    other = {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}, "zero_allow_untested_optimizer": True}
+    engine, *_ = deepspeed.initialize(model=network(), config=config(1, **other))
+    steps(engine, 0, 1)
+    tell(lambda: deepspeed_checkpoint.save(engine, folder, "five"))
     return said
 
 
-def saves_alone(engine: Any, folder: str) -> None:
-    """Rank 0's shard is there, the others' are elsewhere."""
-    from distributor import deepspeed_checkpoint
-
-    class Alone:
-        zero_optimization = engine.zero_optimization
-
-        @staticmethod
-        def save_checkpoint(folder: str, tag: str, client_state: Any) -> None:
-            shards = Path(folder, tag)
-            shards.mkdir(exist_ok=True)
-            (shards / "zero_pp_rank_0_mp_rank_00_optim_states.pt").touch()
-
-    deepspeed_checkpoint.save(Alone(), folder, "three")
-
-
-def tied(stage: int) -> dict[str, Any]:
-    """The whole of a model with tied weights, frozen ones and buffers."""
+def partly_trained(stage: int, kind: Any) -> tuple[Any, Any]:
+    """An engine with tied and frozen weights, buffers, and two groups with settings of their own."""
     deepspeed = start()
     import torch
-
-    from distributor import deepspeed_checkpoint
 
     class Model(torch.nn.Module):
         def __init__(self) -> None:
@@ -215,20 +211,61 @@ def tied(stage: int) -> dict[str, Any]:
             self.norm = torch.nn.BatchNorm1d(8)
             self.last = torch.nn.Linear(8, 8)
             self.last.weight = self.first.weight
+            self.register_buffer("counts", torch.zeros(3, dtype=torch.int64))
 
         def forward(self, inputs: Any) -> Any:
             return self.last(self.norm(self.frozen(self.first(inputs))))[:, :4]
 
-    engine, *_ = deepspeed.initialize(model=Model(), config=config(stage))
-    steps(engine, 0, 3)
-    weights = deepspeed_checkpoint.fp32_state_dict(engine)
-    if weights:
-        plain = Model()
-        plain.load_state_dict(weights)
-        assert torch.equal(plain.first.weight, plain.last.weight)
-        assert not torch.equal(plain.first.weight, Model().first.weight)
-        assert torch.equal(plain.frozen.weight, Model().frozen.weight)
-    return weights
+    model = Model()
+    if kind is not None:
+        kind(model)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [{"params": trained[:1], "weight_decay": 0.5, "lr": 0.02}, {"params": trained[1:], "weight_decay": 0.0}]
+    sections = {"optimizer": {"type": "AdamW", "params": {"lr": 0.01, "torch_adam": True}}}
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=groups, config=config(stage, **sections))
+    return engine, Model
+
+
+def save_all_of_it(folder: str) -> dict[int, dict[str, Any]]:
+    """What is no plain trained weight, at each stage; saved twice under one tag."""
+    import torch
+
+    from distributor import deepspeed_checkpoint
+
+    def change(model: Any) -> None:
+        with torch.no_grad():
+            model.frozen.weight.fill_(0.25)
+        model.counts += 7
+
+    found = {}
+    for stage in STAGES:
+        engine, plain = partly_trained(stage, change)
+        steps(engine, 0, 3)
+        deepspeed_checkpoint.save(engine, f"{folder}/{stage}", "last")
+        steps(engine, 3, 5)
+        deepspeed_checkpoint.save(engine, f"{folder}/{stage}", "last", {"saved": 2})
+        found[stage] = deepspeed_checkpoint.fp32_state_dict(engine)
+        if found[stage]:
+            model = plain()
+            model.load_state_dict(found[stage])
+            assert torch.equal(model.first.weight, model.last.weight)
+            assert not torch.equal(model.first.weight, plain().first.weight)
+    return found
+
+
+def load_all_of_it(folder: str, again: bool) -> dict[int, dict[str, Any]]:
+    """The same of engines that loaded it, with the settings of their groups; saved again from this number of ranks."""
+    from distributor import deepspeed_checkpoint
+
+    found = {}
+    for stage in STAGES:
+        engine, _ = partly_trained(stage, None)
+        state = deepspeed_checkpoint.load(engine, f"{folder}/{stage}")
+        groups = [(group["weight_decay"], group["lr"]) for group in engine.optimizer.param_groups]
+        found[stage] = {"weights": deepspeed_checkpoint.fp32_state_dict(engine), "state": state, "groups": groups}
+        if again:
+            deepspeed_checkpoint.save(engine, f"{folder}/{stage}", "last", state)
+    return found
 
 
 def pipeline(stages: int, count: int) -> list[float]:

@@ -83,10 +83,13 @@ def _libraries(asked: DeepspeedOptions, paths: Mapping[str, str]) -> dict[str, s
 
     Source: ``accelerate/utils/launch.py``, ``prepare_deepspeed_cmd_env``.
     """
-    env = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_CONFIG_DS_FIELDS": "none"}
-    if paths:
-        env[CONFIG_PATH] = paths[_CONFIG]
-        env["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = paths[_GIVEN]
-        env["ACCELERATE_DEEPSPEED_ZERO_STAGE"] = str(asked.stage)
-        env["ACCELERATE_MIXED_PRECISION"] = "no" if asked.precision == "fp32" else asked.precision
-    return env
+    if not paths:  # they would train with a configuration of their own
+        return {}
+    return {
+        CONFIG_PATH: paths[_CONFIG],
+        "ACCELERATE_USE_DEEPSPEED": "true",
+        "ACCELERATE_CONFIG_DS_FIELDS": "none",
+        "ACCELERATE_DEEPSPEED_CONFIG_FILE": paths[_GIVEN],
+        "ACCELERATE_DEEPSPEED_ZERO_STAGE": str(asked.stage),
+        "ACCELERATE_MIXED_PRECISION": "no" if asked.precision == "fp32" else asked.precision,
+    }

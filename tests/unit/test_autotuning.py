@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from distributor import ConfigurationError, TrainingError, autotune, autotuning
+from distributor import ConfigurationError, PayloadError, ResourceError, TrainingError, autotune, autotuning
 from distributor.autotuning import Experiment, Tuning, best, combinations, is_out_of_memory, merged
 from distributor.job import Failure
 
@@ -20,6 +20,8 @@ def test_the_best_is_the_first_of_the_best() -> None:
     assert best(experiments, less=False) is experiments[2]
     assert best(experiments, less=True) is experiments[4]
     assert best(experiments[:1], less=False) is None
+    for less in (True, False):  # a loss that is not a number any more
+        assert best([ended(0, float("nan")), ended(1, 1.0), ended(2, float("inf"))], less) == ended(1, 1.0)
 
 
 def test_the_table() -> None:
@@ -84,6 +86,29 @@ def test_how_a_lack_of_memory_looks(kind: str, message: str, expected: bool) -> 
     other = Failure(0, 0, "host", "RuntimeError", "RuntimeError: connection closed by peer")
     failure = Failure(1, 0, "host", kind, message)
     assert is_out_of_memory(TrainingError("rank 0 on host failed", [other, failure])) is expected
+
+
+class Refusing:
+    """A distributor whose runs cannot be submitted."""
+
+    deepspeed_config = None
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def with_config(self, config: Any) -> Refusing:
+        return self
+
+    def submit(self, *_: Any) -> Any:
+        raise self.error
+
+
+def test_what_no_configuration_would_change_ends_the_tuning() -> None:
+    for error in (ResourceError("no GPUs"), PayloadError("not a function")):
+        with pytest.raises(type(error)):
+            autotune(print, {"a": [1]}, distributor=Refusing(error))  # type: ignore[arg-type]
+    tuning = autotune(print, {"a": [1]}, distributor=Refusing(ConfigurationError("no")))  # type: ignore[arg-type]
+    assert [each.state for each in tuning.experiments] == ["refused"]
 
 
 @pytest.mark.parametrize(

@@ -79,26 +79,11 @@ def refused(config: dict[str, Any], world_size: int = 4) -> str:
             {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
             "offload_optimizer.ratio is 0.5: a part can be offloaded with ZeRO stage 3 only",
         ),
-        (
-            {
-                "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
-                "optimizer": {"type": "AdamW", "params": {"torch_adam": True}},
-            },
-            "needs DeepSpeed's own Adam for CPUs, but the optimizer is 'AdamW' with torch_adam",
-        ),
-        (
-            {"zero_optimization": {"stage": 2, "cpu_offload": True}, "optimizer": {"type": "SGD"}},
-            "needs DeepSpeed's own Adam for CPUs, but the optimizer is 'SGD': use 'AdamW'",
-        ),
         ({"optimizer": {"params": {}}}, "optimizer.type has to be a name such as 'AdamW', not None"),
         ({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1}}}, "use 'gradient_clipping' instead"),
         ({"steps_per_print": float("inf")}, "steps_per_print is inf, which JSON cannot say"),
         ({"optimizer": {"type": "Adam", "params": {"lr": object()}}}, "optimizer.params.lr is a builtins.object; only"),
         ({"comment": [{3: 4}]}, "the name 3 in comment[0] is no string"),
-        (
-            {"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": AUTO}}},
-            "scheduler.params.total_num_steps is 'auto', but nobody can know it: pass auto={'total_steps': ...}",
-        ),
         ({"steps_per_print": AUTO}, "steps_per_print is 'auto', but nothing is known to put there: give it a value"),
     ],
 )
@@ -113,8 +98,11 @@ def test_what_is_refused(config: dict[str, Any], text: str) -> None:
         ({"micro_batch_size": 0}, "auto: micro_batch_size has to be a positive integer, not 0"),
         ({"hidden_size": "big"}, "auto: hidden_size has to be a positive integer, not 'big'"),
         ({"precision": "fp8"}, "auto: precision has to be 'fp32', 'fp16' or 'bf16', not 'fp8'"),
-        ({"micro_batch_size": 2}, "train_micro_batch_size_per_gpu is 4, but auto says micro_batch_size=2"),
-        ({"learning_rate": 2.0}, "optimizer.params.lr is 1.0, but auto says learning_rate=2.0"),
+        (
+            {"micro_batch_size": 2},
+            "batch_size_per_gpu is 4, which contradicts auto={'micro_batch_size': ...}",
+        ),
+        ({"learning_rate": 2.0}, "optimizer.params.lr is 1.0, which contradicts auto={'learning_rate': ...}"),
     ],
 )
 def test_auto_that_is_refused(auto: dict[str, Any], text: str) -> None:
@@ -222,10 +210,12 @@ def test_what_was_read_is_a_copy() -> None:
         ((AUTO, AUTO, AUTO), {"micro_batch_size": 2, "gradient_accumulation_steps": 3}, (24, 2, 3)),
         ((AUTO, None, None), {}, (32, None, None)),
         ((None, AUTO, None), {}, (None, 8, None)),
+        ((AUTO, 4, "null"), {}, (16, 4, None)),
     ],
 )
 def test_batch_sizes_follow_from_each_other(sizes: Any, auto: dict[str, Any], expected: Any) -> None:
     config = {name: size for name, size in zip((TRAIN, MICRO, ACCUMULATION), sizes) if size is not None}
+    config = {name: None if size == "null" else size for name, size in config.items()}
     final = deepspeed_config.fill(config, 4, auto)
     deepspeed_config.check(final, 4)
     assert tuple(final.get(name) for name in (TRAIN, MICRO, ACCUMULATION)) == expected
@@ -302,6 +292,37 @@ def test_the_defaults_are_those_of_hugging_face_and_deepspeed() -> None:
     assert zero["reduce_bucket_size"] == default.reduce_bucket_size
     assert zero["stage3_prefetch_bucket_size"] == default.prefetch_bucket_size
     assert zero["stage3_param_persistence_threshold"] == default.param_persistence_threshold
+
+
+def test_the_number_of_steps_is_left_to_the_trainer() -> None:
+    """Its own configurations have "auto" there; whoever else asks for the configuration is told."""
+    config = {"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": AUTO, "warmup_num_steps": AUTO}}}
+    final = deepspeed_config.fill(config, 2, {})
+    assert deepspeed_config.unfilled(final) == ["scheduler.params.total_num_steps"]
+    final = deepspeed_config.fill(config, 2, {"total_steps": 100})
+    assert deepspeed_config.unfilled(final) == []
+    assert final["scheduler"]["params"] == {"total_num_steps": 100, "warmup_num_steps": 1}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"optimizer": {"type": "Lion"}, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
+        {"optimizer": {"type": "SGD"}, "zero_optimization": {"stage": 1, "cpu_offload": True}},
+        {"optimizer": {"type": "Adam", "params": {"torch_adam": True}}, "zero_optimization": {"stage": 1}},
+        {"zero_optimization": True},
+        {"my_own_section": {"a": 1}},
+        {"optimizer": {"type": "Adam", "params": {"betas": [0.9, 0.95]}}},
+    ],
+)
+def test_what_deepspeed_takes_is_not_refused(config: dict[str, Any]) -> None:
+    DeepspeedTorchDistributor(2, 1, True, False, config, auto={"betas": (0.9, 0.95)})
+
+
+def test_the_old_name_of_bf16() -> None:
+    config = deepspeed_config.read({"bfloat16": {"enabled": True}})
+    assert deepspeed_config.precision(config) == "bf16"
+    assert "enables both fp16 and bf16" in refused({"bfloat16": {"enabled": True}, "fp16": {"enabled": True}})
 
 
 def test_what_only_a_library_knows_is_left_to_it() -> None:

@@ -84,7 +84,7 @@ def test_waiting_has_a_deadline(lock: str) -> None:
     baton = Baton(lock, 1)
     assert baton.try_acquire()
     times = iter([0.0, 100.0, 301.0])
-    with pytest.raises(StartError, match=r"has been building in .* for 300 s: wait for it, or pass a longer"):
+    with pytest.raises(TimeoutError, match=r"has been building in .* for 300 s: wait for it, or pass a longer"):
         Baton(lock, 300, clock=lambda: next(times)).wait()
     baton.release()
 
@@ -152,6 +152,7 @@ def test_extensions_are_kept_in_the_users_cache(tmp_path: Path, monkeypatch: pyt
     folder = Path(extensions.cache_folder())
     assert folder.is_dir() and folder.is_relative_to(tmp_path / "cache" / "distributor" / "torch_extensions")
     assert folder == Path(extensions.cache_folder())
+    assert folder != Path(extensions.cache_folder("13.0 [(9, 0)]"))
     monkeypatch.setattr(extensions, "_processor", lambda: "another kind of processor")
     assert folder != Path(extensions.cache_folder())
 
@@ -207,3 +208,30 @@ def test_what_there_is_not_for_a_device(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr("deepspeed.ops.op_builder.cpu.AsyncIOBuilder.is_compatible", lambda *_, **__: False)
     with pytest.raises(StartError, match="DeepSpeed cannot build its async_io: .*libaio.*apt-get install libaio-dev"):
         extensions.load(("AsyncIOBuilder",), 1, 0)
+
+
+class Builder:
+    """A builder of DeepSpeed's; what loading it does, call by call."""
+
+    name = "answer"
+
+    def __init__(self, *ends: Exception | None) -> None:
+        self.ends = list(ends)
+
+    def load(self, verbose: bool) -> None:
+        if (end := self.ends.pop(0)) is not None:
+            raise end
+
+
+def test_what_somebody_did_not_finish_is_built_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch imports what it has waited for, and takes it for built when it is asked again."""
+    import torch.utils.cpp_extension as tools
+
+    monkeypatch.setitem(tools.JIT_EXTENSION_VERSIONER.entries, "answer", object())
+    builder = Builder(ImportError("answer.so: cannot open shared object file"), None)
+    extensions._build(builder)
+    assert builder.ends == [] and "answer" not in tools.JIT_EXTENSION_VERSIONER.entries
+    with pytest.raises(ImportError):
+        extensions._build(Builder(*(ImportError() for _ in range(3))))
+    with pytest.raises(RuntimeError):
+        extensions._build(Builder(RuntimeError("Error building extension"), None))

@@ -32,6 +32,20 @@ def test_a_folder_goes_once_its_owner_has(tmp_path):
         assert not os.path.exists(stale)
 
 
+def test_what_goes_with_a_folder_goes_with_it(tmp_path):
+    kept, one, two = (tmp_path / name for name in ("kept", "one", "two"))
+    for path in (kept, one, two):
+        path.touch()
+    first, stale = folders.make("first"), folders.make("stale")
+    folders.note_elsewhere(first, [str(one), str(tmp_path / "absent")])
+    folders.remove(first)
+    assert not os.path.exists(first) and not one.exists() and two.exists()
+    folders.note_elsewhere(stale, [str(two)])
+    folders.claim(stale).close()
+    folders.remove_stale()
+    assert not os.path.exists(stale) and not two.exists() and kept.exists()
+
+
 def test_what_others_can_write_to_is_not_private(tmp_path):
     folder = folders.make("run7")
     assert folders.is_private(folder)

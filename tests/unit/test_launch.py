@@ -1,6 +1,7 @@
 """What the torchrun path gives each rank."""
 
 import dataclasses
+import os
 
 import pytest
 
@@ -265,7 +266,15 @@ def test_the_deepspeed_path_adds_to_torchruns():
     assert len(plan.rank_env) == len(plain.rank_env)
     for own, added in zip(plain.rank_env, plan.rank_env):
         assert added == {**own, "CROSS_RANK": "1", "CROSS_SIZE": "2", "LOCAL_SIZE": "1"}
-    assert (plan.node, plan.target) == (plain.node, plain.target)
+    assert (plan.node, plan.target, plan.elsewhere) == (plain.node, plain.target, ())
+
+
+def test_shared_memory_of_one_node_is_named():
+    request = job(deepspeed=DeepspeedOptions("{}", "{}"))
+    placement = placed(request, executors="aaa")
+    plan = Deepspeed().plan(request, placement, placement.nodes[0], {}, {}, "/node")
+    prefix = f"/dev/shm/deepspeed_allreduce_buffer_{os.getuid()}_10.0.0.1_5000"
+    assert plan.elsewhere == tuple(f"{prefix}_{rank}" for rank in range(3))
 
 
 def test_the_users_environment_wins_on_the_deepspeed_path():
@@ -282,7 +291,7 @@ def test_what_has_a_command_line_gets_deepspeeds_arguments(target):
     )
     _, plan = deepspeed_plan(job(target=target, deepspeed=DeepspeedOptions()))
     assert plan.target.argv == ("--lr", "1", "--deepspeed")
-    assert CONFIG_PATH not in plan.node_env
+    assert not [name for name in plan.node_env if name == CONFIG_PATH or name.startswith("ACCELERATE_")]
     _, plan = deepspeed_plan(job(target=target, deepspeed=DeepspeedOptions("{}", "{}", script_arguments=False)))
     assert plan.target == target
     assert plan.node_env[CONFIG_PATH] == "/node/deepspeed.json"

@@ -58,7 +58,6 @@ def test_deepspeed_takes_it(stage: Any, offload: Any, precision: Any) -> None:
         ({"stage": 0, "offload": "cpu"}, "offload='cpu' needs stage 1 or more, not 0"),
         ({"stage": 2, "offload": "nvme"}, "offload='nvme' needs stage 3, not 2"),
         ({"stage": 3, "offload": "nvme"}, "offload='nvme' needs nvme_path"),
-        ({"stage": 2, "offload": "cpu", "torch_adam": True}, "torch_adam=True does not go with offload='cpu'"),
     ],
 )
 def test_choices_that_cannot_be(arguments: dict[str, Any], text: str) -> None:
