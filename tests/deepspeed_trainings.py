@@ -42,7 +42,14 @@ def batch(step: int, dtype: Any = None) -> tuple[Any, Any]:
     generator = torch.Generator().manual_seed(7)
     inputs, targets = torch.randn(64, 8, generator=generator), torch.randn(64, 4, generator=generator)
     mine = [(step * BATCH + index) % 64 for index in range(BATCH)][dist.get_rank() :: dist.get_world_size()]
-    return inputs[mine].to(dtype), targets[mine].to(dtype)
+    return inputs[mine].to(device(), dtype), targets[mine].to(device(), dtype)
+
+
+def device() -> Any:
+    """Where this rank trains."""
+    import torch
+
+    return torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def mean(loss: Any) -> float:
@@ -73,7 +80,7 @@ def start() -> Any:
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, of what DeepSpeed calls at each step
     import deepspeed
 
-    deepspeed.init_distributed("gloo", verbose=False)
+    deepspeed.init_distributed(verbose=False)  # gloo, and NCCL where there are GPUs
     return deepspeed
 
 
@@ -82,7 +89,7 @@ def curves(count: int) -> dict[str, list[float]]:
     deepspeed = start()
     import torch
 
-    model = torch.nn.parallel.DistributedDataParallel(network())
+    model = torch.nn.parallel.DistributedDataParallel(network().to(device()))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     plain = []
     for step in range(count):

@@ -8,11 +8,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import deepspeed_trainings
 import pytest
 import trainings
 import watch
 
-from distributor import ResourceError, RunCancelledError, Status, TorchDistributor, TrainingError
+from distributor import (
+    DeepspeedTorchDistributor,
+    ResourceError,
+    RunCancelledError,
+    Status,
+    TorchDistributor,
+    TrainingError,
+)
 
 pytestmark = pytest.mark.connect
 
@@ -92,3 +100,13 @@ def test_cancel(tmp_path: Path) -> None:
 def test_more_slots_than_there_can_be() -> None:
     with pytest.raises(ResourceError, match=r"needs 5 task slots at once"):
         on_executors(5).run(trainings.rank)
+
+
+def test_deepspeed() -> None:
+    pytest.importorskip("deepspeed")
+    run = DeepspeedTorchDistributor(2, useGpu=False, deepspeedConfig=deepspeed_trainings.config(3)).submit(
+        deepspeed_trainings.with_the_runs_config, 10
+    )
+    first, second = run.results(timeout=3 * watch.DEADLINE)
+    assert first["losses"] == second["losses"]
+    assert (first["stage"], first["config"]) == (3, run.deepspeed_config)

@@ -492,3 +492,9 @@ def test_the_example_trains_on_executors_as_function_and_as_script() -> None:
     first, last = map(float, re.findall(r"^loss (\S+) at first, (\S+) on held-out text", told, re.MULTILINE)[0])
     assert 5 < first < 6 and last < 0.7 * first
     assert re.findall(r"held-out loss (\S+);", told) == [f"{last:.3f}"]  # the script comes to the same
+
+
+def test_ranks_that_are_started_anew() -> None:
+    distributor = make_local(2, trainings.config(1), start_method="spawn")
+    found = distributor.run(trainings.with_the_runs_config, 3)
+    assert (found["stage"], found["LOCAL_SIZE"]) == (1, "2")
