@@ -9,6 +9,7 @@ import operator
 import os
 import secrets
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
@@ -447,8 +448,14 @@ class DeepspeedTorchDistributor(TorchDistributor):
         self._script_arguments = bool(script_arguments)
         if auto is not None and deepspeedConfig is None:
             raise ConfigurationError(f"auto={dict(auto)!r} fills a deepspeedConfig, but there is none")
+        self._shape = (numGpus, nnodes)
         self._auto = dict(auto or {})
         self._set_config(deepspeedConfig)
+
+    def __repr__(self) -> str:
+        per_node, nodes = self._shape
+        request = f"numGpus={per_node}, nnodes={nodes}, localMode={self.local_mode}, useGpu={self.use_gpu}"
+        return f"{type(self).__name__}({request})"
 
     def with_config(
         self,
@@ -491,6 +498,12 @@ def _deepspeed_configs(
     """The final configuration, and the one with every "auto" that another library may fill."""
     config = deepspeed_config.read(source)
     deepspeed_config.check(config, world_size)
+    if deepspeed_config.TRAIN not in config and deepspeed_config.MICRO not in config:
+        warnings.warn(
+            f"deepspeedConfig gives no batch size: deepspeed.initialize refuses it unless {deepspeed_config.TRAIN} or "
+            f"{deepspeed_config.MICRO} is added",
+            stacklevel=4,
+        )
     final = deepspeed_config.fill(config, world_size, auto)
     deepspeed_config.check(final, world_size)
     return final, deepspeed_config.fill(config, world_size, auto, guess=False)

@@ -44,7 +44,7 @@ class Experiment:
         metric: as the function measured it; ``None`` unless it finished.
         seconds: the whole run took.
         reason: the first line of what went wrong.
-        config: the final configuration; ``None`` if it was refused.
+        config: the configuration with the values in it, and with what is "auto" in it: it is for any number of ranks.
     """
 
     values: Mapping[str, Any]
@@ -52,7 +52,7 @@ class Experiment:
     metric: float | None = None
     seconds: float = 0.0
     reason: str = ""
-    config: Config | None = field(default=None, repr=False)
+    config: Config = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ class Tuning:
 
     @property
     def best_config(self) -> Config:
-        """The best configuration, for ``deepspeedConfig=``.
+        """The best configuration, for ``deepspeedConfig=`` or ``distributor.with_config``.
 
         Raises:
             TrainingError: no experiment finished.
         """
-        if self.best is None or self.best.config is None:
+        if self.best is None:
             raise TrainingError(f"no experiment finished:\n{self}")
         return self.best.config
 
@@ -138,7 +138,7 @@ def autotune(
         ...     distributor=DeepspeedTorchDistributor(numGpus=8, deepspeedConfig=zero(2)),
         ... )  # doctest: +SKIP
         >>> print(tuning)  # doctest: +SKIP
-        >>> DeepspeedTorchDistributor(numGpus=8, deepspeedConfig=tuning.best_config).run(train)  # doctest: +SKIP
+        >>> DeepspeedTorchDistributor(numGpus=64, deepspeedConfig=tuning.best_config).run(train)  # doctest: +SKIP
     """
     if mode not in (None, "max", "min"):
         raise ConfigurationError(f"mode has to be 'max' or 'min', not {mode!r}")
@@ -146,12 +146,12 @@ def autotune(
     runner = DeepspeedTorchDistributor() if distributor is None else distributor
     base = deepspeed_config.read(runner.deepspeed_config or {})
 
-    def submit(values: Mapping[str, Any]) -> Run:
-        return runner.with_config(merged(base, values)).submit(fn, *args, **(kwargs or {}))
+    def submit(config: Config) -> Run:
+        return runner.with_config(config).submit(fn, *args, **(kwargs or {}))
 
     experiments = []
     for values in combinations(space):
-        experiment = _try(values, submit, metric, timeout)
+        experiment = _try(values, merged(base, values), submit, metric, timeout)
         experiments.append(experiment)
         if on_experiment is not None:
             on_experiment(experiment)
@@ -222,15 +222,15 @@ def is_out_of_memory(error: TrainingError) -> bool:
 
 
 def _try(
-    values: Mapping[str, Any], submit: Callable[[Mapping[str, Any]], Run], metric: str, timeout: float | None
+    values: Mapping[str, Any], config: Config, submit: Callable[[Config], Run], metric: str, timeout: float | None
 ) -> Experiment:
     begun = time.monotonic()
 
-    def ended(state: Any, measured: float | None = None, reason: str = "", final: Config | None = None) -> Experiment:
-        return Experiment(values, state, measured, time.monotonic() - begun, reason, final)
+    def ended(state: Any, measured: float | None = None, reason: str = "") -> Experiment:
+        return Experiment(values, state, measured, time.monotonic() - begun, reason, config)
 
     try:
-        run = submit(values)
+        run = submit(config)
     except (PayloadError, ResourceError):  # nothing to do with these values
         raise
     except ConfigurationError as error:
@@ -239,15 +239,15 @@ def _try(
         if not run.wait(timeout):
             run.cancel()
             run.wait()
-            return ended("too slow", reason=f"longer than {timeout:g} s", final=run.deepspeed_config)
+            return ended("too slow", reason=f"longer than {timeout:g} s")
         value = run.result()
     except (TrainingError, StartError) as error:
         state = "out of memory" if isinstance(error, TrainingError) and is_out_of_memory(error) else "failed"
-        return ended(state, reason=_first_line(error), final=run.deepspeed_config)
+        return ended(state, reason=_first_line(error))
     except BaseException:  # Ctrl-C
         run.cancel()
         raise
-    return ended("finished", _measured(value, metric), final=run.deepspeed_config)
+    return ended("finished", _measured(value, metric))
 
 
 def _measured(value: Any, metric: str) -> float:

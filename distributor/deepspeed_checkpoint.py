@@ -86,6 +86,7 @@ def save(
         )
     rest = {
         "state": _gather(engine, lambda parameter: not _in_optimizer(parameter), lambda tensor: tensor.detach().cpu()),
+        "stage": engine.zero_optimization_stage(),
         "groups": [_settings(group) for group in engine.optimizer.param_groups],
     }
     _together(lambda: shutil.rmtree(root / tag, ignore_errors=True))  # shards of more ranks would be taken for these
@@ -105,7 +106,7 @@ def load(engine: Any, folder: str | os.PathLike[str], tag: str | None = None) ->
         The ``client_state``.
 
     Raises:
-        ConfigurationError: there is no such checkpoint.
+        ConfigurationError: there is no such checkpoint, or it is one of another ZeRO stage.
 
     Example:
         >>> state = load(engine, folder)  # doctest: +SKIP
@@ -120,12 +121,13 @@ def load(engine: Any, folder: str | os.PathLike[str], tag: str | None = None) ->
         raise ConfigurationError(
             f"there is no checkpoint {str(root / found)!r}; what is there: {', '.join(there) or 'nothing'}"
         )
+    rest = _read_rest(engine, root / found if universal else root / f"{found}{UNIVERSAL}")
     with _universal(engine, universal):
         path, state = engine.load_checkpoint(str(root), tag=found)
     if path is None:
         raise ConfigurationError(f"DeepSpeed cannot load the checkpoint {str(root / found)!r}")
-    if universal:
-        _load_rest(engine, root / found / _REST)
+    if universal and rest is not None:
+        _load_rest(engine, rest)
     mine: dict[str, Any] = state.get(_CLIENT_STATE, {})
     return mine
 
@@ -237,14 +239,26 @@ def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in group.items() if name != "params"}
 
 
-def _load_rest(engine: Any, path: Path) -> None:
+def _read_rest(engine: Any, folder: Path) -> dict[str, Any] | None:
+    """What :func:`save` put beside DeepSpeed's universal form; ``None`` if its own tools made that."""
+    import torch
+
+    if not (folder / _REST).exists():
+        return None
+    rest: dict[str, Any] = torch.load(folder / _REST, map_location="cpu", weights_only=False)
+    if rest["stage"] != engine.zero_optimization_stage():
+        raise ConfigurationError(
+            f"the checkpoint {str(folder)!r} was saved with ZeRO stage {rest['stage']}, this engine has stage "
+            f"{engine.zero_optimization_stage()}: load it with the same stage, or take its fp32_state_dict"
+        )
+    return rest
+
+
+def _load_rest(engine: Any, rest: Mapping[str, Any]) -> None:
     """Restores what DeepSpeed leaves as it is, or as it is in the first group, when it loads a universal checkpoint."""
     import torch
     import torch.distributed as dist
 
-    if not path.exists():  # made with DeepSpeed's own tools
-        return
-    rest = torch.load(path, map_location="cpu", weights_only=False)
     parameters = dict(engine.module.named_parameters(remove_duplicate=False))
     with torch.no_grad():
         for name, value in engine.module.state_dict(keep_vars=True).items():

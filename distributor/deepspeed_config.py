@@ -10,7 +10,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,32 @@ _SECTIONS = (
 )
 
 #: How alike two names are that differ by a slip.
-_SLIP = 0.85
+_SLIP = 0.8
+
+#: The same among names that are much alike anyway, of which we do not list all.
+_SURE_SLIP = 0.93
+
+#: What other tools call a thing, and what DeepSpeed does.
+_OTHER_NAMES = {
+    "batch_size": TRAIN,
+    "micro_batch_size": MICRO,
+    "grad_clip": "gradient_clipping",
+    "max_grad_norm": "gradient_clipping",
+    "lr": "optimizer.params.lr",
+    "learning_rate": "optimizer.params.lr",
+    "zero": "zero_optimization",
+}
+
+#: Of ``zero_optimization``, where DeepSpeed refuses what it does not know, once every rank is up.
+_ZERO = (
+    *("stage", "contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "allgather_partitions"),
+    *("allgather_bucket_size", "overlap_comm", "offload_param", "offload_optimizer", "sub_group_size", "cpu_offload"),
+    *("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold", "stage3_model_persistence_threshold"),
+    *("stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_gather_16bit_weights_on_model_save"),
+    *("stage3_gather_fp16_weights_on_model_save",),
+    *("round_robin_gradients", "ignore_unused_parameters", "zero_hpz_partition_size", "zero_quantized_weights"),
+    *("zero_quantized_gradients", "memory_efficient_linear", "load_from_fp32_weights", "elastic_checkpoint"),
+)
 
 
 def read(source: Mapping[str, Any] | str | os.PathLike[str]) -> Config:
@@ -147,11 +172,16 @@ def check(config: Config, world_size: int) -> None:
         ConfigurationError: with the value, and the numbers it does not fit.
     """
     for name in config:
-        close = difflib.get_close_matches(name, _SECTIONS, 1, _SLIP)
-        if name not in _SECTIONS and close:
+        close = _meant(name, _SECTIONS)
+        if close is not None:
             raise ConfigurationError(
-                f"deepspeedConfig has a {name!r}, which DeepSpeed would silently ignore: did you mean {close[0]!r}?"
+                f"deepspeedConfig has a {name!r}, which DeepSpeed would silently ignore: did you mean {close!r}?"
             )
+    zero = config.get("zero_optimization", {})
+    for name in zero if isinstance(zero, dict) else ():
+        close = _meant(name, _ZERO)
+        if close is not None and difflib.SequenceMatcher(None, name, close).ratio() > _SURE_SLIP:
+            raise ConfigurationError(f"deepspeedConfig: zero_optimization has a {name!r}: did you mean {close!r}?")
     for name in ("optimizer", "scheduler", "fp16", "bf16", "pipeline", "tensor_parallel", "checkpoint"):
         _section(config, name)
     for name in ("fp16", "bf16"):
@@ -164,6 +194,15 @@ def check(config: Config, world_size: int) -> None:
     stage = zero_stage(config)
     _check_offload(config, stage)
     _check_batches(config, world_size)
+
+
+def _meant(name: str, known: Sequence[str]) -> str | None:
+    """The name that somebody may have meant; ``None`` for a known one, and for one that is like none."""
+    if name in known:
+        return None
+    if name in _OTHER_NAMES:
+        return _OTHER_NAMES[name]
+    return next(iter(difflib.get_close_matches(name, known, 1, _SLIP)), None)
 
 
 def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool = True) -> Config:
@@ -367,7 +406,13 @@ def _check_optimizer(config: Config) -> None:
             f"deepspeedConfig: optimizer.type has to be a name such as 'AdamW', not {kind!r}; leave the section out "
             "to pass an optimizer to deepspeed.initialize"
         )
-    if "max_grad_norm" in _section(config["optimizer"], "params"):
+    params = _section(config["optimizer"], "params")
+    rate = params.get("lr", AUTO)
+    if rate != AUTO and (isinstance(rate, bool) or not isinstance(rate, (int, float))):
+        raise ConfigurationError(f"deepspeedConfig: optimizer.params.lr has to be a number, not {rate!r}")
+    if "learning_rate" in params:
+        raise ConfigurationError("deepspeedConfig: optimizer.params has a 'learning_rate': did you mean 'lr'?")
+    if "max_grad_norm" in params:
         raise ConfigurationError(
             "deepspeedConfig: optimizer.params.max_grad_norm is refused by DeepSpeed: use 'gradient_clipping' instead"
         )

@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import os
 import platform
+import shlex
 import shutil
 import sys
 import tempfile
@@ -26,6 +27,9 @@ from distributor.errors import StartError
 
 #: Seconds between looks at whether another process has built what this one waits for.
 _LOOK = 0.05
+
+#: Seconds after which a rank that waits says so.
+_PATIENCE = 2.0
 
 #: How often a rank tries to load an extension of which others are building.
 _ATTEMPTS = 3
@@ -108,7 +112,7 @@ def missing_tool(cuda: bool) -> str | None:
         cuda: whether it has parts for GPUs.
     """
     compiler = os.environ.get("CXX", "c++")
-    if shutil.which(compiler) is None:
+    if shutil.which((shlex.split(compiler) or [""])[0]) is None:  # it may be "ccache g++"
         named = "CXX names one" if "CXX" in os.environ else "CXX may name another"
         return f"there is no C++ compiler {compiler!r} on the PATH (apt-get install g++; {named})"
     if shutil.which("ninja") is None:
@@ -155,8 +159,8 @@ def cache_folder(gpus: str = "") -> str:
     ]
     digest = hashlib.sha256("\n".join(versions).encode()).hexdigest()[:12]
     name = f"py{sys.version_info.major}{sys.version_info.minor}-{digest}"
-    for parent in (os.path.join(home, "distributor"), _private_parent()):
-        folder = os.path.join(parent, "torch_extensions", name)
+    for parent in (lambda: os.path.join(home, "distributor"), _private_parent):
+        folder = os.path.join(parent(), "torch_extensions", name)
         with suppress(OSError):
             os.makedirs(folder, mode=0o700, exist_ok=True)
             if os.access(folder, os.W_OK | os.X_OK):
@@ -237,6 +241,7 @@ class Baton:
 
     def __init__(self, path: str, timeout: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
+        self._name = os.path.basename(os.path.dirname(path))
         self._timeout = timeout
         self._clock = clock
         self._lock: int | None = None
@@ -247,8 +252,7 @@ class Baton:
         if self._lock is None:
             return False
         if not any(name.endswith(".so") for name in os.listdir(os.path.dirname(self._path))):
-            name = os.path.basename(os.path.dirname(self._path))
-            print(f"building {name} for this node: that takes up to a few minutes, once", file=sys.stderr)
+            print(f"building {self._name} for this node: that takes up to a few minutes, once", file=sys.stderr)
         return True
 
     def wait(self) -> None:
@@ -257,9 +261,13 @@ class Baton:
         Raises:
             TimeoutError: the time is over.
         """
-        end = self._clock() + self._timeout
+        start, said = self._clock(), False
         while (lock := self._try(fcntl.LOCK_SH)) is None:
-            if self._clock() > end:
+            waited = self._clock() - start
+            if waited > _PATIENCE and not said:
+                said = True
+                print(f"waiting for another process that builds {self._name}", file=sys.stderr)
+            if waited > self._timeout:
                 raise TimeoutError(
                     f"another process has been building in {os.path.dirname(self._path)} for {self._timeout:g} s: wait "
                     "for it, or pass a longer extensions_timeout="

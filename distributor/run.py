@@ -161,7 +161,7 @@ class Run:
 
     @property
     def deepspeed_config(self) -> dict[str, Any] | None:
-        """The final DeepSpeed configuration, every "auto" filled; ``None`` for a run without one."""
+        """The final DeepSpeed configuration, "auto" filled wherever that can be; ``None`` for a run without one."""
         asked = self._job.deepspeed
         return None if asked is None or asked.config is None else json.loads(asked.config)
 

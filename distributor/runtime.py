@@ -28,6 +28,10 @@ def deepspeed_config() -> dict[str, Any]:
         3
     """
     path = os.environ.get(CONFIG_PATH)
+    if path is None and "TORCHELASTIC_RUN_ID" in os.environ:
+        raise ConfigurationError(
+            "this run has no DeepSpeed configuration: pass DeepspeedTorchDistributor(deepspeedConfig=...)"
+        )
     if path is None:
         raise ConfigurationError(
             "there is no DeepSpeed configuration here: it is there inside a rank of "

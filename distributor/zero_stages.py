@@ -25,7 +25,7 @@ _COMMENTS = {
     "gradient_clipping": "largest norm of the gradients; DeepSpeed clips to 1.0 if nothing is said, 0 does not clip",
     "optimizer.type": "AdamW: DeepSpeed's fused one on GPUs, its own for CPUs where the optimizer is offloaded",
     "optimizer.params.lr": "learning rate",
-    "optimizer.params.torch_adam": "true: torch's own, which needs no compiler",
+    "optimizer.params.torch_adam": "true: torch's own, of which nothing is compiled",
     "zero_allow_untested_optimizer": "lets ZeRO work with optimizers that DeepSpeed did not test",
     "bf16.enabled": "weights, gradients and activations in bfloat16, a master copy of the weights in fp32",
     "fp16.enabled": "weights, gradients and activations in float16, with a loss scale that adapts itself",
@@ -102,6 +102,12 @@ def zero(
         raise ConfigurationError(f"offload has to be 'none', 'cpu' or 'nvme', not {offload!r}")
     if precision not in ("bf16", "fp16", "fp32"):
         raise ConfigurationError(f"precision has to be 'bf16', 'fp16' or 'fp32', not {precision!r}")
+    for name, size in (
+        ("micro_batch_size", micro_batch_size),
+        ("gradient_accumulation_steps", gradient_accumulation_steps),
+    ):
+        if size != AUTO:
+            _positive(name, size)
     needed = {"none": 0, "cpu": 1, "nvme": 3}[offload]
     if stage < needed:
         raise ConfigurationError(
@@ -222,8 +228,14 @@ class Suggestion:
             ]
             for each in self.estimates
         ]
+        if self.best is not None:
+            hint = ""
+        elif self.estimates[0].fits is None:
+            hint = "\nwhat fits is known with gpu_memory='80g'"
+        else:
+            hint = "\nnone fits: more GPUs or nodes, or zero(3, offload='nvme', nvme_path=...)"
         head = ["ZeRO stage", "offload", "per GPU", "per host", "fits"]
-        return f"{self.parameters:,} parameters, Adam, mixed precision; without activations\n{table(head, rows)}"
+        return f"{self.parameters:,} parameters, Adam, mixed precision; without activations\n{table(head, rows)}{hint}"
 
 
 def suggest_zero(
@@ -239,7 +251,8 @@ def suggest_zero(
     """Which ZeRO stage fits, with what each needs of every GPU and host.
 
     The estimates are those of DeepSpeed's ``estimate_zero2_model_states_mem_needs`` and ``estimate_zero3_...``
-    (Adam, mixed precision; the model is made whole on every rank first, but for stage 3, made within ``zero.Init``).
+    (Adam, mixed precision; the model is made whole on every rank first, but for stage 3, made within ``zero.Init``;
+    with an offloaded optimizer, stage 2 takes more of each host the more GPUs there are in all). GB are 2**30 bytes.
     Stages 0 and 1 follow from the same terms. The least sharded one that fits is the quickest.
 
     Args:
@@ -329,7 +342,9 @@ def _positive(name: str, value: Any) -> int:
 
 def _bytes(name: str, value: Any) -> int:
     if not isinstance(value, str):
-        return _positive(name, value)
+        if _positive(name, value) < 1 << 20:
+            raise ConfigurationError(f"{name} is {value} bytes: say '{value}g' if you mean gigabytes")
+        return int(value)
     try:
         return limits.parse_memory(value)
     except ValueError:

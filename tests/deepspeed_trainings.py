@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,12 @@ def checkpoints_that_are_none(folder: str) -> list[str]:
 
     engine.save_checkpoint = save_apart
     tell(lambda: deepspeed_checkpoint.save(engine, folder, "three"))
+    with suppress(ConfigurationError):
+        deepspeed_checkpoint.save(engine, folder, "one")
+    fresh, *_ = deepspeed.initialize(model=network(), config=config(2))
+    deepspeed_checkpoint.load(fresh, folder, "one")  # what was saved before
+    third, *_ = deepspeed.initialize(model=network(), config=config(3))
+    tell(lambda: deepspeed_checkpoint.load(third, folder, "one"))
     engine.zero_nvme_offload_optimizer = lambda: True
     tell(lambda: deepspeed_checkpoint.save(engine, folder, "four"))
     other = {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}, "zero_allow_untested_optimizer": True}

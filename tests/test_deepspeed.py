@@ -158,7 +158,10 @@ def test_a_plain_function_needs_nothing_compiled(tmp_path: Path) -> None:
 def test_outside_of_a_run_there_is_no_configuration() -> None:
     with pytest.raises(ConfigurationError, match=r"it is there inside a rank of DeepspeedTorchDistributor\("):
         runtime.deepspeed_config()
-    assert make_local(1).submit(int).deepspeed_config is None
+    run = make_local(1).submit(runtime.deepspeed_config)
+    with pytest.raises(TrainingError, match="this run has no DeepSpeed configuration: pass DeepspeedTorchDistributor"):
+        run.result()
+    assert run.deepspeed_config is None
 
 
 def test_a_missing_compiler_is_named_before_training(make: MakeDeepspeed) -> None:
@@ -236,13 +239,14 @@ def test_all_of_a_model_is_in_a_checkpoint(tmp_path: Path) -> None:
 
 def test_checkpoints_that_cannot_be(tmp_path: Path) -> None:
     run = make_local(2, trainings.config(0)).submit(trainings.checkpoints_that_are_none, str(tmp_path))
-    for none, absent, two, slash, universal, three, four, five in run.results(timeout=watch.DEADLINE):
+    for none, absent, two, slash, universal, three, stage, four, five in run.results(timeout=watch.DEADLINE):
         assert none == f"ConfigurationError: there is no checkpoint in '{tmp_path}': no file 'latest_universal'"
         assert absent.endswith("absent_universal'; what is there: nothing")
         assert two.endswith("two_universal'; what is there: one, one_universal")
         assert slash == "ConfigurationError: tag 'a/b' has to be the name of a folder, and not to end in '_universal'"
         assert "tag 'a_universal' has to be" in universal
         assert "rank 0 sees the shards of 1 of 2 ranks in" in three and "a folder that all nodes share" in three
+        assert "was saved with ZeRO stage 2, this engine has stage 3: load it with the same stage, or take" in stage
         assert "of optimizer states that are offloaded to NVMe: engine.save_checkpoint saves shards" in four
         assert "DeepSpeed makes universal checkpoints of optimizers of Adam's kind only; the shards in" in five
 
@@ -293,7 +297,8 @@ def test_autotuning_survives_what_goes_wrong(capsys: pytest.CaptureFixture[str])
     states = [experiment.state for experiment in tuning.experiments]
     assert states == ["finished", "failed"] * 2 + ["out of memory"] * 2 + ["finished", "failed"] == shown
     assert tuning.best is tuning.experiments[6]
-    assert tuning.best_config["train_batch_size"] == 5
+    assert tuning.best_config["train_batch_size"] == "auto"  # for any number of ranks
+    assert tuning.best_config["train_micro_batch_size_per_gpu"] == 5
     assert "ValueError: stage 2 diverges" in str(tuning)
     assert str(tuning).count("<- best") == 1
 

@@ -86,7 +86,7 @@ def play(seed: int, sessions: Sessions, folder: str) -> tuple[str, str]:
     ranks, kind, delay = source.randint(1, 4), source.choice(VICTIMS), source.uniform(0.0, 6.0)
     if mode != LOCAL:
         sessions.get(mode)
-    path = source.choice(paths.PATHS)
+    path, shared = source.choice(paths.PATHS), set(watch.shared_memory())
     distributor = paths.distributor(path, ranks, mode == LOCAL, grace_period=1, heartbeat_timeout=10, logs="none")
     run = distributor.submit(paths.training(path), folder, STEPS)
     run.wait(delay)
@@ -102,7 +102,8 @@ def play(seed: int, sessions: Sessions, folder: str) -> tuple[str, str]:
         assert "\tat " not in str(error), error
         end = f"{type(error).__name__}: {str(error).splitlines()[0]}"
     watch.gone(run.id, watch.ORPHAN_DEADLINE)
-    watch.until(lambda: not [left for left in watch.folders() if run.id in left.name] and not watch.shared_memory())
+    watch.until(lambda: not [left for left in watch.folders() if run.id in left.name])
+    watch.until(lambda: not set(watch.shared_memory()) - shared)
     return f"{what}: {done}", end
 
 

@@ -38,6 +38,20 @@ def refused(config: dict[str, Any], world_size: int = 4) -> str:
             {"zero_optimisation": {"stage": 1}},
             "'zero_optimisation', which DeepSpeed would silently ignore: did you mean",
         ),
+        ({"train_micro_batch_size": 4}, "did you mean 'train_micro_batch_size_per_gpu'?"),
+        ({"batch_size": 4}, "did you mean 'train_batch_size'?"),
+        ({"lr": 4}, "did you mean 'optimizer.params.lr'?"),
+        ({"zero": {"stage": 1}}, "did you mean 'zero_optimization'?"),
+        (
+            {"zero_optimization": {"reduce_bucket_sizes": 1}},
+            "did you mean 'reduce_bucket_size'",
+        ),
+        ({"zero_optimization": {"offload_optimiser": {}}}, "did you mean 'offload_optimizer'?"),
+        (
+            {"optimizer": {"type": "Adam", "params": {"lr": "1e-3"}}},
+            "params.lr has to be a number, not '1e-3'",
+        ),
+        ({"optimizer": {"type": "Adam", "params": {"learning_rate": 1}}}, "has a 'learning_rate': did you mean 'lr'?"),
         ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "enables both fp16 and bf16: choose one of them"),
         ({"fp16": {"enabled": "yes"}}, "fp16.enabled has to be true or false, not 'yes'"),
         ({"bf16": True}, "bf16 has to be a mapping, not bool True"),
@@ -361,6 +375,24 @@ def test_the_names_of_extensions_are_deepspeeds() -> None:
     assert ShareMemCommBuilder
     for name in ("CPUAdam", "FusedAdam", "CPULion", "FusedLion", "CPUAdagrad", "FusedLamb", "AsyncIO"):
         assert hasattr(builders, f"{name}Builder")
+
+
+def test_no_batch_size_is_a_warning() -> None:
+    """The function may add one."""
+    with pytest.warns(UserWarning, match="gives no batch size: deepspeed.initialize refuses it unless"):
+        DeepspeedTorchDistributor(2, 1, True, False, {"bf16": {"enabled": True}})
+
+
+def test_names_that_deepspeed_has_are_not_taken_for_slips() -> None:
+    zero_config = pytest.importorskip("deepspeed.runtime.zero.config")
+    fields = zero_config.DeepSpeedZeroConfig.model_fields
+    names = [*fields, *(field.alias for field in fields.values() if field.alias)]
+    deepspeed_config.check({"zero_optimization": {name: 0 for name in names if not name.startswith("offload")}}, 2)
+
+
+def test_it_shows_itself_as_it_is_made() -> None:
+    made = "DeepspeedTorchDistributor(numGpus=2, nnodes=3, localMode=True, useGpu=False)"
+    assert repr(DeepspeedTorchDistributor(2, 3, True, False)) == made
 
 
 def test_pysparks_ways_to_call_it() -> None:

@@ -80,12 +80,13 @@ def test_a_builder_that_was_killed_keeps_nobody(lock: str) -> None:
     assert Baton(lock, 1).try_acquire()
 
 
-def test_waiting_has_a_deadline(lock: str) -> None:
+def test_waiting_has_a_deadline(lock: str, capsys: pytest.CaptureFixture[str]) -> None:
     baton = Baton(lock, 1)
     assert baton.try_acquire()
     times = iter([0.0, 100.0, 301.0])
     with pytest.raises(TimeoutError, match=r"has been building in .* for 300 s: wait for it, or pass a longer"):
         Baton(lock, 300, clock=lambda: next(times)).wait()
+    assert capsys.readouterr().err.count(f"waiting for another process that builds {Path(lock).parent.name}") == 1
     baton.release()
 
 
@@ -118,6 +119,13 @@ def test_no_compiler(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "icpx")
     missing = extensions.missing_tool(cuda=False)
     assert missing == "there is no C++ compiler 'icpx' on the PATH (apt-get install g++; CXX names one)"
+
+
+def test_a_compiler_with_arguments(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "c++ -fno-plt")
+    assert extensions.missing_tool(cuda=False) is None
+    monkeypatch.setenv("CXX", "")
+    assert "there is no C++ compiler ''" in str(extensions.missing_tool(cuda=False))
 
 
 def test_no_ninja(tools: Path) -> None:
