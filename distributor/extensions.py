@@ -159,7 +159,8 @@ def cache_folder(gpus: str = "") -> str:
     ]
     digest = hashlib.sha256("\n".join(versions).encode()).hexdigest()[:12]
     name = f"py{sys.version_info.major}{sys.version_info.minor}-{digest}"
-    for parent in (lambda: os.path.join(home, "distributor"), _private_parent):
+    parents: tuple[Callable[[], str], ...] = (lambda: os.path.join(home, "distributor"), _private_parent)
+    for parent in parents:
         folder = os.path.join(parent(), "torch_extensions", name)
         with suppress(OSError):
             os.makedirs(folder, mode=0o700, exist_ok=True)
