@@ -161,7 +161,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--num-gpus", type=int, default=2, help="ranks")
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--master", help="Spark master; without it, this machine without Spark")
     parser.add_argument("--use-gpu", action="store_true")
     options = parser.parse_args()

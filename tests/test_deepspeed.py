@@ -269,7 +269,7 @@ def test_pipelines_across_two_executors(request: pytest.FixtureRequest) -> None:
 
     alone = train(1, 1, local=True)
     assert alone[-1] < alone[0]
-    for ranks, stages in ((2, 2), (4, 4), (4, 2)):
+    for ranks, stages in ((2, 2), (4, 4)):
         assert train(ranks, stages, local=False) == pytest.approx(alone, abs=1e-5), (ranks, stages)
 
 

@@ -108,11 +108,17 @@ def test_an_agent_that_is_killed_before_it_has_said_a_word(make_on_path: Make, t
     def agents() -> list[psutil.Process]:
         return [process for process in watch.processes() if watch.is_agent(process)]
 
+    make_on_path(4).run(
+        trainings.all_reduce
+    )  # takes all slots: no task of another run still starts an agent after that
     watch.until(lambda: not agents())
     run = make_on_path(4, grace_period=1).submit(trainings.wait_for, str(tmp_path / "never"))
-    watch.until(agents)[0].kill()
-    with pytest.raises(NodeLostError):
-        run.result(timeout=watch.DEADLINE)
+    try:
+        watch.until(agents)[0].kill()
+        with pytest.raises(NodeLostError):
+            run.result(timeout=watch.DEADLINE)
+    finally:
+        run.cancel()  # the tests after this one need its slots
     watch.gone(run.id, watch.ORPHAN_DEADLINE)
     assert make_on_path(2).run(trainings.all_reduce) == 3.0
 
