@@ -138,7 +138,8 @@ def test_gpus_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(ResourceError, match="this machine, the driver, shows no GPU .*: pass use_gpu=False"):
         TorchDistributor(1, True)
-    with pytest.raises(ResourceError, match="shows no GPU"):
+    with monkeypatch.context() as patch, pytest.raises(ResourceError, match="shows no GPU"):
+        patch.delitem(sys.modules, "pyspark", raising=False)  # another test's session may be active
         TorchDistributor(1).run(trainings.rank)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     with pytest.raises(ResourceError, match="needs 3 GPUs, this machine shows 2: lower num_processes"):
