@@ -95,6 +95,7 @@ class TorchDistributor:
     """
 
     _launch_path = "torchrun"
+    _path_preload: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -264,7 +265,7 @@ class TorchDistributor:
             driver_ports=self._driver_ports,
             start_method=self._start_method,
             keep_warm=self._keep_warm,
-            preload=self._preload,
+            preload=(*self._path_preload, *self._preload),
             launch_path=self._launch_path,
             deepspeed=self._deepspeed(),
             collect=collect,
@@ -417,6 +418,7 @@ class DeepspeedTorchDistributor(TorchDistributor):
     """
 
     _launch_path = "deepspeed"
+    _path_preload = ("deepspeed",)
 
     def __init__(
         self,
@@ -434,13 +436,6 @@ class DeepspeedTorchDistributor(TorchDistributor):
         for old, new in (("num_processes", "numGpus"), ("local_mode", "localMode"), ("use_gpu", "useGpu")):
             if old in options:
                 raise ConfigurationError(f"{old} is called {new} here, as in PySpark's DeepspeedTorchDistributor")
-        preload = options.get("preload", ())
-        if (
-            not isinstance(preload, str)
-            and options.get("start_method", "fork") == "fork"
-            and options.get("keep_warm") != 0
-        ):
-            options["preload"] = ["deepspeed", *preload]
         # PySpark takes True for one GPU, and its own tests pass that.
         world_size = _check_count("numGpus", 1 if numGpus is True else numGpus) * _check_count("nnodes", nnodes)
         super().__init__(world_size, localMode, useGpu, **options)

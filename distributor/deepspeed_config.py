@@ -229,8 +229,8 @@ def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool =
         if name in auto or (guess and FILL[name] is not None):
             _fill(final, path, auto.get(name, FILL[name]), name in auto, name)
     hidden = auto.get("hidden_size")
-    if hidden is not None and (isinstance(hidden, bool) or not isinstance(hidden, int) or hidden < 1):
-        raise ConfigurationError(f"auto: hidden_size has to be a positive integer, not {hidden!r}")
+    if hidden is not None:
+        positive("auto: hidden_size", hidden)
     for path, (size, default) in _BUCKETS.items():
         if guess or hidden is not None:
             _fill(final, path, default if hidden is None else size(hidden), False, "hidden_size")
@@ -261,6 +261,17 @@ def unfilled(config: Config) -> list[str]:
         for path, value in _leaves(config)
         if value == AUTO and ("." not in path or path.startswith(("optimizer.params.", "scheduler.params.")))
     ]
+
+
+def positive(name: str, value: Any) -> int:
+    """A count as JSON has it.
+
+    Raises:
+        ConfigurationError: it is none; the text has the name.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigurationError(f"{name} has to be a positive integer, not {value!r}")
+    return value
 
 
 def zero_stage(config: Config) -> int:
@@ -463,8 +474,7 @@ def _data_parallel_size(config: Config, world_size: int) -> tuple[int, str]:
     }
     size, words = world_size, f"{world_size} ranks"
     for name, count in parts.items():
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ConfigurationError(f"deepspeedConfig: {name} has to be a positive integer, not {count!r}")
+        positive(f"deepspeedConfig: {name}", count)
         if size % count:
             raise ConfigurationError(f"deepspeedConfig: {name} is {count}, which does not divide {words}")
         if count > 1:
@@ -475,8 +485,8 @@ def _data_parallel_size(config: Config, world_size: int) -> tuple[int, str]:
 def _batches(config: Config) -> tuple[Any, Any, Any]:
     sizes = (config.get(TRAIN), config.get(MICRO), config.get(ACCUMULATION))
     for name, size in zip((TRAIN, MICRO, ACCUMULATION), sizes):
-        if size not in (None, AUTO) and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise ConfigurationError(f"deepspeedConfig: {name} has to be a positive integer, not {size!r}")
+        if size not in (None, AUTO):
+            positive(f"deepspeedConfig: {name}", size)
     return sizes
 
 
@@ -492,11 +502,8 @@ def _check_batches(config: Config, world_size: int) -> None:
             f"{size} ({name})" for name, size in ((MICRO, micro), (ACCUMULATION, accumulation)) if size is not None
         )
         given = f"{factors} x {words}" if factors else words
-        hint = (
-            ""
-            if words != f"{world_size} ranks"
-            else ('. For a model that is split over ranks, say so in it: "pipeline": {"stages": 2}')
-        )
+        split = '. For a model that is split over ranks, say so in it: "pipeline": {"stages": 2}'
+        hint = split if ranks == world_size else ""
         verb = "is not" if micro and accumulation else "is no multiple of"
         raise ConfigurationError(f"deepspeedConfig: {TRAIN} {train} {verb} {given} = {product}{hint}")
 
@@ -506,10 +513,7 @@ def _fill_batches(final: Config, world_size: int, auto: Mapping[str, Any], guess
     ranks, words = _data_parallel_size(final, world_size)
     for path, name in ((MICRO, "micro_batch_size"), (ACCUMULATION, "gradient_accumulation_steps")):
         if name in auto:
-            size = auto[name]
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ConfigurationError(f"auto: {name} has to be a positive integer, not {size!r}")
-            _fill(final, path, size, True, name)
+            _fill(final, path, positive(f"auto: {name}", auto[name]), True, name)
     train, micro, accumulation = _batches(final)
     if not guess:
         return

@@ -76,8 +76,8 @@ def load(names: Sequence[str], timeout: float, local_rank: int) -> None:
         builder = accelerator.create_op_builder(name)
         if builder is None or type(builder).__name__ == "NotImplementedBuilder":
             raise StartError(
-                f"DeepSpeed has no {_what(name)} for {accelerator.device_name()!r} devices, which the deepspeedConfig "
-                f"asks for{_advice(name)}"
+                f"DeepSpeed has no {name.removesuffix('Builder')} for {accelerator.device_name()!r} devices, which the "
+                f"deepspeedConfig asks for{_advice(name)}"
             )
         if not installed_ops.get(builder.name, False):
             missing = missing_tool(_needs_cuda(builder))
@@ -174,10 +174,10 @@ def cache_folder(gpus: str = "") -> str:
 def _private_parent() -> str:
     """In the temporary directory, where anybody may have made a folder of that name before."""
     folder = os.path.join(tempfile.gettempdir(), f"distributor_cache_{os.geteuid()}")
-    with suppress(FileExistsError):
-        os.mkdir(folder, 0o700)
-    if not folders.is_private(folder):
-        raise StartError(f"{folder} is not this user's alone: remove it, or name a folder in TORCH_EXTENSIONS_DIR")
+    try:
+        folders.make_private(folder)
+    except PermissionError as error:
+        raise StartError(f"{error}: remove it, or name a folder in TORCH_EXTENSIONS_DIR") from error
     return folder
 
 
@@ -210,10 +210,6 @@ def _needs_cuda(builder: Any) -> bool:
     from deepspeed.ops.op_builder.builder import CUDAOpBuilder
 
     return isinstance(builder, CUDAOpBuilder) and torch.cuda.is_available()
-
-
-def _what(name: str) -> str:
-    return name.removesuffix("Builder")
 
 
 def _advice(name: str) -> str:

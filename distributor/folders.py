@@ -35,6 +35,19 @@ def is_private(folder: str | os.PathLike[str]) -> bool:
     return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o077
 
 
+def make_private(folder: str) -> None:
+    """Makes a folder of a known name, if it is not there.
+
+    Raises:
+        OSError: it cannot be made.
+        PermissionError: it is there, and not this user's alone.
+    """
+    with suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    if not is_private(folder):
+        raise PermissionError(f"{folder} is not this user's alone")
+
+
 def claim(folder: str | os.PathLike[str]) -> IO[bytes]:
     """Locks a folder for as long as the returned file is open."""
     # Under another name until it is locked: who looks for stale folders would take an unlocked owner for a dead one.

@@ -220,10 +220,7 @@ def _folder(root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]) -
     who = [os.readlink("/proc/self/ns/pid"), os.geteuid(), owner, processes.start_time(owner)]
     what = [sys.executable, sys.version, package, warmth["preload"], warmth["keep"], same, processes.inherited()]
     folder = os.path.join(tempfile.gettempdir(), f"{folders.PREFIX}warm-{_digest(who)}-{_digest(what)}")
-    with suppress(FileExistsError):
-        os.mkdir(folder, 0o700)
-    if not folders.is_private(folder):
-        raise PermissionError(f"{folder} is not this user's alone")
+    folders.make_private(folder)
     return folder
 
 

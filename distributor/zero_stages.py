@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from distributor import limits
-from distributor.deepspeed_config import ACCUMULATION, AUTO, MICRO, STAGES, TRAIN, Config
+from distributor.deepspeed_config import ACCUMULATION, AUTO, MICRO, STAGES, TRAIN, Config, positive
 from distributor.errors import ConfigurationError
 from distributor.tables import table
 
@@ -107,7 +107,7 @@ def zero(
         ("gradient_accumulation_steps", gradient_accumulation_steps),
     ):
         if size != AUTO:
-            _positive(name, size)
+            positive(name, size)
     needed = {"none": 0, "cpu": 1, "nvme": 3}[offload]
     if stage < needed:
         raise ConfigurationError(
@@ -281,8 +281,8 @@ def suggest_zero(
     """
     parameters, largest = _count(model_or_parameter_count)
     if largest_layer_parameters is not None:
-        largest = _positive("largest_layer_parameters", largest_layer_parameters)
-    per_node, nodes = _positive("num_gpus_per_node", num_gpus_per_node), _positive("nnodes", nnodes)
+        largest = positive("largest_layer_parameters", largest_layer_parameters)
+    per_node, nodes = positive("num_gpus_per_node", num_gpus_per_node), positive("nnodes", nnodes)
     gpu = None if gpu_memory is None else _bytes("gpu_memory", gpu_memory)
     host = None if host_memory is None else _bytes("host_memory", host_memory)
     if not 0 <= activation_share < 1:
@@ -330,19 +330,13 @@ def _count(model: Any) -> tuple[int, int]:
         return parameters, largest
     if isinstance(model, float) and model == int(model):  # 7e9
         model = int(model)
-    parameters = _positive("the number of parameters", model)
+    parameters = positive("the number of parameters", model)
     return parameters, max(1, parameters // 40)
-
-
-def _positive(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigurationError(f"{name} has to be a positive integer, not {value!r}")
-    return value
 
 
 def _bytes(name: str, value: Any) -> int:
     if not isinstance(value, str):
-        if _positive(name, value) < 1 << 20:
+        if positive(name, value) < 1 << 20:
             raise ConfigurationError(f"{name} is {value} bytes: say '{value}g' if you mean gigabytes")
         return int(value)
     try:

@@ -48,15 +48,17 @@ def mode(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def make(mode: str, request: pytest.FixtureRequest) -> Make:
-    """Makes a distributor for the mode, on CPUs."""
+def local(mode: str, request: pytest.FixtureRequest) -> bool:
+    """Whether runs of the mode are on this machine; where not, its session is there."""
     if mode != LOCAL:
         request.getfixturevalue("sessions").get(mode)
+    return mode == LOCAL
 
-    def factory(num_processes: int = 2, **options: Any) -> TorchDistributor:
-        return TorchDistributor(num_processes, local_mode=mode == LOCAL, use_gpu=False, **options)
 
-    return factory
+@pytest.fixture
+def make(local: bool) -> Make:
+    """Makes a distributor for the mode, on CPUs."""
+    return lambda num_processes=2, **options: TorchDistributor(num_processes, local, False, **options)
 
 
 @pytest.fixture

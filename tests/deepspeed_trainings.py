@@ -125,17 +125,23 @@ def with_the_runs_config(count: int) -> dict[str, Any]:
     }
 
 
-def save(folder: str, precision: str) -> dict[int, dict[str, Any]]:
-    """Trains, saves and goes on, at each stage: the losses after the save, and the weights at it."""
+def engines(precision: str) -> Iterator[tuple[int, Any, Any]]:
+    """A new engine of each stage, and the type of what it takes."""
     deepspeed = start()
     import torch
 
+    bf16 = precision == "bf16"
+    for stage in STAGES:
+        engine, *_ = deepspeed.initialize(model=network(), config=config(stage, bf16={"enabled": bf16}))
+        yield stage, engine, torch.bfloat16 if bf16 else None
+
+
+def save(folder: str, precision: str) -> dict[int, dict[str, Any]]:
+    """Trains, saves and goes on, at each stage: the losses after the save, and the weights at it."""
     from distributor import deepspeed_checkpoint
 
-    dtype = torch.bfloat16 if precision == "bf16" else None
     found = {}
-    for stage in STAGES:
-        engine, *_ = deepspeed.initialize(model=network(), config=config(stage, **sections(precision)))
+    for stage, engine, dtype in engines(precision):
         steps(engine, 0, 5, dtype)
         tag = deepspeed_checkpoint.save(engine, f"{folder}/{stage}", client_state={"epoch": stage})
         weights = deepspeed_checkpoint.fp32_state_dict(engine)
@@ -145,23 +151,14 @@ def save(folder: str, precision: str) -> dict[int, dict[str, Any]]:
 
 def load(folder: str, precision: str) -> dict[int, dict[str, Any]]:
     """Goes on where :func:`save` was."""
-    deepspeed = start()
-    import torch
-
     from distributor import deepspeed_checkpoint
 
-    dtype = torch.bfloat16 if precision == "bf16" else None
     found = {}
-    for stage in STAGES:
-        engine, *_ = deepspeed.initialize(model=network(), config=config(stage, **sections(precision)))
+    for stage, engine, dtype in engines(precision):
         state = deepspeed_checkpoint.load(engine, f"{folder}/{stage}")
         weights = deepspeed_checkpoint.fp32_state_dict(engine)
         found[stage] = {"state": state, "weights": weights, "losses": steps(engine, 5, 10, dtype)}
     return found
-
-
-def sections(precision: str) -> dict[str, Any]:
-    return {"bf16": {"enabled": True}} if precision == "bf16" else {}
 
 
 def checkpoints_that_are_none(folder: str) -> list[str]:

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,36 +35,30 @@ CLUSTER = MASTERS[-1]
 
 
 @pytest.fixture(scope="session", params=[LOCAL, pytest.param(CLUSTER, marks=pytest.mark.spark)])
-def place(request: pytest.FixtureRequest) -> str:
+def mode(request: pytest.FixtureRequest) -> str:
     """One node, or two executors."""
     return str(request.param)
 
 
 @pytest.fixture
-def make(place: str, request: pytest.FixtureRequest) -> MakeDeepspeed:
-    if place != LOCAL:
-        request.getfixturevalue("sessions").get(place)
-
-    def factory(ranks: int = 2, config: Any = None, **options: Any) -> DeepspeedTorchDistributor:
-        options = {"logs": "none", **options}
-        return DeepspeedTorchDistributor(
-            numGpus=ranks, localMode=place == LOCAL, useGpu=False, deepspeedConfig=config, **options
-        )
-
-    return factory
+def make(local: bool) -> MakeDeepspeed:
+    return partial(quiet, local)
 
 
-def make_local(ranks: int = 2, config: Any = None, **options: Any) -> DeepspeedTorchDistributor:
-    return DeepspeedTorchDistributor(ranks, 1, True, False, config, **{"logs": "none", **options})
+def quiet(local: bool, ranks: int = 2, config: Any = None, **options: Any) -> DeepspeedTorchDistributor:
+    return DeepspeedTorchDistributor(ranks, 1, local, False, config, **{"logs": "none", **options})
+
+
+make_local = partial(quiet, True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_every_stage_learns_as_plain_ddp_does(ranks: int, make: MakeDeepspeed, place: str) -> None:
+def test_every_stage_learns_as_plain_ddp_does(ranks: int, make: MakeDeepspeed, local: bool) -> None:
     run = make(ranks, trainings.config(0)).submit(trainings.curves, 100)
     found = run.result(timeout=5 * watch.DEADLINE)
     assert run.placement is not None
-    assert len(run.placement.nodes) == (1 if place == LOCAL else 2)
+    assert len(run.placement.nodes) == (1 if local else 2)
     plain = found.pop("ddp")
     assert len(plain) == 100 and plain[-1] < 0.8 * plain[0]
     assert set(found) == {f"zero {stage}" for stage in trainings.STAGES}
@@ -71,7 +66,7 @@ def test_every_stage_learns_as_plain_ddp_does(ranks: int, make: MakeDeepspeed, p
         assert losses == pytest.approx(plain, abs=1e-4), name
 
 
-def test_a_function_gets_the_final_configuration(make: MakeDeepspeed, place: str) -> None:
+def test_a_function_gets_the_final_configuration(make: MakeDeepspeed, local: bool) -> None:
     config = zero(3, precision="fp32", torch_adam=True, learning_rate=1e-2)
     run = make(2, config, auto={"micro_batch_size": 4, "hidden_size": 32}).submit(trainings.with_the_runs_config, 20)
     first, second = run.results(timeout=2 * watch.DEADLINE)
@@ -82,9 +77,9 @@ def test_a_function_gets_the_final_configuration(make: MakeDeepspeed, place: str
     assert run.deepspeed_config["train_batch_size"] == 8
     assert run.deepspeed_config["zero_optimization"]["reduce_bucket_size"] == 32 * 32
     assert first["argv"] == [""]  # nothing is forged for a function
-    nodes = "1" if place == LOCAL else "2"
-    assert (first["CROSS_SIZE"], second["CROSS_RANK"]) == (nodes, "0" if place == LOCAL else "1")
-    assert first["LOCAL_SIZE"] == ("2" if place == LOCAL else "1")
+    nodes = "1" if local else "2"
+    assert (first["CROSS_SIZE"], second["CROSS_RANK"]) == (nodes, "0" if local else "1")
+    assert first["LOCAL_SIZE"] == ("2" if local else "1")
     for seen in (first, second):
         watch.until(lambda seen=seen: not Path(seen["folder"]).exists())  # type: ignore[misc]
         assert not seen["extensions"].startswith(seen["folder"])

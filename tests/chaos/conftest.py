@@ -44,11 +44,9 @@ def path(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture
-def make_on_path(path: str, mode: str, request: pytest.FixtureRequest) -> Make:
+def make_on_path(path: str, local: bool) -> Make:
     """Makes a distributor of the launch path for the mode."""
-    if mode != LOCAL:
-        request.getfixturevalue("sessions").get(mode)
-    return lambda num_processes=2, **options: paths.distributor(path, num_processes, mode == LOCAL, **options)
+    return lambda num_processes=2, **options: paths.distributor(path, num_processes, local, **options)
 
 
 @pytest.fixture
