@@ -312,7 +312,7 @@ class SparkScheduler:
                 # job before, say. As long as no task can have begun, nothing has happened that counts.
                 waiting = not server.begun and (server.reached or time.monotonic() < earliest)
                 harmless = waiting and lost + 1 < _ATTEMPTS and not self._cancelled.is_set()
-                if not (harmless and "Python worker exited unexpectedly" in str(error)):
+                if not (harmless and spark_errors.is_lost_worker(error)):
                     raise
                 lost += 1
                 server.start_again()

@@ -49,6 +49,15 @@ def translate(error: Exception, job: Job, hosts: Sequence[str] = ()) -> Distribu
     return NodeLostError(f"the Spark job of run {job.run_id} failed{where}: {reason(text)}")
 
 
+def is_lost_worker(error: Exception) -> bool:
+    """Whether Spark says that it lost a Python worker, rather than that the worker failed.
+
+    It may have given a new task a worker that it was about to end with the task before (SPARK-54217): the worker exits,
+    or Spark closes the socket to it.
+    """
+    return bool(re.search(r"Python worker exited unexpectedly|java\.net\.SocketException", str(error)))
+
+
 def _line_with(word: str, text: str) -> str:
     return next(line.strip() for line in text.splitlines() if word in line).partition(f"[{word}] ")[2]
 
