@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from distributor.errors import (
         TrainingError as TrainingError,
     )
+    from distributor.job import Status as Status
     from distributor.run import Run as Run
-    from distributor.run import Status as Status
     from distributor.zero_stages import suggest_zero as suggest_zero
     from distributor.zero_stages import zero as zero
 
@@ -55,7 +55,7 @@ _WHERE = {
     "suggest_zero": "distributor.zero_stages",
     "zero": "distributor.zero_stages",
     "Run": "distributor.run",
-    "Status": "distributor.run",
+    "Status": "distributor.job",
     **dict.fromkeys(
         (
             "ConfigurationError",

@@ -11,14 +11,16 @@ import secrets
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
-from distributor import deepspeed_config, limits, payload, shipping, versions
+from distributor import deepspeed_config, limits, payload, shipping, versions, views
 from distributor.environment import CONTRACT
 from distributor.errors import ConfigurationError, PayloadError
 from distributor.job import DeepspeedOptions, Function, Job, Module, Resources, Script, Target, WorkingDir
 from distributor.run import Run
+from distributor.views import View
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,8 +72,11 @@ class TorchDistributor:
             has to find out.
         logs: whose lines are shown: ``"all"`` (default), ``"rank0"``, ``"none"``, or a list of ranks.
         fold_logs: shows identical lines of several ranks once, ``[ranks 0-15] ...``, up to half a second later.
+        log_prefix: begins each line with its rank and host, ``[rank 3 host-b]`` (default).
         log_dir: a folder on the driver that gets every rank's whole output, whatever is shown, in
             ``<run id>/rank-3.stdout`` and ``rank-3.stderr``.
+        progress: shows what the run is doing (default): in a terminal a live status while you wait for it, in Jupyter
+            one that stays below the cell, elsewhere a line on stderr now and then about what takes long.
         driver_ports: first and last port on which the driver may listen for executors, where a firewall opens only
             some (default: any free port).
         keep_warm: seconds (default 600) for which a process that has imported torch stays on each executor, or beside
@@ -117,7 +122,9 @@ class TorchDistributor:
         stall_timeout: float | None = None,
         logs: Literal["all", "rank0", "none"] | Sequence[int] = "all",
         fold_logs: bool = False,
+        log_prefix: bool = True,
         log_dir: str | os.PathLike[str] | None = None,
+        progress: bool = True,
         driver_ports: tuple[int, int] | None = None,
         keep_warm: float = 600.0,
         preload: Sequence[str] = (),
@@ -160,6 +167,8 @@ class TorchDistributor:
         self._stall_timeout = None if stall_timeout is None else _check_seconds("stall_timeout", stall_timeout, 1)
         self._log_ranks = _check_logs(logs, self.num_processes)
         self._fold_logs = bool(fold_logs)
+        self._log_prefix = bool(log_prefix)
+        self._progress = bool(progress)
         self._log_dir = None if log_dir is None else Path(log_dir)
         self._driver_ports = _check_ports(driver_ports)
         if start_method not in ("fork", "spawn"):
@@ -235,14 +244,61 @@ class TorchDistributor:
         self, train_object: Any, args: Sequence[Any], kwargs: Mapping[str, Any], collect: Literal["rank0", "all"]
     ) -> Run:
         session = self._session()
-        local = session is None
+        view = views.choose() if self._progress else None
+        scheduler = _scheduler(session, self.use_gpu)
+        job = self._job(train_object, args, kwargs, collect, scheduler, local=session is None, view=view)
+        scheduler.check(job)
+        return Run(
+            job,
+            scheduler,
+            log_folder=self._make_log_folder(job.run_id),
+            fold_logs=self._fold_logs,
+            log_prefix=self._log_prefix,
+            announce=self._progress and session is not None,
+            view=view,
+        )
+
+    def plan(self, train_object: Any, *args: Any, **kwargs: Any) -> Job:
+        """What :meth:`submit` would start, as data: checked, packed, and not started.
+
+        Where training on Spark is asked for and there is no session yet, what a session decides is left open.
+
+        Args:
+            train_object: as with :meth:`run`, or a :class:`distributor.job.Module`.
+            args, kwargs: as with :meth:`run`.
+
+        Raises:
+            ConfigurationError: as :meth:`run`.
+
+        Example:
+            >>> TorchDistributor(2, True, use_gpu=False).plan("train.py", "--lr", 0.1).target.argv  # doctest: +SKIP
+            ('--lr', '0.1')
+        """
+        session = self._session(needed=False)
+        local = session is None and self.local_mode is not False
+        scheduler = _scheduler(session, self.use_gpu) if local or session is not None else None
+        job = self._job(train_object, args, kwargs, "all", scheduler, local=local, view=None)
+        if scheduler is not None:
+            scheduler.check(job)
+        return job
+
+    def _job(
+        self,
+        train_object: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        collect: Literal["rank0", "all"],
+        scheduler: SparkScheduler | LocalScheduler | None,
+        *,
+        local: bool,
+        view: View | None,
+    ) -> Job:
         target = self._target(train_object, args, kwargs, local)
-        working_dir = self._pack_working_dir(local)
+        working_dir = self._pack_working_dir(local, view)
         if isinstance(target, Script) and working_dir is not None:
             target = _within(target, Path(working_dir.path))
-        scheduler = _scheduler(session, self.use_gpu)
-        ranks_per_task, task_profile = scheduler.shape(self._resources)
-        job = Job(
+        ranks_per_task, task_profile = (1, None) if scheduler is None else scheduler.shape(self._resources)
+        return Job(
             run_id=secrets.token_hex(6),
             num_processes=self.num_processes,
             target=target,
@@ -251,8 +307,8 @@ class TorchDistributor:
             task_profile=task_profile,
             gpus_per_process=self._resources.gpus_per_process or 1,
             cpus_per_process=self._resources.cpus_per_process,
-            max_processes_per_node=scheduler.node_limit(self._resources),
-            spark_cpus=scheduler.omp_threads,
+            max_processes_per_node=None if scheduler is None else scheduler.node_limit(self._resources),
+            spark_cpus=None if scheduler is None else scheduler.omp_threads,
             versions=versions.here(),
             env={**self._path_env(), **self._forwarded(), **self._env},
             working_dir=working_dir,
@@ -269,14 +325,6 @@ class TorchDistributor:
             launch_path=self._launch_path,
             deepspeed=self._deepspeed(),
             collect=collect,
-        )
-        scheduler.check(job)
-        return Run(
-            job,
-            scheduler,
-            log_folder=self._make_log_folder(job.run_id),
-            fold_logs=self._fold_logs,
-            announce=not local,
         )
 
     def _path_env(self) -> dict[str, str]:
@@ -297,8 +345,8 @@ class TorchDistributor:
             if session is not None:
                 _scheduler(session, use_gpu=True).shape(self._resources)
 
-    def _session(self) -> SparkSession | None:
-        """The session to train on, ``None`` for this machine."""
+    def _session(self, *, needed: bool = True) -> SparkSession | None:
+        """The session to train on, ``None`` for this machine, or where there is none and none is needed."""
         if self.local_mode is True:
             return None
         if self.local_mode is None and "pyspark" not in sys.modules:
@@ -316,7 +364,7 @@ class TorchDistributor:
             ) from error
         if self.local_mode is None:
             return session if session is not None and spark_session.is_cluster(session) else None
-        if session is None:
+        if session is None and needed:
             raise ConfigurationError(
                 "local_mode=False trains on Spark, but there is no active Spark session: create one first "
                 "(SparkSession.builder.getOrCreate()), or pass local_mode=True to train on this machine"
@@ -352,13 +400,16 @@ class TorchDistributor:
             f"not {type(train_object).__name__} {train_object!r}"
         )
 
-    def _pack_working_dir(self, local: bool) -> WorkingDir | None:
+    def _pack_working_dir(self, local: bool, view: View | None) -> WorkingDir | None:
         if self._working_dir is None:
             return None
         folder = self._working_dir.absolute()
         if not folder.is_dir():
             raise PayloadError(f"working_dir {str(self._working_dir)!r} is not a folder on the driver")
-        return WorkingDir(str(folder), None if local else shipping.pack_folder(folder, self._working_dir_limit))
+        if local:
+            return WorkingDir(str(folder), None)
+        with nullcontext() if view is None else view.packing(str(self._working_dir)) as packed:
+            return WorkingDir(str(folder), shipping.pack_folder(folder, self._working_dir_limit, packed))
 
     def _make_log_folder(self, run_id: str) -> Path | None:
         if self._log_dir is None:

@@ -15,7 +15,7 @@ import time
 import unicodedata
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TextIO
@@ -57,6 +57,7 @@ class Console:
         fold: shows identical lines of several ranks once, ``[ranks 0-15] ...`` (default no). Lines wait for each other
             half a second at most.
         world_size: how many ranks there are (default 1): a line that all have said does not wait for more.
+        prefix: begins each line with its rank and host (default). Without it, lines are shown as ranks wrote them.
         limit: bytes that may wait to be shown (default 8 MiB); more are skipped.
 
     Example:
@@ -73,10 +74,12 @@ class Console:
         ranks: Collection[int] | None = None,
         fold: bool = False,
         world_size: int = 1,
+        prefix: bool = True,
         limit: int = 8 << 20,
     ) -> None:
         self._host_of = host_of
         self._ranks = None if ranks is None else frozenset(ranks)
+        self._prefixed = prefix
         self._limit = limit
         # Never held while something is shown: who writes must not wait for it.
         self._changed = threading.Condition()
@@ -86,6 +89,7 @@ class Console:
         self._queued = 0  # bytes, those that are being shown included
         self._behind = False
         self._gaps: dict[_Key, Counter[str]] = {}  # lines that are skipped, by whose fault it is
+        self._footer: tuple[str, ...] = ()
         self._news = False
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -122,15 +126,26 @@ class Console:
                 self._end_line(key, b"\n")
 
     def note(self, text: str) -> None:
-        """Shows a line that is no rank's, unless no rank's are shown either.
+        """Shows a line that is no rank's, on stderr.
 
         Args:
             text: without a newline.
         """
-        if self._ranks is None or self._ranks:
-            with self._changed:
-                self._queue.append(((_NOBODY, 1), text.encode() + b"\n"))
+        with self._changed:
+            if not self._closing:
+                self._queue.append(((_NOBODY, 2), text.encode() + b"\n"))
                 self._queued += len(text) + _OVERHEAD
+                self._wake()
+
+    def footer(self, lines: Sequence[str]) -> None:
+        """Keeps lines below the log where stderr is a terminal, until there are others or none.
+
+        Args:
+            lines: no longer than the terminal is wide. They may have colours.
+        """
+        with self._changed:
+            if tuple(lines) != self._footer and not self._closing:
+                self._footer = tuple(lines)
                 self._wake()
 
     def skipped(self, rank: int, stream: int, lines: int) -> None:
@@ -157,7 +172,8 @@ class Console:
         """
         with self._changed:
             self._closing = True
-            if self._partial:
+            if self._partial or self._footer:
+                self._footer = ()
                 self._wake()
             self._changed.notify_all()
         if self._thread is not None:
@@ -215,8 +231,9 @@ class Console:
                     blocks += [(key, bytes(line) + b"\n") for key, line in rest if line.strip(b"\r ")]
                     self._live.clear()
                 bars = {key: bytes(self._partial[key]) for key in sorted(self._live)}
+                footer = self._footer
             try:
-                self._show(blocks, bars, ending)
+                self._show(blocks, bars, footer, ending)
             except Exception:  # whatever host_of or an odd output does, the next lines are shown
                 pass
             with self._changed:
@@ -230,17 +247,22 @@ class Console:
             times.append(self._fold.entries[0].since + _FOLD_WAIT)
         return max(0.0, min(times) - time.monotonic()) if times else None
 
-    def _show(self, blocks: list[tuple[_Key, bytes]], bars: dict[_Key, bytes], ending: bool) -> None:
+    def _show(
+        self, blocks: list[tuple[_Key, bytes]], bars: dict[_Key, bytes], footer: tuple[str, ...], ending: bool
+    ) -> None:
         for key, block in blocks:
             self._show_lines(key, block)
         live = self._show_bars(bars)
         if self._fold is not None:
             self._show_folded(self._fold.leave(float("inf") if ending else time.monotonic() - _FOLD_WAIT))
-        if live is None:
+        if footer and _is_terminal(_output(2)):
+            bar = "" if live is None else f"{self._bar_prefix(live[0])} {live[1]}".lstrip()
+            self._screen.draw_block(_output(2), _CONTROL.sub("", bar), footer)
+        elif live is None:
             self._screen.erase()
         else:
-            (rank, stream), text = live
-            self._screen.draw(_output(stream), rank, self._prefix([rank]), text)
+            key, text = live
+            self._screen.draw(_output(key[1]), key[0], self._bar_prefix(key), text)
         self._screen.flush()
 
     def _show_lines(self, key: _Key, block: bytes) -> None:
@@ -280,11 +302,17 @@ class Console:
     def _print(self, stream: int, ranks: list[int], text: str) -> None:
         """Prints lines of one rank, or one line of several."""
         out = _output(stream)
+        if not self._prefixed and ranks != [_NOBODY]:
+            self._screen.print(out, text + "\n")
+            return
         prefix = self._prefix(ranks)
         if len(ranks) == 1 and ranks != [_NOBODY]:
             prefix = _coloured(out, ranks[0], prefix)
         prefix += " "
         self._screen.print(out, prefix + text.replace("\n", "\n" + prefix) + "\n")
+
+    def _bar_prefix(self, key: _Key) -> str:
+        return self._prefix([key[0]]) if self._prefixed else ""
 
     def _prefix(self, ranks: list[int]) -> str:
         if ranks == [_NOBODY]:
@@ -366,14 +394,14 @@ class _Screen:
         if out is None:
             return
         terminal = _is_terminal(out)
-        text = _CONTROL.sub("", f"{prefix} {text}")
+        text = _CONTROL.sub("", f"{prefix} {text}" if prefix else text)
         with suppress(Exception):
             text = _encodable(out, text)
         if terminal:  # a line that is wrapped could not be erased
             text = _cut(text, shutil.get_terminal_size().columns - 1)
         if self._drawn == (out, text):
             return
-        if self._drawn is not None and self._drawn[0] is not out:
+        if self._drawn is not None and (self._drawn[0] is not out or "\n" in self._drawn[1]):
             self.erase()
         if terminal:
             start = text[: len(prefix)]
@@ -382,11 +410,30 @@ class _Screen:
             self._write(out, "\r" + text.ljust(len(self._drawn[1]) if self._drawn else 0))
         self._drawn = (out, text)
 
+    def draw_block(self, out: TextIO | None, bar: str, footer: Sequence[str]) -> None:
+        """Draws several lines below an empty one on a terminal, in place of those before.
+
+        The cursor stays on the empty line: what others write to the terminal goes there, and is not erased with the
+        block.
+
+        Args:
+            out: the terminal.
+            bar: the state of a rank's progress bar, ``""`` for none.
+            footer: lines that fit.
+        """
+        lines = [_cut(bar, shutil.get_terminal_size().columns - 1)] if bar else []
+        text = "\n".join(["", *lines, *footer])
+        if out is not None and self._drawn != (out, text):
+            self.erase()
+            self._write(out, f"{text}\r\x1b[{text.count(chr(10))}A")
+            self._drawn = (out, text)
+
     def erase(self) -> None:
-        """Takes the live line away."""
+        """Takes the live line, or the block, away."""
         if self._drawn is not None:
             out, text = self._drawn
-            self._write(out, "\r\x1b[K" if _is_terminal(out) else f"\r{' ' * len(text)}\r")
+            wipe = "\x1b[J" if "\n" in text else "\x1b[K"
+            self._write(out, f"\r{wipe}" if _is_terminal(out) else f"\r{' ' * len(text)}\r")
             self._drawn = None
 
     def flush(self) -> None:

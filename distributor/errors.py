@@ -20,6 +20,8 @@ All of them can be pickled.
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -30,6 +32,17 @@ if TYPE_CHECKING:
 
 class DistributorError(RuntimeError):
     """Base of all errors of this package."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows for it: what happened, and where in the user's code, without the way through this package.
+
+        Source: ``IPython.core.interactiveshell.InteractiveShell.showtraceback``.
+        """
+        package = os.path.dirname(__file__) + os.sep
+        frames = traceback.extract_tb(self.__traceback__)
+        own = next((index for index, frame in enumerate(frames) if frame.filename.startswith(package)), len(frames))
+        where = traceback.format_list(frames[:own][-1:])  # the line that called
+        return [f"{type(self).__name__}: {self}", *(["", "raised by"] if where else []), *"".join(where).splitlines()]
 
 
 class ConfigurationError(DistributorError, ValueError):

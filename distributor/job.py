@@ -5,6 +5,7 @@ Frozen, without behaviour beyond derived properties, and without imports of the 
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -171,6 +172,20 @@ class Job:
     def title(self) -> str:
         """What is run, for people."""
         return self.target.path if isinstance(self.target, Script) else self.target.name
+
+
+class Status(enum.Enum):
+    """Where a run stands."""
+
+    WAITING = "waiting"
+    """for slots, and for its nodes to come up"""
+    STARTING = "starting"
+    """all nodes are there, ranks are on their way"""
+    RUNNING = "running"
+    STOPPING = "stopping"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True)

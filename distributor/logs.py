@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from distributor.channel.frames import Log
@@ -52,6 +52,10 @@ class Logs:
     def note(self, text: str) -> None:
         """Shows a line of the distributor's own."""
         self._console.note(text)
+
+    def footer(self, lines: Sequence[str]) -> None:
+        """Keeps lines below the log of a terminal."""
+        self._console.footer(lines)
 
     def skip(self, rank: int, stream: int, lines: int, offset: int) -> None:
         """A node could not keep up with its rank: the next piece starts at ``offset``, so many lines later."""

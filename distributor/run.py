@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 import itertools
 import json
 import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,12 +19,20 @@ from distributor.channel.frames import Log
 from distributor.channel.server import ChannelServer
 from distributor.console import Console
 from distributor.errors import NodeLostError, RunCancelledError, StallError, StartError, TrainingError
-from distributor.job import Failure, Job, Node, Placement
+from distributor.job import Failure, Job, Node, Placement, Status
 from distributor.logs import Logs
 from distributor.outcomes import Collected
 from distributor.stacks import Stacks, ranges
+from distributor.views import View
+from distributor.views.snapshot import Snapshot
 
 _log = logging.getLogger("distributor")
+
+#: Seconds after which what a run waits for is worth a look.
+_PATIENCE = 2.0
+
+#: Seconds from one such look to the next.
+_ASK = 0.5
 
 #: Seconds beyond the grace after which a run that should stop is ended the hard way.
 _STOP_MARGIN = 5.0
@@ -43,20 +51,6 @@ _STALL_ANSWER = 5.0
 
 #: Seconds on top of what ranks get, for the way.
 _DUMP_MARGIN = 2.0
-
-
-class Status(enum.Enum):
-    """Where a run stands."""
-
-    WAITING = "waiting"
-    """for slots, and for its nodes to come up"""
-    STARTING = "starting"
-    """all nodes are there, ranks are on their way"""
-    RUNNING = "running"
-    STOPPING = "stopping"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
 
 
 class Scheduler(Protocol):
@@ -103,7 +97,9 @@ class Run:
         *,
         log_folder: Path | None = None,
         fold_logs: bool = False,
+        log_prefix: bool = True,
         announce: bool = False,
+        view: View | None = None,
     ) -> None:
         self.id = job.run_id
         #: Where every rank's whole output is kept; ``None`` without ``log_dir``.
@@ -111,12 +107,22 @@ class Run:
         self._job = job
         self._scheduler = scheduler
         self._announce = announce
-        console = Console(self._host_of, ranks=job.log_ranks, fold=fold_logs, world_size=job.num_processes)
+        self._view = view
+        self._shown_end = False
+        console = Console(
+            self._host_of, ranks=job.log_ranks, fold=fold_logs, world_size=job.num_processes, prefix=log_prefix
+        )
         self._logs = Logs(console, log_folder)
         self._server: ChannelServer | None = None
         self._lock = threading.Lock()
+        self._looking = threading.Lock()
         self._done = threading.Event()
         self._status = Status.WAITING
+        self._status_since = time.monotonic()
+        self._ended: float | None = None
+        self._awaited = 0
+        self._stopping = ""
+        self._waits = (0.0, "")  # when the scheduler was asked what it waits for, and what it said
         self._placement: Placement | None = None
         self._nodes: dict[str, _NodeState] = {}
         self._live_failures: dict[int, Failure] = {}
@@ -136,12 +142,22 @@ class Run:
         self._timings: dict[str, float] = {}
         self._submitted = time.time()
         self._timers: list[threading.Timer] = []
+        self._look_on()  # from here, so that a notebook shows it in the cell that runs now
+        self._viewer = threading.Thread(target=self._keep_looking, name="distributor-view", daemon=True)
         self._thread = scheduler.thread(self._execute)
         self._thread.daemon = True
         self._thread.start()
+        if view is not None:
+            self._viewer.start()
 
     def __repr__(self) -> str:
         return f"<Run {self.id}: {self._job.num_processes} processes, {self.status.value}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of the handle: status, placement, where the time went, and why it failed."""
+        from distributor.views import notebook
+
+        return notebook.render(self.snapshot(), unfolded=True)
 
     @property
     def status(self) -> Status:
@@ -188,9 +204,46 @@ class Run:
         """
         return dict(self._timings)
 
+    def snapshot(self) -> Snapshot:
+        """All that is known of the run at this moment, as a value.
+
+        Example:
+            >>> run.snapshot().ranks_up  # doctest: +SKIP
+            4
+        """
+        now = time.monotonic()
+        with self._lock:
+            status, since = self._status, now - self._status_since
+            seconds = (self._ended or time.time()) - self._submitted
+        detail = self._stopping if status is Status.STOPPING else ""
+        if status is Status.WAITING and since > _PATIENCE:  # before that, it may just not have come to start them
+            detail = self._waiting_for()
+        nodes = list(self._nodes.values())
+        return Snapshot(
+            run_id=self.id,
+            title=self._job.title,
+            world_size=self._job.num_processes,
+            status=status,
+            seconds=max(0.0, seconds),
+            since=since,
+            detail=detail,
+            nodes_up=sum(node.started for node in nodes),
+            ranks_up=sum(node.alive or 0 for node in nodes if not node.ended),
+            placement=self._placement,
+            lines=dict(self._logs.last_lines),
+            timings=dict(self._timings),
+            error=self._error,
+        )
+
     def wait(self, timeout: float | None = None) -> bool:
         """Waits for the end, at most so many seconds; whether it has come."""
-        return self._done.wait(timeout)
+        with self._lock:
+            self._awaited += 1
+        try:
+            return self._done.wait(timeout)
+        finally:
+            with self._lock:
+                self._awaited -= 1
 
     def result(self, timeout: float | None = None) -> Any:
         """Rank 0's return value; ``None`` for a script or a module.
@@ -254,7 +307,7 @@ class Run:
             return Stacks({rank: answers.get(rank, silent) for rank in range(self._job.num_processes)})
 
     def _await(self, timeout: float | None) -> None:
-        if not self._done.wait(timeout):
+        if not self.wait(timeout):
             raise TimeoutError(f"run {self.id} has not ended within {timeout} s; it is {self.status.value}")
         if self._error is not None:
             raise self._error
@@ -278,11 +331,12 @@ class Run:
         finally:
             for timer in self._timers:
                 timer.cancel()
+            with self._lock:
+                self._status, self._status_since, self._ended = status, time.monotonic(), time.time()
+            self._look_on()
             self._logs.close()
             if self._logs.error is not None:
                 _log.warning("the logs in %s are not complete: %s", self.log_folder, self._logs.error)
-            with self._lock:
-                self._status = status
             self._done.set()
             with self._dumped:
                 self._dumped.notify_all()
@@ -317,6 +371,36 @@ class Run:
             return outcomes.node_lost(self._lost)
         return error
 
+    def _keep_looking(self) -> None:
+        assert self._view is not None
+        while not self._done.wait(self._view.interval):
+            self._look_on()
+
+    def _look_on(self) -> None:
+        """Has the view show the run as it is now."""
+        with self._looking:
+            if self._view is None or self._shown_end:
+                return
+            snapshot = self.snapshot()
+            self._shown_end = snapshot.ended
+            try:
+                shown = self._view.show(snapshot, self._awaited > 0)
+            except Exception as error:  # a display that is gone or odd ends no run
+                _log.debug("run %s cannot be shown: %s", self.id, error)
+                return
+            for note in shown.notes:
+                self._logs.note(note)
+            self._logs.footer(shown.footer)
+
+    def _waiting_for(self) -> str:
+        """Asked no more often than slots change: Spark has to be asked several things for it."""
+        asked, told = self._waits
+        if time.monotonic() - asked > _ASK:
+            with suppress(Exception):  # Spark's context may just be stopped
+                told = self._scheduler.waiting_for() or ""
+            self._waits = time.monotonic(), told
+        return told
+
     def _why_we_ended_it(self) -> RunCancelledError | StallError | None:
         return RunCancelledError(f"run {self.id} was cancelled") if self._cancelled else self._stall
 
@@ -324,7 +408,8 @@ class Run:
         with self._lock:
             if self._done.is_set():
                 return
-            self._status = Status.STOPPING
+            if self._status is not Status.STOPPING:
+                self._status, self._status_since, self._stopping = Status.STOPPING, time.monotonic(), reason
         server = self._server
         if server is not None:
             server.stop(reason)
@@ -492,7 +577,7 @@ class Run:
     def _advance(self, status: Status) -> None:
         with self._lock:
             if self._status in (Status.WAITING, Status.STARTING):
-                self._status = status
+                self._status, self._status_since = status, time.monotonic()
 
     def _host_of(self, rank: int) -> str:
         return self._placement.host_of(rank) if self._placement is not None else "?"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -78,12 +78,13 @@ def attach(job: Job, parts: Mapping[str, bytes]) -> Job:
     return job
 
 
-def pack_folder(folder: Path, limit: int) -> bytes:
+def pack_folder(folder: Path, limit: int, packed: Callable[[int, int], object] | None = None) -> bytes:
     """A project folder as zip bytes, file modes included, without what :data:`SKIPPED_DIRS` names.
 
     Args:
         folder: an existing folder.
         limit: bytes that its files may have together.
+        packed: is told, before each file, how many bytes of how many have been packed.
 
     Raises:
         PayloadError: the files are larger than the limit; names the largest. Or a name is not UTF-8.
@@ -98,9 +99,12 @@ def pack_folder(folder: Path, limit: int) -> bytes:
             f"({_mebibytes(limit)}); the largest file is {str(largest.relative_to(folder))!r} "
             f"({_mebibytes(sizes[largest])}). Keep data on shared storage, or raise working_dir_limit (bytes)"
         )
-    buffer = io.BytesIO()
+    buffer, done = io.BytesIO(), 0
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
         for path in files:
+            if packed is not None:
+                packed(done, total)
+            done += sizes[path]
             try:
                 archive.write(path, path.relative_to(folder))
             except UnicodeEncodeError:

@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from distributor import control, devices, folders, limits, network, processes, shipping, start
+from distributor import control, devices, folders, limits, network, placement, processes, shipping, start
 from distributor.agent import AgentOrder
 from distributor.channel.frames import Log
 from distributor.channel.server import ChannelServer
 from distributor.errors import ConfigurationError, ResourceError
-from distributor.job import Job, NodeFacts, NodeReport, Resources, TaskProfile
+from distributor.job import Job, NodeFacts, NodeReport, Placement, Resources, TaskProfile
 from distributor.outcomes import Collected
 
 #: Ranks of one machine talk over loopback: nobody else can reach their ports.
@@ -121,6 +121,16 @@ class LocalScheduler:
                 f"this machine shows {there}: lower num_processes or pass use_gpu=False"
             )
 
+    def placed(self, job: Job) -> Placement:
+        """Who would run where; ports are decided as a run starts.
+
+        Raises:
+            ResourceError: as :meth:`shape`.
+        """
+        if job.use_gpu:
+            self._check_gpus(job.num_processes, job.gpus_per_process)
+        return placement.place(_facts(job, range(-self._nodes, 0), self._gpus or ()), job)
+
     def thread(self, target: Callable[[], None]) -> threading.Thread:
         return threading.Thread(target=target, name="distributor-run")
 
@@ -137,7 +147,7 @@ class LocalScheduler:
     def run(self, job: Job, server: ChannelServer) -> Collected:
         listeners = [network.listen(_ADDRESS) for _ in range(self._nodes)]
         try:
-            facts = _facts(job, listeners, self._gpus or ())
+            facts = _facts(job, [listener.getsockname()[1] for listener in listeners], self._gpus or ())
             executors = list(dict.fromkeys(fact.executor for fact in facts))
             parts = _in_threads([partial(self._node, job, server, facts, *pair) for pair in zip(executors, listeners)])
         finally:
@@ -235,8 +245,8 @@ def _converse(line: socket.socket, order: AgentOrder) -> dict[str, Any] | None:
     return report
 
 
-def _facts(job: Job, listeners: list[socket.socket], gpus: Sequence[str]) -> list[NodeFacts]:
-    """Facts as Spark tasks would state them: one per rank, dealt to the nodes in blocks."""
+def _facts(job: Job, ports: Sequence[int], gpus: Sequence[str]) -> list[NodeFacts]:
+    """Facts as Spark tasks would state them: one per rank, dealt to the nodes, of which each has a port, in blocks."""
     cpus = job.cpus_per_process or max(1, processes.cpu_count() // job.num_processes)
     each = job.gpus_per_process
     return [
@@ -251,5 +261,5 @@ def _facts(job: Job, listeners: list[socket.socket], gpus: Sequence[str]) -> lis
             cpus=cpus,
         )
         for rank in range(job.num_processes)
-        for port in [listeners[rank * len(listeners) // job.num_processes].getsockname()[1]]
+        for port in [ports[rank * len(ports) // job.num_processes]]
     ]

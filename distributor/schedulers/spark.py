@@ -56,10 +56,6 @@ _ATTEMPTS = 3
 #: Seconds between looks at the cluster's slots while they are too few.
 _SLOT_POLL = 0.5
 
-#: Seconds after which a run that Spark has not started says what it waits for, and then between changes of that.
-_QUEUE_PATIENCE = 2.0
-_QUEUE_INTERVAL = 5.0
-
 #: Seconds beyond the grace in which all tasks of a failed run end. A run that takes longer is cancelled by its handle.
 _FAILED_MARGIN = 5.0
 
@@ -157,6 +153,7 @@ class SparkScheduler:
         self._tag = ""
         self._cancelled = threading.Event()
         self._missing_slots = ""
+        self._sending = ""
         self._needed = 0
         self._query: _Progress | None = None
 
@@ -229,8 +226,8 @@ class SparkScheduler:
         return InheritableThread(target=target)
 
     def waiting_for(self) -> str | None:
-        if self._missing_slots:
-            return self._missing_slots
+        if self._missing_slots or self._sending:
+            return self._missing_slots or self._sending
         if self._connect:
             busy = self._query is not None and self._query.waiting
             return "Spark has not started its tasks: other jobs hold the slots" if busy else None
@@ -343,11 +340,8 @@ class SparkScheduler:
         failed_rows = accumulator if job.num_tasks > 1 else None
         for tag in (self._tag, *_session_tags(self._session)):  # of this thread, which ends with the run
             context.addJobTag(tag)
-        done = threading.Event()
-        watch = threading.Thread(target=self._tell_of_queue, args=(done,), name="distributor-queue", daemon=True)
         context.setJobDescription(f"distributor {job.run_id}: {job.title} on {job.num_processes} ranks")
         try:
-            watch.start()
             tasks = context.parallelize(range(job.num_tasks), job.num_tasks).barrier()
             work = tasks.mapPartitions(lambda _rows: task(failed_rows))
             if job.task_profile is not None:
@@ -359,7 +353,6 @@ class SparkScheduler:
                 return failed.rows
             raise
         finally:
-            done.set()
             accumulators._accumulatorRegistry.pop(accumulator.aid, None)
 
     def _fail_job(self, rows: Sequence[bytes]) -> None:
@@ -410,11 +403,13 @@ class SparkScheduler:
         name = f"distributor-{hashlib.sha256(content).hexdigest()[:32]}"
         uploaded = _uploaded.setdefault(self._session, set())
         if name not in uploaded:
+            self._sending = f"sending {len(content) / (1 << 20):,.1f} MiB to the Spark Connect server"
             with tempfile.TemporaryDirectory(prefix="distributor-") as folder:
                 path = os.path.join(folder, name)
                 with open(path, "wb") as file:
                     file.write(content)
                 cast(Any, self._session).addArtifacts(path, file=True)
+            self._sending = ""
             uploaded.add(name)
         return name
 
@@ -439,28 +434,12 @@ class SparkScheduler:
             return
         assert self._slots is not None
         self._needed = job.num_tasks
-        shown, due = None, 0.0
         while not self._slots.ready():
             total, free = self._slots.total(), self._slots.free()
             self._missing_slots = self._slots.too_few(total) if total < self._needed else self._held_by_others(free)
-            if time.monotonic() > due and self._needed > free != shown:
-                shown, due = free, time.monotonic() + _QUEUE_INTERVAL
-                _log.warning("run %s: %s", job.run_id, self._progress(free))
             if self._cancelled.wait(_SLOT_POLL):
                 raise RunCancelledError(f"run {job.run_id} was cancelled while it waited for slots")
         self._missing_slots = ""
-
-    def _tell_of_queue(self, started: threading.Event) -> None:
-        """Says what the run waits for while Spark has other things to do than to start its tasks."""
-        assert self._slots is not None
-        shown, due = None, time.monotonic() + _QUEUE_PATIENCE
-        while not started.wait(_SLOT_POLL) and not self._cancelled.is_set():
-            with suppress(Exception):  # the context may just be stopped
-                if self._tasks_started():
-                    return
-                if time.monotonic() > due and (free := self._slots.free()) != shown:
-                    shown, due = free, time.monotonic() + _QUEUE_INTERVAL
-                    _log.warning("run %s: %s", self._tag.removeprefix("distributor-"), self._progress(free))
 
     def _progress(self, free: int) -> str:
         return f"waiting for {self._needed} slots: {free} free"

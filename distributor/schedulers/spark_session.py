@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
+
+from distributor.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,3 +71,30 @@ def conf(session: SparkSession, key: str, default: str | None = None) -> Any:
 def is_true(setting: Any) -> bool:
     """Whether the value of a setting is what Spark takes for true."""
     return str(setting).strip().lower() == "true"
+
+
+def create(master: str | None, settings: Mapping[str, str]) -> SparkSession:
+    """A session, or the one that is active.
+
+    Args:
+        master: of the cluster, ``sc://...`` for Spark Connect; ``None`` for what Spark's own settings say.
+        settings: Spark's settings by name.
+
+    Raises:
+        ConfigurationError: Spark cannot be started, or does not know the master.
+    """
+    from pyspark.sql import SparkSession
+
+    builder: Any = SparkSession.builder.appName("distributor")
+    if master is not None:
+        builder = builder.remote(master) if master.startswith("sc://") else builder.master(master)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    try:
+        session: SparkSession = builder.getOrCreate()
+        return session
+    except Exception as error:
+        # Spark's own word comes first; what follows is Java's.
+        told = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("\tat ")]
+        where = "" if master is None else f" with master {master}"
+        raise ConfigurationError(f"no Spark session{where}: {' '.join(told[:2]) or repr(error)}") from None

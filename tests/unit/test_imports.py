@@ -32,7 +32,8 @@ def loaded_by(statement):
     ("statement", "absent"),
     [
         ("import distributor", {"torch", "pyspark", "deepspeed", "pandas", "cloudpickle", "asyncio"}),
-        ("from distributor import TorchDistributor", {"torch", "pyspark", "pandas"}),
+        ("from distributor import TorchDistributor", {"torch", "pyspark", "pandas", "rich", "IPython"}),
+        ("import distributor.cli", {"torch", "pyspark", "pandas", "IPython"}),
         ("import distributor.agent", {"torch", "pyspark", "pandas", "cryptography"}),
         ("import distributor.rank", {"torch", "pyspark", "pandas"}),
         ("import distributor.schedulers.local", {"torch", "pyspark", "pandas"}),
@@ -113,10 +114,15 @@ def later():
         ("cryptography", {"channel/server.py"}),
         ("pyspark", {name for name in FILES if name.startswith("schedulers/")}),
         ("pyarrow", {name for name in FILES if name.startswith("schedulers/")}),
-        ("distributor.schedulers", {"api.py", *(name for name in FILES if name.startswith("schedulers/"))}),
-        ("distributor.api", {"autotuning.py"}),
+        ("rich", {"views/terminal.py"}),
+        ("rich_click", {"cli.py"}),
+        ("IPython", {"views/notebook.py"}),
+        ("distributor.schedulers", {"api.py", "cli.py", *(name for name in FILES if name.startswith("schedulers/"))}),
+        ("distributor.api", {"autotuning.py", "cli.py"}),
         # What stands beside the core: the core imports none of it.
         ("distributor.autotuning", set()),
+        ("distributor.cli", {"__main__.py"}),
+        ("distributor.dry_run", {"cli.py"}),
         ("distributor.deepspeed_checkpoint", set()),
         ("distributor.runtime", set()),
         ("distributor.zero_stages", set()),
@@ -129,6 +135,7 @@ def test_who_may_import(package, allowed):
 def test_no_other_package_is_needed():
     known = {"torch", "cloudpickle", "cryptography", "pyspark", "pyarrow", "distributor"}
     known |= {"deepspeed", "hjson", "yaml"}  # on the DeepSpeed path only, and never at import
+    known |= {"click", "rich", "rich_click", "IPython"}  # on the driver, for what it shows
     used = {module.partition(".")[0] for modules in IMPORTS.values() for module in modules}
     assert used <= known | sys.stdlib_module_names
 
@@ -158,6 +165,12 @@ def test_no_other_package_is_needed():
         ("launch/deepspeed.py", {"job", "launch.torchrun"}),
         ("versions.py", set()),
         ("placement.py", {"devices", "errors", "job"}),
+        ("views/__init__.py", {"views.snapshot", "views.notebook", "views.plain", "views.terminal"}),
+        ("views/snapshot.py", {"job", "stacks"}),
+        ("views/plain.py", {"job", "views", "views.snapshot"}),
+        ("views/terminal.py", {"job", "views", "views.snapshot"}),
+        ("views/notebook.py", {"errors", "job", "views", "views.snapshot"}),
+        ("dry_run.py", {"job", "launch", "shipping"}),
         # It runs in Spark's workers, which lack the package: what it uses is pickled with it.
         (
             "schedulers/spark_task.py",

@@ -1,0 +1,296 @@
+"""The command line: ``distributor run``, in torchrun's habits.
+
+The exit code is the truth: 0, that of the failed rank, 128 + signal, 2 for a request that is wrong, 1 for all else.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import rich_click as click
+from click.shell_completion import get_completion_class
+
+from distributor import __version__
+from distributor.api import DeepspeedTorchDistributor, TorchDistributor
+from distributor.dry_run import describe
+from distributor.errors import ConfigurationError, DistributorError, TrainingError
+from distributor.job import Module
+
+#: Exit code of a request that is wrong.
+_USAGE = 2
+
+_WHAT, _WHERE, _RANKS, _OUTPUT, _LIMITS = "What to run", "Where", "Each rank", "Output", "Time limits"
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="distributor")
+def main() -> None:
+    """Train deep networks with PyTorch on this machine or on Apache Spark."""
+
+
+@main.command(context_settings={"allow_interspersed_args": False})
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.option("-m", "--module", is_flag=True, panel=_WHAT, help="SCRIPT is a module, as with python -m.")
+@click.option("--working-dir", type=click.Path(), panel=_WHAT, help="A project folder: ranks run in it. It is shipped.")
+@click.option("--deepspeed", metavar="FILE", panel=_WHAT, help="Train with DeepSpeed and this configuration.")
+@click.option(
+    "--script-arguments/--no-script-arguments",
+    default=True,
+    panel=_WHAT,
+    help="Whether a script gets --deepspeed --deepspeed_config PATH after its own arguments (yes).",
+)
+@click.option("--dry-run", is_flag=True, panel=_WHAT, help="Print the plan and start nothing.")
+@click.option("-n", "--num-processes", type=int, default=1, show_default=True, panel=_WHERE, help="World size.")
+@click.option("--local", is_flag=True, panel=_WHERE, help="On this machine, without Spark.")
+@click.option(
+    "--master", metavar="URL", panel=_WHERE, help="Spark: spark://host:7077, yarn, local-cluster[2,1,1024], sc://host."
+)
+@click.option("--conf", metavar="K=V", multiple=True, panel=_WHERE, help="A Spark setting; may be given again.")
+@click.option("--max-processes-per-node", type=int, panel=_WHERE, help="Ranks of one executor at most.")
+@click.option("--driver-ports", metavar="A-B", panel=_WHERE, help="Ports the driver may listen on.")
+@click.option("--use-gpu/--no-gpu", default=True, panel=_RANKS, help="A GPU for each rank (default), or CPUs only.")
+@click.option("--gpus-per-process", type=int, panel=_RANKS, help="GPUs of each rank.")
+@click.option("--cpus-per-process", type=int, panel=_RANKS, help="CPUs of each rank, and its OpenMP threads.")
+@click.option("--memory-per-process", metavar="SIZE", panel=_RANKS, help="Memory of each rank, such as 8g.")
+@click.option("--env", metavar="K=V", multiple=True, panel=_RANKS, help="A variable for all ranks; may be given again.")
+@click.option(
+    "--forward-env", metavar="PATTERN", multiple=True, panel=_RANKS, help="Variables of here for all ranks: 'WANDB_*'."
+)
+@click.option(
+    "--start-method", type=click.Choice(["fork", "spawn"]), default="fork", panel=_RANKS, help="How ranks start."
+)
+@click.option("--logs", default="all", show_default=True, panel=_OUTPUT, help="Whose lines: all, rank0, none, or 0,3.")
+@click.option("--fold-logs", is_flag=True, panel=_OUTPUT, help="Identical lines of several ranks once.")
+@click.option(
+    "--prefix/--no-prefix", default=True, panel=_OUTPUT, help="Begin lines with their rank and host (default)."
+)
+@click.option("--log-dir", type=click.Path(), panel=_OUTPUT, help="Every rank's whole output, in files of this folder.")
+@click.option("--progress/--no-progress", default=True, panel=_OUTPUT, help="Show what the run is doing (default).")
+@click.option(
+    "--start-timeout", type=float, default=600.0, show_default=True, panel=_LIMITS, help="Seconds until ranks are up."
+)
+@click.option("--stall-timeout", type=float, panel=_LIMITS, help="Seconds without a sign of life that end the run.")
+@click.option(
+    "--grace-period",
+    type=float,
+    default=10.0,
+    show_default=True,
+    panel=_LIMITS,
+    help="Seconds from SIGTERM to SIGKILL.",
+)
+@click.option(
+    "--heartbeat-timeout", type=float, default=30.0, show_default=True, panel=_LIMITS, help="Seconds of silence."
+)
+def run(
+    script: str,
+    args: tuple[str, ...],
+    module: bool,
+    dry_run: bool,
+    deepspeed: str | None,
+    script_arguments: bool,
+    num_processes: int,
+    local: bool,
+    master: str | None,
+    conf: Sequence[str],
+    driver_ports: str | None,
+    use_gpu: bool,
+    env: Sequence[str],
+    logs: str,
+    prefix: bool,
+    **options: Any,
+) -> None:
+    """Train SCRIPT as so many cooperating processes. What follows SCRIPT belongs to it.
+
+    \b
+      distributor run -n 4 --local --no-gpu train.py --lr 0.1
+      distributor run -n 16 --master spark://host:7077 --working-dir . train.py
+      distributor run -n 8 --deepspeed ds.json -m pkg.train --epochs 3
+
+    Without --local and --master it runs on the session of spark-submit, or else on this machine. The exit code is that
+    of the rank that failed, 128 + the number of the signal that killed it, 2 if something is wrong with the request,
+    130 after Ctrl-C.
+    """
+    if local and master:
+        raise click.UsageError(f"--local and --master {master} exclude each other: leave out one of them")
+    if conf and not (master or _in_spark_submit()):
+        raise click.UsageError(f"--conf {conf[0]} is a setting of Spark, which needs --master")
+    everything: dict[str, Any] = {
+        **options,
+        "env": dict(_pair("--env", setting) for setting in env),
+        "logs": [int(rank) for rank in logs.split(",")] if re.fullmatch(r"\d+(,\d+)*", logs) else logs,
+        "log_prefix": prefix,
+        "driver_ports": None if driver_ports is None else _ports(driver_ports),
+        "keep_warm": 0.0,  # this process ends with the run
+    }
+    on_spark = bool(master) or (not local and _in_spark_submit())
+    local_mode = False if master else None if on_spark else True
+    distributor: TorchDistributor
+    if deepspeed is None:
+        distributor = TorchDistributor(num_processes, local_mode, use_gpu, **everything)
+    else:
+        distributor = DeepspeedTorchDistributor(
+            num_processes, 1, local_mode, use_gpu, deepspeed, script_arguments=script_arguments, **everything
+        )
+    if module:
+        sys.path.insert(0, os.getcwd())  # as python -m does
+    settings = dict(_pair("--conf", setting) for setting in conf)
+    if dry_run:
+        _print_plan(distributor, Module(script, args) if module else script, args, on_spark, master, settings)
+        return
+    session = _session(master, settings) if on_spark else None
+    try:
+        if module:
+            distributor.run_module(script, *args)
+        else:
+            distributor.run(script, *args)
+    finally:
+        if session is not None:
+            session.stop()
+
+
+@main.command("script-path")
+def script_path() -> None:
+    """Print what spark-submit can start: spark-submit ... $(distributor script-path) run ..."""
+    click.echo(Path(__file__).with_name("__main__.py"))
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print a completion script: eval "$(distributor completion bash)"."""
+    made = get_completion_class(shell)
+    assert made is not None
+    click.echo(made(main, {}, "distributor", "_DISTRIBUTOR_COMPLETE").source())
+
+
+def start() -> NoReturn:
+    """Entry point of the command; ends the process with the exit code that is true."""
+    sys.exit(call(sys.argv[1:]))
+
+
+def call(arguments: Sequence[str]) -> int:
+    """Runs a command line, says what went wrong on stderr, and returns the exit code.
+
+    Args:
+        arguments: what follows the command's name.
+    """
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        ended = main.main(list(arguments), prog_name="distributor", standalone_mode=False)
+        return ended if isinstance(ended, int) else 0
+    except click.ClickException as error:
+        return _complain(error.format_message(), _USAGE)
+    except (KeyboardInterrupt, click.Abort):
+        return _complain("interrupted", 128 + signal.SIGINT)
+    except _Terminated:
+        return _complain("terminated", 128 + signal.SIGTERM)
+    except ConfigurationError as error:
+        return _complain(as_options(" ".join(str(error).split())), _USAGE)
+    except DistributorError as error:
+        return _complain(str(error), exit_code(error))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def exit_code(error: DistributorError) -> int:
+    """That of the rank that failed, or 128 + the signal that killed it, as a shell has it; else 1.
+
+    >>> exit_code(DistributorError("no rank to blame"))
+    1
+    """
+    if isinstance(error, TrainingError) and error.signal is not None:
+        return 128 + int(signal.Signals[error.signal])
+    return (isinstance(error, TrainingError) and error.exit_code) or 1
+
+
+def as_options(text: str) -> str:
+    """An error's text with options in place of the arguments that it speaks of.
+
+    >>> as_options("use_gpu=True, but ...: pass use_gpu=False, or lower num_processes")
+    '--use-gpu, but ...: pass --no-gpu, or lower --num-processes'
+    """
+    for argument, option in {
+        "use_gpu=True": "--use-gpu",
+        "use_gpu=False": "--no-gpu",
+        "local_mode=True": "--local",
+        "local_mode=False": "--master URL",
+        "numGpus": "--num-processes",
+        "deepspeedConfig": "--deepspeed",
+        "run_module('pkg.train')": "-m pkg.train",
+    }.items():
+        text = text.replace(argument, option)
+    names = "|".join(parameter.name or "" for parameter in run.params if "_" in (parameter.name or ""))
+    return re.sub(
+        rf"\b({names})(=?)", lambda found: "--" + found[1].replace("_", "-") + found[2].replace("=", " "), text
+    )
+
+
+def _print_plan(
+    distributor: TorchDistributor,
+    target: str | Module,
+    args: Sequence[str],
+    on_spark: bool,
+    master: str | None,
+    settings: dict[str, str],
+) -> None:
+    job = distributor.plan(target, *(() if isinstance(target, Module) else args))
+    if on_spark:
+        where = f"Spark, master {master}" if master else "the Spark session of spark-submit"
+        click.echo(describe(job, where))
+        for name, value in settings.items():
+            click.echo(f"{name}={value}")
+        return
+    from distributor.schedulers.local import LocalScheduler
+
+    click.echo(describe(job, "this machine", LocalScheduler().placed(job)))
+
+
+def _session(master: str | None, settings: dict[str, str]) -> Any:
+    """A session that this command has to stop; that of spark-submit is as good as its own."""
+    try:
+        from distributor.schedulers import spark_session
+
+        return spark_session.create(master, settings)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"training on Spark needs pyspark, which cannot be imported ({error}): pip install 'distributor[spark]'"
+        ) from None
+
+
+def _in_spark_submit() -> bool:
+    return "PYSPARK_GATEWAY_PORT" in os.environ or "SPARK_REMOTE" in os.environ
+
+
+def _pair(option: str, setting: str) -> tuple[str, str]:
+    name, equals, value = setting.partition("=")
+    if not equals or not name:
+        raise click.UsageError(f"{option} takes NAME=VALUE, not {setting!r}")
+    return name, value
+
+
+def _ports(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    if found is None:
+        raise click.UsageError(f"--driver-ports takes a port or two such as 4700-4710, not {text!r}")
+    return int(found[1]), int(found[2] or found[1])
+
+
+class _Terminated(BaseException):
+    """SIGTERM: ranks get their grace, then the command ends."""
+
+
+def _end(_signal: int, _frame: FrameType | None) -> None:
+    raise _Terminated
+
+
+def _complain(text: str, code: int) -> int:
+    click.echo(f"distributor: {text}", err=True)
+    return code

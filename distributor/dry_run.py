@@ -1,0 +1,124 @@
+"""What a run would do, in words: for a look before it starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+
+from distributor.job import Function, Job, Module, Node, Placement, Plan, Script, Target
+from distributor.launch import PATHS
+from distributor.shipping import package_zip
+
+#: Stands for what is decided as a run starts: a folder of its own, ports, and on Spark who runs where.
+_FOLDER = "$RUN_FOLDER"
+_PORT = "$PORT"
+
+#: What is in variables of such names is nobody else's business.
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
+
+
+def describe(job: Job, where: str, placement: Placement | None = None) -> str:
+    """The plan of a run: where it runs, each rank's command and environment, the configuration, what is shipped.
+
+    Args:
+        job: as :meth:`TorchDistributor.plan` gives it.
+        where: for people.
+        placement: who runs where; ``None`` where that is decided as the run starts.
+
+    Example:
+        >>> job = TorchDistributor(2, True, use_gpu=False).plan("train.py")  # doctest: +SKIP
+        >>> print(describe(job, "this machine"))  # doctest: +SKIP
+        run           train.py
+        on            this machine: 2 ranks, on CPUs
+        ...
+    """
+    plan = _plan(job, placement)
+    ranks = f"{job.num_processes} rank{'s' * (job.num_processes > 1)}"
+    rows = [
+        ("run", _words(job.target)),
+        ("on", f"{where}: {ranks}, {_devices(job)}"),
+        ("placement", "by Spark, as the run starts" if placement is None else str(placement)),
+        ("command", f"{_command(plan.target)}   (in each rank, through torch's elastic agent: {job.launch_path})"),
+        ("ships", _shipped(job) if placement is None else "nothing: ranks run here"),
+        ("limits", _limits(job)),
+    ]
+    lines = [f"{name:<13} {text}" for name, text in rows]
+    lines += ["", "environment of every rank, on top of its machine's:", *_variables(plan.node_env)]
+    one = "rank 0" if placement is not None else "rank 0, if all ranks were on one node"
+    lines += ["", f"environment of {one}:", *_variables(plan.rank_env[0])]
+    if job.deepspeed is not None and job.deepspeed.config is not None:
+        lines += ["", "DeepSpeed's configuration:", json.dumps(json.loads(job.deepspeed.config), indent=2)]
+    return "\n".join(lines)
+
+
+def _plan(job: Job, placement: Placement | None) -> Plan:
+    """What node 0 would do; where nobody knows who it is, one that has all ranks."""
+    if placement is None:
+        placement = Placement((Node(0, "?", "?", "$MASTER", 0, 0, 0, job.num_processes),))
+    node = placement.master
+    plan = PATHS[job.launch_path].plan(job, placement, node, os.environ, {}, _FOLDER)
+    return replace(plan, rank_env=tuple({**env, "MASTER_PORT": _PORT} for env in plan.rank_env))
+
+
+def _words(target: Target) -> str:
+    if isinstance(target, Function):
+        return f"function {target.name}"
+    return f"{'script' if isinstance(target, Script) else 'module'} {_name(target)}"
+
+
+def _name(target: Script | Module) -> str:
+    if isinstance(target, Module):
+        return target.name
+    path = os.path.relpath(target.path)
+    return target.path if path.startswith("..") else path
+
+
+def _command(target: Target) -> str:
+    if isinstance(target, Function):
+        return f"{target.name}(...)"
+    start = ["python", "-m"] if isinstance(target, Module) else ["python"]
+    words = [*start, _name(target), *target.argv]
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    """As a shell takes it, but for what is not known yet."""
+    return word if word.startswith((_FOLDER, _PORT)) else shlex.quote(word)
+
+
+def _devices(job: Job) -> str:
+    if not job.use_gpu:
+        return "on CPUs"
+    return f"with {job.gpus_per_process} GPU{'s' * (job.gpus_per_process > 1)} each"
+
+
+def _shipped(job: Job) -> str:
+    parts = [f"this package ({_size(len(package_zip()))})"]
+    if isinstance(job.target, Script):
+        parts.append(f"the script ({_size(len(job.target.source))})")
+    if job.working_dir is not None and job.working_dir.archive is not None:
+        parts.append(f"{job.working_dir.path} ({_size(len(job.working_dir.archive))})")
+    return ", ".join(parts)
+
+
+def _size(count: int) -> str:
+    return f"{count / 1024:,.1f} KiB" if count < 1 << 20 else f"{count / (1 << 20):,.1f} MiB"
+
+
+def _limits(job: Job) -> str:
+    stall = "never" if job.stall_timeout is None else f"{job.stall_timeout:g} s"
+    return (
+        f"start within {job.start_timeout:g} s, {job.grace_period:g} s to save when stopped, "
+        f"stalled after: {stall}, heartbeats every {job.heartbeat_timeout:g} s at least"
+    )
+
+
+def _variables(env: Mapping[str, str | None]) -> list[str]:
+    return [
+        f"  {name} is removed" if value is None else f"  {name}={'***' if _SECRET.search(name) else _quoted(value)}"
+        for name, value in sorted(env.items())
+    ]

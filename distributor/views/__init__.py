@@ -1,0 +1,66 @@
+"""What a run shows of itself while it goes: in a terminal, in a notebook, or as occasional lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+from distributor.views.snapshot import Snapshot
+
+#: Is told how many bytes of how many have been packed.
+Packed = Callable[[int, int], None]
+
+
+class Shown(NamedTuple):
+    """What a view wants to have in the log: ``footer`` stays below it for now, ``notes`` are lines of it."""
+
+    footer: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class View(Protocol):
+    """Shows one run."""
+
+    #: Seconds between looks at the run.
+    interval: float
+
+    def packing(self, folder: str) -> AbstractContextManager[Packed]:
+        """While a project folder is packed, before there is a run."""
+
+    def show(self, snapshot: Snapshot, awaited: bool) -> Shown:
+        """Shows a moment; the last one is that of a run that has ended.
+
+        Args:
+            snapshot: of the run.
+            awaited: whether somebody waits for its end, so that the terminal is not used otherwise.
+        """
+
+
+def choose() -> View:
+    """The view for where this process shows its output."""
+    if _in_notebook():
+        from distributor.views.notebook import NotebookView
+
+        return NotebookView()
+    if _is_terminal(sys.stderr):
+        from distributor.views.terminal import TerminalView
+
+        return TerminalView()
+    from distributor.views.plain import PlainView
+
+    return PlainView()
+
+
+def _in_notebook() -> bool:
+    """Whether a Jupyter front end shows what this process displays."""
+    shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "kernel", None) is not None
+
+
+def _is_terminal(out: Any) -> bool:
+    try:
+        return bool(out.isatty())
+    except Exception:  # none, closed, or not quite a file
+        return False

@@ -1,0 +1,133 @@
+"""What is known of a run at one moment, and how it is said. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from distributor.job import Placement, Status
+from distributor.stacks import ranges
+
+_ENDED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run at one moment.
+
+    Attributes:
+        run_id, title, world_size: of the job.
+        status: where the run stands.
+        seconds: since it was submitted, or that it took.
+        since: seconds for which it has had this status.
+        detail: what it waits for, or why it is stopping; ``""`` if there is nothing to say.
+        nodes_up: nodes whose ranks have been started.
+        ranks_up: ranks that are running, as far as nodes have told.
+        placement: who runs where, once that is known.
+        lines: the last line of each rank that has written one.
+        timings: seconds by phase, of a run that has ended.
+        error: why it failed.
+    """
+
+    run_id: str
+    title: str
+    world_size: int
+    status: Status
+    seconds: float = 0.0
+    since: float = 0.0
+    detail: str = ""
+    nodes_up: int = 0
+    ranks_up: int = 0
+    placement: Placement | None = None
+    lines: Mapping[int, str] = field(default_factory=dict)
+    timings: Mapping[str, float] = field(default_factory=dict)
+    error: BaseException | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.status in _ENDED
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes the run has, 0 while nobody knows."""
+        return 0 if self.placement is None else len(self.placement.nodes)
+
+
+def state(snapshot: Snapshot) -> str:
+    """Where a run stands, in words without a time.
+
+    >>> state(Snapshot("3f2a", "train", 4, Status.RUNNING, ranks_up=4))
+    'running: 4 of 4 ranks up'
+    """
+    detail = f": {snapshot.detail}" if snapshot.detail else ""
+    if snapshot.status is Status.WAITING:
+        return snapshot.detail or "waiting for its nodes"
+    if snapshot.status is Status.STARTING:
+        return f"starting: ranks are up on {snapshot.nodes_up} of {count(snapshot.nodes, 'node')}"
+    if snapshot.status is Status.RUNNING:
+        return f"running: {snapshot.ranks_up} of {count(snapshot.world_size, 'rank')} up"
+    if snapshot.status is Status.FAILED:
+        return f"failed: {reason(snapshot)}"
+    return f"stopping{detail}" if snapshot.status is Status.STOPPING else str(snapshot.status.value)
+
+
+def reason(snapshot: Snapshot) -> str:
+    """Why a run failed, in one line."""
+    return str(snapshot.error).partition("\n")[0] or type(snapshot.error).__name__
+
+
+def folded(lines: Mapping[int, str], most: int) -> list[tuple[str, str]]:
+    """The last lines of ranks, those that are alike once: ``(ranks, line)``, by lowest rank.
+
+    Args:
+        lines: by rank.
+        most: how many to give at most; what is left out is the last entry.
+
+    >>> folded({0: "epoch 3", 1: "epoch 3", 2: "epoch 2"}, 4)
+    [('ranks 0-1', 'epoch 3'), ('rank 2', 'epoch 2')]
+    """
+    by_line: dict[str, list[int]] = {}
+    for rank in sorted(lines):
+        by_line.setdefault(lines[rank], []).append(rank)
+    entries = [(who(ranks), line) for line, ranks in by_line.items()]
+    if len(entries) <= most:
+        return entries
+    rest = sorted(rank for ranks in list(by_line.values())[most - 1 :] for rank in ranks)
+    return [*entries[: most - 1], (who(rest), "...")]
+
+
+def who(ranks: Iterable[int]) -> str:
+    """Ranks by name.
+
+    >>> who([0, 1, 2, 5])
+    'ranks 0-2, 5'
+    """
+    ranks = list(ranks)
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {ranges(ranks)}"
+
+
+def count(number: int, what: str) -> str:
+    """So many of something.
+
+    >>> count(1, "node"), count(2, "node")
+    ('1 node', '2 nodes')
+    """
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def duration(seconds: float) -> str:
+    """A time that people read: tenths of seconds up to ten, then whole seconds, minutes and hours.
+
+    >>> duration(0.012), duration(3.25), duration(83), duration(7384)
+    ('12 ms', '3.2 s', '1 min 23 s', '2 h 03 min')
+    """
+    if 0 < seconds < 0.1:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
