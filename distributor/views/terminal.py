@@ -81,10 +81,11 @@ class TerminalView:
         if snapshot.nodes:
             about.insert(1, f"on {count(snapshot.nodes, 'node')}")
         head.append("  " + ", ".join(about), style="dim")
+        entries = folded(snapshot.lines, _LINES)
         lines = Table.grid(padding=(0, 2), pad_edge=False)
-        lines.add_column(no_wrap=True, style="cyan")
+        lines.add_column(no_wrap=True, style="cyan", min_width=max((len(ranks) + 2 for ranks, _ in entries), default=0))
         lines.add_column(no_wrap=True, overflow="ellipsis")
-        for ranks, line in folded(snapshot.lines, _LINES):
+        for ranks, line in entries:
             lines.add_row(f"  {ranks}", Text(line, no_wrap=True, overflow="ellipsis"))
         return Group(head, lines) if snapshot.lines else head
 

@@ -50,4 +50,4 @@ def test_addresses_of_ipv6(cluster: Cluster) -> None:
         )
         assert done.returncode == 0, done.stderr[-3000:]
         assert done.stdout.splitlines()[-1].split() == sorted(hosts.addresses.values())
-        assert "[distributor] run" in done.stdout  # over the channel
+        assert "[distributor] run" in done.stderr  # over the channel

@@ -42,7 +42,7 @@ def test_memory_of_a_run(cluster: Cluster) -> None:
         TorchDistributor(2, use_gpu=False, memory_per_process="1g").run(trainings.rank)
 
 
-def test_a_busy_cluster_is_waited_for(cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_busy_cluster_is_waited_for(cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     session = cluster.session()
     go, here = tmp_path / "go", tmp_path / "here"
     here.mkdir()
@@ -59,12 +59,14 @@ def test_a_busy_cluster_is_waited_for(cluster: Cluster, tmp_path: Path, caplog: 
     holding.start()
     watch.until(lambda: len(os.listdir(here)) == 4)
     run = TorchDistributor(6, use_gpu=False).submit(trainings.all_reduce)
-    watch.until(lambda: "waiting for 6 slots: 2 free" in caplog.text)
+    watch.until(lambda: "waiting for 6 slots: 2 free" in run.snapshot().detail)
     with pytest.raises(StartError, match=r"start_timeout=1 s: Spark has not .*waiting for 4 slots: 2 free"):
         TorchDistributor(4, use_gpu=False, start_timeout=1).run(trainings.all_reduce)
     go.touch()
     assert run.results() == [21.0] * 6
     holding.join()
+    told = f"[distributor] run {run.id}: Spark has not started its tasks, waiting for 6 slots: 2 free"
+    assert told in capsys.readouterr().err
 
 
 def test_runs_that_want_more_together_than_there_is(cluster: Cluster) -> None:
@@ -74,12 +76,12 @@ def test_runs_that_want_more_together_than_there_is(cluster: Cluster) -> None:
     assert [run.results(timeout=2 * watch.DEADLINE) for run in runs] == [[10.0] * 4] * 3
 
 
-def test_an_application_that_gets_no_executors_says_so(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_application_that_gets_no_executors_says_so(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     """Another application may hold them: with fewer slots than it needs, a run waits no longer than it is told to."""
     cluster.session({"spark.cores.max": "2"})
     with pytest.raises(StartError, match=r"start_timeout=8 s: num_processes=4 needs 4 task slots at once.* has 2"):
         TorchDistributor(4, use_gpu=False, start_timeout=8).run(trainings.all_reduce)
-    assert "waiting for 4 slots: 2 free" in caplog.text
+    assert "num_processes=4 needs 4 task slots at once" in capsys.readouterr().err
 
 
 SITE = """

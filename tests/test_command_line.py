@@ -1,0 +1,207 @@
+"""The command line runs: true exit codes, output as ranks wrote it, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pyte
+import pytest
+import watch
+
+SCRIPT = """
+import os, signal, sys, time
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+print("arguments", sys.argv[1:], flush=True)
+print("careful", file=sys.stderr, flush=True)
+dist.barrier()
+what = sys.argv[1] if len(sys.argv) > 1 else ""
+if rank == 1 and what == "raise":
+    raise ValueError("learning rate must be positive")
+if rank == 1 and what.isdigit():
+    sys.exit(int(what))
+if rank == 1 and what == "die":
+    os.kill(os.getpid(), signal.SIGKILL)
+while what == "wait" and not os.path.exists(sys.argv[2]):
+    time.sleep(0.05)
+"""
+
+HERE = [sys.executable, "-m", "distributor", "run", "-n", "2", "--no-gpu"]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marks all that a command starts."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+
+
+def distributor(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*HERE, *arguments], capture_output=True, text=True, timeout=180, cwd=cwd)
+
+
+def nothing_is_left() -> None:
+    def marked(process: psutil.Process) -> bool:
+        try:
+            return process.environ().get("TMPDIR") == os.environ["TMPDIR"] and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False
+
+    own = psutil.Process()
+    watch.until(lambda: not [p for p in psutil.process_iter() if p != own and marked(p)], watch.ORPHAN_DEADLINE)
+    assert [path.name for path in Path(os.environ["TMPDIR"]).iterdir() if path.name.startswith("distributor-")] == []
+
+
+def test_output_is_the_ranks_and_0_is_success(script: str) -> None:
+    done = distributor("--local", script, "--lr", "0.1", "-n", "7")
+    assert done.returncode == 0, done.stderr
+    lines = sorted(done.stdout.splitlines())
+    assert [line.partition("] ")[2] for line in lines] == ["arguments ['--lr', '0.1', '-n', '7']"] * 2
+    assert [line.split()[:2] for line in lines] == [["[rank", "0"], ["[rank", "1"]]
+    assert [line.partition("] ")[2] for line in done.stderr.splitlines() if "[rank " in line] == ["careful", "careful"]
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "told"),
+    [
+        ("raise", 1, ": ValueError: learning rate must be positive"),
+        ("7", 7, ": exited with code 7"),
+        ("die", 137, ": killed by SIGKILL"),
+    ],
+)
+def test_the_exit_code_is_that_of_the_rank_that_failed(script: str, what: str, code: int, told: str) -> None:
+    done = distributor("--local", "--no-prefix", script, what)
+    assert done.returncode == code
+    assert done.stdout.splitlines() == [f"arguments ['{what}']"] * 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("distributor: ")]
+    assert line.startswith("distributor: rank 1 on ")
+    assert line.endswith(told)
+    assert "distributor/api.py" not in done.stderr  # no traceback of the driver's
+    nothing_is_left()
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_command_that_is_ended_ends_its_ranks(script: str, tmp_path: Path, signum: int, code: int) -> None:
+    process = subprocess.Popen(
+        [*HERE, "--local", "--grace-period", "1", script, "wait", str(tmp_path / "never")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()  # ranks run
+    process.send_signal(signum)
+    _, err = process.communicate(timeout=watch.DEADLINE)
+    assert process.returncode == code
+    assert err.splitlines()[-1] == f"distributor: {'interrupted' if signum == signal.SIGINT else 'terminated'}"
+    nothing_is_left()
+
+
+def test_a_module_of_the_current_directory(tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "train.py").write_text("import sys, pkg.other\nprint(pkg.other.NAME, sys.argv[1:])\n")
+    (tmp_path / "pkg" / "other.py").write_text("NAME = 'other'\n")
+    done = distributor("--local", "--no-prefix", "-m", "pkg.train", "--lr", "0.1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["other ['--lr', '0.1']"] * 2
+
+
+def test_deepspeeds_configuration(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 3}))
+    (tmp_path / "train.py").write_text("import json, sys\nprint(json.load(open(sys.argv[-1]))['train_batch_size'])\n")
+    done = distributor("--local", "--no-prefix", "--deepspeed", "ds.json", "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["6", "6"]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_on_spark(script: str) -> None:
+    done = distributor("--master", "local-cluster[2,1,1024]", "--conf", "spark.ui.enabled=false", script, "5")
+    assert done.returncode == 5, done.stderr[-3000:]
+    assert sorted(line.partition("] ")[2] for line in done.stdout.splitlines()) == ["arguments ['5']"] * 2
+    assert "2 ranks on 2 nodes" in done.stderr
+    nothing_is_left()
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_under_spark_submit(script: str) -> None:
+    path = subprocess.run([*HERE[:3], "script-path"], capture_output=True, text=True, check=True).stdout.strip()
+    submit = str(Path(sys.executable).with_name("spark-submit"))
+    command = [submit, "--master", "local-cluster[2,1,1024]", "--conf", "spark.ui.enabled=false", path]
+    ours = ["run", "-n", "2", "--no-gpu", script, "3"]
+    done = subprocess.run([*command, *ours], capture_output=True, text=True, timeout=180)
+    assert done.returncode == 3, done.stderr[-3000:]
+    # Spark sends both streams of a Python program to its stdout.
+    assert [line.partition("] ")[2] for line in done.stdout.splitlines() if "] arg" in line] == ["arguments ['3']"] * 2
+    assert "distributor: rank 1 on " in done.stdout
+    nothing_is_left()
+
+
+class Terminal:
+    """A command in a terminal of 100 columns, and what its user sees."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.screen = pyte.Screen(100, 30)
+        stream = pyte.ByteStream(self.screen)
+        self.pid, descriptor = pty.fork()
+        if self.pid == 0:
+            environ = {**os.environ, "COLUMNS": "100", "TERM": "xterm-256color", "PYTHONUTF8": "1"}
+            os.execve(command[0], list(command), environ)
+
+        def read() -> None:
+            try:
+                while data := os.read(descriptor, 1 << 16):
+                    stream.feed(data)
+            except OSError:  # the other end is closed
+                os.close(descriptor)
+
+        self._reader = threading.Thread(target=read)
+        self._reader.start()
+
+    def text(self) -> str:
+        return "\n".join(line.rstrip() for line in self.screen.display).rstrip()
+
+    def wait(self) -> int:
+        self._reader.join(watch.DEADLINE)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def test_a_terminal_shows_what_the_run_is_doing(script: str, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    terminal = Terminal([*HERE, "--local", script, "wait", str(go)])
+    watch.until(lambda: "running: 2 of 2 ranks up" in terminal.text() and "  ranks 0-1" in terminal.text())
+    shown = terminal.text().splitlines()
+    assert sum("] arguments [" in line for line in shown) == 2
+    assert ", on 1 node, run " in shown[-2]  # below all that ranks have written
+    go.touch()
+    assert terminal.wait() == 0
+    shown = terminal.text().splitlines()
+    assert shown[-1].startswith("[distributor] run ")
+    assert " succeeded in " in shown[-1]
+    assert "running" not in terminal.text()
+
+
+def test_no_progress(script: str) -> None:
+    terminal = Terminal([*HERE, "--local", "--no-progress", "--no-prefix", script])
+    assert terminal.wait() == 0
+    assert sorted(terminal.text().splitlines()) == ["arguments []", "arguments []", "careful", "careful"]

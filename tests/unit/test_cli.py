@@ -1,0 +1,312 @@
+"""The command line's decisions; that it runs anything is tested in ``test_command_line.py``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import distributor
+from distributor import cli
+from distributor.errors import (
+    ConfigurationError,
+    DistributorError,
+    NodeLostError,
+    RunCancelledError,
+    StartError,
+    TrainingError,
+)
+from distributor.job import Failure
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text("print(1)\n")
+    return str(path)
+
+
+class Fake:
+    """Takes note of what a distributor is asked for."""
+
+    asked: tuple[Any, dict[str, Any]]
+    ran: tuple[Any, ...]
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        Fake.asked = args, options
+
+    def run(self, *args: Any) -> None:
+        Fake.ran = ("run", *args)
+
+    def run_module(self, *args: Any) -> None:
+        Fake.ran = ("module", *args)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
+    monkeypatch.setattr(cli, "TorchDistributor", Fake)
+    monkeypatch.setattr(cli, "DeepspeedTorchDistributor", Fake)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE"):
+        monkeypatch.delenv(name, raising=False)
+    return Fake
+
+
+def test_options_are_the_arguments_of_the_api(fake: type[Fake]) -> None:
+    given = (
+        "run -n 4 --local --no-gpu --env A=1 --env B=x=y --forward-env WANDB_* --working-dir . --log-dir logs "
+        "--logs 0,3 --fold-logs --no-prefix --no-progress --driver-ports 4700-4710 "
+        "--cpus-per-process 2 --memory-per-process 8g "
+        "--max-processes-per-node 2 --start-timeout 5 --stall-timeout 6 --grace-period 7 --heartbeat-timeout 8 "
+        "--start-method spawn train.py --lr 0.1 --local"
+    )
+    assert cli.call(given.split()) == 0
+    args, options = fake.asked
+    assert args == (4, True, False)
+    assert fake.ran == ("run", "train.py", "--lr", "0.1", "--local")
+    assert options == {
+        "env": {"A": "1", "B": "x=y"},
+        "forward_env": ("WANDB_*",),
+        "working_dir": ".",
+        "log_dir": "logs",
+        "logs": [0, 3],
+        "fold_logs": True,
+        "log_prefix": False,
+        "progress": False,
+        "driver_ports": (4700, 4710),
+        "gpus_per_process": None,
+        "cpus_per_process": 2,
+        "memory_per_process": "8g",
+        "max_processes_per_node": 2,
+        "start_timeout": 5.0,
+        "stall_timeout": 6.0,
+        "grace_period": 7.0,
+        "heartbeat_timeout": 8.0,
+        "start_method": "spawn",
+        "keep_warm": 0.0,
+    }
+
+
+def test_every_argument_of_the_api_has_an_option() -> None:
+    import inspect
+
+    own = {"num_processes", "local_mode", "keep_warm", "preload", "log_prefix", "working_dir_limit", "self"}
+    options = {parameter.name for parameter in cli.run.params}
+    assert set(inspect.signature(distributor.TorchDistributor.__init__).parameters) - own <= options
+
+
+def test_a_module_and_its_arguments(fake: type[Fake]) -> None:
+    assert cli.call(["run", "-n", "2", "-m", "pkg.train", "--lr", "0.1", "-n", "3"]) == 0
+    assert fake.asked[0] == (2, True, True)
+    assert fake.ran == ("module", "pkg.train", "--lr", "0.1", "-n", "3")
+    assert sys.path[0] == os.getcwd()
+
+
+def test_deepspeed(fake: type[Fake]) -> None:
+    assert cli.call(["run", "-n", "2", "--deepspeed", "ds.json", "--no-script-arguments", "train.py"]) == 0
+    assert fake.asked[0] == (2, 1, True, True, "ds.json")
+    assert fake.asked[1]["script_arguments"] is False
+
+
+def test_a_master_means_spark(fake: type[Fake], monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped, asked = [], []
+
+    class Session:
+        def stop(self) -> None:
+            stopped.append(True)
+
+    def create(master: str | None, settings: dict[str, str]) -> Session:
+        asked.append((master, settings))
+        return Session()
+
+    monkeypatch.setattr("distributor.schedulers.spark_session.create", create)
+    assert cli.call(["run", "--master", "spark://a:7077", "--conf", "spark.executor.memory=8g", "train.py"]) == 0
+    assert fake.asked[0] == (1, False, True)
+    assert asked == [("spark://a:7077", {"spark.executor.memory": "8g"})]
+    assert stopped == [True]
+
+
+def test_under_spark_submit_its_session_decides(fake: type[Fake], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    monkeypatch.setattr("distributor.schedulers.spark_session.create", lambda *args: asked.append(args))
+    assert cli.call(["run", "train.py"]) == 0
+    assert fake.asked[0] == (1, None, True)
+    assert asked == [(None, {})]
+    assert cli.call(["run", "--local", "train.py"]) == 0
+    assert fake.asked[0] == (1, True, True)
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("run", "Missing argument 'SCRIPT'"),
+        ("run -n x train.py", "'x' is not a valid integer"),
+        ("run --no-such-option train.py", "No such option"),
+        ("walk", "No such command 'walk'"),
+        ("run --local --master yarn train.py", "--local and --master yarn exclude each other: leave out one of them"),
+        ("run --conf a=b train.py", "--conf a=b is a setting of Spark, which needs --master"),
+        ("run --env A train.py", "--env takes NAME=VALUE, not 'A'"),
+        ("run --driver-ports x train.py", "--driver-ports takes a port or two such as 4700-4710, not 'x'"),
+        ("run -n 0 --no-gpu train.py", "--num-processes has to be a positive integer, not 0"),
+        ("run --no-gpu --gpus-per-process 2 train.py", "--gpus-per-process 2 with --no-gpu: leave out one of them"),
+        ("run --no-gpu --logs 7 train.py", "logs names rank 7; with --num-processes 1 there are 0 to 0"),
+        ("run --no-gpu no_such.py", "the script 'no_such.py' cannot be read on the driver: No such file or directory"),
+        (
+            "run --no-gpu train.sh",
+            "'train.sh' is not a .py file: pass the path of a Python script, a callable, or use -m",
+        ),
+        ("run --no-gpu --deepspeed no.json train.py", "no.json"),
+    ],
+)
+def test_a_request_that_is_wrong_ends_in_one_line_and_2(
+    arguments: str, told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    assert cli.call(arguments.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("distributor: ")
+    assert told in err
+    assert err.count("\n") == 1
+
+
+def test_without_pyspark_there_is_no_spark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
+    assert cli.call(["run", "--master", "local-cluster[2,1,1024]", "--no-gpu", "train.py"]) == 2
+    assert "training on Spark needs pyspark, which cannot be imported" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (TrainingError("", [Failure(1, 1, "a", "exit", "exited with code 7", exit_code=7)]), 7),
+        (TrainingError("", [Failure(1, 1, "a", "ValueError", "", exit_code=1)]), 1),
+        (TrainingError("", [Failure(1, 1, "a", "signal", "killed by SIGKILL", signal="SIGKILL")]), 137),
+        (TrainingError("", [Failure(1, 1, "a", "signal", "", signal="SIGSEGV")]), 139),
+        (TrainingError(""), 1),
+        (NodeLostError(""), 1),
+        (StartError(""), 1),
+        (RunCancelledError(""), 1),
+    ],
+)
+def test_exit_codes(error: DistributorError, code: int, fake: type[Fake], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Fake, "run", fail)
+    assert cli.call(["run", "train.py"]) == cli.exit_code(error) == code
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "num_processes=4 needs 4 slots: lower num_processes",
+            "--num-processes 4 needs 4 slots: lower --num-processes",
+        ),
+        ("pass use_gpu=False, or local_mode=False to", "pass --no-gpu, or --master URL to"),
+        ("numGpus has to be", "--num-processes has to be"),
+        ("start_timeout=1 s", "--start-timeout 1 s"),
+    ],
+)
+def test_errors_speak_of_options(said: str, told: str) -> None:
+    assert cli.as_options(said) == told
+
+
+def test_a_dry_run(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run = ["run", "-n", "3", "--local", "--no-gpu", "--env", "A=b c", "--env", "API_KEY=geheim", "--dry-run"]
+    assert cli.call([*run, script, "--lr", "0.1", "a b"]) == 0
+    out = capsys.readouterr().out
+    assert f"run           script {script}\n" in out
+    assert "on            this machine: 3 ranks, on CPUs\n" in out
+    assert ": ranks 0-2\n" in out
+    assert (
+        f"command       python {script} --lr 0.1 'a b'   (in each rank, through torch's elastic agent: torchrun)" in out
+    )
+    for variable in (
+        "A='b c'",
+        "API_KEY=***",
+        "CUDA_VISIBLE_DEVICES=''",
+        "RANK=0",
+        "WORLD_SIZE=3",
+        "MASTER_PORT=$PORT",
+    ):
+        assert f"\n  {variable}\n" in out
+    assert "geheim" not in out
+
+
+def test_a_dry_run_on_spark_starts_no_session(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distributor.schedulers.spark_session.create", lambda *_: pytest.fail("a session"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pkg").mkdir()
+    config = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": "auto"}
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    run = ["run", "-n", "8", "--master", "spark://a:7077", "--conf", "spark.executor.cores=4", "--working-dir", "."]
+    assert cli.call([*run, "--deepspeed", "ds.json", "--dry-run", "-m", "pkg.train", "--epochs", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "on            Spark, master spark://a:7077: 8 ranks, with 1 GPU each\n" in out
+    assert "placement     by Spark, as the run starts\n" in out
+    assert (
+        "command       python -m pkg.train --epochs 3 --deepspeed --deepspeed_config $RUN_FOLDER/deepspeed.json   "
+        "(in each rank, through torch's elastic agent: deepspeed)\n"
+    ) in out
+    assert f"{tmp_path} (" in out
+    assert '"gradient_accumulation_steps": 1' in out
+    assert out.endswith("spark.executor.cores=4\n")
+
+
+def test_what_is_wrong_is_found_by_a_dry_run(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.call(["run", "--local", "--no-gpu", "--dry-run", "--cpus-per-process", "1000", script]) == 2
+    assert "--cpus-per-process asks for 1,000 CPUs" in capsys.readouterr().err
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.call(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == f"distributor, version {distributor.__version__}"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.call(["completion", shell]) == 0
+    assert "_DISTRIBUTOR_COMPLETE" in capsys.readouterr().out
+
+
+def test_help_tells_every_option(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert cli.call(["run", "--help"]) == 0
+    out = capsys.readouterr().out
+    for parameter in cli.run.params:
+        for option in parameter.opts:
+            assert option in out or option.upper() in out
+    for panel in ("What to run", "Where", "Each rank", "Output", "Time limits"):
+        assert panel in out
+
+
+def test_what_spark_submit_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.call(["script-path"]) == 0
+    assert Path(capsys.readouterr().out.strip()) == Path(distributor.__file__).with_name("__main__.py")
+
+
+def test_a_session_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyspark.sql import SparkSession
+
+    class Builder:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_: self
+
+        def getOrCreate(self) -> None:
+            raise RuntimeError("Could not parse Master URL: 'no'\n\tat org.apache.spark")
+
+    monkeypatch.setattr(SparkSession, "builder", Builder())
+    with pytest.raises(ConfigurationError) as caught:
+        cli._session("no", {})
+    assert str(caught.value) == "no Spark session with master no: Could not parse Master URL: 'no'"
