@@ -68,7 +68,7 @@ def save(
 
     Raises:
         ConfigurationError: the tag cannot be used, rank 0 does not see every rank's shard (the folder is not shared),
-            or there are no universal checkpoints of such a model or optimizer. Every rank raises it.
+            or there are no universal checkpoints of such a model or optimizer, or not yet. Every rank raises it.
         RuntimeError: DeepSpeed could not make the universal form; every rank raises it.
     """
     root, tag = Path(folder), f"global_step{engine.global_steps}" if tag is None else tag
@@ -83,6 +83,11 @@ def save(
         raise ConfigurationError(
             "DeepSpeed makes no universal checkpoints of optimizer states that are offloaded to NVMe: "
             "engine.save_checkpoint saves shards for the same number of ranks"
+        )
+    if engine.zero_optimization_stage() == 3 and engine.global_steps == 0:
+        raise ConfigurationError(
+            "ZeRO-3's optimizer has no state before its first step, and DeepSpeed makes no universal checkpoint of that: "
+            "save after engine.step()"
         )
     rest = {
         "state": _gather(engine, lambda parameter: not _in_optimizer(parameter), lambda tensor: tensor.detach().cpu()),

@@ -1,8 +1,8 @@
 """What a training function may ask for inside a rank.
 
-from distributor import runtime
-
-engine, *_ = deepspeed.initialize(model=model, config=runtime.deepspeed_config())
+Example:
+    >>> from distributor import runtime
+    >>> engine, *_ = deepspeed.initialize(model=model, config=runtime.deepspeed_config())  # doctest: +SKIP
 """
 
 from __future__ import annotations

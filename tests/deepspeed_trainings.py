@@ -199,6 +199,7 @@ def checkpoints_that_are_none(folder: str) -> list[str]:
     deepspeed_checkpoint.load(fresh, folder, "one")  # what was saved before
     third, *_ = deepspeed.initialize(model=network(), config=config(3))
     tell(lambda: deepspeed_checkpoint.load(third, folder, "one"))
+    tell(lambda: deepspeed_checkpoint.save(third, folder, "early"))
     engine.zero_nvme_offload_optimizer = lambda: True
     tell(lambda: deepspeed_checkpoint.save(engine, folder, "four"))
     other = {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}, "zero_allow_untested_optimizer": True}

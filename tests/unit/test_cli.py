@@ -190,6 +190,7 @@ def test_without_pyspark_there_is_no_spark(monkeypatch: pytest.MonkeyPatch, caps
         (TrainingError("", [Failure(1, 1, "a", "ValueError", "", exit_code=1)]), 1),
         (TrainingError("", [Failure(1, 1, "a", "signal", "killed by SIGKILL", signal="SIGKILL")]), 137),
         (TrainingError("", [Failure(1, 1, "a", "signal", "", signal="SIGSEGV")]), 139),
+        (TrainingError("", [Failure(1, 1, "a", "exit", "ended before it returned", exit_code=0)]), 1),
         (TrainingError(""), 1),
         (NodeLostError(""), 1),
         (StartError(""), 1),
