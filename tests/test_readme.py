@@ -1,4 +1,4 @@
-"""What the README says is true: its first example, and each row of its table of differences."""
+"""What README and guides say is true: rows of the tables of differences, what error texts are, files and commands."""
 
 from __future__ import annotations
 
@@ -11,23 +11,13 @@ from pathlib import Path
 from distributor.channel.frames import UNREACHED
 
 ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_first_example_prints_what_the_readme_shows(tmp_path: Path) -> None:
-    first = README.index("## First example")
-    code, shown = re.findall(r"```(?:python)?\n(.*?)```", README[first:], re.DOTALL)[:2]
-    script = tmp_path / "hello.py"
-    script.write_text(code)
-    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=120)
-    lines = [re.sub(r"(\[rank \d) \S+\]", r"\1 laptop]", line) for line in ended.stdout.splitlines()]
-    assert sorted(lines) == sorted(shown.splitlines())
-
-
 def test_each_difference_is_held_by_a_test_that_exists() -> None:
-    table = README[README.index("## Differences") : README.index("## What it does not do")]
-    rows = [line for line in table.splitlines() if line.startswith("| ") and "---" not in line][1:]
-    assert len(rows) > 10
+    rows = [*differences(README), *differences((DOCS / "from-pyspark.md").read_text())]
+    assert len(rows) > 50
     tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     for row in rows:
         named = re.findall(r"`(test_\w+)`", row)
@@ -36,19 +26,36 @@ def test_each_difference_is_held_by_a_test_that_exists() -> None:
             assert f"def {name}(" in tests, name
 
 
+def differences(page: str) -> list[str]:
+    """The rows of the tables below the heading."""
+    lines = page[page.index("## Differences") :].partition("\n## What")[0].splitlines()
+    tables = [line for line in lines if line.startswith("|") and not line.startswith(("| |", "|---"))]
+    assert all(row.count(" | ") == 3 for row in tables)
+    return tables
+
+
+def test_what_the_readme_tells_of_differences_is_among_all_of_them() -> None:
+    known = differences((DOCS / "from-pyspark.md").read_text())
+    told = differences(README)
+    assert 6 <= len(told) <= 8
+    assert set(told) <= set(known)
+
+
 def test_commands_and_files_of_the_readme_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"make ([\w-]+)", README):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE) or f" {target}" in makefile, target
-    for path in re.findall(r"\]\(([\w./-]+)\)", README):
+    anchors = {re.sub(r"[^\w -]", "", head).replace(" ", "-").lower() for head in re.findall(r"^#+ (.*)", README, re.M)}
+    for path, anchor in re.findall(r"\]\(([\w./-]*)(?:#([\w-]+))?\)", README):
         assert (ROOT / path).exists(), path
+        assert path or anchor in anchors, anchor
 
 
 def test_errors_of_the_documentation_are_those_of_the_code() -> None:
     sources = [path.read_text() for path in (ROOT / "distributor").rglob("*.py")]
     texts = [text_of(node) for source in sources for node in ast.walk(ast.parse(source))]
-    clusters = (ROOT / "docs" / "clusters.md").read_text()
-    rows = re.findall(r"^\| `(.*?)`", clusters[clusters.index("## Reading errors") :], re.MULTILINE)
+    page = (DOCS / "errors.md").read_text()
+    rows = re.findall(r"^\| `(.*?)`", page[page.index("## What it says") :], re.MULTILINE)
     assert len(rows) > 15
     for said in rows:
         if said not in ("Python in worker has different version", f"{UNREACHED} at"):  # Spark's; made of two

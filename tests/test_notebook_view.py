@@ -1,0 +1,156 @@
+"""What Jupyter shows of a run: executed for real, opened in a browser, and looked at."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import nbclient
+import nbconvert
+import nbformat
+import pytest
+from PIL import Image
+
+pytestmark = pytest.mark.slow
+
+CELLS = [
+    """
+from distributor import TorchDistributor
+
+def train(learning_rate):
+    import time
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    for epoch in range(4):
+        print("epoch", epoch, flush=True)
+        time.sleep(0.5)
+    if learning_rate < 0 and dist.get_rank() == 1:
+        raise ValueError(f"learning rate must be positive, not {learning_rate}")
+    return learning_rate
+
+distributor = TorchDistributor(2, local_mode=True, use_gpu=False)
+distributor.run(train, 0.1)
+""",
+    "run = distributor.submit(train, -1)\nrun.wait()\nrun",
+    "distributor.run(train, -2)",
+    "TorchDistributor(0)",
+    "TorchDistributor(2, local_mode=True, use_gpu=False, progress=False, logs='none').run(train, 0.1)",
+]
+
+#: Colours of the badges of runs that succeeded and that failed.
+GREEN, RED = (0x1A, 0x7F, 0x37), (0xCF, 0x22, 0x2E)
+
+
+class Client(nbclient.NotebookClient):
+    """Keeps every state of every display, of which a notebook keeps the last."""
+
+    def process_message(self, msg: Any, cell: Any, cell_index: int) -> Any:
+        if msg["msg_type"] in ("display_data", "update_display_data"):
+            self.shown.setdefault(cell_index, []).append(words(msg["content"]["data"].get("text/html", "")))
+        return super().process_message(msg, cell, cell_index)
+
+
+def words(html: str) -> str:
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split())
+
+
+@pytest.fixture(scope="module")
+def executed() -> Iterator[Client]:
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
+    client = Client(notebook, timeout=120, allow_errors=True)
+    client.shown = {}
+    client.execute()
+    yield client
+
+
+@pytest.fixture(scope="module")
+def page(executed: Client, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "notebook.html"
+    path.write_text(nbconvert.HTMLExporter(template_name="basic").from_notebook_node(executed.nb)[0])
+    return path
+
+
+def browser(page: Path, *options: str) -> str:
+    """What a headless Chromium prints of a page."""
+    found = next(
+        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+    )
+    if found is None:
+        if os.environ.get("REQUIRE_BROWSER"):
+            pytest.fail("no Chromium on the path")
+        pytest.skip("no Chromium on the path")
+    command = [found, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={page.parent / 'profile'}"]
+    return subprocess.run(
+        [*command, *options, page.as_uri()], capture_output=True, text=True, check=True, timeout=120
+    ).stdout
+
+
+def error_of(executed: Client, cell: int) -> str:
+    (output,) = [output for output in executed.nb.cells[cell].outputs if output.output_type == "error"]
+    return "\n".join(output.traceback)
+
+
+def test_the_status_is_live_while_a_run_goes(executed: Client) -> None:
+    states = executed.shown[0]
+    assert states[0].startswith("waiting train waiting for its nodes 2 ranks · ")
+    assert any("running: 2 of 2 ranks up" in state and "ranks 0-1 epoch" in state for state in states)
+    assert re.match(r"succeeded train 2 ranks · 1 node · .* function \d+\.\d s .* placement node host", states[-1])
+    assert 3 < len(states) < 60
+
+
+def test_only_its_last_state_stays(executed: Client) -> None:
+    displays = [output for output in executed.nb.cells[0].outputs if output.output_type == "display_data"]
+    assert len(displays) == 1
+    assert words(displays[0]["data"]["text/html"]).startswith("succeeded")
+
+
+def test_a_failure_is_the_typed_error_first_and_short(executed: Client) -> None:
+    told = error_of(executed, 2)
+    assert re.match(
+        r"TrainingError: rank 1 on \S+ failed: ValueError: learning rate must be positive, not -2\n\nTraceback", told
+    )
+    # The line of the cell is known here alone: the rank has no more than its number.
+    assert 'raise ValueError(f"learning rate must be positive, not {learning_rate}")' in told
+    assert told.endswith("distributor.run(train, -2)")
+    for foreign in ("distributor/", "java", "\tat "):
+        assert foreign not in told
+    assert len(told.splitlines()) < 25
+
+
+def test_a_request_that_is_wrong_is_two_lines(executed: Client) -> None:
+    told = error_of(executed, 3)
+    assert told.startswith("ConfigurationError: num_processes has to be a positive integer, not 0")
+    assert told.endswith("TorchDistributor(0)")
+
+
+def test_a_handle_shows_why_its_run_failed(executed: Client) -> None:
+    (result,) = [output for output in executed.nb.cells[1].outputs if output.output_type == "execute_result"]
+    text = words(result["data"]["text/html"])
+    assert text.startswith("failed train 2 ranks · 1 node")
+    for part in ("127.0.0.1", "0-1", "traceback of rank 1", "ValueError: learning rate must be positive, not -1"):
+        assert part in text
+    assert result["data"]["text/plain"].startswith("<Run ")
+
+
+def test_progress_can_be_silenced(executed: Client) -> None:
+    assert [output.output_type for output in executed.nb.cells[4].outputs] == ["execute_result"]
+
+
+def test_a_browser_shows_it(page: Path, tmp_path: Path) -> None:
+    text = words(browser(page, "--dump-dom"))
+    for part in ("succeeded train", "failed train", "traceback of rank 1", "TrainingError: rank 1 on"):
+        assert part in text
+    picture = tmp_path / "page.png"
+    browser(page, f"--screenshot={picture}", "--window-size=1000,2400", "--hide-scrollbars")
+    with Image.open(picture) as image:
+        colours = {colour: count for count, colour in image.convert("RGB").getcolors(1 << 24)}
+    # Badges are some 60 by 20 pixels. One run succeeded, and two failed, one of which is shown twice: a shorter word.
+    assert 300 < colours[GREEN] < 3000
+    assert 1.6 < colours[RED] / colours[GREEN] < 2.2
