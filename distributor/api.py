@@ -254,7 +254,7 @@ class TorchDistributor:
             log_folder=self._make_log_folder(job.run_id),
             fold_logs=self._fold_logs,
             log_prefix=self._log_prefix,
-            announce=self._progress and session is not None,
+            announce=view is not None and view.announces and session is not None,
             view=view,
         )
 
@@ -507,7 +507,7 @@ class DeepspeedTorchDistributor(TorchDistributor):
         self,
         deepspeedConfig: str | os.PathLike[str] | Mapping[str, Any] | None,  # noqa: N803
     ) -> DeepspeedTorchDistributor:
-        """The same distributor with another configuration. Raises what the constructor raises."""
+        """The same distributor, ``auto`` included, with another configuration. Raises what the constructor raises."""
         other = copy.copy(self)
         other._set_config(deepspeedConfig)
         return other

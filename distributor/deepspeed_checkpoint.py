@@ -86,8 +86,8 @@ def save(
         )
     if engine.zero_optimization_stage() == 3 and engine.global_steps == 0:
         raise ConfigurationError(
-            "ZeRO-3's optimizer has no state before its first step, and DeepSpeed makes no universal checkpoint of that: "
-            "save after engine.step()"
+            "ZeRO-3's optimizer has no state before its first step, and DeepSpeed makes no universal checkpoint of "
+            "that: save after engine.step()"
         )
     rest = {
         "state": _gather(engine, lambda parameter: not _in_optimizer(parameter), lambda tensor: tensor.detach().cpu()),

@@ -26,6 +26,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from distributor import cells
+
 if TYPE_CHECKING:
     from distributor.job import Failure
 
@@ -41,8 +43,8 @@ class DistributorError(RuntimeError):
         package = os.path.dirname(__file__) + os.sep
         frames = traceback.extract_tb(self.__traceback__)
         own = next((index for index, frame in enumerate(frames) if frame.filename.startswith(package)), len(frames))
-        where = traceback.format_list(frames[:own][-1:])  # the line that called
-        return [f"{type(self).__name__}: {self}", *(["", "raised by"] if where else []), *"".join(where).splitlines()]
+        where = cells.readable("".join(traceback.format_list(frames[:own][-1:])))  # the line that called
+        return [f"{type(self).__name__}: {self}", *(["", "raised by", where] if where else [])]
 
 
 class ConfigurationError(DistributorError, ValueError):

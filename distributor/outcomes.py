@@ -6,13 +6,12 @@ while another failure explains it: a rank whose peer was killed may notice befor
 
 from __future__ import annotations
 
-import linecache
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from distributor import errors, payload
+from distributor import cells, errors, payload
 from distributor.channel.frames import Log
 from distributor.job import Failure, NodeReport
 from distributor.stacks import ranges
@@ -35,9 +34,6 @@ _CONSEQUENCE_KINDS = (
 
 #: What torch puts before each line of an uncaught exception once a process group is there.
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")
-
-#: A frame of a traceback.
-_FRAME = re.compile(r'  File "(.+)", line (\d+), in ')
 
 #: Lines of a rank's log in an error text.
 _TAIL_LINES = 20
@@ -103,7 +99,7 @@ def training_error(failures: Sequence[Failure]) -> errors.TrainingError | errors
 
     A rank that found, before it called anything of the user's, that its node lacks something makes it a ``StartError``.
     """
-    told = [replace(failure, traceback=_with_sources(failure.traceback)) for failure in failures]
+    told = [replace(failure, traceback=cells.readable(failure.traceback)) for failure in failures]
     ordered = order_failures(told)
     cause = payload.load_exception(ordered[0].exception)
     if isinstance(cause, errors.StartError):
@@ -112,18 +108,6 @@ def training_error(failures: Sequence[Failure]) -> errors.TrainingError | errors
     error.__cause__ = cause
     error.__suppress_context__ = True
     return error
-
-
-def _with_sources(trace: str) -> str:
-    """A traceback with lines of code that only the driver has: ranks know a notebook's cells by name alone."""
-    lines = trace.splitlines()
-    told = []
-    for line, after in zip(lines, [*lines[1:], ""]):
-        told.append(line)
-        frame = _FRAME.match(line)
-        if frame is not None and frame[1] in linecache.cache and not after.startswith("    "):
-            told.append(f"    {linecache.getline(frame[1], int(frame[2])).strip()}".rstrip())
-    return "\n".join(told)
 
 
 def node_lost(nodes: Sequence[str]) -> errors.NodeLostError:

@@ -133,6 +133,7 @@ class Run:
         self._dumped = threading.Condition()
         self._cancelled = False
         self._ended_by_us = False
+        self._tasks_seen = False
         self._unreached = False
         self._warned: set[tuple[str, str]] = set()
         self._start_error: str | None = None
@@ -452,7 +453,9 @@ class Run:
         server = self._server
         if server is None or server.address is None or server.reached or self._done.is_set():
             return
-        if self._scheduler.waiting_for() is not None:
+        if self._scheduler.waiting_for() is not None or not self._tasks_seen:
+            self._tasks_seen = self._scheduler.waiting_for() is None
+            self._later(_UNREACHED, self._check_reached)  # from when tasks work: Spark may take long to start them
             return
         self._unreached = True
         _log.warning(
@@ -635,9 +638,10 @@ def _phases(submitted: float, collected: Collected, now: float) -> dict[str, flo
     for report in collected.reports:
         for name, moment in report.times.items():
             moments[name] = max(moment, moments.get(name, moment))
-        for name in ("called", "returned"):
-            told = [moment for outcome in report.outcomes if (moment := getattr(outcome, name)) is not None]
-            moments[name] = max([*told, moments.get(name, 0.0)])
+        for outcome in report.outcomes:
+            failed = None if outcome.failure is None else outcome.failure.time
+            for name, told in (("called", outcome.called), ("returned", outcome.returned or failed)):
+                moments[name] = max(told or 0.0, moments.get(name, 0.0))
     timings, before = {}, submitted
     for phase, name in _PHASES.items():
         end = max(before, moments.get(name, before))

@@ -118,7 +118,8 @@ def test_a_failure_is_the_typed_error_first_and_short(executed: Client) -> None:
     )
     # The line of the cell is known here alone: the rank has no more than its number.
     assert 'raise ValueError(f"learning rate must be positive, not {learning_rate}")' in told
-    assert told.endswith("distributor.run(train, -2)")
+    assert told.count("Cell In[") == 2
+    assert told.endswith("Cell In[3], line 1, in <module>\n    distributor.run(train, -2)")
     for foreign in ("distributor/", "java", "\tat "):
         assert foreign not in told
     assert len(told.splitlines()) < 25

@@ -26,6 +26,9 @@ class View(Protocol):
     #: Seconds between looks at the run.
     interval: float
 
+    #: Whether the log is to say who runs where on a cluster.
+    announces: bool
+
     def packing(self, folder: str) -> AbstractContextManager[Packed]:
         """While a project folder is packed, before there is a run."""
 

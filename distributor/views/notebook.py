@@ -35,8 +35,8 @@ _PHASES = {
     "fork": "#d55e00",
     "call": "#0072b2",
     "function": "#009e73",
-    "exit": "#56b4e9",
-    "collect": "#e69f00",
+    "exit": "#444444",
+    "collect": "#c0c0c0",
 }
 
 #: Phases that take less than this part of the whole are not drawn.
@@ -59,6 +59,7 @@ class NotebookView:
     """Shows a run below the cell that has started it, and keeps that up to date."""
 
     interval = 0.5
+    announces = False  # it shows the placement itself
 
     def __init__(self) -> None:
         self._handle: Any = None

@@ -28,6 +28,7 @@ class PlainView:
     """Says what takes long."""
 
     interval = 1.0
+    announces = True
 
     def __init__(self) -> None:
         self._said = ""

@@ -38,6 +38,7 @@ class TerminalView:
     """A spinner, what the run is doing, and the last line of each rank, those that are alike once."""
 
     interval = 0.2
+    announces = True
 
     def __init__(self) -> None:
         self._spinner = Spinner("dots" if _is_utf8() else "line")

@@ -1,0 +1,77 @@
+"""The notebooks run from top to bottom, in a kernel of this Python, and are committed without what they print.
+
+``NOTEBOOKS_OUT=FOLDER`` keeps them as they were executed, to be looked at.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parent.parent / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+
+#: Seconds that a notebook may take in all.
+LIMIT = 180
+
+each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def code_cells(notebook: Any) -> list[Any]:
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def test_there_are_notebooks() -> None:
+    assert [path.stem[:2] for path in NOTEBOOKS] == ["01", "02", "03"]
+
+
+@each
+def test_notebooks_are_committed_without_outputs(path: Path) -> None:
+    for cell in code_cells(json.loads(path.read_text())):
+        assert cell["outputs"] == []
+        assert cell["execution_count"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@each
+def test_notebooks_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = ["ipykernel", "matplotlib", "nbclient", "pyspark", "sklearn"] + ["deepspeed"] * ("deepspeed" in path.stem)
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing or shutil.which("java") is None:
+        pytest.skip(f"not here: {', '.join(missing) or 'Java'}")
+    import nbformat
+    from ipykernel.kernelspec import write_kernel_spec
+    from nbclient import NotebookClient
+
+    write_kernel_spec(tmp_path / "kernels" / "python3")  # this interpreter, whatever "python3" is to the user
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    work = tmp_path / "work"
+    work.mkdir()
+    notebook = nbformat.read(shutil.copy(path, work), as_version=4)
+    client = NotebookClient(notebook, timeout=LIMIT, kernel_name="python3", resources={"metadata": {"path": str(work)}})
+    start = time.monotonic()
+    try:
+        client.execute()  # raises what a cell raises
+    finally:
+        if "NOTEBOOKS_OUT" in os.environ:
+            out = Path(os.environ["NOTEBOOKS_OUT"])
+            out.mkdir(parents=True, exist_ok=True)
+            nbformat.write(notebook, out / path.name)
+    assert time.monotonic() - start < LIMIT
+
+    outputs = [output for cell in code_cells(notebook) for output in cell["outputs"]]
+    assert [output for output in outputs if output["output_type"] == "error"] == []
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    # Neither Python's warnings nor Spark's are a sight for readers.
+    told = "".join(output["text"] for output in outputs if output.get("name") == "stderr")
+    assert not re.search("warn", told, re.IGNORECASE), told
