@@ -150,5 +150,10 @@ def describe(failures: Sequence[Failure]) -> str:
 def _last_lines(failure: Failure) -> str:
     """The end of what a rank wrote, without the traceback that is told anyway."""
     known = set(failure.traceback.splitlines())
-    lines = [line for line in failure.log_tail.rstrip().splitlines() if _RANK_PREFIX.sub("", line) not in known]
+    lines = [line for line in failure.log_tail.rstrip().splitlines() if _told(line) not in known]
     return "\n".join(lines[-_TAIL_LINES:]).strip("\n")
+
+
+def _told(line: str) -> str:
+    """A line that torch has printed of a traceback as the traceback has it."""
+    return cells.readable(_RANK_PREFIX.sub("", line)).partition("\n")[0]

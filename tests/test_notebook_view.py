@@ -120,6 +120,7 @@ def test_a_failure_is_the_typed_error_first_and_short(executed: Client) -> None:
     assert 'raise ValueError(f"learning rate must be positive, not {learning_rate}")' in told
     assert told.count("Cell In[") == 2
     assert told.endswith("Cell In[3], line 1, in <module>\n    distributor.run(train, -2)")
+    assert "ipykernel" not in told
     for foreign in ("distributor/", "java", "\tat "):
         assert foreign not in told
     assert len(told.splitlines()) < 25

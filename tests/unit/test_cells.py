@@ -32,7 +32,9 @@ def test_the_line_of_a_cell_is_added(cell: None, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_cell_has_its_own_name(cell: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = SimpleNamespace(format_code_name=lambda path: ("Cell", "In[5]") if "ipykernel" in path else ("File", path))
+    compiler = SimpleNamespace(
+        format_code_name=lambda path: ("Cell", "In[5]") if "ipykernel" in path else ("File", path)
+    )
     shell = SimpleNamespace(compile=compiler)
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     told = TRACE.replace('File "/tmp/ipykernel_1/22.py", line 2, in step', "Cell In[5], line 2, in step\n    raise x")
