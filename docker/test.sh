@@ -1,0 +1,140 @@
+#!/usr/bin/env bash
+# Builds the CPU image, runs smoke.sh in it, and removes all it made but caches: test.sh [notebook ...]
+#
+# BUILDER      docker, buildah or podman; without it, the first that works here
+# BASE         the base image; where its registry cannot be reached, buildah makes the same Debian with debootstrap
+# TORCH_INDEX  as in .env.example
+#
+# pip's settings on this machine hold in the build as well; folders that they name are there with buildah and podman.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/distributor-docker-test
+scratch=$(mktemp -d)
+began=$SECONDS
+quietly() { # its output only if it fails
+  "$@" >"$scratch/log" 2>&1 || {
+    tail -n 100 "$scratch/log" >&2
+    fail "this failed: ${*:1:3} ..."
+  }
+}
+phase() { printf '\n=== %s (after %d s)\n' "$*" $((SECONDS - began)); }
+fail() {
+  echo "docker-test: $*" >&2
+  exit 1
+}
+
+builder=
+image=localhost/distributor-test:$$
+finish() {
+  local status=$?
+  set +e
+  case $builder in
+    docker | podman) "$builder" rmi --force "$image" ;;
+    buildah) in_storage rm --all && in_storage rmi --all --force ;;
+  esac >/dev/null 2>&1
+  rm -rf "$scratch"
+  exit "$status"
+}
+in_storage() { # a storage of its own, so that nothing of the user's is touched
+  buildah --root "$scratch/storage" --runroot "$scratch/run" --storage-driver overlay "$@"
+}
+
+find_builder() {
+  if docker info >/dev/null 2>&1; then
+    echo docker
+  elif [[ $(id -u) -eq 0 ]] && command -v buildah >/dev/null; then
+    echo buildah
+  elif podman info >/dev/null 2>&1; then
+    echo podman
+  else
+    fail "no docker daemon, no podman, and no buildah as root here (Debian: apt-get install buildah debootstrap)"
+  fi
+}
+
+# The settings go into a file, which the build sees as a secret; the certificate and folders are mounted.
+pip_settings() {
+  python3 - "$scratch/pip.conf" "$scratch/volumes" <<'PYTHON'
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True).stdout
+settings, volumes = {}, {}
+for line in listed.splitlines():
+    name, _, value = line.partition("=")
+    name, value = name.removeprefix("global.").removeprefix(":env:.").lstrip("."), ast.literal_eval(value)
+    if "." in name:
+        continue  # of one command
+    if name == "cert":
+        volumes["/run/pip-cert.pem"], value = value, "/run/pip-cert.pem"
+    for path in re.findall(r"(?:file://|^|\s)(/[^\s]+)", value if name != "cert" else ""):
+        folder = Path(path).parent if Path(path).name == "simple" else Path(path)  # an index refers to files beside it
+        if folder.is_dir():
+            volumes[str(folder)] = str(folder)
+    settings[name] = value
+Path(sys.argv[1]).write_text("[global]\n" + "".join(f"{name} = {value}\n" for name, value in settings.items()))
+Path(sys.argv[2]).write_text("".join(f"{source}:{target}:ro\n" for target, source in volumes.items()))
+PYTHON
+}
+
+trap finish EXIT
+trap 'exit 1' INT TERM
+builder=${BUILDER:-$(find_builder)}
+
+pip_settings
+flags=(--file docker/Dockerfile --build-arg DEVICE=cpu --build-arg "TORCH_INDEX=${TORCH_INDEX:-}" --tag "$image")
+flags+=(--secret "id=pip.conf,src=$scratch/pip.conf")
+if [[ $builder != docker ]]; then
+  while read -r volume; do flags+=(--volume "$volume"); done <"$scratch/volumes"
+fi
+if [[ -n ${BASE:-} ]]; then flags+=(--build-arg "BASE=$BASE"); fi
+
+# What the container has beside the image; `master` and `jupyter` are itself, and it needs no network.
+cp docker/spark-defaults.conf "$scratch/spark-defaults.conf"
+chmod 755 "$scratch" && chmod 644 "$scratch/spark-defaults.conf"
+hosts=(--add-host master:127.0.0.1 --add-host jupyter:127.0.0.1)
+volumes=(--volume "$PWD:/src:ro" --volume "$scratch/spark-defaults.conf:/etc/spark/spark-defaults.conf:ro")
+
+case $builder in
+  docker | podman)
+    phase "$builder builds the CPU image"
+    quietly env DOCKER_BUILDKIT=1 "$builder" build "${flags[@]}" .
+    phase "smoke test"
+    "$builder" run --rm --shm-size 1g "${hosts[@]}" "${volumes[@]}" \
+      "$image" bash /src/docker/smoke.sh "$@"
+    ;;
+  buildah)
+    [[ $(id -u) -eq 0 ]] || fail "buildah needs root here: its containers are plain changes of the root folder"
+    base=$(sed -n 's/^ARG BASE=//p' docker/Dockerfile)
+    if [[ -z ${BASE:-} ]] && ! timeout 30 buildah --root "$scratch/storage" --runroot "$scratch/run" \
+      --storage-driver overlay pull --quiet "$base" >/dev/null 2>"$scratch/pull"; then
+      phase "no registry ($(tail -n 1 "$scratch/pull")): debootstrap makes Debian bookworm"
+      if [[ ! -f $cache/base.tar ]]; then
+        command -v debootstrap >/dev/null || fail "$base cannot be pulled, and there is no debootstrap here"
+        quietly debootstrap --variant=minbase bookworm "$scratch/base"
+        mkdir -p "$cache"
+        tar -C "$scratch/base" --exclude='./var/cache/apt/archives/*.deb' -cf "$cache/base.tar.$$" .
+        mv "$cache/base.tar.$$" "$cache/base.tar"
+        rm -rf "$scratch/base"
+      fi
+      container=$(in_storage from scratch)
+      in_storage add --quiet "$container" "$cache/base.tar" / >/dev/null
+      in_storage commit --quiet --rm "$container" localhost/base >/dev/null
+      flags+=(--build-arg BASE=localhost/base)
+    fi
+    phase "buildah builds the CPU image"
+    quietly in_storage build --isolation chroot --layers=false --ignorefile docker/Dockerfile.dockerignore "${flags[@]}" .
+    phase "smoke test"
+    container=$(in_storage from --pull-never "${hosts[@]}" "$image")
+    # The image's processes get a loopback interface of their own, so that their ports are free.
+    unshare --net bash -c 'ip link set lo up && exec "$@"' - \
+      buildah --root "$scratch/storage" --runroot "$scratch/run" --storage-driver overlay \
+      run --isolation chroot --hostname jupyter --env HOME=/home/spark "${volumes[@]}" "$container" -- tini -s -- entrypoint.sh bash /src/docker/smoke.sh "$@"
+    ;;
+  *)
+    fail "BUILDER is $builder: it has to be docker, buildah or podman"
+    ;;
+esac
+phase "done"
