@@ -34,6 +34,9 @@ _PATIENCE = 2.0
 #: Seconds from one such look to the next.
 _ASK = 0.5
 
+#: Seconds that the end of a run waits for a display that hangs.
+_LOOK = 2.0
+
 #: Seconds beyond the grace after which a run that should stop is ended the hard way.
 _STOP_MARGIN = 5.0
 
@@ -378,20 +381,21 @@ class Run:
             self._look_on()
 
     def _look_on(self) -> None:
-        """Has the view show the run as it is now."""
-        with self._looking:
-            if self._view is None or self._shown_end:
-                return
+        """Has the view show the run as it is now, unless another thread hangs in doing so."""
+        if self._view is None or not self._looking.acquire(timeout=_LOOK):
+            return
+        try:
             snapshot = self.snapshot()
-            self._shown_end = snapshot.ended
-            try:
+            if not self._shown_end:
+                self._shown_end = snapshot.ended
                 shown = self._view.show(snapshot, self._awaited > 0)
-            except Exception as error:  # a display that is gone or odd ends no run
-                _log.debug("run %s cannot be shown: %s", self.id, error)
-                return
-            for note in shown.notes:
-                self._logs.note(note)
-            self._logs.footer(shown.footer)
+                for note in shown.notes:
+                    self._logs.note(note)
+                self._logs.footer(shown.footer)
+        except Exception as error:  # a display that is gone or odd ends no run
+            _log.debug("run %s cannot be shown: %s", self.id, error)
+        finally:
+            self._looking.release()
 
     def _waiting_for(self) -> str:
         """Asked no more often than slots change: Spark has to be asked several things for it."""
@@ -451,10 +455,10 @@ class Run:
     def _check_reached(self) -> None:
         """Says early what the nodes' reports would say in the end: training may take days."""
         server = self._server
-        if server is None or server.address is None or server.reached or self._done.is_set():
+        if server is None or server.reached or self._done.is_set():
             return
-        if self._scheduler.waiting_for() is not None or not self._tasks_seen:
-            self._tasks_seen = self._scheduler.waiting_for() is None
+        tasks_seen, self._tasks_seen = self._tasks_seen, self._scheduler.waiting_for() is None
+        if server.address is None or not (tasks_seen and self._tasks_seen):
             self._later(_UNREACHED, self._check_reached)  # from when tasks work: Spark may take long to start them
             return
         self._unreached = True

@@ -138,6 +138,7 @@ def test_a_handle_shows_why_its_run_failed(executed: Client) -> None:
     assert text.startswith("failed train 2 ranks · 1 node")
     for part in ("127.0.0.1", "0-1", "traceback of rank 1", "ValueError: learning rate must be positive, not -1"):
         assert part in text
+    assert re.search(r" function [12]\.\d s ", text)  # until it failed
     assert result["data"]["text/plain"].startswith("<Run ")
 
 

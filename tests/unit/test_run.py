@@ -1,0 +1,134 @@
+"""The handle of a run beside its ranks: what it says of a driver that is out of reach, and views that do not work."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import watch
+
+from distributor import RunCancelledError, Status
+from distributor import run as module
+from distributor.channel.server import ChannelServer
+from distributor.job import Job, Module
+from distributor.outcomes import Collected
+from distributor.views import Shown
+from distributor.views.snapshot import Snapshot
+
+
+class Scheduler:
+    """Listens as Spark's does, and has no tasks."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.waits: str | None = "waiting for 2 slots: 1 free"
+        self.asked = 0
+
+    def thread(self, target: Any) -> threading.Thread:
+        return threading.Thread(target=target)
+
+    def run(self, job: Job, server: ChannelServer) -> Collected:
+        server.listen("127.0.0.1", "127.0.0.1", None)
+        self.ended.wait(watch.DEADLINE)
+        return Collected()
+
+    def cancel(self) -> None:
+        self.ended.set()
+
+    def waiting_for(self) -> str | None:
+        self.asked += 1
+        return self.waits
+
+
+@contextmanager
+def running(scheduler: Scheduler, view: Any = None) -> Iterator[module.Run]:
+    run = module.Run(Job("3f2a", 2, Module("train"), False), scheduler, view=view)
+    try:
+        yield run
+    finally:
+        run.cancel()
+        assert run.wait(watch.DEADLINE)
+        assert run.status is Status.CANCELLED
+        with pytest.raises(RunCancelledError):
+            run.result()
+
+
+def test_a_driver_that_no_node_reaches_says_so_once_tasks_have_had_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_UNREACHED", 0.02)
+    scheduler = Scheduler()
+    with running(scheduler):
+        watch.until(lambda: scheduler.asked > 4)
+        assert caplog.text == ""  # Spark may take long to start its tasks
+        scheduler.waits = None
+        watch.until(lambda: caplog.text)
+    assert "no node has reached the driver at 127.0.0.1:" in caplog.text
+    assert "driver_ports= names the ports to open" in caplog.text
+    assert caplog.text.count("no node has reached") == 1
+
+
+def test_what_a_run_waits_for_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PATIENCE", 0.0)
+    scheduler = Scheduler()
+    with running(scheduler) as run:
+        watch.until(lambda: run.snapshot().detail == "waiting for 2 slots: 1 free")
+        before = scheduler.asked
+        for _ in range(100):
+            run.snapshot()
+        assert scheduler.asked - before <= 2  # Spark is not asked each time
+
+
+class Recorder:
+    """A view that takes note of what it is shown."""
+
+    interval = 0.01
+    announces = False
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[Snapshot, bool]] = []
+
+    def show(self, snapshot: Snapshot, awaited: bool) -> Shown:
+        self.shown.append((snapshot, awaited))
+        return Shown()
+
+
+def test_the_last_that_a_view_is_shown_is_the_end() -> None:
+    view = Recorder()
+    with running(Scheduler(), view) as run:
+        watch.until(lambda: len(view.shown) > 2)
+        assert not any(awaited for _, awaited in view.shown)
+        assert not run.wait(0.1)
+        assert view.shown[-1][1]
+    assert [snapshot.status for snapshot, _ in view.shown].count(Status.CANCELLED) == 1
+    assert view.shown[-1][0].status is Status.CANCELLED
+
+
+def test_a_view_that_fails_ends_no_run() -> None:
+    class Broken(Recorder):
+        def show(self, snapshot: Snapshot, awaited: bool) -> Shown:
+            super().show(snapshot, awaited)
+            raise OSError("the display is gone")
+
+    view = Broken()
+    with running(Scheduler(), view):
+        watch.until(lambda: len(view.shown) > 2)
+
+
+def test_a_view_that_hangs_holds_up_no_run() -> None:
+    class Stuck(Recorder):
+        hanging = threading.Event()
+
+        def show(self, snapshot: Snapshot, awaited: bool) -> Shown:
+            super().show(snapshot, awaited)
+            if len(self.shown) > 1:  # the first is in the thread that submits
+                self.hanging.wait(watch.DEADLINE)
+            return Shown()
+
+    view = Stuck()
+    with running(Scheduler(), view):
+        watch.until(lambda: len(view.shown) > 1)
+    view.hanging.set()
