@@ -7,7 +7,7 @@ PIP_FLAGS := --quiet --disable-pip-version-check
 
 RUNS ?= 100
 
-.PHONY: help demo demo-deepspeed docs pictures test test-cluster test-spark35 chaos lint types bench clean
+.PHONY: help demo demo-deepspeed docker-test docs pictures test test-cluster test-spark35 chaos lint types bench clean
 
 help:
 	@echo "make demo          train on the digits, here and on Spark"
@@ -16,6 +16,7 @@ help:
 	@echo "make test-cluster  tests on a standalone cluster over three hosts: network namespaces, as root with iproute2"
 	@echo "make test-spark35  the Spark tests on PySpark 3.5, in an environment of its own"
 	@echo "make chaos         kills something random at a random time, RUNS=100 times [SEED=1]"
+	@echo "make docker-test   builds the CPU image and runs its smoke test: Docker, Podman, or buildah and debootstrap as root"
 	@echo "make docs          the documentation's site, into site/"
 	@echo "make pictures      the two at the top of the README: a terminal, and launch times"
 	@echo "make lint types    ruff, mypy"
@@ -48,6 +49,10 @@ test: $(VENV)/ok
 
 test-cluster: $(VENV)/ok
 	$(BIN)/python -m pytest -m cluster tests/cluster
+
+# NOTEBOOKS: which notebooks run in the image, the first by default.
+docker-test:
+	docker/test.sh $(NOTEBOOKS)
 
 docs: $(VENV)/ok
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -23,6 +23,8 @@ fail() {
   exit 1
 }
 
+# A storage of its own: nothing of the user's is touched.
+buildah=(buildah --root "$scratch/storage" --runroot "$scratch/run" --storage-driver overlay)
 builder=
 image=localhost/distributor-test:$$
 finish() {
@@ -30,15 +32,11 @@ finish() {
   set +e
   case $builder in
     docker | podman) "$builder" rmi --force "$image" ;;
-    buildah) in_storage rm --all && in_storage rmi --all --force ;;
+    buildah) "${buildah[@]}" rm --all && "${buildah[@]}" rmi --all --force ;;
   esac >/dev/null 2>&1
   rm -rf "$scratch"
   exit "$status"
 }
-in_storage() { # a storage of its own, so that nothing of the user's is touched
-  buildah --root "$scratch/storage" --runroot "$scratch/run" --storage-driver overlay "$@"
-}
-
 find_builder() {
   if docker info >/dev/null 2>&1; then
     echo docker
@@ -107,9 +105,9 @@ case $builder in
     ;;
   buildah)
     [[ $(id -u) -eq 0 ]] || fail "buildah needs root here: its containers are plain changes of the root folder"
+    command -v ip >/dev/null || fail "there is no ip here (Debian: apt-get install iproute2)"
     base=$(sed -n 's/^ARG BASE=//p' docker/Dockerfile)
-    if [[ -z ${BASE:-} ]] && ! timeout 30 buildah --root "$scratch/storage" --runroot "$scratch/run" \
-      --storage-driver overlay pull --quiet "$base" >/dev/null 2>"$scratch/pull"; then
+    if [[ -z ${BASE:-} ]] && ! timeout 60 "${buildah[@]}" pull --quiet "$base" >/dev/null 2>"$scratch/pull"; then
       phase "no registry ($(tail -n 1 "$scratch/pull")): debootstrap makes Debian bookworm"
       if [[ ! -f $cache/base.tar ]]; then
         command -v debootstrap >/dev/null || fail "$base cannot be pulled, and there is no debootstrap here"
@@ -119,19 +117,19 @@ case $builder in
         mv "$cache/base.tar.$$" "$cache/base.tar"
         rm -rf "$scratch/base"
       fi
-      container=$(in_storage from scratch)
-      in_storage add --quiet "$container" "$cache/base.tar" / >/dev/null
-      in_storage commit --quiet --rm "$container" localhost/base >/dev/null
+      container=$("${buildah[@]}" from scratch)
+      "${buildah[@]}" add --quiet "$container" "$cache/base.tar" / >/dev/null
+      "${buildah[@]}" commit --quiet --rm "$container" localhost/base >/dev/null
       flags+=(--build-arg BASE=localhost/base)
     fi
     phase "buildah builds the CPU image"
-    quietly in_storage build --isolation chroot --layers=false --ignorefile docker/Dockerfile.dockerignore "${flags[@]}" .
+    quietly "${buildah[@]}" build --isolation chroot --layers=false --ignorefile docker/Dockerfile.dockerignore "${flags[@]}" .
     phase "smoke test"
-    container=$(in_storage from --pull-never "${hosts[@]}" "$image")
+    container=$("${buildah[@]}" from --pull-never "${hosts[@]}" "$image")
     # The image's processes get a loopback interface of their own, so that their ports are free.
     unshare --net bash -c 'ip link set lo up && exec "$@"' - \
-      buildah --root "$scratch/storage" --runroot "$scratch/run" --storage-driver overlay \
-      run --isolation chroot --hostname jupyter --env HOME=/home/spark "${volumes[@]}" "$container" -- tini -s -- entrypoint.sh bash /src/docker/smoke.sh "$@"
+      "${buildah[@]}" run --isolation chroot --hostname jupyter --env HOME=/home/spark "${volumes[@]}" "$container" -- \
+      tini -s -- entrypoint.sh bash /src/docker/smoke.sh "$@"
     ;;
   *)
     fail "BUILDER is $builder: it has to be docker, buildah or podman"
