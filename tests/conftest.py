@@ -40,10 +40,10 @@ def spark(spark_master: str, sessions: Sessions) -> Any:
 
 @pytest.fixture(
     scope="session",
-    params=[LOCAL, *(pytest.param(master, marks=pytest.mark.spark) for master in MASTERS)],
+    params=[LOCAL, pytest.param(MASTERS[-1], marks=pytest.mark.spark)],
 )
 def mode(request: pytest.FixtureRequest) -> str:
-    """Where a run goes: this machine, or tasks of one of the sessions."""
+    """Where a run goes: this machine, or executors. What is special about tasks in the driver's JVM is in test_spark."""
     return str(request.param)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
+
+import watch
 
 from distributor import TorchDistributor
 
@@ -23,6 +26,7 @@ class Sessions:
     def get(self, master: str, **settings: str) -> Any:
         key = (("master", master), *sorted(settings.items()))
         if key == self._key and self._session.sparkContext._jsc is not None:
+            self._await_executors(master)
             return self._session
         self.stop()
         from pyspark.sql import SparkSession
@@ -38,7 +42,15 @@ class Sessions:
         self._session = builder.getOrCreate()
         self._session.sparkContext.setLogLevel("OFF")
         self._key = key
+        self._await_executors(master)
         return self._session
+
+    def _await_executors(self, master: str) -> None:
+        """Until all are there: at first, and after a test has killed one. Spark starts tasks on those that it has."""
+        cluster = re.match(r"local-cluster\[(\d+),", master)
+        if cluster is not None:
+            scala = self._session.sparkContext._jsc.sc()
+            watch.until(lambda: scala.getExecutorMemoryStatus().size() > int(cluster[1]))  # the driver is one of them
 
     def stop(self) -> None:
         if self._session is not None:

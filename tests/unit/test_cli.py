@@ -247,6 +247,7 @@ def test_a_dry_run_on_spark_starts_no_session(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("distributor.schedulers.spark_session.create", lambda *_: pytest.fail("a session"))
+    monkeypatch.setattr("distributor.schedulers.spark_session.active_session", lambda: None)  # of another test
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pkg").mkdir()
     config = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": "auto"}
