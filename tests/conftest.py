@@ -43,7 +43,7 @@ def spark(spark_master: str, sessions: Sessions) -> Any:
     params=[LOCAL, pytest.param(MASTERS[-1], marks=pytest.mark.spark)],
 )
 def mode(request: pytest.FixtureRequest) -> str:
-    """Where a run goes: this machine, or executors. What is special about tasks in the driver's JVM is in test_spark."""
+    """Where a run goes: this machine, or executors. For tasks in the driver's own JVM there is test_spark."""
     return str(request.param)
 
 
