@@ -26,7 +26,8 @@ class Sessions:
     def get(self, master: str, **settings: str) -> Any:
         key = (("master", master), *sorted(settings.items()))
         if key == self._key and self._session.sparkContext._jsc is not None:
-            self._await_executors(master)
+            if not settings:
+                self._await_executors(master)
             return self._session
         self.stop()
         from pyspark.sql import SparkSession
@@ -42,7 +43,8 @@ class Sessions:
         self._session = builder.getOrCreate()
         self._session.sparkContext.setLogLevel("OFF")
         self._key = key
-        self._await_executors(master)
+        if not settings:  # others may be about executors that do not come
+            self._await_executors(master)
         return self._session
 
     def _await_executors(self, master: str) -> None:
