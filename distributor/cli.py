@@ -110,6 +110,7 @@ def run(
     """Train SCRIPT as so many cooperating processes. What follows SCRIPT belongs to it.
 
     \b
+    Examples:
       distributor run -n 4 --local --no-gpu train.py --lr 0.1
       distributor run -n 16 --master spark://host:7077 --working-dir . train.py
       distributor run -n 8 --deepspeed ds.json -m pkg.train --epochs 3
