@@ -87,7 +87,12 @@ def main() -> None:
     help="Seconds from SIGTERM to SIGKILL.",
 )
 @click.option(
-    "--heartbeat-timeout", type=float, default=30.0, show_default=True, panel=_LIMITS, help="Seconds of silence."
+    "--heartbeat-timeout",
+    type=float,
+    default=30.0,
+    show_default=True,
+    panel=_LIMITS,
+    help="Seconds of silence that end the run.",
 )
 def run(
     script: str,
