@@ -264,7 +264,8 @@ def _session(master: str | None, settings: dict[str, str]) -> Any:
     try:
         from distributor.schedulers import spark_session
 
-        return spark_session.create(master, settings)
+        # Spark's bar of tasks has no end of line: what follows it would be glued to it.
+        return spark_session.create(master, {"spark.ui.showConsoleProgress": "false", **settings})
     except ImportError as error:
         raise ConfigurationError(
             f"training on Spark needs pyspark, which cannot be imported ({error}): pip install 'distributor[spark]'"

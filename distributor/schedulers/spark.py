@@ -445,7 +445,8 @@ class SparkScheduler:
         return f"waiting for {self._needed} slots: {free} free"
 
     def _held_by_others(self, free: int) -> str:
-        return f"Spark has not started its tasks, {self._progress(free)}: other jobs hold the rest"
+        why = "other jobs hold the rest" if free < self._needed else "it is about to"
+        return f"Spark has not started its tasks, {self._progress(free)}: {why}"
 
     def _tasks_started(self) -> bool:
         """Whether Spark has started tasks of this run, at its last attempt."""

@@ -126,7 +126,7 @@ def test_a_master_means_spark(fake: type[Fake], monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("distributor.schedulers.spark_session.create", create)
     assert cli.call(["run", "--master", "spark://a:7077", "--conf", "spark.executor.memory=8g", "train.py"]) == 0
     assert fake.asked[0] == (1, False, True)
-    assert asked == [("spark://a:7077", {"spark.executor.memory": "8g"})]
+    assert asked == [("spark://a:7077", {"spark.ui.showConsoleProgress": "false", "spark.executor.memory": "8g"})]
     assert stopped == [True]
 
 
@@ -136,7 +136,7 @@ def test_under_spark_submit_its_session_decides(fake: type[Fake], monkeypatch: p
     monkeypatch.setattr("distributor.schedulers.spark_session.create", lambda *args: asked.append(args))
     assert cli.call(["run", "train.py"]) == 0
     assert fake.asked[0] == (1, None, True)
-    assert asked == [(None, {})]
+    assert asked == [(None, {"spark.ui.showConsoleProgress": "false"})]
     assert cli.call(["run", "--local", "train.py"]) == 0
     assert fake.asked[0] == (1, True, True)
     assert len(asked) == 1
