@@ -16,6 +16,7 @@ from distributor.shipping import package_zip
 #: Stands for what is decided as a run starts: a folder of its own, ports, and on Spark who runs where.
 _FOLDER = "$RUN_FOLDER"
 _PORT = "$PORT"
+_MASTER = "$MASTER"
 
 #: What is in variables of such names is nobody else's business.
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
@@ -58,7 +59,7 @@ def describe(job: Job, where: str, placement: Placement | None = None) -> str:
 def _plan(job: Job, placement: Placement | None) -> Plan:
     """What node 0 would do; where nobody knows who it is, one that has all ranks."""
     if placement is None:
-        placement = Placement((Node(0, "?", "?", "$MASTER", 0, 0, 0, job.num_processes),))
+        placement = Placement((Node(0, "?", "?", _MASTER, 0, 0, 0, job.num_processes),))
     node = placement.master
     plan = PATHS[job.launch_path].plan(job, placement, node, os.environ, {}, _FOLDER)
     return replace(plan, rank_env=tuple({**env, "MASTER_PORT": _PORT} for env in plan.rank_env))
@@ -87,7 +88,7 @@ def _command(target: Target) -> str:
 
 def _quoted(word: str) -> str:
     """As a shell takes it, but for what is not known yet."""
-    return word if word.startswith((_FOLDER, _PORT)) else shlex.quote(word)
+    return word if word.startswith((_FOLDER, _PORT, _MASTER)) else shlex.quote(word)
 
 
 def _devices(job: Job) -> str:

@@ -263,6 +263,7 @@ def test_a_dry_run_on_spark_starts_no_session(
     ) in out
     assert f"{tmp_path} (" in out
     assert '"gradient_accumulation_steps": 1' in out
+    assert "\n  MASTER_ADDR=$MASTER\n" in out
     assert out.endswith("spark.executor.cores=4\n")
 
 
