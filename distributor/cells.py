@@ -32,11 +32,15 @@ def readable(trace: str) -> str:
     return "\n".join(told)
 
 
+def shell() -> Any:
+    """The IPython that runs this code, in a notebook or a terminal; ``None`` if there is none. Never imports it."""
+    return getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+
+
 def _cell(path: str) -> str | None:
     """What IPython calls a cell: ``Cell In[5]``."""
-    shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     try:
-        kind, name = shell.compile.format_code_name(path)
+        kind, name = shell().compile.format_code_name(path)
     except Exception:  # no IPython, an older one, or a file
         return None
     return f"{kind} {name}" if kind == "Cell" else None

@@ -255,7 +255,7 @@ class Console:
         live = self._show_bars(bars)
         if self._fold is not None:
             self._show_folded(self._fold.leave(float("inf") if ending else time.monotonic() - _FOLD_WAIT))
-        if footer and _is_terminal(_output(2)):
+        if footer and is_terminal(_output(2)):
             bar = "" if live is None else f"{self._bar_prefix(live[0])} {live[1]}".lstrip()
             self._screen.draw_block(_output(2), _CONTROL.sub("", bar), footer)
         elif live is None:
@@ -393,7 +393,7 @@ class _Screen:
         """Draws the live line, in place of the one before."""
         if out is None:
             return
-        terminal = _is_terminal(out)
+        terminal = is_terminal(out)
         text = _CONTROL.sub("", f"{prefix} {text}" if prefix else text)
         with suppress(Exception):
             text = _encodable(out, text)
@@ -433,7 +433,7 @@ class _Screen:
         if self._drawn is not None:
             out, text = self._drawn
             wipe = "\x1b[J" if "\n" in text else "\x1b[K"
-            self._write(out, f"\r{wipe}" if _is_terminal(out) else f"\r{' ' * len(text)}\r")
+            self._write(out, f"\r{wipe}" if is_terminal(out) else f"\r{' ' * len(text)}\r")
             self._drawn = None
 
     def flush(self) -> None:
@@ -457,7 +457,8 @@ def _output(stream: int) -> TextIO | None:
     return sys.stdout if stream == 1 else sys.stderr
 
 
-def _is_terminal(out: TextIO | None) -> bool:
+def is_terminal(out: TextIO | None) -> bool:
+    """Whether an output is a terminal, on which lines can be drawn again and have colours."""
     try:
         return out is not None and not _is_notebook(out) and out.isatty()
     except Exception:  # closed, or not quite a file
@@ -465,7 +466,7 @@ def _is_terminal(out: TextIO | None) -> bool:
 
 
 def _can_redraw(out: TextIO | None) -> bool:
-    return _is_notebook(out) or _is_terminal(out)
+    return _is_notebook(out) or is_terminal(out)
 
 
 def _is_notebook(out: TextIO | None) -> bool:
@@ -474,7 +475,7 @@ def _is_notebook(out: TextIO | None) -> bool:
 
 def _coloured(out: TextIO | None, rank: int, text: str) -> str:
     """The text in the colour of a rank, on terminals whose user has nothing against it (https://no-color.org)."""
-    if os.environ.get("NO_COLOR") or not _is_terminal(out):
+    if os.environ.get("NO_COLOR") or not is_terminal(out):
         return text
     return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m"
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from distributor.job import Function, Job, Module, Node, Placement, Plan, Script, Target
 from distributor.launch import PATHS
 from distributor.shipping import package_zip
+from distributor.views.snapshot import count
 
 #: Stands for what is decided as a run starts: a folder of its own, ports, and on Spark who runs where.
 _FOLDER = "$RUN_FOLDER"
@@ -38,10 +39,9 @@ def describe(job: Job, where: str, placement: Placement | None = None) -> str:
         ...
     """
     plan = _plan(job, placement)
-    ranks = f"{job.num_processes} rank{'s' * (job.num_processes > 1)}"
     rows = [
         ("run", _words(job.target)),
-        ("on", f"{where}: {ranks}, {_devices(job)}"),
+        ("on", f"{where}: {count(job.num_processes, 'rank')}, {_devices(job)}"),
         ("placement", "by Spark, as the run starts" if placement is None else str(placement)),
         ("command", f"{_command(plan.target)}   (in each rank, through torch's elastic agent: {job.launch_path})"),
         ("ships", _shipped(job) if placement is None else "nothing: ranks run here"),
@@ -94,7 +94,7 @@ def _quoted(word: str) -> str:
 def _devices(job: Job) -> str:
     if not job.use_gpu:
         return "on CPUs"
-    return f"with {job.gpus_per_process} GPU{'s' * (job.gpus_per_process > 1)} each"
+    return f"with {count(job.gpus_per_process, 'GPU')} each"
 
 
 def _shipped(job: Job) -> str:

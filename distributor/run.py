@@ -22,9 +22,9 @@ from distributor.errors import NodeLostError, RunCancelledError, StallError, Sta
 from distributor.job import Failure, Job, Node, Placement, Status
 from distributor.logs import Logs
 from distributor.outcomes import Collected
-from distributor.stacks import Stacks, ranges
+from distributor.stacks import Stacks
 from distributor.views import View
-from distributor.views.snapshot import Snapshot
+from distributor.views.snapshot import Snapshot, who
 
 _log = logging.getLogger("distributor")
 
@@ -570,8 +570,7 @@ class Run:
         known = self._node(node)
         if known is None:
             return node
-        word = "ranks" if len(known.ranks) > 1 else "rank"
-        return f"{known.host} (node {known.node_rank}, {word} {ranges(known.ranks)})"
+        return f"{known.host} (node {known.node_rank}, {who(known.ranks)})"
 
     def _ranks_of(self, node: str) -> range:
         known = self._node(node)

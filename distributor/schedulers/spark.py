@@ -152,8 +152,7 @@ class SparkScheduler:
         self._slots: spark_slots.Slots | None = None
         self._tag = ""
         self._cancelled = threading.Event()
-        self._missing_slots = ""
-        self._sending = ""
+        self._held_up = ""  # by what, before there is a Spark job
         self._needed = 0
         self._query: _Progress | None = None
 
@@ -226,8 +225,8 @@ class SparkScheduler:
         return InheritableThread(target=target)
 
     def waiting_for(self) -> str | None:
-        if self._missing_slots or self._sending:
-            return self._missing_slots or self._sending
+        if self._held_up:
+            return self._held_up
         if self._connect:
             busy = self._query is not None and self._query.waiting
             return "Spark has not started its tasks: other jobs hold the slots" if busy else None
@@ -403,13 +402,13 @@ class SparkScheduler:
         name = f"distributor-{hashlib.sha256(content).hexdigest()[:32]}"
         uploaded = _uploaded.setdefault(self._session, set())
         if name not in uploaded:
-            self._sending = f"sending {len(content) / (1 << 20):,.1f} MiB to the Spark Connect server"
+            self._held_up = f"sending {len(content) / (1 << 20):,.1f} MiB to the Spark Connect server"
             with tempfile.TemporaryDirectory(prefix="distributor-") as folder:
                 path = os.path.join(folder, name)
                 with open(path, "wb") as file:
                     file.write(content)
                 cast(Any, self._session).addArtifacts(path, file=True)
-            self._sending = ""
+            self._held_up = ""
             uploaded.add(name)
         return name
 
@@ -436,17 +435,14 @@ class SparkScheduler:
         self._needed = job.num_tasks
         while not self._slots.ready():
             total, free = self._slots.total(), self._slots.free()
-            self._missing_slots = self._slots.too_few(total) if total < self._needed else self._held_by_others(free)
+            self._held_up = self._slots.too_few(total) if total < self._needed else self._held_by_others(free)
             if self._cancelled.wait(_SLOT_POLL):
                 raise RunCancelledError(f"run {job.run_id} was cancelled while it waited for slots")
-        self._missing_slots = ""
-
-    def _progress(self, free: int) -> str:
-        return f"waiting for {self._needed} slots: {free} free"
+        self._held_up = ""
 
     def _held_by_others(self, free: int) -> str:
         why = "other jobs hold the rest" if free < self._needed else "it is about to"
-        return f"Spark has not started its tasks, {self._progress(free)}: {why}"
+        return f"Spark has not started its tasks, waiting for {self._needed} slots: {free} free: {why}"
 
     def _tasks_started(self) -> bool:
         """Whether Spark has started tasks of this run, at its last attempt."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+from distributor import cells
+from distributor.console import is_terminal
 from distributor.views.snapshot import Snapshot
 
 #: Is told how many bytes of how many have been packed.
@@ -43,27 +45,14 @@ class View(Protocol):
 
 def choose() -> View:
     """The view for where this process shows its output."""
-    if _in_notebook():
+    if getattr(cells.shell(), "kernel", None) is not None:  # a Jupyter front end shows what this process displays
         from distributor.views.notebook import NotebookView
 
         return NotebookView()
-    if _is_terminal(sys.stderr):
+    if is_terminal(sys.stderr):
         from distributor.views.terminal import TerminalView
 
         return TerminalView()
     from distributor.views.plain import PlainView
 
     return PlainView()
-
-
-def _in_notebook() -> bool:
-    """Whether a Jupyter front end shows what this process displays."""
-    shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return getattr(shell, "kernel", None) is not None
-
-
-def _is_terminal(out: Any) -> bool:
-    try:
-        return bool(out.isatty())
-    except Exception:  # none, closed, or not quite a file
-        return False

@@ -12,6 +12,7 @@ from typing import Any
 
 from distributor.errors import TrainingError
 from distributor.job import Status
+from distributor.stacks import ranges
 from distributor.views import Packed, Shown
 from distributor.views.snapshot import Snapshot, count, duration, folded, reason, state
 
@@ -151,7 +152,7 @@ def _placement(snapshot: Snapshot) -> str:
     nodes = snapshot.placement.nodes
     head = ["node", "host", "address", "ranks"] + (["GPUs"] if any(node.gpus for node in nodes) else [])
     rows = [
-        [str(node.node_rank), node.host, node.address, _span(node.ranks), ", ".join(node.gpus)][: len(head)]
+        [str(node.node_rank), node.host, node.address, ranges(node.ranks), ", ".join(node.gpus)][: len(head)]
         for node in nodes[:_NODES]
     ]
     if len(nodes) > _NODES:
@@ -162,10 +163,6 @@ def _placement(snapshot: Snapshot) -> str:
         for row in rows
     )
     return f'<table style="border:none;border-collapse:collapse;font-size:12px"><tr>{cells}</tr>{body}</table>'
-
-
-def _span(ranks: range) -> str:
-    return str(ranks.start) if len(ranks) == 1 else f"{ranks.start}-{ranks.stop - 1}"
 
 
 def _timings(snapshot: Snapshot) -> str:

@@ -166,12 +166,15 @@ def test_no_other_package_is_needed():
         ("launch/deepspeed.py", {"job", "launch.torchrun"}),
         ("versions.py", set()),
         ("placement.py", {"devices", "errors", "job"}),
-        ("views/__init__.py", {"views.snapshot", "views.notebook", "views.plain", "views.terminal"}),
+        (
+            "views/__init__.py",
+            {"cells", "console", "views.snapshot", "views.notebook", "views.plain", "views.terminal"},
+        ),
         ("views/snapshot.py", {"job", "stacks"}),
         ("views/plain.py", {"job", "views", "views.snapshot"}),
         ("views/terminal.py", {"job", "views", "views.snapshot"}),
-        ("views/notebook.py", {"errors", "job", "views", "views.snapshot"}),
-        ("dry_run.py", {"job", "launch", "shipping"}),
+        ("views/notebook.py", {"errors", "job", "stacks", "views", "views.snapshot"}),
+        ("dry_run.py", {"job", "launch", "shipping", "views", "views.snapshot"}),
         # It runs in Spark's workers, which lack the package: what it uses is pickled with it.
         (
             "schedulers/spark_task.py",
