@@ -42,6 +42,8 @@ distributor.run(train, 0.1)
     "distributor.run(train, -2)",
     "TorchDistributor(0)",
     "TorchDistributor(2, local_mode=True, use_gpu=False, progress=False, logs='none').run(train, 0.1)",
+    "TorchDistributor(2, local_mode=True, use_gpu=False, progress=False, logs='none').run(train, -3)",
+    "import sys\nprint(sys.last_value.rank, repr(sys.last_value.__cause__))",
 ]
 
 #: Colours of the badges of runs that succeeded and that failed.
@@ -140,6 +142,11 @@ def test_a_handle_shows_why_its_run_failed(executed: Client) -> None:
         assert part in text
     assert re.search(r" function [12]\.\d s ", text)  # until it failed
     assert result["data"]["text/plain"].startswith("<Run ")
+
+
+def test_the_whole_exception_is_there_in_the_next_cell(executed: Client) -> None:
+    (printed,) = [output for output in executed.nb.cells[6].outputs if output.output_type == "stream"]
+    assert printed["text"] == "1 ValueError('learning rate must be positive, not -3')\n"
 
 
 def test_progress_can_be_silenced(executed: Client) -> None:
