@@ -8,43 +8,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from distributor.api import DeepspeedTorchDistributor as DeepspeedTorchDistributor
-    from distributor.api import TorchDistributor as TorchDistributor
+    from distributor.api import (
+        DeepspeedTorchDistributor as DeepspeedTorchDistributor,
+        TorchDistributor as TorchDistributor,
+    )
     from distributor.autotuning import autotune as autotune
     from distributor.errors import (
         ConfigurationError as ConfigurationError,
-    )
-    from distributor.errors import (
         DistributorError as DistributorError,
-    )
-    from distributor.errors import (
         NodeLostError as NodeLostError,
-    )
-    from distributor.errors import (
         PayloadError as PayloadError,
-    )
-    from distributor.errors import (
         ResourceError as ResourceError,
-    )
-    from distributor.errors import (
         ResultError as ResultError,
-    )
-    from distributor.errors import (
         RunCancelledError as RunCancelledError,
-    )
-    from distributor.errors import (
         StallError as StallError,
-    )
-    from distributor.errors import (
         StartError as StartError,
-    )
-    from distributor.errors import (
         TrainingError as TrainingError,
     )
     from distributor.job import Status as Status
     from distributor.run import Run as Run
-    from distributor.zero_stages import suggest_zero as suggest_zero
-    from distributor.zero_stages import zero as zero
+    from distributor.zero_stages import suggest_zero as suggest_zero, zero as zero
 
 __version__ = "0.1.0"
 
@@ -85,4 +68,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*(globals().keys() - {"Any", "TYPE_CHECKING", "annotations"}), *__all__})

@@ -218,8 +218,9 @@ class _Agent:
                 cwd = str(folder / "working_dir")
                 shipping.unpack_folder(job.working_dir.archive, Path(cwd))
         if isinstance(job.target, Script) and not self._order.on_driver:
-            (folder / "script").mkdir()
-            (folder / "script" / os.path.basename(job.target.path)).write_bytes(job.target.source)
+            copy = rank.shipped_script(folder, job.target)
+            copy.parent.mkdir()
+            copy.write_bytes(job.target.source)
         folders.note_elsewhere(folder, plan.elsewhere)
         for name, text in plan.files.items():
             (folder / name).write_text(text, encoding="utf-8")
@@ -395,7 +396,7 @@ class _Agent:
 
     def _on_order(self, order: dict[str, Any]) -> None:
         if order.get("order") == "stop":
-            self._stop()
+            self._stop(grace=bool(order["grace"]))
         elif order.get("order") == "dump":
             dump = asyncio.ensure_future(self._dump(int(order["id"]), bool(order["all"]), float(order["timeout"])))
             self._dumps.add(dump)
@@ -430,12 +431,12 @@ class _Agent:
         asyncio.get_running_loop().remove_reader(self._control)
         self._on_owner_gone()
 
-    def _stop(self) -> None:
-        """Has the launcher stop its ranks within the grace, or ends it at once where no rank is alive."""
-        if self._stopping:
+    def _stop(self, *, grace: bool = True) -> None:
+        """Has the launcher stop its ranks within the grace, or ends it at once: also where no rank is alive."""
+        if self._stopping and grace:
             return
         self._stopping = True
-        if self._ranks.alive:
+        if self._ranks.alive and grace:
             self._launcher.send_signal(signal.SIGTERM)
             loop = asyncio.get_running_loop()
             self._backstop = loop.call_later(self._job.grace_period + _STOP_MARGIN, self._launcher.kill)
@@ -508,7 +509,22 @@ class _Agent:
                 exit_code=exit["code"] if exit["code"] >= 0 else None,
                 signal=processes.signal_name(-exit["code"]) if exit["code"] < 0 else None,
             )
-        return replace(failure, log_tail=tail)
+        return replace(
+            failure,
+            traceback=self._as_on_driver(failure.traceback, order),
+            log_tail=self._as_on_driver(tail, order),
+        )
+
+    def _as_on_driver(self, text: str, order: NodeOrder) -> str:
+        """A text with the driver's paths of what was shipped here."""
+        job = self._job
+        if self._order.on_driver:
+            return text
+        if isinstance(job.target, Script):
+            text = text.replace(str(rank.shipped_script(order.folder, job.target)), job.target.path)
+        if job.working_dir is not None:
+            text = text.replace(f"{order.cwd}/", f"{job.working_dir.path}/")
+        return text
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import inspect
 import json
 import operator
 import os
@@ -15,7 +16,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
-from distributor import deepspeed_config, limits, payload, shipping, versions, views
+from distributor import deepspeed_config, limits, modules, payload, shipping, versions, views
 from distributor.environment import CONTRACT
 from distributor.errors import ConfigurationError, PayloadError
 from distributor.job import DeepspeedOptions, Function, Job, Module, Resources, Script, Target, WorkingDir
@@ -236,8 +237,12 @@ class TorchDistributor:
         try:
             return run.result()
         except BaseException:  # Ctrl-C, or whatever else a signal handler raises: nobody would wait for the ranks
-            run.cancel()
-            run.wait(self._grace_period + _INTERRUPT_MARGIN)
+            run.cancel("interrupted; again to end all ranks at once")
+            try:
+                run.wait(self._grace_period + _INTERRUPT_MARGIN)
+            except BaseException:
+                run.kill()
+                run.wait(_INTERRUPT_MARGIN)
             raise
 
     def _submit(
@@ -373,6 +378,8 @@ class TorchDistributor:
 
     def _target(self, train_object: Any, args: Sequence[Any], kwargs: Mapping[str, Any], local: bool) -> Target:
         if isinstance(train_object, Module):
+            if local:
+                self._check_module(train_object.name)
             return train_object
         if isinstance(train_object, (str, os.PathLike)):
             path = Path(train_object)
@@ -393,12 +400,26 @@ class TorchDistributor:
                 ) from error
             return Script(str(path.absolute()), source, _check_argv(args))
         if callable(train_object):
+            _check_call(train_object, args, kwargs)
             pickled = payload.dump_function(train_object, args, kwargs, by_value=not local)
             return Function(payload.name_of(train_object), pickled)
         raise ConfigurationError(
             "what to train has to be a callable or the path of a .py file, "
             f"not {type(train_object).__name__} {train_object!r}"
         )
+
+    def _check_module(self, name: str) -> None:
+        folders = [] if self._working_dir is None else [str(self._working_dir.absolute())]
+        found = modules.find(name, folders)
+        if found is None:
+            where = f"working_dir {folders[0]} and " if folders else ""
+            raise PayloadError(
+                f"there is no module {name!r}: looked for it in {where}Python's path, {', '.join(sys.path)}"
+            )
+        if found.submodule_search_locations is not None and modules.find(f"{name}.__main__", folders) is None:
+            raise PayloadError(
+                f"{name!r} is a package without a module __main__, so that it cannot be run: name one of its modules"
+            )
 
     def _pack_working_dir(self, local: bool, view: View | None) -> WorkingDir | None:
         if self._working_dir is None:
@@ -634,6 +655,21 @@ def _check_ports(ports: Any) -> tuple[int, int] | None:
     if not 1 <= first <= last <= 65535:
         raise ConfigurationError(f"driver_ports has to be the first and the last of some ports, not {ports!r}")
     return first, last
+
+
+def _check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Finds what every rank would fail with before it has begun."""
+    try:
+        # What a decorator wraps may well be called with other arguments than itself.
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):  # some that are written in C have none
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        plain = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
+        told = signature.replace(parameters=plain, return_annotation=signature.empty)
+        raise ConfigurationError(f"{payload.name_of(function)}{told} cannot be called like that: {error}") from None
 
 
 def _is_module_name(name: Any) -> bool:

@@ -26,6 +26,21 @@ from distributor.job import Module
 #: Exit code of a request that is wrong.
 _USAGE = 2
 
+#: What to say instead of torchrun's options.
+_TORCHRUN = {
+    "--nproc-per-node": "is torchrun's: --num-processes counts all ranks together, and --max-processes-per-node those "
+    "of one executor",
+    "--nnodes": "is torchrun's: --num-processes counts all ranks together, and Spark finds the nodes for them",
+    "--max-restarts": "is torchrun's: a rank that fails ends the run",
+    **dict.fromkeys(
+        (
+            *("--master-addr", "--master-port", "--node-rank", "--standalone"),
+            *("--rdzv-backend", "--rdzv-conf", "--rdzv-endpoint", "--rdzv-id"),
+        ),
+        "is torchrun's: leave it out, nodes find each other",
+    ),
+}
+
 _WHAT, _WHERE, _RANKS, _OUTPUT, _LIMITS = "What to run", "Where", "Each rank", "Output", "Time limits"
 
 
@@ -42,10 +57,12 @@ def main() -> None:
 @click.option("--working-dir", type=click.Path(), panel=_WHAT, help="A project folder: ranks run in it. It is shipped.")
 @click.option("--deepspeed", metavar="FILE", panel=_WHAT, help="Train with DeepSpeed and this configuration.")
 @click.option(
-    "--script-arguments/--no-script-arguments",
+    "--no-script-arguments",
+    "script_arguments",
+    flag_value=False,
     default=True,
     panel=_WHAT,
-    help="Whether a script gets --deepspeed --deepspeed_config PATH after its own arguments (yes).",
+    help="A script gets no --deepspeed --deepspeed_config PATH after its own arguments.",
 )
 @click.option("--dry-run", is_flag=True, panel=_WHAT, help="Print the plan and start nothing.")
 @click.option("-n", "--num-processes", type=int, default=1, show_default=True, panel=_WHERE, help="World size.")
@@ -126,8 +143,10 @@ def run(
     """
     if local and master:
         raise click.UsageError(f"--local and --master {master} exclude each other: leave out one of them")
-    if conf and not (master or _in_spark_submit()):
-        raise click.UsageError(f"--conf {conf[0]} is a setting of Spark, which needs --master")
+    on_spark = bool(master) or (not local and _in_spark_submit())
+    for option, value in (("--conf", conf[0] if conf else None), ("--driver-ports", driver_ports)):
+        if value is not None and not on_spark:
+            raise click.UsageError(f"{option} {value} is for runs on Spark: add --master, or leave it out")
     everything: dict[str, Any] = {
         **options,
         "env": dict(_pair("--env", setting) for setting in env),
@@ -136,7 +155,6 @@ def run(
         "driver_ports": None if driver_ports is None else _ports(driver_ports),
         "keep_warm": 0.0,  # this process ends with the run
     }
-    on_spark = bool(master) or (not local and _in_spark_submit())
     local_mode = False if master else None if on_spark else True
     distributor: TorchDistributor
     if deepspeed is None:
@@ -192,6 +210,9 @@ def call(arguments: Sequence[str]) -> int:
     try:
         ended = main.main(list(arguments), prog_name="distributor", standalone_mode=False)
         return ended if isinstance(ended, int) else 0
+    except click.NoSuchOption as error:
+        advice = _TORCHRUN.get(error.option_name.replace("_", "-"))
+        return _complain(f"{error.option_name} {advice}" if advice else error.format_message(), _USAGE)
     except click.ClickException as error:
         return _complain(error.format_message(), _USAGE)
     except (KeyboardInterrupt, click.Abort):

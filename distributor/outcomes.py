@@ -7,7 +7,7 @@ while another failure explains it: a rank whose peer was killed may notice befor
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,6 +35,9 @@ _CONSEQUENCE_KINDS = (
 #: What torch puts before each line of an uncaught exception once a process group is there.
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")
 
+#: What to do about a failure, ``""`` where there is nothing to add.
+Advise = Callable[[Failure], str]
+
 #: Lines of a rank's log in an error text.
 _TAIL_LINES = 20
 
@@ -58,8 +61,13 @@ class Collected:
     times: Mapping[str, float] = field(default_factory=dict)
 
 
-def values(collected: Collected, world_size: int) -> dict[int, Any]:
+def values(collected: Collected, world_size: int, advise: Advise = lambda failure: "") -> dict[int, Any]:
     """The return values by rank, as far as they were sent; none for a script or a module.
+
+    Args:
+        collected: what came.
+        world_size: how many ranks there are.
+        advise: what to do about the root of a failure.
 
     Raises:
         TrainingError: a rank failed.
@@ -74,7 +82,7 @@ def values(collected: Collected, world_size: int) -> dict[int, Any]:
     outcomes = {outcome.rank: outcome for report in collected.reports for outcome in report.outcomes}
     failures = [outcome.failure for outcome in outcomes.values() if outcome.state == "failed" and outcome.failure]
     if failures:
-        raise training_error(failures)
+        raise training_error(failures, advise)
     if collected.lost_hosts:
         raise node_lost(collected.lost_hosts)
     missing = sorted(set(range(world_size)) - {rank for rank, o in outcomes.items() if o.state != "stopped"})
@@ -94,7 +102,9 @@ def values(collected: Collected, world_size: int) -> dict[int, Any]:
     return {rank: payload.load_value(chunks, rank) for rank, chunks in sorted(collected.values.items())}
 
 
-def training_error(failures: Sequence[Failure]) -> errors.TrainingError | errors.StartError:
+def training_error(
+    failures: Sequence[Failure], advise: Advise = lambda failure: ""
+) -> errors.TrainingError | errors.StartError:
     """The exception for a run whose ranks failed: the root first, its original exception as ``__cause__``.
 
     A rank that found, before it called anything of the user's, that its node lacks something makes it a ``StartError``.
@@ -104,7 +114,7 @@ def training_error(failures: Sequence[Failure]) -> errors.TrainingError | errors
     cause = payload.load_exception(ordered[0].exception)
     if isinstance(cause, errors.StartError):
         return errors.StartError(f"on {ordered[0].host}: {cause}")
-    error = errors.TrainingError(describe(ordered), ordered)
+    error = errors.TrainingError(describe(ordered, advise(ordered[0])), ordered)
     error.__cause__ = cause
     error.__suppress_context__ = True
     return error
@@ -133,10 +143,12 @@ def is_consequence(failure: Failure) -> bool:
     return failure.kind == "RuntimeError" and bool(_CONSEQUENCE.search(failure.message))
 
 
-def describe(failures: Sequence[Failure]) -> str:
+def describe(failures: Sequence[Failure], advice: str = "") -> str:
     """The text of a :class:`~distributor.errors.TrainingError`; ``failures`` with the root first."""
     root, *others = failures
     parts = [f"rank {root.rank} on {root.host} failed: {root.message}"]
+    if advice:
+        parts.append(advice)
     if root.traceback:
         parts.append(root.traceback.rstrip())
     if last_lines := _last_lines(root):

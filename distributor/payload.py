@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import functools
 import io
-import os
 import pickle
 import sys
-import sysconfig
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -21,6 +19,7 @@ from typing import Any, BinaryIO
 
 import cloudpickle
 
+from distributor import modules
 from distributor.errors import PayloadError, ResultError
 
 _PROTOCOL = 5
@@ -150,7 +149,7 @@ def _own_modules_by_value() -> Iterator[None]:
         registered: list[ModuleType] = []
         already = set(cloudpickle.list_registry_pickle_by_value())
         try:
-            for module in own_modules():
+            for module in modules.own_modules():
                 if module.__name__ not in already:
                     cloudpickle.register_pickle_by_value(module)
                     registered.append(module)
@@ -158,33 +157,6 @@ def _own_modules_by_value() -> Iterator[None]:
         finally:
             for module in registered:
                 cloudpickle.unregister_pickle_by_value(module)
-
-
-def own_modules() -> list[ModuleType]:
-    """Loaded modules that the user wrote: those with a source file outside of every installed package.
-
-    ``__main__`` is left out, since cloudpickle always pickles it by value, and so is this package, which ships itself.
-    """
-    roots = tuple(
-        os.path.realpath(path) + os.sep
-        for path in {
-            *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-            *(path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")),
-            *(path for path in sys.path if path.endswith((".zip", ".egg"))),
-        }
-        if path
-    )
-    own = []
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if name == "__main__" or name.partition(".")[0] == "distributor" or not isinstance(file, str):
-            continue
-        # sys.modules may hold a module under a second name; cloudpickle looks modules up by __name__.
-        if getattr(module, "__name__", None) != name or not file.endswith((".py", ".pyc")):
-            continue
-        if not os.path.realpath(file).startswith(roots):
-            own.append(module)
-    return own
 
 
 def _find_culprit(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

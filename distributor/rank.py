@@ -27,7 +27,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
-from distributor import payload
+from distributor import modules, payload
 from distributor.activity import ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL, stacks_path
 from distributor.job import Failure, Function, Module, NodeOrder, Outcome, Script
 from distributor.processes import die_with_parent
@@ -216,6 +216,8 @@ def _call(order: NodeOrder, local_rank: int) -> Any:
         return function(*args, **kwargs)
     if isinstance(target, Module):
         sys.argv = [target.name, *target.argv]
+        if modules.find(target.name) is None:
+            raise ModuleNotFoundError(f"No module named {target.name!r}", name=target.name)
         runpy.run_module(target.name, run_name="__main__", alter_sys=True)
         return None
     path = script_path(order, target)
@@ -229,8 +231,13 @@ def script_path(order: NodeOrder, script: Script) -> str:
     """The file that a rank runs: in the working directory, the driver's own where that is, or the shipped copy."""
     if script.inside is not None and order.cwd is not None:
         return os.path.join(order.cwd, script.inside)
-    shipped = os.path.join(order.folder, "script", os.path.basename(script.path))
-    return shipped if os.path.exists(shipped) else script.path
+    shipped = shipped_script(order.folder, script)
+    return str(shipped) if shipped.exists() else script.path
+
+
+def shipped_script(folder: str | os.PathLike[str], script: Script) -> Path:
+    """Where a node that is not on the driver's machine has its copy of a script."""
+    return Path(folder, "script", os.path.basename(script.path))
 
 
 def _return(order: NodeOrder, local_rank: int, rank: int, value: Any) -> Outcome:
@@ -282,12 +289,15 @@ def _summary(error: BaseException) -> str:
 
 
 def _user_frames(frames: TracebackType | None) -> TracebackType | None:
-    """The traceback from the first frame that is the user's: without this module, the unpickling and ``runpy``."""
+    """The traceback from the first frame that is the user's: without this module, the unpickling and ``runpy``.
+
+    ``None`` if there is none: what is to be run could not be had, or not be called.
+    """
     ours = (__file__, payload.__file__, runpy.__file__, "<frozen runpy>")
     rest = frames
     while rest is not None and rest.tb_frame.f_code.co_filename in ours:
         rest = rest.tb_next
-    return rest if rest is not None else frames
+    return rest
 
 
 def _end_soon(code: int) -> None:

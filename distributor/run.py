@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from distributor import outcomes
+from distributor import advice, outcomes
 from distributor.channel import frames
 from distributor.channel.frames import Log
 from distributor.channel.server import ChannelServer
@@ -39,6 +40,9 @@ _LOOK = 2.0
 
 #: Seconds beyond the grace after which a run that should stop is ended the hard way.
 _STOP_MARGIN = 5.0
+
+#: Seconds that nodes get to end their ranks at once and report, before they are ended with them.
+_KILL_MARGIN = 2.0
 
 #: Seconds that the Spark job of a run with a lost node gets to end by itself once no node is left to wait for.
 _LOST_MARGIN = 2.0
@@ -125,6 +129,7 @@ class Run:
         self._ended: float | None = None
         self._awaited = 0
         self._stopping = ""
+        self._grace = job.grace_period
         self._waits = (0.0, "")  # when the scheduler was asked what it waits for, and what it said
         self._placement: Placement | None = None
         self._nodes: dict[str, _NodeState] = {}
@@ -146,6 +151,9 @@ class Run:
         self._timings: dict[str, float] = {}
         self._submitted = time.time()
         self._timers: list[threading.Timer] = []
+        if view is not None and log_folder is not None:
+            folder = min(str(log_folder), os.path.relpath(log_folder), key=len)
+            self._logs.note(f"run {self.id}: all output goes to {folder}")
         self._look_on()  # from here, so that a notebook shows it in the cell that runs now
         self._viewer = threading.Thread(target=self._keep_looking, name="distributor-view", daemon=True)
         self._thread = scheduler.thread(self._execute)
@@ -156,6 +164,11 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<Run {self.id}: {self._job.num_processes} processes, {self.status.value}>"
+
+    def _ipython_display_(self) -> None:
+        """Where a notebook's live status can be shown here as well, that. Else IPython asks for the HTML."""
+        if self._view is None or self._done.is_set() or not self._view.show_again(self.snapshot()):
+            raise NotImplementedError
 
     def _repr_html_(self) -> str:
         """What a notebook shows of the handle: status, placement, where the time went, and why it failed."""
@@ -219,7 +232,10 @@ class Run:
         with self._lock:
             status, since = self._status, now - self._status_since
             seconds = (self._ended or time.time()) - self._submitted
-        detail = self._stopping if status is Status.STOPPING else ""
+        detail = ""
+        if status is Status.STOPPING:
+            left = self._grace - since
+            detail = self._stopping + (f", ranks have {left:.0f} s to save" if left > 0 and self._placement else "")
         if status is Status.WAITING and since > _PATIENCE:  # before that, it may just not have come to start them
             detail = self._waiting_for()
         nodes = list(self._nodes.values())
@@ -271,13 +287,32 @@ class Run:
         self._await(timeout)
         return [self._values.get(rank) for rank in range(self._job.num_processes)]
 
-    def cancel(self) -> None:
-        """Stops all ranks: SIGTERM, the grace period, SIGKILL. Returns at once; ``wait`` waits for the end."""
+    def cancel(self, why: str = "cancelled") -> None:
+        """Stops all ranks: SIGTERM, the grace period, SIGKILL. Returns at once; ``wait`` waits for the end.
+
+        Args:
+            why: for the live status.
+        """
         with self._lock:
             if self._done.is_set() or self._cancelled:
                 return
             self._cancelled = True
-        self._stop("cancelled")
+        self._stop(why)
+
+    def kill(self) -> None:
+        """Ends all ranks at once, without the grace period, or what is left of it. Returns at once.
+
+        A node that the driver cannot reach is ended through Spark, and gives its ranks the grace period all the same.
+        """
+        self.cancel()
+        with self._lock:
+            if self._done.is_set():
+                return
+            self._stopping, self._grace = "killed", 0.0
+        server = self._server
+        if server is not None:
+            server.stop("killed", grace=False)
+        self._later(_KILL_MARGIN, self._end)
 
     def dump_stacks(self, timeout: float = 10.0, *, all_threads: bool = True) -> Stacks:
         """What every rank is doing now: the Python stacks of its threads, by rank.
@@ -355,7 +390,7 @@ class Run:
             raise StartError(self._start_error)
         if self._lost and not failed:
             raise outcomes.node_lost(self._lost)
-        return outcomes.values(collected, self._job.num_processes)
+        return outcomes.values(collected, self._job.num_processes, self._advise)
 
     def _explain(self, error: BaseException) -> BaseException:
         """The truest exception for a run that ended with this one."""
@@ -370,10 +405,13 @@ class Run:
             return error
         # The reason of a failure that was told live is better than that its node or the job went away after it.
         if self._live_failures and not isinstance(error, StartError):
-            return outcomes.training_error(list(self._live_failures.values()))
+            return outcomes.training_error(list(self._live_failures.values()), self._advise)
         if self._lost and not isinstance(error, StartError):
             return outcomes.node_lost(self._lost)
         return error
+
+    def _advise(self, failure: Failure) -> str:
+        return advice.advise(failure, self._job)
 
     def _keep_looking(self) -> None:
         assert self._view is not None

@@ -115,7 +115,7 @@ def test_a_node_with_the_token_is_heard(served: tuple[Listener, ChannelServer, E
             await a.uplink.send_log(Log(3, 1, 0, b"a line\n"))
             server.stop("because")
             await until(lambda: a.orders)
-            assert a.orders == [{"order": "stop", "reason": "because"}]
+            assert a.orders == [{"order": "stop", "reason": "because", "grace": True}]
             answer = await a.uplink.close()
             assert answer == {"order": "bye", "offsets": [[3, 1, 7]], "failed": True}
             assert a.offsets[-1] == ({(3, 1): 7}, False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -164,6 +165,7 @@ class Terminal:
         self.screen = pyte.Screen(100, 30)
         stream = pyte.ByteStream(self.screen)
         self.pid, descriptor = pty.fork()
+        self._descriptor = descriptor
         if self.pid == 0:
             environ = {**os.environ, "COLUMNS": "100", "TERM": "xterm-256color", "PYTHONUTF8": "1"}
             os.execve(command[0], list(command), environ)
@@ -180,6 +182,10 @@ class Terminal:
 
     def text(self) -> str:
         return "\n".join(line.rstrip() for line in self.screen.display).rstrip()
+
+    def interrupt(self) -> None:
+        """Ctrl-C."""
+        os.write(self._descriptor, b"\x03")
 
     def wait(self) -> int:
         self._reader.join(watch.DEADLINE)
@@ -199,6 +205,24 @@ def test_a_terminal_shows_what_the_run_is_doing(script: str, tmp_path: Path) -> 
     assert shown[-1].startswith("[distributor] run ")
     assert " succeeded in " in shown[-1]
     assert "running" not in terminal.text()
+
+
+def test_a_second_interrupt_cuts_the_grace_short(tmp_path: Path) -> None:
+    deaf = tmp_path / "deaf.py"
+    deaf.write_text(
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf', flush=True)\n"
+        "while True:\n    time.sleep(1)\n"
+    )
+    terminal = Terminal([*HERE, "--local", "--grace-period", "600", str(deaf)])
+    watch.until(lambda: terminal.text().count("] deaf") == 2)
+    terminal.interrupt()
+    watch.until(lambda: "stopping: interrupted; again to end all ranks at once, ranks have " in terminal.text())
+    terminal.interrupt()
+    assert terminal.wait() == 130
+    *_, note, _, last = terminal.text().splitlines()  # click ends the line that a terminal has echoed ^C in
+    assert re.fullmatch(r"\[distributor\] run \w+ cancelled after .*", note)
+    assert last == "distributor: interrupted"
+    nothing_is_left()
 
 
 def test_no_progress(script: str) -> None:

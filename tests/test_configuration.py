@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -13,6 +14,7 @@ import trainings
 import watch
 
 from distributor import ConfigurationError, PayloadError, ResourceError, TorchDistributor
+from distributor.job import Module
 from distributor.schedulers import local
 
 
@@ -123,6 +125,60 @@ def test_a_module_has_to_be_a_dotted_name() -> None:
         on_cpu().run_module("pkg.train", "--lr", None)  # type: ignore[arg-type]
 
 
+def test_a_module_has_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pkg").mkdir()
+    for name in ("__init__.py", "train.py"):
+        (tmp_path / "pkg" / name).touch()
+    with pytest.raises(PayloadError, match="there is no module 'pkg.train': looked for it in Python's path, /"):
+        on_cpu().run_module("pkg.train")
+    there = on_cpu(working_dir=tmp_path)
+    assert there.plan(Module("pkg.train")).title == "pkg.train"
+    with pytest.raises(PayloadError, match=f"no module 'pkg.other': looked for it in working_dir {tmp_path} and Pyth"):
+        there.run_module("pkg.other")
+    with pytest.raises(PayloadError, match="'pkg' is a package without a module __main__, so that it cannot be run"):
+        there.run_module("pkg")
+    (tmp_path / "pkg" / "__main__.py").touch()
+    assert there.plan(Module("pkg")).title == "pkg"
+    # Executors may have what the driver lacks.
+    spark = TorchDistributor(1, False, False)
+    monkeypatch.setattr(spark, "_session", lambda needed: None)
+    assert spark.plan(Module("pkg.elsewhere")).title == "pkg.elsewhere"
+
+
+def decorated(function: Any) -> Any:
+    @functools.wraps(function)
+    def configured() -> Any:
+        return function(1e-3)
+
+    return configured
+
+
+def training(learning_rate: float, *, epochs: int = 1) -> None:
+    """Takes one argument, or one more by name."""
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs", "text"),
+    [
+        (training, (), {}, "missing a required argument: 'learning_rate'"),
+        (training, (1, 2), {}, "too many positional arguments"),
+        (training, (1,), {"lr": 1}, "got an unexpected keyword argument 'lr'"),
+        (functools.partial(training, 1), (2,), {}, "too many positional arguments"),
+        (decorated(training), (1,), {}, "too many positional arguments"),
+    ],
+)
+def test_a_function_has_to_take_its_arguments(function: Any, args: Any, kwargs: Any, text: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        on_cpu().run(function, *args, **kwargs)
+    assert str(caught.value).endswith(f") cannot be called like that: {text}")
+    assert str(caught.value).startswith(("training(", "decorated.<locals>.configured("))
+
+
+def test_what_can_be_called_is_not_refused() -> None:
+    for call in ((training, 1), (functools.partial(training, 1),), (decorated(training),), (max, 1, 2), (dict,)):
+        assert on_cpu().plan(*call).num_processes == 1
+
+
 def test_what_cannot_be_pickled_is_named() -> None:
     lock = threading.Lock()
     with pytest.raises(PayloadError, match=r"the variable 'lock' that it uses is a _thread\.lock"):
@@ -171,7 +227,7 @@ def test_spark_without_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_was_left_behind() -> None:
     folders, environ = watch.folders(), dict(os.environ)
     with pytest.raises(ConfigurationError):
-        on_cpu().run(trainings.rank, bad=threading.Lock())
+        on_cpu().run(lambda lock: lock, threading.Lock())
     assert watch.folders() == folders
     assert dict(os.environ) == environ
 

@@ -44,6 +44,10 @@ distributor.run(train, 0.1)
     "TorchDistributor(2, local_mode=True, use_gpu=False, progress=False, logs='none').run(train, 0.1)",
     "TorchDistributor(2, local_mode=True, use_gpu=False, progress=False, logs='none').run(train, -3)",
     "import sys\nprint(sys.last_value.rank, repr(sys.last_value.__cause__))",
+    "run = distributor.submit(train, 0.2)\nrun",
+    "run",
+    "run.wait()",
+    "run",
 ]
 
 #: Colours of the badges of runs that succeeded and that failed.
@@ -142,6 +146,15 @@ def test_a_handle_shows_why_its_run_failed(executed: Client) -> None:
         assert part in text
     assert re.search(r" function [12]\.\d s ", text)  # until it failed
     assert result["data"]["text/plain"].startswith("<Run ")
+
+
+def test_a_handle_is_live_wherever_it_is_shown_while_its_run_goes(executed: Client) -> None:
+    started, again, _, ended = executed.nb.cells[-4:]
+    for cell in (started, again):  # one box each, not the live one and another that stays as it was
+        (box,) = [output for output in cell.outputs if "data" in output and "text/html" in output["data"]]
+        assert words(box["data"]["text/html"]).startswith("succeeded train 2 ranks"), cell.source
+    (result,) = [output for output in ended.outputs if output.output_type == "execute_result"]
+    assert words(result["data"]["text/html"]).startswith("succeeded train 2 ranks")
 
 
 def test_the_whole_exception_is_there_in_the_next_cell(executed: Client) -> None:

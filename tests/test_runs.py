@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -131,7 +132,9 @@ def test_a_script_that_raises_is_a_training_error(make: Make, tmp_path: Path) ->
         make(2).run(script)
     assert isinstance(caught.value.__cause__, ValueError)
     assert caught.value.exit_code == 1
-    assert 'raise ValueError("x")' in caught.value.traceback or "train.py" in caught.value.traceback
+    assert caught.value.traceback.splitlines()[1].startswith(f'  File "{script}", line 1')  # wherever its copy was
+    assert 'raise ValueError("x")' in caught.value.traceback
+    assert str(caught.value).count("Traceback") == 1
 
 
 def test_a_script_that_exits_with_a_code_is_a_training_error(make: Make, tmp_path: Path) -> None:
@@ -162,6 +165,38 @@ def test_a_project_folder_is_current_directory_and_on_the_path(
     out = capfd.readouterr().out
     assert "model of pkg some data ['--epochs', '2']" in out
     assert "script sees model of pkg" in out
+
+
+def test_frames_of_a_project_folder_are_the_drivers(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("def fail():\n    raise ValueError('x')\n")
+    (tmp_path / "train.py").write_text("import helper\n\nhelper.fail()\n")
+    with pytest.raises(TrainingError) as caught:
+        make(1, working_dir=tmp_path).run(tmp_path / "train.py")
+    frames = [line.partition(", in ")[0] for line in caught.value.traceback.splitlines() if line.startswith("  File")]
+    assert frames == [f'  File "{tmp_path}/train.py", line 3', f'  File "{tmp_path}/helper.py", line 2']
+
+
+def test_a_module_beside_the_script_has_to_be_shipped(make: Make, mode: str, tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("print('helped')\n")
+    script = tmp_path / "train.py"
+    script.write_text("import helper\n")
+    if mode == LOCAL:  # it is there
+        make(1).run(script)
+        return
+    with pytest.raises(TrainingError, match="ModuleNotFoundError: No module named 'helper'\n") as caught:
+        make(1).run(script)
+    assert f"helper is on the driver, in {tmp_path}. Executors get it with working_dir={str(tmp_path)!r}" in str(
+        caught.value
+    )
+    make(1, working_dir=tmp_path).run(script)
+
+
+def test_a_module_that_executors_lack_is_told_without_frames_of_ours(make: Make, mode: str) -> None:
+    if mode == LOCAL:
+        pytest.skip("refused before it starts: test_configuration.py")
+    with pytest.raises(TrainingError) as caught:
+        make(1).run_module("no_such_package.train")
+    assert caught.value.traceback == "ModuleNotFoundError: No module named 'no_such_package.train'\n"
 
 
 @pytest.mark.parametrize(
@@ -230,16 +265,23 @@ def test_ranks_may_save_within_the_grace(make: Make, tmp_path: Path) -> None:
     watch.gone(run.id)
 
 
-def test_ranks_that_ignore_sigterm_are_killed_after_the_grace(make: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", [False, True])
+def test_ranks_that_ignore_sigterm_are_killed_after_the_grace_or_by_order(
+    make: Make, tmp_path: Path, killed: bool
+) -> None:
     def ignore(ready: str) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         Path(ready, os.environ["RANK"]).touch()
         while True:
             time.sleep(1)
 
-    run = make(2, grace_period=0.5).submit(ignore, str(tmp_path))
+    run = make(2, grace_period=600.0 if killed else 0.5).submit(ignore, str(tmp_path))
     watch.until(lambda: len(os.listdir(tmp_path)) == 2)
-    run.cancel()
+    run.cancel("enough")
+    if killed:
+        assert re.fullmatch(r"enough, ranks have (600|59\d) s to save", run.snapshot().detail)
+        run.kill()
+        assert run.snapshot().detail in ("killed", "")
     assert run.wait(watch.DEADLINE)
     with pytest.raises(RunCancelledError):
         run.result()

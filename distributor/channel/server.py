@@ -199,10 +199,15 @@ class ChannelServer:
         """Whether the tasks of before were refused; others may come now."""
         return self._facts.start_again()
 
-    def stop(self, reason: str) -> None:
-        """Orders all nodes to stop their ranks, those that connect later as well."""
+    def stop(self, reason: str, *, grace: bool = True) -> None:
+        """Orders all nodes to stop their ranks, those that connect later as well.
+
+        Args:
+            reason: for people.
+            grace: whether ranks get the grace period; ``False`` cuts one short that has been given before.
+        """
         with suppress(RuntimeError):  # the run has just ended, and the loop with it
-            self._loop.call_soon_threadsafe(self._order_stop, {"order": "stop", "reason": reason})
+            self._loop.call_soon_threadsafe(self._order_stop, {"order": "stop", "reason": reason, "grace": grace})
 
     def order(self, order: Mapping[str, Any]) -> None:
         """Sends an order to all nodes that are connected now."""
@@ -321,7 +326,7 @@ class ChannelServer:
     def _give_facts_up(self) -> None:
         """Some tasks cannot reach the driver: all of them use Spark's own way, unless it is too late for that."""
         if self._facts.begun:
-            self._order_stop({"order": "stop", "reason": "Spark has started the tasks again"})
+            self._order_stop({"order": "stop", "reason": "Spark has started the tasks again", "grace": True})
             return
         self._facts.give_up()
         self._answer_facts()
@@ -375,7 +380,7 @@ class ChannelServer:
             self._listener.on_lost(node, why)
 
     def _order_stop(self, order: dict[str, Any]) -> None:
-        if self._stop is None:
+        if self._stop is None or (self._stop["grace"] and not order["grace"]):
             self._stop = order
             self._send_all(order)
             for writer in self._facts.waiting():

@@ -42,6 +42,9 @@ class View(Protocol):
             awaited: whether somebody waits for its end, so that the terminal is not used otherwise.
         """
 
+    def show_again(self, snapshot: Snapshot) -> bool:
+        """Shows a run that goes on in one more place, and keeps that up to date; ``False`` where it cannot."""
+
 
 def choose() -> View:
     """The view for where this process shows its output."""

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from html import escape
 from typing import Any
 
+from distributor import cells
 from distributor.errors import TrainingError
 from distributor.job import Status
 from distributor.stacks import ranges
@@ -65,6 +66,7 @@ class NotebookView:
     def __init__(self) -> None:
         self._handle: Any = None
         self._html = ""
+        self._cell: int | None = None
 
     @contextmanager
     def packing(self, folder: str) -> Iterator[Packed]:
@@ -84,6 +86,16 @@ class NotebookView:
         self._display(render(snapshot))
         return Shown()
 
+    def show_again(self, snapshot: Snapshot) -> bool:
+        """Below another cell as well, unless the status is just above."""
+        from IPython.display import HTML
+
+        if self._handle is None:
+            return False
+        if self._cell != _cell():
+            self._handle.display(HTML(render(snapshot)))
+        return True
+
     def _display(self, html: str) -> None:
         from IPython.display import HTML, display
 
@@ -91,9 +103,15 @@ class NotebookView:
             return
         self._html = html
         if self._handle is None:
+            self._cell = _cell()
             self._handle = display(HTML(html), display_id=True)
         else:
             self._handle.update(HTML(html))
+
+
+def _cell() -> int | None:
+    """Number of the cell that runs now."""
+    return getattr(cells.shell(), "execution_count", None)
 
 
 def render(snapshot: Snapshot, *, unfolded: bool = False) -> str:
@@ -157,12 +175,12 @@ def _placement(snapshot: Snapshot) -> str:
     ]
     if len(nodes) > _NODES:
         rows.append([f"and {len(nodes) - _NODES} more", *[""] * (len(head) - 1)])
-    cells = "".join(f'<th style="{_CELL};font-weight:600">{name}</th>' for name in head)
+    names = "".join(f'<th style="{_CELL};font-weight:600">{name}</th>' for name in head)
     body = "".join(
         '<tr style="background:none">' + "".join(f'<td style="{_CELL}">{escape(cell)}</td>' for cell in row) + "</tr>"
         for row in rows
     )
-    return f'<table style="border:none;border-collapse:collapse;font-size:12px"><tr>{cells}</tr>{body}</table>'
+    return f'<table style="border:none;border-collapse:collapse;font-size:12px"><tr>{names}</tr>{body}</table>'
 
 
 def _timings(snapshot: Snapshot) -> str:

@@ -52,12 +52,17 @@ class TerminalView:
             yield lambda done, total: progress.update(task, completed=done, total=total)
 
     def show(self, snapshot: Snapshot, awaited: bool) -> Shown:
-        """The status while somebody waits for the run, and a line once it has succeeded."""
-        if snapshot.status is Status.SUCCEEDED:
-            return Shown(notes=(f"run {snapshot.run_id} succeeded in {duration(snapshot.seconds)}",))
+        """The status while somebody waits for the run, and a line once it has ended; why it failed, its error tells."""
+        if snapshot.status in (Status.SUCCEEDED, Status.CANCELLED):
+            ended = f"{snapshot.status.value} {'in' if snapshot.status is Status.SUCCEEDED else 'after'}"
+            return Shown(notes=(f"run {snapshot.run_id} {ended} {duration(snapshot.seconds)}",))
         if snapshot.ended or not awaited:
             return Shown()
         return Shown(footer=self._lines(snapshot))
+
+    def show_again(self, snapshot: Snapshot) -> bool:
+        """What a terminal has shown stays as it is."""
+        return False
 
     def _lines(self, snapshot: Snapshot) -> tuple[str, ...]:
         # One column less than there are: a terminal that is full to the edge wraps.
@@ -79,7 +84,7 @@ class TerminalView:
         head.append(spinner.plain if isinstance(spinner, Text) else "*", style=style)
         head.append(f" {state(snapshot)}", style=f"bold {style}")
         about = [duration(snapshot.seconds), f"run {snapshot.run_id}"]
-        if snapshot.nodes:
+        if snapshot.nodes and snapshot.status is not Status.STARTING:  # which says it itself
             about.insert(1, f"on {count(snapshot.nodes, 'node')}")
         head.append("  " + ", ".join(about), style="dim")
         entries = folded(snapshot.lines, _LINES)

@@ -59,7 +59,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
 def test_options_are_the_arguments_of_the_api(fake: type[Fake]) -> None:
     given = (
         "run -n 4 --local --no-gpu --env A=1 --env B=x=y --forward-env WANDB_* --working-dir . --log-dir logs "
-        "--logs 0,3 --fold-logs --no-prefix --no-progress --driver-ports 4700-4710 "
+        "--logs 0,3 --fold-logs --no-prefix --no-progress "
         "--cpus-per-process 2 --memory-per-process 8g "
         "--max-processes-per-node 2 --start-timeout 5 --stall-timeout 6 --grace-period 7 --heartbeat-timeout 8 "
         "--start-method spawn train.py --lr 0.1 --local"
@@ -77,7 +77,7 @@ def test_options_are_the_arguments_of_the_api(fake: type[Fake]) -> None:
         "fold_logs": True,
         "log_prefix": False,
         "progress": False,
-        "driver_ports": (4700, 4710),
+        "driver_ports": None,
         "gpus_per_process": None,
         "cpus_per_process": 2,
         "memory_per_process": "8g",
@@ -150,9 +150,16 @@ def test_under_spark_submit_its_session_decides(fake: type[Fake], monkeypatch: p
         ("run --no-such-option train.py", "No such option"),
         ("walk", "No such command 'walk'"),
         ("run --local --master yarn train.py", "--local and --master yarn exclude each other: leave out one of them"),
-        ("run --conf a=b train.py", "--conf a=b is a setting of Spark, which needs --master"),
+        ("run --conf a=b train.py", "--conf a=b is for runs on Spark: add --master, or leave it out"),
+        ("run --driver-ports 47 train.py", "--driver-ports 47 is for runs on Spark: add --master, or leave it out"),
+        ("run --nproc-per-node 4 train.py", "--nproc-per-node is torchrun's: --num-processes counts all ranks"),
+        ("run --nproc_per_node=4 train.py", "--nproc_per_node is torchrun's: --num-processes counts all ranks"),
+        ("run --nnodes 2 train.py", "--nnodes is torchrun's: --num-processes counts all ranks together, and Spark"),
+        ("run --max-restarts 3 train.py", "--max-restarts is torchrun's: a rank that fails ends the run"),
+        ("run --rdzv-endpoint a:1 train.py", "--rdzv-endpoint is torchrun's: leave it out, nodes find each other"),
+        ("run --no-gpu -m no_such.module", "there is no module 'no_such.module': looked for it in Python's path, "),
         ("run --env A train.py", "--env takes NAME=VALUE, not 'A'"),
-        ("run --driver-ports x train.py", "--driver-ports takes a port or two such as 4700-4710, not 'x'"),
+        ("run --master yarn --driver-ports x train.py", "--driver-ports takes a port or two such as 4700-4710, not"),
         ("run -n 0 --no-gpu train.py", "--num-processes has to be a positive integer, not 0"),
         ("run --no-gpu --gpus-per-process 2 train.py", "--gpus-per-process 2 with --no-gpu: leave out one of them"),
         ("run --no-gpu --logs 7 train.py", "logs names rank 7; with --num-processes 1 there are 0 to 0"),

@@ -10,8 +10,7 @@ import threading
 import zipfile
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from distributor import control
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from distributor import ConfigurationError, DeepspeedTorchDistributor, TorchDistributor, deepspeed_config
 from distributor.deepspeed_config import ACCUMULATION, AUTO, MICRO, TRAIN

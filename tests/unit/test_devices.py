@@ -1,8 +1,7 @@
 """GPUs of a machine and visible-devices settings."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from distributor import devices
 from distributor.errors import ResourceError

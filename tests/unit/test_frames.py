@@ -6,8 +6,7 @@ import json
 import struct
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from distributor.channel import frames
 from distributor.channel.frames import Log, ProtocolError

@@ -58,6 +58,7 @@ def test_names_of_the_package_load_on_first_use():
     for name in distributor.__all__:
         assert getattr(distributor, name) is not None
         assert name in dir(distributor)
+    assert not {"Any", "TYPE_CHECKING", "annotations"} & set(dir(distributor))
     with pytest.raises(AttributeError, match="no_such_name"):
         distributor.no_such_name
 
@@ -145,6 +146,8 @@ def test_no_other_package_is_needed():
     [
         ("errors.py", {"cells"}),
         ("cells.py", set()),
+        ("modules.py", set()),
+        ("advice.py", {"job", "modules"}),
         ("job.py", set()),
         ("processes.py", set()),
         ("network.py", set()),
@@ -173,7 +176,7 @@ def test_no_other_package_is_needed():
         ("views/snapshot.py", {"job", "stacks"}),
         ("views/plain.py", {"job", "views", "views.snapshot"}),
         ("views/terminal.py", {"job", "views", "views.snapshot"}),
-        ("views/notebook.py", {"errors", "job", "stacks", "views", "views.snapshot"}),
+        ("views/notebook.py", {"cells", "errors", "job", "stacks", "views", "views.snapshot"}),
         ("dry_run.py", {"job", "launch", "shipping", "views", "views.snapshot"}),
         # It runs in Spark's workers, which lack the package: what it uses is pickled with it.
         (

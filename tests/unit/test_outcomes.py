@@ -4,8 +4,7 @@ import pickle
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from distributor import errors, outcomes, payload
 from distributor.job import Failure, NodeReport, Outcome

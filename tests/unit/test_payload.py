@@ -13,8 +13,7 @@ import types
 
 import cloudpickle
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from distributor import payload
 from distributor.errors import PayloadError, ResultError
@@ -166,26 +165,6 @@ def test_exceptions_of_the_users_modules_come_back_as_the_drivers_own(user):
     error = payload.load_exception(call_elsewhere(user, payload.dump_function(user.diverge, (), {})))
     assert type(error) is user.Diverged
     assert error.args == ("loss", float("inf"))
-
-
-def test_own_modules(user):
-    own = payload.own_modules()
-    assert user in own
-    assert sys.modules[__name__] in own
-    for module in ("os", "json", "pytest", "cloudpickle", "distributor", "distributor.payload", "__main__"):
-        assert sys.modules.get(module) not in own
-
-
-def test_the_main_module_is_left_to_cloudpickle(tmp_path, monkeypatch):
-    main = types.ModuleType("__main__")
-    main.__file__ = str(tmp_path / "train.py")
-    monkeypatch.setitem(sys.modules, "__main__", main)
-    assert main not in payload.own_modules()
-
-
-def test_a_module_under_a_second_name_is_listed_once(user, monkeypatch):
-    monkeypatch.setitem(sys.modules, "user_alias", user)
-    assert payload.own_modules().count(user) == 1
 
 
 @pytest.mark.parametrize("fails", [False, True])

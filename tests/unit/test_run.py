@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import watch
 
-from distributor import RunCancelledError, Status
-from distributor import run as module
+from distributor import RunCancelledError, Status, run as module
 from distributor.channel.server import ChannelServer
 from distributor.job import Job, Module
 from distributor.outcomes import Collected

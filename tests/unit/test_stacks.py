@@ -10,8 +10,7 @@ import textwrap
 import time
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from distributor import launcher, payload, rank, stacks
 from distributor.stacks import Frame, Stacks, Thread

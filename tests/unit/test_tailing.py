@@ -6,8 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from distributor import tailing
 from distributor.channel.frames import MAX_LOG, Log
