@@ -196,7 +196,7 @@ def test_a_module_that_executors_lack_is_told_without_frames_of_ours(make: Make,
         pytest.skip("refused before it starts: test_configuration.py")
     with pytest.raises(TrainingError) as caught:
         make(1).run_module("no_such_package.train")
-    assert caught.value.traceback == "ModuleNotFoundError: No module named 'no_such_package.train'\n"
+    assert caught.value.traceback == "ModuleNotFoundError: No module named 'no_such_package.train'"
 
 
 @pytest.mark.parametrize(
