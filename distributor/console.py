@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from distributor.stacks import ranges
+from distributor.wording import ranges
 
 #: Bytes of a line that is shown before its end has come.
 _MAX_LINE = 16 << 20

@@ -12,7 +12,7 @@ from dataclasses import replace
 from distributor.job import Function, Job, Module, Node, Placement, Plan, Script, Target
 from distributor.launch import PATHS
 from distributor.shipping import package_zip
-from distributor.views.snapshot import count
+from distributor.wording import count, size
 
 #: Stands for what is decided as a run starts: a folder of its own, ports, and on Spark who runs where.
 _FOLDER = "$RUN_FOLDER"
@@ -98,16 +98,12 @@ def _devices(job: Job) -> str:
 
 
 def _shipped(job: Job) -> str:
-    parts = [f"this package ({_size(len(package_zip()))})"]
+    parts = [f"this package ({size(len(package_zip()))})"]
     if isinstance(job.target, Script):
-        parts.append(f"the script ({_size(len(job.target.source))})")
+        parts.append(f"the script ({size(len(job.target.source))})")
     if job.working_dir is not None and job.working_dir.archive is not None:
-        parts.append(f"{job.working_dir.path} ({_size(len(job.working_dir.archive))})")
+        parts.append(f"{job.working_dir.path} ({size(len(job.working_dir.archive))})")
     return ", ".join(parts)
-
-
-def _size(count: int) -> str:
-    return f"{count / 1024:,.1f} KiB" if count < 1 << 20 else f"{count / (1 << 20):,.1f} MiB"
 
 
 def _limits(job: Job) -> str:

@@ -6,6 +6,8 @@ import os
 import re
 from dataclasses import dataclass
 
+from distributor.wording import mebibytes
+
 #: Bytes of /dev/shm for each rank: a container's default of 64 MiB in all is what data loaders and NCCL break at.
 _SHM_PER_RANK = 64 << 20
 _SHM_LEAST = 256 << 20
@@ -111,8 +113,3 @@ def parse_memory(text: str, unit: str = "") -> int:
     if match is None:
         raise ValueError(text)
     return int(float(match[1]) * (1 << _UNITS[match[2] or ("" if match[3] else unit)]))
-
-
-def mebibytes(size: int) -> str:
-    """For people: ``1,024 MiB``."""
-    return f"{size >> 20:,} MiB"

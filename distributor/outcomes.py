@@ -14,7 +14,7 @@ from typing import Any
 from distributor import cells, errors, payload
 from distributor.channel.frames import Log
 from distributor.job import Failure, NodeReport
-from distributor.stacks import ranges
+from distributor.wording import ranges
 
 #: How a rank's exception looks when the cause is the loss of another: gloo's, NCCL's and the store's own words.
 _CONSEQUENCE = re.compile(

@@ -10,22 +10,22 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from distributor import advice, outcomes
+from distributor import advice, outcomes, timings
 from distributor.channel import frames
 from distributor.channel.frames import Log
 from distributor.channel.server import ChannelServer
 from distributor.console import Console
 from distributor.errors import NodeLostError, RunCancelledError, StallError, StartError, TrainingError
-from distributor.job import Failure, Job, Node, Placement, Status
+from distributor.job import Failure, Job, Placement, Status
 from distributor.logs import Logs
+from distributor.nodes import Nodes
 from distributor.outcomes import Collected
 from distributor.stacks import Stacks
 from distributor.views import View
-from distributor.views.snapshot import Snapshot, who
+from distributor.views.snapshot import Snapshot
 
 _log = logging.getLogger("distributor")
 
@@ -50,9 +50,6 @@ _LOST_MARGIN = 2.0
 #: Seconds after which a run whose tasks work, but of which no node has reached the driver, says so.
 _UNREACHED = 20.0
 
-#: Nodes that the first line of the log names at most.
-_NODES_IN_WORDS = 16
-
 #: Seconds that ranks get to tell what they are doing before a stalled run is stopped.
 _STALL_ANSWER = 5.0
 
@@ -74,18 +71,6 @@ class Scheduler(Protocol):
 
     def waiting_for(self) -> str | None:
         """Why the run's nodes cannot start yet; ``None`` if its tasks are running."""
-
-
-@dataclass
-class _NodeState:
-    """What is known of a node. ``heard`` is by this machine's monotonic clock, ``idle`` in seconds."""
-
-    heard: float
-    alive: int | None = None
-    idle: float | None = None
-    started: bool = False
-    ended: bool = False
-    lost: bool = False
 
 
 class Run:
@@ -116,8 +101,9 @@ class Run:
         self._announce = announce
         self._view = view
         self._shown_end = False
+        self._nodes = Nodes()
         console = Console(
-            self._host_of, ranks=job.log_ranks, fold=fold_logs, world_size=job.num_processes, prefix=log_prefix
+            self._nodes.host_of, ranks=job.log_ranks, fold=fold_logs, world_size=job.num_processes, prefix=log_prefix
         )
         self._logs = Logs(console, log_folder)
         self._server: ChannelServer | None = None
@@ -131,11 +117,8 @@ class Run:
         self._stopping = ""
         self._grace = job.grace_period
         self._waits = (0.0, "")  # when the scheduler was asked what it waits for, and what it said
-        self._placement: Placement | None = None
-        self._nodes: dict[str, _NodeState] = {}
         self._live_failures: dict[int, Failure] = {}
         self._lost: list[str] = []
-        self._suspects: set[str] | None = None
         self._dumps: dict[int, dict[int, str]] = {}
         self._dump_numbers = itertools.count()
         self._dumped = threading.Condition()
@@ -190,7 +173,7 @@ class Run:
             >>> print(run.placement)  # doctest: +SKIP
             node 0 on host-a (10.0.0.2): ranks 0-2; node 1 on host-b (10.0.0.3): rank 3
         """
-        return self._placement
+        return self._nodes.placement
 
     @property
     def deepspeed_config(self) -> dict[str, Any] | None:
@@ -235,10 +218,9 @@ class Run:
         detail = ""
         if status is Status.STOPPING:
             left = self._grace - since
-            detail = self._stopping + (f", ranks have {left:.0f} s to save" if left > 0 and self._placement else "")
+            detail = self._stopping + (f", ranks have {left:.0f} s to save" if left > 0 and self.placement else "")
         if status is Status.WAITING and since > _PATIENCE:  # before that, it may just not have come to start them
             detail = self._waiting_for()
-        nodes = list(self._nodes.values())
         return Snapshot(
             run_id=self.id,
             title=self._job.title,
@@ -247,9 +229,9 @@ class Run:
             seconds=max(0.0, seconds),
             since=since,
             detail=detail,
-            nodes_up=sum(node.started for node in nodes),
-            ranks_up=sum(node.alive or 0 for node in nodes if not node.ended),
-            placement=self._placement,
+            nodes_up=self._nodes.up,
+            ranks_up=self._nodes.ranks_up,
+            placement=self.placement,
             lines=dict(self._logs.last_lines),
             timings=dict(self._timings),
             error=self._error,
@@ -332,7 +314,7 @@ class Run:
             ...
         """
         server = self._server
-        if server is None or self._done.is_set() or not any(node.started for node in list(self._nodes.values())):
+        if server is None or self._done.is_set() or not self._nodes.up:
             return Stacks({})
         with self._dumped:
             number = next(self._dump_numbers)
@@ -458,7 +440,7 @@ class Run:
             server.stop(reason)
         # Ranks that hear of it get their grace, and what is left of a lost node can still be reported; where no node
         # was ever there to hear, there is nothing to wait for.
-        delay = self._job.grace_period + _STOP_MARGIN if self._placement is not None else 0.0
+        delay = self._job.grace_period + _STOP_MARGIN if self.placement is not None else 0.0
         self._later(delay, self._end)
 
     def _end(self) -> None:
@@ -477,11 +459,10 @@ class Run:
         """The start timeout has passed."""
         if self.status not in (Status.WAITING, Status.STARTING):
             return
-        nodes = list(self._nodes.values())
-        waiting = sum(not node.started for node in nodes)
+        waiting = self._nodes.known - self._nodes.up
         if waiting:
-            reason = f"ranks are not up on {waiting} of {len(nodes)} nodes"
-        elif nodes:
+            reason = f"ranks are not up on {waiting} of {self._nodes.known} nodes"
+        elif self._nodes.known:
             return  # the other nodes do not reach the channel: nobody can tell how far they are
         else:
             reason = self._scheduler.waiting_for() or ""
@@ -513,26 +494,23 @@ class Run:
         self._logs.take(log)
 
     def offsets(self, node: str) -> list[list[int]]:
-        return self._logs.offsets(self._ranks_of(node))
+        return self._logs.offsets(self._nodes.ranks_of(node))
 
     def on_event(self, node: str, event: dict[str, Any]) -> None:
         name = event["event"]
-        state = self._nodes.setdefault(node, _NodeState(0.0))
-        state.heard = time.monotonic()
-        if name == "hello" and self._placement is None and event["placement"]:
-            self._placement = Placement(tuple(Node.from_json(fields) for fields in event["placement"]))
+        self._nodes.heard(node)
+        if name == "hello" and self.placement is None and event["placement"]:
+            self._nodes.place(event["placement"])
             if self._announce:
-                self._logs.note(f"run {self.id}: {_words(self._placement)}")
+                self._logs.note(f"run {self.id}: {self._nodes}")
             self._advance(Status.STARTING)
         elif name == "started":
-            state.started = True
-            state.alive = len(self._ranks_of(node))
-            started = sum(known.started for known in self._nodes.values())
-            if self._placement is not None and started == len(self._placement.nodes):
+            self._nodes.started(node)
+            if self._nodes.all_up:
                 self._advance(Status.RUNNING)
         elif name == "beat":
-            state.alive, state.idle = event["alive"], event.get("idle")
-            self._check_stalled(node, state)
+            self._nodes.beat(node, event["alive"], event.get("idle"))
+            self._check_stalled(node)
         elif name == "stacks":
             with self._dumped:
                 if event["id"] in self._dumps:
@@ -554,45 +532,29 @@ class Run:
                 self._live_failures.setdefault(failure.rank, failure)
             self._stop("a rank failed")
         elif name == "bye":
-            state.ended = True
+            self._nodes.ended(node)
             self._check_all_ended()
 
     def on_lost(self, node: str, why: str) -> None:
-        state = self._nodes[node]
-        if state.lost:
+        if not self._nodes.lost(node):
             return
-        state.lost = True
-        known = f"{self._describe(node)}: {why}"
-        if state.alive is not None:
-            known += f"; last known {time.monotonic() - state.heard:.0f} s before: {state.alive} ranks running"
-            wrote = next((rank for rank in self._ranks_of(node) if rank in self._logs.last_lines), None)
-            if wrote is not None:
-                known += f", rank {wrote} wrote {self._logs.last_lines[wrote]!r}"
-        self._lost.append(known)
-        self._stop(f"lost the node on {self._describe(node)}")
+        last_known = self._nodes.last_known(node)
+        wrote = next((rank for rank in self._nodes.ranks_of(node) if rank in self._logs.last_lines), None)
+        if last_known and wrote is not None:
+            last_known += f", rank {wrote} wrote {self._logs.last_lines[wrote]!r}"
+        self._lost.append(f"{self._nodes.describe(node)}: {why}{last_known}")
+        self._stop(f"lost the node on {self._nodes.describe(node)}")
         self._check_all_ended()
 
     def _check_all_ended(self) -> None:
         """Does not wait for a Spark job whose nodes are all gone, and one of them for good."""
-        nodes = list(self._nodes.values())
-        if self._lost and all(node.ended or node.lost for node in nodes):
+        if self._lost and self._nodes.all_gone:
             self._later(_LOST_MARGIN, self._end)
 
-    def _check_stalled(self, node: str, state: _NodeState) -> None:
-        """Finds that all ranks of all nodes have been idle at one moment: it takes two heartbeats of each to know."""
-        limit, placement = self._job.stall_timeout, self._placement
-        if limit is None or placement is None or self.status is not Status.RUNNING:
-            return
-        nodes = [self._nodes.get(known.executor) for known in placement.nodes]
-        if not all(known is not None and _is_idle(known, limit) for known in nodes):
-            self._suspects = None
-        elif self._suspects is None:
-            self._suspects = {known.executor for known in placement.nodes}
-        else:
-            self._suspects.discard(node)
-            if not self._suspects:
-                self._suspects = None
-                threading.Thread(target=self._end_stalled, name="distributor-stall", daemon=True).start()
+    def _check_stalled(self, node: str) -> None:
+        limit = self._job.stall_timeout
+        if limit is not None and self.status is Status.RUNNING and self._nodes.stalled(node, limit):
+            threading.Thread(target=self._end_stalled, name="distributor-stall", daemon=True).start()
 
     def _end_stalled(self) -> None:
         stacks = self.dump_stacks(_STALL_ANSWER)
@@ -603,28 +565,10 @@ class Run:
             )
             self._stop("stalled")
 
-    def _describe(self, node: str) -> str:
-        """A node for people: ``host-b (node 1, ranks 2-3)``."""
-        known = self._node(node)
-        if known is None:
-            return node
-        return f"{known.host} (node {known.node_rank}, {who(known.ranks)})"
-
-    def _ranks_of(self, node: str) -> range:
-        known = self._node(node)
-        return known.ranks if known is not None else range(0)
-
-    def _node(self, executor: str) -> Node | None:
-        nodes = self._placement.nodes if self._placement is not None else ()
-        return next((known for known in nodes if known.executor == executor), None)
-
     def _advance(self, status: Status) -> None:
         with self._lock:
             if self._status in (Status.WAITING, Status.STARTING):
                 self._status, self._status_since = status, time.monotonic()
-
-    def _host_of(self, rank: int) -> str:
-        return self._placement.host_of(rank) if self._placement is not None else "?"
 
     def _warn(self, warnings: Mapping[str, Sequence[str]]) -> None:
         """Shows what nodes warn of, once each: by text, the hosts that say so."""
@@ -637,8 +581,8 @@ class Run:
                 _log.warning("%s %s", ", ".join(new), text)
 
     def _note_report(self, collected: Collected) -> None:
-        if self._placement is None:  # no node has reached the channel
-            self._placement = next((report.placement for report in collected.reports if report.placement), None)
+        if self.placement is None:  # no node has reached the channel
+            self._nodes.placement = next((report.placement for report in collected.reports if report.placement), None)
         for log in collected.logs:
             self._logs.take(log)
         warnings: dict[str, list[str]] = {}
@@ -646,50 +590,4 @@ class Run:
             for text in report.warnings:
                 warnings.setdefault(text, []).append(report.host)
         self._warn(warnings)
-        self._timings = _phases(self._submitted, collected, time.time())
-
-
-def _words(placement: Placement) -> str:
-    """Who runs where, in one line of bearable length."""
-    nodes = placement.nodes
-    count = (
-        f"{placement.world_size} rank{'s' * (placement.world_size > 1)} on {len(nodes)} node{'s' * (len(nodes) > 1)}"
-    )
-    rest = f"; and {len(nodes) - _NODES_IN_WORDS} more" if len(nodes) > _NODES_IN_WORDS else ""
-    return f"{count}: {Placement(nodes[:_NODES_IN_WORDS])}{rest}"
-
-
-#: Phases of a run, and the moment that ends each: of the Spark job, a node or a rank.
-_PHASES = {
-    "schedule": "stage",
-    "worker": "task",
-    "exchange": "facts",
-    "agent": "agent",
-    "import": "ready",
-    "fork": "started",
-    "call": "called",
-    "function": "returned",
-    "exit": "exited",
-}
-
-
-def _phases(submitted: float, collected: Collected, now: float) -> dict[str, float]:
-    """Seconds by phase. Each ends when the last node or rank has ended it, so that together they are the total."""
-    moments = dict(collected.times)
-    for report in collected.reports:
-        for name, moment in report.times.items():
-            moments[name] = max(moment, moments.get(name, moment))
-        for outcome in report.outcomes:
-            failed = None if outcome.failure is None else outcome.failure.time
-            for name, told in (("called", outcome.called), ("returned", outcome.returned or failed)):
-                moments[name] = max(told or 0.0, moments.get(name, 0.0))
-    timings, before = {}, submitted
-    for phase, name in _PHASES.items():
-        end = max(before, moments.get(name, before))
-        timings[phase], before = end - before, end
-    return {**timings, "collect": max(0.0, now - before), "total": now - submitted}
-
-
-def _is_idle(node: _NodeState, limit: float) -> bool:
-    """Whether no rank of a node has done anything for so many seconds; one without ranks does not count."""
-    return node.alive == 0 or (node.idle is not None and node.idle >= limit)
+        self._timings = timings.phases(self._submitted, collected, time.time())

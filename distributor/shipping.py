@@ -12,6 +12,7 @@ from pathlib import Path
 
 from distributor.errors import PayloadError
 from distributor.job import Function, Job
+from distributor.wording import size
 
 #: Never part of a shipped project folder.
 SKIPPED_DIRS = frozenset(
@@ -95,9 +96,9 @@ def pack_folder(folder: Path, limit: int, packed: Callable[[int, int], object] |
     if total > limit:
         largest = max(files, key=lambda path: sizes[path])
         raise PayloadError(
-            f"working_dir {str(folder)!r} holds {_mebibytes(total)}, more than working_dir_limit "
-            f"({_mebibytes(limit)}); the largest file is {str(largest.relative_to(folder))!r} "
-            f"({_mebibytes(sizes[largest])}). Keep data on shared storage, or raise working_dir_limit (bytes)"
+            f"working_dir {str(folder)!r} holds {size(total)}, more than working_dir_limit "
+            f"({size(limit)}); the largest file is {str(largest.relative_to(folder))!r} "
+            f"({size(sizes[largest])}). Keep data on shared storage, or raise working_dir_limit (bytes)"
         )
     buffer, done = io.BytesIO(), 0
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
@@ -138,7 +139,3 @@ def _files_of(folder: Path) -> Iterator[Path]:
             path = Path(root, name)
             if path.is_file() and not name.endswith((".pyc", ".pyo")):
                 yield path
-
-
-def _mebibytes(size: int) -> str:
-    return f"{size / (1 << 20):.1f} MiB"

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile
 
+from distributor.wording import who
+
 #: The line before the frames of a thread; free-threaded Python writes that of one thread only, as "Stack".
 _HEADER = re.compile(r"^(?:(?:Current thread|Thread) .*|Stack )\(most recent call first\):$", re.MULTILINE)
 _FRAME = re.compile(r'  File (?:"(.*)"|\?\?\?), line (?:([0-9]{1,9})|\?\?\?) in (.*)')
@@ -80,7 +82,7 @@ class Stacks(dict[int, str]):
     def __str__(self) -> str:
         texts = {rank: trim(text).strip("\n") for rank, text in self.items()}
         groups = _groups({rank: _ADDRESS.sub("", text) for rank, text in texts.items()})
-        return "\n\n".join([summary(self), *(f"{_name(ranks)}:\n{texts[ranks[0]]}" for ranks in groups.values())])
+        return "\n\n".join([summary(self), *(f"{who(ranks)}:\n{texts[ranks[0]]}" for ranks in groups.values())])
 
 
 def parse(text: str) -> tuple[Thread, ...]:
@@ -129,7 +131,7 @@ def summary(stacks: Mapping[int, str]) -> str:
         'ranks 0, 2: it has ended; rank 1: no answer within 5 s'
     """
     places = {rank: "".join(_where(text)) for rank, text in stacks.items()}
-    return "; ".join(f"{_name(ranks)}{place}" for place, ranks in _groups(places).items())
+    return "; ".join(f"{who(ranks)}{place}" for place, ranks in _groups(places).items())
 
 
 def trim(text: str) -> str:
@@ -148,22 +150,6 @@ def trim(text: str) -> str:
     first = [index for index, line in enumerate(lines) if _FRAME.fullmatch(line)][len(kept)]
     blocks[number] = "\n".join([*lines[:first], *dropwhile(lambda line: line.startswith("  "), lines[first:])])
     return "".join(blocks)
-
-
-def ranges(ranks: Sequence[int]) -> str:
-    """Ranks in few words.
-
-    Example:
-        >>> ranges([0, 1, 2, 5])
-        '0-2, 5'
-    """
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
 def _blocks(text: str) -> list[str]:
@@ -211,7 +197,3 @@ def _groups(texts: Mapping[int, str]) -> dict[str, list[int]]:
     for rank in sorted(texts):
         groups.setdefault(texts[rank], []).append(rank)
     return groups
-
-
-def _name(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}"

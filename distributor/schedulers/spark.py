@@ -33,6 +33,7 @@ from distributor.outcomes import Collected
 from distributor.schedulers import spark_errors, spark_slots
 from distributor.schedulers.spark_session import conf, is_cluster, is_connect, is_true, master_of
 from distributor.schedulers.spark_task import Shipment, run_task
+from distributor.wording import size
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -402,7 +403,7 @@ class SparkScheduler:
         name = f"distributor-{hashlib.sha256(content).hexdigest()[:32]}"
         uploaded = _uploaded.setdefault(self._session, set())
         if name not in uploaded:
-            self._held_up = f"sending {len(content) / (1 << 20):,.1f} MiB to the Spark Connect server"
+            self._held_up = f"sending {size(len(content))} to the Spark Connect server"
             with tempfile.TemporaryDirectory(prefix="distributor-") as folder:
                 path = os.path.join(folder, name)
                 with open(path, "wb") as file:

@@ -16,8 +16,9 @@ from weakref import WeakKeyDictionary
 
 from distributor.errors import ConfigurationError, ResourceError
 from distributor.job import Job, Resources, TaskProfile
-from distributor.limits import mebibytes, parse_memory
+from distributor.limits import parse_memory
 from distributor.schedulers.spark_session import conf, is_connect, master_of
+from distributor.wording import mebibytes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,9 +13,9 @@ from typing import Any
 from distributor import cells
 from distributor.errors import TrainingError
 from distributor.job import Status
-from distributor.stacks import ranges
 from distributor.views import Packed, Shown
-from distributor.views.snapshot import Snapshot, count, duration, folded, reason, state
+from distributor.views.snapshot import Snapshot, folded, reason, state
+from distributor.wording import count, duration, ranges, size
 
 _COLOURS = {
     Status.WAITING: "#9a6700",
@@ -76,8 +76,7 @@ class NotebookView:
             part = round(100 * done / max(1, total))
             if f">{part} %<" not in self._html:  # no more often than it changes
                 bar = f'<progress max="100" value="{part}"></progress> <span style="{_FAINT}">{part} %</span>'
-                size = f"{total / (1 << 20):,.1f} MiB"
-                self._display(f'<div style="{_BOX}">packing <code>{escape(folder)}</code>, {size} {bar}</div>')
+                self._display(f'<div style="{_BOX}">packing <code>{escape(folder)}</code>, {size(total)} {bar}</div>')
 
         yield packed
 

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 from distributor.job import Status
 from distributor.views import Packed, Shown
-from distributor.views.snapshot import Snapshot, duration, folded, state
+from distributor.views.snapshot import Snapshot, folded, state
+from distributor.wording import duration, size
 
 #: Seconds for which a run does not change before that is worth a line.
 _PATIENCE = 3.0
@@ -44,7 +45,7 @@ class PlainView:
             nonlocal said
             if not said and time.monotonic() - began > _PATIENCE and sys.stderr is not None:
                 said = True
-                print(f"[distributor] packing {folder}: {total / (1 << 20):,.0f} MiB", file=sys.stderr, flush=True)
+                print(f"[distributor] packing {folder}: {size(total)}", file=sys.stderr, flush=True)
 
         yield packed
 

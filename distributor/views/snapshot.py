@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from distributor.job import Placement, Status
-from distributor.stacks import ranges
+from distributor.wording import count, who
 
 _ENDED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED)
 
@@ -94,40 +94,3 @@ def folded(lines: Mapping[int, str], most: int) -> list[tuple[str, str]]:
         return entries
     rest = sorted(rank for ranks in list(by_line.values())[most - 1 :] for rank in ranks)
     return [*entries[: most - 1], (who(rest), "...")]
-
-
-def who(ranks: Iterable[int]) -> str:
-    """Ranks by name.
-
-    >>> who([0, 1, 2, 5])
-    'ranks 0-2, 5'
-    """
-    ranks = list(ranks)
-    return f"{'ranks' if len(ranks) > 1 else 'rank'} {ranges(ranks)}"
-
-
-def count(number: int, what: str) -> str:
-    """So many of something.
-
-    >>> count(1, "node"), count(2, "node")
-    ('1 node', '2 nodes')
-    """
-    return f"{number:,} {what}{'s' * (number != 1)}"
-
-
-def duration(seconds: float) -> str:
-    """A time that people read: tenths of seconds up to ten, then whole seconds, minutes and hours.
-
-    >>> duration(0.012), duration(3.25), duration(83), duration(7384)
-    ('12 ms', '3.2 s', '1 min 23 s', '2 h 03 min')
-    """
-    if 0 < seconds < 0.1:
-        return f"{1000 * seconds:.0f} ms"
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02} min"

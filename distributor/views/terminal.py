@@ -21,7 +21,8 @@ from rich.text import Text
 
 from distributor.job import Status
 from distributor.views import Packed, Shown
-from distributor.views.snapshot import Snapshot, count, duration, folded, state
+from distributor.views.snapshot import Snapshot, folded, state
+from distributor.wording import count, duration
 
 _STYLES = {
     Status.WAITING: "yellow",

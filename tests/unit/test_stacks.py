@@ -496,20 +496,6 @@ def test_stacks_are_a_mapping_that_travels():
     assert copy == found == {0: IN_LOADER}
 
 
-def test_ranges():
-    assert stacks.ranges([]) == ""
-    assert stacks.ranges([3]) == "3"
-    assert stacks.ranges([0, 1, 2, 5]) == "0-2, 5"
-    assert stacks.ranges(range(4)) == "0-3"
-    assert stacks.ranges([2, 0, 7, 1]) == "0-2, 7"
-
-
-@given(st.sets(st.integers(0, 40)))
-def test_ranges_tell_all_ranks(ranks):
-    spans = [span.split("-") for span in stacks.ranges(list(ranks)).split(", ") if span]
-    assert [rank for span in spans for rank in range(int(span[0]), int(span[-1]) + 1)] == sorted(ranks)
-
-
 LINES = st.one_of(
     st.sampled_from(
         [

@@ -16,7 +16,7 @@ from distributor.errors import NodeLostError, TrainingError
 from distributor.job import Failure, Node, Placement, Status
 from distributor.views import notebook
 from distributor.views.plain import PlainView
-from distributor.views.snapshot import Snapshot, duration, folded, state
+from distributor.views.snapshot import Snapshot, folded, state
 from distributor.views.terminal import TerminalView
 
 PLACEMENT = Placement(
@@ -50,14 +50,6 @@ def at(status: Status, **known: object) -> Snapshot:
 )
 def test_where_a_run_stands_in_words(snapshot: Snapshot, words: str) -> None:
     assert state(snapshot) == words
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0, "0.0 s"), (0.04, "40 ms"), (9.94, "9.9 s"), (59.9, "59 s"), (60, "1 min 00 s"), (86400, "24 h 00 min")],
-)
-def test_durations(seconds: float, words: str) -> None:
-    assert duration(seconds) == words
 
 
 def test_last_lines_that_are_alike_are_one_and_the_rest_is_counted() -> None:

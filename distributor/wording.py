@@ -1,0 +1,81 @@
+"""Numbers, ranks, sizes and times in the words that people read. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def ranges(ranks: Iterable[int]) -> str:
+    """Ranks in few words.
+
+    >>> ranges([0, 1, 2, 5])
+    '0-2, 5'
+    """
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
+
+def who(ranks: Iterable[int]) -> str:
+    """Ranks by name.
+
+    >>> who([0, 1, 2, 5])
+    'ranks 0-2, 5'
+    """
+    ranks = list(ranks)
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {ranges(ranks)}"
+
+
+def count(number: int, what: str) -> str:
+    """So many of something.
+
+    >>> count(1, "node"), count(2, "node")
+    ('1 node', '2 nodes')
+    """
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def size(number: float) -> str:
+    """Bytes, in the largest unit of which there is one, with a tenth where there are few.
+
+    >>> size(0), size(1536), size(64 << 20), size(1 << 30)
+    ('0 bytes', '1.5 KiB', '64 MiB', '1.0 GiB')
+    """
+    if number < 1024:
+        return f"{number:.0f} bytes"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        number /= 1024
+        if number < 1024 or unit == "TiB":
+            break
+    return f"{number:,.1f} {unit}" if number < 10 else f"{number:,.0f} {unit}"
+
+
+def mebibytes(number: int) -> str:
+    """Bytes to compare with others, in the unit of Spark's settings.
+
+    >>> mebibytes(1 << 30)
+    '1,024 MiB'
+    """
+    return f"{number >> 20:,} MiB"
+
+
+def duration(seconds: float) -> str:
+    """A time: tenths of seconds up to ten, then whole seconds, minutes and hours.
+
+    >>> duration(0.012), duration(3.25), duration(83), duration(7384)
+    ('12 ms', '3.2 s', '1 min 23 s', '2 h 03 min')
+    """
+    if 0 < seconds < 0.1:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
