@@ -9,16 +9,18 @@ import json
 import operator
 import os
 import secrets
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 from distributor import deepspeed_config, limits, modules, payload, shipping, versions, views
 from distributor.environment import CONTRACT
-from distributor.errors import ConfigurationError, PayloadError
+from distributor.errors import ConfigurationError, PayloadError, show_shortly
 from distributor.job import DeepspeedOptions, Function, Job, Module, Resources, Script, Target, WorkingDir
 from distributor.run import Run
 from distributor.views import View
@@ -34,6 +36,9 @@ T = TypeVar("T")
 
 #: Seconds beyond the grace that Ctrl-C waits for the ranks to end before it gives the prompt back.
 _INTERRUPT_MARGIN = 10.0
+
+#: Bytes below which memory was not meant to be counted in bytes.
+_LEAST_MEMORY = 1_000_000
 
 #: A year, in seconds: longer is a mistake, and more than clocks can add up.
 _LONGEST = 366 * 24 * 3600.0
@@ -134,15 +139,9 @@ class TorchDistributor:
         count = _check_count("num_processes", num_processes)
         if local_mode is not None and not isinstance(local_mode, bool):
             raise ConfigurationError(f"local_mode has to be True, False or None, not {local_mode!r}")
-        if not isinstance(use_gpu, bool):
-            raise ConfigurationError(f"use_gpu has to be True or False, not {use_gpu!r}")
-        if isinstance(forward_env, str):
-            raise ConfigurationError(
-                f"forward_env has to be a list of patterns, not the string {forward_env!r}: [{forward_env!r}]"
-            )
         self.num_processes = count
         self.local_mode = local_mode
-        self.use_gpu = use_gpu
+        self.use_gpu = _check_flag("use_gpu", use_gpu)
         if gpus_per_process is not None and not use_gpu:
             raise ConfigurationError(f"gpus_per_process={gpus_per_process!r} with use_gpu=False: leave out one of them")
         if isinstance(gpus_per_process, float) and gpus_per_process != int(gpus_per_process):
@@ -158,19 +157,19 @@ class TorchDistributor:
             None if memory_per_process is None else _check_memory(memory_per_process),
             None if max_processes_per_node is None else _check_count("max_processes_per_node", max_processes_per_node),
         )
-        self._env = _check_env(env or {})
-        self._forward_env = tuple(forward_env)
-        self._working_dir = None if working_dir is None else Path(working_dir)
-        self._working_dir_limit = working_dir_limit
+        self._env = _check_env({} if env is None else env)
+        self._forward_env = _check_patterns(forward_env)
+        self._working_dir = _check_path("working_dir", working_dir)
+        self._working_dir_limit = _check_count("working_dir_limit", working_dir_limit)
         self._start_timeout = _check_seconds("start_timeout", start_timeout, 0)
         self._grace_period = _check_seconds("grace_period", grace_period, 0)
         self._heartbeat_timeout = _check_seconds("heartbeat_timeout", heartbeat_timeout, 1)
         self._stall_timeout = None if stall_timeout is None else _check_seconds("stall_timeout", stall_timeout, 1)
         self._log_ranks = _check_logs(logs, self.num_processes)
-        self._fold_logs = bool(fold_logs)
-        self._log_prefix = bool(log_prefix)
-        self._progress = bool(progress)
-        self._log_dir = None if log_dir is None else Path(log_dir)
+        self._fold_logs = _check_flag("fold_logs", fold_logs)
+        self._log_prefix = _check_flag("log_prefix", log_prefix)
+        self._progress = _check_flag("progress", progress)
+        self._log_dir = _check_path("log_dir", log_dir)
         self._driver_ports = _check_ports(driver_ports)
         if start_method not in ("fork", "spawn"):
             raise ConfigurationError(f"start_method has to be 'fork' or 'spawn', not {start_method!r}")
@@ -234,16 +233,19 @@ class TorchDistributor:
         return self._submit(Module(module, _check_argv(args)), (), {}, "rank0")
 
     def _wait(self, run: Run) -> Any:
-        try:
-            return run.result()
-        except BaseException:  # Ctrl-C, or whatever else a signal handler raises: nobody would wait for the ranks
-            run.cancel("interrupted; again to end all ranks at once")
+        with _plain_interrupts():
             try:
-                run.wait(self._grace_period + _INTERRUPT_MARGIN)
-            except BaseException:
-                run.kill()
-                run.wait(_INTERRUPT_MARGIN)
-            raise
+                return run.result()
+            except BaseException as error:  # Ctrl-C, or what else a signal handler raises: nobody would wait for ranks
+                run.cancel("interrupted; again to end all ranks at once")
+                try:
+                    run.wait(self._grace_period + _INTERRUPT_MARGIN)
+                except BaseException:
+                    run.kill()
+                    run.wait(_INTERRUPT_MARGIN)
+                if isinstance(error, KeyboardInterrupt):
+                    show_shortly(error)
+                raise
 
     def _submit(
         self, train_object: Any, args: Sequence[Any], kwargs: Mapping[str, Any], collect: Literal["rank0", "all"]
@@ -253,15 +255,29 @@ class TorchDistributor:
         scheduler = _scheduler(session, self.use_gpu)
         job = self._job(train_object, args, kwargs, collect, scheduler, local=session is None, view=view)
         scheduler.check(job)
+        log_folder = self._make_log_folder(job.run_id)
         return Run(
             job,
             scheduler,
-            log_folder=self._make_log_folder(job.run_id),
+            log_folder=log_folder,
+            notes=() if view is None else self._notes(session, log_folder),
             fold_logs=self._fold_logs,
             log_prefix=self._log_prefix,
             announce=view is not None and view.announces and session is not None,
             view=view,
         )
+
+    def _notes(self, session: SparkSession | None, log_folder: Path | None) -> list[str]:
+        """What a user may not expect of a run that starts."""
+        notes = []
+        if session is None and self.local_mode is None and "pyspark" in sys.modules:
+            from distributor.schedulers import spark_session
+
+            if spark_session.active_session() is None:
+                notes.append("trains on this machine: no Spark session is active")
+        if log_folder is not None:
+            notes.append(f"all output goes to {min(str(log_folder), os.path.relpath(log_folder), key=len)}")
+        return notes
 
     def plan(self, train_object: Any, *args: Any, **kwargs: Any) -> Job:
         """What :meth:`submit` would start, as data: checked, packed, and not started.
@@ -298,6 +314,8 @@ class TorchDistributor:
         local: bool,
         view: View | None,
     ) -> Job:
+        if local:
+            self._check_packages()
         target = self._target(train_object, args, kwargs, local)
         working_dir = self._pack_working_dir(local, view)
         if isinstance(target, Script) and working_dir is not None:
@@ -335,6 +353,9 @@ class TorchDistributor:
     def _path_env(self) -> dict[str, str]:
         """What the launch path needs set before torch is imported."""
         return {}
+
+    def _check_packages(self) -> None:
+        """Looks whether this machine has what ranks import."""
 
     def _deepspeed(self) -> DeepspeedOptions | None:
         return None
@@ -395,8 +416,10 @@ class TorchDistributor:
             try:
                 source = path.read_bytes()
             except OSError as error:
+                inside = None if self._working_dir is None else self._working_dir / path
+                hint = f". {str(inside)!r} is there: pass that" if inside is not None and inside.is_file() else ""
                 raise PayloadError(
-                    f"the script {str(train_object)!r} cannot be read on the driver: {error.strerror}"
+                    f"the script {str(train_object)!r} cannot be read on the driver: {error.strerror}{hint}"
                 ) from error
             return Script(str(path.absolute()), source, _check_argv(args))
         if callable(train_object):
@@ -553,6 +576,12 @@ class DeepspeedTorchDistributor(TorchDistributor):
             self._script_arguments,
         )
 
+    def _check_packages(self) -> None:
+        if self._configs is not None and modules.find("deepspeed") is None:
+            raise ConfigurationError(
+                f"deepspeedConfig needs deepspeed, which {sys.executable} has not: pip install 'distributor[deepspeed]'"
+            )
+
     def _path_env(self) -> dict[str, str]:
         # Asked for GPUs as it is imported, torch would use CUDA, after which no process can be forked; NVML tells too.
         env = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
@@ -609,17 +638,44 @@ def _check_memory(size: Any) -> int:
         number = limits.parse_memory(size) if isinstance(size, str) else _check_count("memory_per_process", size)
     except ValueError:
         number = 0
-    if number < 1:
-        raise ConfigurationError(f"memory_per_process has to be a number of bytes or a size as '8g', not {size!r}")
+    if number < _LEAST_MEMORY:
+        raise ConfigurationError(
+            f"memory_per_process has to be a size as '8g' or a number of bytes, a million at least, not {size!r}"
+        )
     return number
 
 
-def _check_env(env: Mapping[str, str]) -> dict[str, str]:
+def _check_flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name} has to be True or False, not {value!r}")
+    return value
+
+
+def _check_path(name: str, value: Any) -> Path | None:
+    if value is not None and not isinstance(value, (str, os.PathLike)):
+        raise ConfigurationError(f"{name} has to be the path of a folder, not {value!r}")
+    return None if value is None else Path(value)
+
+
+def _check_patterns(patterns: Any) -> tuple[str, ...]:
+    if isinstance(patterns, str) or not isinstance(patterns, Iterable):
+        raise ConfigurationError(f"forward_env has to be a list of patterns such as ['WANDB_*'], not {patterns!r}")
+    listed = tuple(patterns)
+    for pattern in listed:
+        if not isinstance(pattern, str):
+            raise ConfigurationError(f"forward_env has to list patterns such as 'WANDB_*', not {pattern!r}")
+    return listed
+
+
+def _check_env(env: Any) -> dict[str, str]:
+    if not isinstance(env, Mapping):
+        raise ConfigurationError(f"env has to be a dict such as {{'SEED': '1'}}, not a {type(env).__name__}")
     for name, value in env.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise ConfigurationError(
-                f"env has to map strings to strings; the value of {name!r} is a {type(value).__name__}"
-            )
+        if not isinstance(name, str):
+            raise ConfigurationError(f"env has to map strings to strings; the name {name!r} is none")
+        kind = type(value).__name__
+        if not isinstance(value, str):  # not told, since it may be a secret
+            raise ConfigurationError(f"env has to map strings to strings; the value of {name!r} is of type {kind}")
         if not name or "=" in name or "\0" in name + value:
             raise ConfigurationError(
                 f"env names a variable that cannot be: {name!r} is empty or holds '=' or a NUL byte"
@@ -638,7 +694,9 @@ def _check_logs(logs: Any, num_processes: int) -> tuple[int, ...] | None:
         raise ConfigurationError(f"logs has to be 'all', 'rank0', 'none' or a list of ranks, not {logs!r}")
     ranks = tuple(logs)
     for rank in ranks:
-        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < num_processes:
+        if isinstance(rank, bool) or not isinstance(rank, int):
+            raise ConfigurationError(f"logs has to list ranks as numbers, not {rank!r}")
+        if not 0 <= rank < num_processes:
             raise ConfigurationError(
                 f"logs names rank {rank!r}; with num_processes={num_processes} there are 0 to {num_processes - 1}"
             )
@@ -657,8 +715,32 @@ def _check_ports(ports: Any) -> tuple[int, int] | None:
     return first, last
 
 
+@contextmanager
+def _plain_interrupts() -> Iterator[None]:
+    """While inside, Ctrl-C is a KeyboardInterrupt and nothing else.
+
+    PySpark's handler cancels all jobs of the session before it raises one (``SparkContext._do_init``): the ranks would
+    be gone before anybody could give them their grace period.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    sparks = (getattr(handler, "__module__", None) or "").startswith("pyspark.")
+    if not sparks or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
 def _check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Finds what every rank would fail with before it has begun."""
+    if inspect.iscoroutinefunction(function):
+        raise ConfigurationError(
+            f"{payload.name_of(function)} is a coroutine function, whose call does nothing yet: pass a function that "
+            "runs it, with asyncio.run"
+        )
     try:
         # What a decorator wraps may well be called with other arguments than itself.
         signature = inspect.signature(function, follow_wrapped=False)
@@ -673,7 +755,7 @@ def _check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappi
 
 
 def _is_module_name(name: Any) -> bool:
-    return isinstance(name, str) and all(part.isidentifier() for part in name.split("."))
+    return isinstance(name, str) and all(part.isidentifier() for part in name.split(".")) and not name.endswith(".py")
 
 
 def _check_preload(names: Any) -> tuple[str, ...]:

@@ -5,11 +5,14 @@ The exit code is the truth: 0, that of the failed rank, 128 + signal, 2 for a re
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -22,6 +25,9 @@ from distributor.api import DeepspeedTorchDistributor, TorchDistributor
 from distributor.dry_run import describe
 from distributor.errors import ConfigurationError, DistributorError, TrainingError
 from distributor.job import Module
+
+#: Seconds that Java gets to clean up after itself.
+_JVM_PATIENCE = 5.0
 
 #: Exit code of a request that is wrong.
 _USAGE = 2
@@ -51,11 +57,13 @@ def main() -> None:
 
 
 @main.command(context_settings={"allow_interspersed_args": False})
-@click.argument("script")
+@click.argument("script", type=click.Path())
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option("-m", "--module", is_flag=True, panel=_WHAT, help="SCRIPT is a module, as with python -m.")
 @click.option("--working-dir", type=click.Path(), panel=_WHAT, help="A project folder: ranks run in it. It is shipped.")
-@click.option("--deepspeed", metavar="FILE", panel=_WHAT, help="Train with DeepSpeed and this configuration.")
+@click.option(
+    "--deepspeed", metavar="FILE", type=click.Path(), panel=_WHAT, help="Train with DeepSpeed and this configuration."
+)
 @click.option(
     "--no-script-arguments",
     "script_arguments",
@@ -169,6 +177,8 @@ def run(
     if dry_run:
         _print_plan(distributor, Module(script, args) if module else script, args, on_spark, master, settings)
         return
+    if on_spark and options["progress"] and not _in_spark_submit():
+        click.echo(f"[distributor] starting a Spark session with master {master}", err=True)
     session = _session(master, settings) if on_spark else None
     try:
         if module:
@@ -207,6 +217,10 @@ def call(arguments: Sequence[str]) -> int:
         arguments: what follows the command's name.
     """
     before = signal.signal(signal.SIGTERM, _end)
+    shown = logging.StreamHandler()
+    shown.setFormatter(logging.Formatter("[distributor] %(message)s"))
+    logger = logging.getLogger("distributor")
+    logger.addHandler(shown)
     try:
         ended = main.main(list(arguments), prog_name="distributor", standalone_mode=False)
         return ended if isinstance(ended, int) else 0
@@ -214,7 +228,7 @@ def call(arguments: Sequence[str]) -> int:
         advice = _TORCHRUN.get(error.option_name.replace("_", "-"))
         return _complain(f"{error.option_name} {advice}" if advice else error.format_message(), _USAGE)
     except click.ClickException as error:
-        return _complain(error.format_message(), _USAGE)
+        return _complain(" ".join(error.format_message().split()), _USAGE)
     except (KeyboardInterrupt, click.Abort):
         return _complain("interrupted", 128 + signal.SIGINT)
     except _Terminated:
@@ -225,6 +239,7 @@ def call(arguments: Sequence[str]) -> int:
         return _complain(str(error), exit_code(error))
     finally:
         signal.signal(signal.SIGTERM, before)
+        logger.removeHandler(shown)
 
 
 def exit_code(error: DistributorError) -> int:
@@ -252,6 +267,8 @@ def as_options(text: str) -> str:
         "numGpus": "--num-processes",
         "deepspeedConfig": "--deepspeed",
         "run_module('pkg.train')": "-m pkg.train",
+        "logs names": "--logs names",
+        "logs has to be 'all', 'rank0', 'none' or a list of ranks": "--logs takes all, rank0, none or ranks (0,3)",
     }.items():
         text = text.replace(argument, option)
     names = "|".join(parameter.name or "" for parameter in run.params if "_" in (parameter.name or ""))
@@ -282,15 +299,35 @@ def _print_plan(
 
 def _session(master: str | None, settings: dict[str, str]) -> Any:
     """A session that this command has to stop; that of spark-submit is as good as its own."""
+    handler = signal.signal(signal.SIGINT, _give_up)
     try:
         from distributor.schedulers import spark_session
 
         # Spark's bar of tasks has no end of line: what follows it would be glued to it.
-        return spark_session.create(master, {"spark.ui.showConsoleProgress": "false", **settings})
+        session = spark_session.create(master, {"spark.ui.showConsoleProgress": "false", **settings})
+        handler = signal.getsignal(signal.SIGINT)  # Spark may have set its own
+        return session
     except ImportError as error:
         raise ConfigurationError(
             f"training on Spark needs pyspark, which cannot be imported ({error}): pip install 'distributor[spark]'"
         ) from None
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _give_up(_signal: int, _frame: FrameType | None) -> NoReturn:
+    """Ctrl-C while Spark starts, which takes long where no master answers: py4j is in the middle of something.
+
+    An exception from there would be followed by pages of Java.
+    """
+    gateway = getattr(getattr(sys.modules.get("pyspark"), "SparkContext", None), "_gateway", None)
+    jvm = getattr(gateway, "proc", None)
+    if jvm is not None:
+        jvm.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            jvm.wait(_JVM_PATIENCE)
+        jvm.kill()
+    os._exit(_complain("interrupted", 128 + signal.SIGINT))
 
 
 def _in_spark_submit() -> bool:
@@ -308,7 +345,10 @@ def _ports(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
     if found is None:
         raise click.UsageError(f"--driver-ports takes a port or two such as 4700-4710, not {text!r}")
-    return int(found[1]), int(found[2] or found[1])
+    first, last = int(found[1]), int(found[2] or found[1])
+    if not 1 <= first <= last <= 65535:
+        raise click.UsageError(f"--driver-ports takes a port or the first and the last of some, not {text!r}")
+    return first, last
 
 
 class _Terminated(BaseException):

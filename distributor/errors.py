@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -36,15 +37,26 @@ class DistributorError(RuntimeError):
     """Base of all errors of this package."""
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows for it: what happened, and where in the user's code, without the way through this package.
+        """What IPython shows for it, instead of all frames.
 
         Source: ``IPython.core.interactiveshell.InteractiveShell.showtraceback``.
         """
-        package = os.path.dirname(__file__) + os.sep
-        frames = traceback.extract_tb(self.__traceback__)
-        own = next((index for index, frame in enumerate(frames) if frame.filename.startswith(package)), len(frames))
-        where = cells.readable("".join(traceback.format_list(frames[:own][-1:])))  # the line that called
-        return [f"{type(self).__name__}: {self}", *(["", "raised by", where] if where else [])]
+        return _shortly(self)
+
+
+def show_shortly(error: BaseException) -> None:
+    """Has IPython show an exception of somebody else's as it shows those of this package."""
+    with suppress(AttributeError):  # some of those that are written in C take none
+        error._render_traceback_ = lambda: _shortly(error)  # type: ignore[attr-defined]
+
+
+def _shortly(error: BaseException) -> list[str]:
+    """What happened, and where in the user's code, without the way through this package."""
+    package = os.path.dirname(__file__) + os.sep
+    frames = traceback.extract_tb(error.__traceback__)
+    own = next((index for index, frame in enumerate(frames) if frame.filename.startswith(package)), len(frames))
+    where = cells.readable("".join(traceback.format_list(frames[:own][-1:])))  # the line that called
+    return [f"{type(error).__name__}: {error}".rstrip(": "), *(["", "raised by", where] if where else [])]
 
 
 class ConfigurationError(DistributorError, ValueError):

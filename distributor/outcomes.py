@@ -14,7 +14,7 @@ from typing import Any
 from distributor import cells, errors, payload
 from distributor.channel.frames import Log
 from distributor.job import Failure, NodeReport
-from distributor.wording import ranges
+from distributor.wording import ranges, who
 
 #: How a rank's exception looks when the cause is the loss of another: gloo's, NCCL's and the store's own words.
 _CONSEQUENCE = re.compile(
@@ -82,7 +82,8 @@ def values(collected: Collected, world_size: int, advise: Advise = lambda failur
     outcomes = {outcome.rank: outcome for report in collected.reports for outcome in report.outcomes}
     failures = [outcome.failure for outcome in outcomes.values() if outcome.state == "failed" and outcome.failure]
     if failures:
-        raise training_error(failures, advise)
+        ended = [rank for rank, outcome in sorted(outcomes.items()) if outcome.state in ("finished", "unreturned")]
+        raise training_error(failures, advise, ended)
     if collected.lost_hosts:
         raise node_lost(collected.lost_hosts)
     missing = sorted(set(range(world_size)) - {rank for rank, o in outcomes.items() if o.state != "stopped"})
@@ -103,9 +104,14 @@ def values(collected: Collected, world_size: int, advise: Advise = lambda failur
 
 
 def training_error(
-    failures: Sequence[Failure], advise: Advise = lambda failure: ""
+    failures: Sequence[Failure], advise: Advise = lambda failure: "", ended: Sequence[int] = ()
 ) -> errors.TrainingError | errors.StartError:
     """The exception for a run whose ranks failed: the root first, its original exception as ``__cause__``.
+
+    Args:
+        failures: of its ranks.
+        advise: what to do about the root.
+        ended: ranks that have ended well.
 
     A rank that found, before it called anything of the user's, that its node lacks something makes it a ``StartError``.
     """
@@ -114,7 +120,12 @@ def training_error(
     cause = payload.load_exception(ordered[0].exception)
     if isinstance(cause, errors.StartError):
         return errors.StartError(f"on {ordered[0].host}: {cause}")
-    error = errors.TrainingError(describe(ordered, advise(ordered[0])), ordered)
+    advice = advise(ordered[0])
+    if ended and is_consequence(ordered[0]):
+        advice = (
+            f"{who(ended).capitalize()} had ended without an error: all ranks have to take part in every collective"
+        )
+    error = errors.TrainingError(describe(ordered, advice), ordered)
     error.__cause__ = cause
     error.__suppress_context__ = True
     return error

@@ -45,10 +45,16 @@ def dump_function(
             pickled: bytes = cloudpickle.dumps((function, tuple(args), dict(kwargs)), protocol=_PROTOCOL)
             return pickled
         except Exception as error:
-            culprit = _find_culprit(function, args, kwargs)
+            label, value = _find_culprit(function, args, kwargs)
+            told = f"{name_of(function)} cannot be pickled for the ranks"
+            if type(value).__module__.startswith("pyspark."):
+                raise PayloadError(
+                    f"{told}: {label}, since it lives on the driver only. Ranks read data from files or shared "
+                    "storage: write a DataFrame there (df.write.parquet), or pass what is small (df.toPandas())"
+                ) from error
             raise PayloadError(
-                f"{name_of(function)} cannot be pickled for the ranks"
-                + (f": {culprit}" if culprit else "")
+                told
+                + (f": {label}" if label else "")
                 + f" ({_one_line(error)}). Create such objects inside the function, or pass what they are made from."
             ) from error
 
@@ -107,8 +113,9 @@ def load_value(chunks: Sequence[bytes], rank: int) -> Any:
         return pickle.load(io.BufferedReader(_ChunkReader(chunks), buffer_size=1 << 20))
     except Exception as error:
         raise ResultError(
-            f"the return value of rank {rank} cannot be unpickled on the driver: {_one_line(error)}. "
-            "Install what it needs there, or return plain data (a state dict of CPU tensors, numbers, strings)."
+            f"the return value of rank {rank} cannot be unpickled on the driver: {_one_line(error).rstrip('.')}. "
+            "Return plain data (numbers, strings, a state dict: that of model.module for a DistributedDataParallel), "
+            "or install what it needs there"
         ) from error
 
 
@@ -159,8 +166,8 @@ def _own_modules_by_value() -> Iterator[None]:
                 cloudpickle.unregister_pickle_by_value(module)
 
 
-def _find_culprit(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Which closure variable, global, default or argument alone cannot be pickled."""
+def _find_culprit(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, Any]:
+    """Which closure variable, global, default or argument alone cannot be pickled, in words, and its value."""
     candidates: list[tuple[str, Any]] = []
     inner: Any = function
     while isinstance(inner, functools.partial):
@@ -194,9 +201,9 @@ def _find_culprit(function: Callable[..., Any], args: Sequence[Any], kwargs: Map
         if not _pickles(value):
             if isinstance(value, ModuleType):
                 inside = [name for name, held in vars(value).items() if name != "__builtins__" and not _pickles(held)]
-                return f"{label} is a module of yours, which holds what cannot be pickled ({', '.join(inside)})"
-            return f"{label} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be pickled"
-    return ""
+                return f"{label} is a module of yours, which holds what cannot be pickled ({', '.join(inside)})", value
+            return f"{label} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be pickled", value
+    return "", None
 
 
 def _pickles(value: Any) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -92,6 +91,7 @@ class Run:
         log_prefix: bool = True,
         announce: bool = False,
         view: View | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         self.id = job.run_id
         #: Where every rank's whole output is kept; ``None`` without ``log_dir``.
@@ -134,9 +134,8 @@ class Run:
         self._timings: dict[str, float] = {}
         self._submitted = time.time()
         self._timers: list[threading.Timer] = []
-        if view is not None and log_folder is not None:
-            folder = min(str(log_folder), os.path.relpath(log_folder), key=len)
-            self._logs.note(f"run {self.id}: all output goes to {folder}")
+        for note in notes:
+            self._logs.note(f"run {self.id}: {note}")
         self._look_on()  # from here, so that a notebook shows it in the cell that runs now
         self._viewer = threading.Thread(target=self._keep_looking, name="distributor-view", daemon=True)
         self._thread = scheduler.thread(self._execute)
@@ -563,7 +562,7 @@ class Run:
                 f"no rank wrote anything or used CPU time for stall_timeout={self._job.stall_timeout:g} s: {stacks}",
                 stacks=stacks,
             )
-            self._stop("stalled")
+            self._stop(str(self._stall).partition("\n")[0])
 
     def _advance(self, status: Status) -> None:
         with self._lock:

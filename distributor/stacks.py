@@ -80,6 +80,8 @@ class Stacks(dict[int, str]):
     """
 
     def __str__(self) -> str:
+        if not self:
+            return "no ranks are running"
         texts = {rank: trim(text).strip("\n") for rank, text in self.items()}
         groups = _groups({rank: _ADDRESS.sub("", text) for rank, text in texts.items()})
         return "\n\n".join([summary(self), *(f"{who(ranks)}:\n{texts[ranks[0]]}" for ranks in groups.values())])

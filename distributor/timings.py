@@ -34,6 +34,8 @@ def phases(submitted: float, collected: Collected, now: float) -> dict[str, floa
             failed = None if outcome.failure is None else outcome.failure.time
             for name, told in (("called", outcome.called), ("returned", outcome.returned or failed)):
                 moments[name] = max(told or 0.0, moments.get(name, 0.0))
+    if not moments.get("returned"):  # ranks that were stopped tell nothing: they were in the function
+        moments["returned"] = moments.get("exited", 0.0)
     timings, before = {}, submitted
     for phase, name in PHASES.items():
         end = max(before, moments.get(name, before))

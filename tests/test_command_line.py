@@ -163,6 +163,7 @@ class Terminal:
 
     def __init__(self, command: Sequence[str]) -> None:
         self.screen = pyte.Screen(100, 30)
+        self.said = b""
         stream = pyte.ByteStream(self.screen)
         self.pid, descriptor = pty.fork()
         self._descriptor = descriptor
@@ -174,6 +175,7 @@ class Terminal:
             try:
                 while data := os.read(descriptor, 1 << 16):
                     stream.feed(data)
+                    self.said += data
             except OSError:  # the other end is closed
                 os.close(descriptor)
 
@@ -223,6 +225,57 @@ def test_a_second_interrupt_cuts_the_grace_short(tmp_path: Path) -> None:
     assert re.fullmatch(r"\[distributor\] run \w+ cancelled after .*", note)
     assert last == "distributor: interrupted"
     nothing_is_left()
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_an_interrupt_leaves_ranks_on_executors_their_grace(tmp_path: Path) -> None:
+    """Spark's own handler of Ctrl-C would cancel the job, and the ranks with it."""
+    saver = tmp_path / "saver.py"
+    saver.write_text(
+        "import os, pathlib, signal, sys, time\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "def save(*_):\n"
+        "    print('saving', flush=True)\n"
+        "    while not (folder / 'go').exists():\n"
+        "        time.sleep(0.05)\n"
+        "    (folder / ('saved-' + os.environ['RANK'])).touch()\n"
+        "    sys.exit()\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "print('ready', flush=True)\n"
+        "while True:\n"
+        "    time.sleep(0.05)\n"
+    )
+    spark = ["--master", "local-cluster[2,1,1024]", "--conf", "spark.ui.enabled=false", "--grace-period", "600"]
+    terminal = Terminal([*HERE, *spark, str(saver), str(tmp_path)])
+    watch.until(lambda: terminal.text().count("] ready") == 2, 120)
+    terminal.interrupt()
+    watch.until(lambda: terminal.text().count("] saving") == 2)
+    assert "stopping: interrupted; again to end all ranks at once" in terminal.text()
+    (tmp_path / "go").touch()
+    assert terminal.wait() == 130
+    assert sorted(path.name for path in tmp_path.glob("saved-*")) == ["saved-0", "saved-1"]
+    nothing_is_left()
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_an_interrupt_while_spark_starts(script: str) -> None:
+    terminal = Terminal([*HERE, "--master", "spark://127.0.0.1:1", script])
+    begins = "[distributor] starting a Spark session with master spark://127.0.0.1:1"
+    watch.until(lambda: begins in terminal.text())
+    watch.until(lambda: b"Failed to connect to master" in terminal.said, 60)  # and tries again for a minute
+    terminal.interrupt()
+    assert terminal.wait() == 130
+    assert terminal.text().splitlines()[-1].endswith("distributor: interrupted")  # after the ^C of the terminal
+    nothing_is_left()
+
+
+def test_warnings_are_lines_of_ours(script: str) -> None:
+    done = distributor("--local", "--log-dir", os.environ["TMPDIR"] + "/logs", script)
+    assert done.returncode == 0
+    ours = [line for line in done.stderr.splitlines() if line.startswith("[distributor] ")]
+    assert any(re.fullmatch(r"\[distributor\] run (\w+): all output goes to .*/logs/\1", line) for line in ours)
 
 
 def test_no_progress(script: str) -> None:

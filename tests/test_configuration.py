@@ -13,7 +13,7 @@ import pytest
 import trainings
 import watch
 
-from distributor import ConfigurationError, PayloadError, ResourceError, TorchDistributor
+from distributor import ConfigurationError, DeepspeedTorchDistributor, PayloadError, ResourceError, TorchDistributor
 from distributor.job import Module
 from distributor.schedulers import local
 
@@ -43,9 +43,10 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"gpus_per_process": 1, "use_gpu": False}, "gpus_per_process=1 with use_gpu=False: leave out one of them"),
         ({"cpus_per_process": 1.5}, "cpus_per_process has to be a positive integer, not 1.5"),
         ({"max_processes_per_node": 0}, "max_processes_per_node has to be a positive integer, not 0"),
-        ({"memory_per_process": "8 gigs"}, "memory_per_process has to be a number of bytes or a size as '8g'"),
-        ({"memory_per_process": 0}, "memory_per_process has to be a number of bytes or a size as '8g', not 0"),
-        ({"memory_per_process": 1.5}, "memory_per_process has to be a number of bytes or a size as '8g', not 1.5"),
+        ({"memory_per_process": "8 gigs"}, "memory_per_process has to be a size as '8g' or a number of bytes"),
+        ({"memory_per_process": 0}, "memory_per_process has to be a size as '8g' or a number of bytes, a million"),
+        ({"memory_per_process": 4}, "a number of bytes, a million at least, not 4"),
+        ({"memory_per_process": 1.5}, "a number of bytes, a million at least, not 1.5"),
         ({"start_timeout": -1}, "start_timeout has to be a number of seconds from 0 to a year, not -1"),
         ({"grace_period": "10"}, "grace_period has to be a number of seconds from 0 to a year, not '10'"),
         ({"grace_period": float("inf")}, "grace_period has to be a number of seconds from 0 to a year, not inf"),
@@ -67,19 +68,30 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"logs": "rank1"}, "logs has to be 'all', 'rank0', 'none' or a list of ranks, not 'rank1'"),
         ({"logs": 0}, "logs has to be 'all', 'rank0', 'none' or a list of ranks, not 0"),
         ({"num_processes": 2, "logs": [0, 2]}, "logs names rank 2; with num_processes=2 there are 0 to 1"),
-        ({"num_processes": 2, "logs": ["0"]}, "logs names rank '0'; with num_processes=2 there are 0 to 1"),
+        ({"num_processes": 2, "logs": ["0"]}, "logs has to list ranks as numbers, not '0'"),
         ({"driver_ports": 4700}, "driver_ports has to be the first and the last of some ports, not 4700"),
         (
             {"driver_ports": (4710, 4700)},
             "driver_ports has to be the first and the last of some ports, not (4710, 4700)",
         ),
         ({"driver_ports": (0, 5)}, "driver_ports has to be the first and the last of some ports, not (0, 5)"),
-        ({"env": {"SEED": 1}}, "env has to map strings to strings; the value of 'SEED' is a int"),
+        ({"env": {"SEED": 1}}, "env has to map strings to strings; the value of 'SEED' is of type int"),
         ({"env": {"A=B": "1"}}, "env names a variable that cannot be: 'A=B'"),
         ({"env": {"A": "1\0"}}, "env names a variable that cannot be: 'A'"),
         ({"local_mode": 1, "use_gpu": False}, "local_mode has to be True, False or None, not 1"),
         ({"env": {"RANK": "1"}}, "env sets RANK, which the run decides for each rank: leave it out"),
-        ({"forward_env": "WANDB_*"}, "forward_env has to be a list of patterns"),
+        ({"forward_env": "WANDB_*"}, "forward_env has to be a list of patterns such as ['WANDB_*'], not 'WANDB_*'"),
+        ({"forward_env": 1}, "forward_env has to be a list of patterns such as ['WANDB_*'], not 1"),
+        ({"forward_env": [1]}, "forward_env has to list patterns such as 'WANDB_*', not 1"),
+        ({"env": ["A=1"]}, "env has to be a dict such as {'SEED': '1'}, not a list"),
+        ({"env": "A=1"}, "env has to be a dict such as {'SEED': '1'}, not a str"),
+        ({"env": {1: "a"}}, "env has to map strings to strings; the name 1 is none"),
+        ({"log_dir": 5}, "log_dir has to be the path of a folder, not 5"),
+        ({"working_dir": ["a"]}, "working_dir has to be the path of a folder, not ['a']"),
+        ({"working_dir_limit": "1g"}, "working_dir_limit has to be a positive integer, not '1g'"),
+        ({"progress": "no"}, "progress has to be True or False, not 'no'"),
+        ({"fold_logs": 1}, "fold_logs has to be True or False, not 1"),
+        ({"log_prefix": None}, "log_prefix has to be True or False, not None"),
     ],
 )
 def test_arguments_of_the_distributor(arguments: dict[str, Any], text: str) -> None:
@@ -87,6 +99,10 @@ def test_arguments_of_the_distributor(arguments: dict[str, Any], text: str) -> N
         TorchDistributor(**arguments)
     assert text in str(caught.value)
     assert isinstance(caught.value, ValueError)
+
+
+async def asleep() -> None:
+    """Does nothing unless somebody runs it."""
 
 
 def on_cpu(**options: Any) -> TorchDistributor:
@@ -99,6 +115,12 @@ def on_cpu(**options: Any) -> TorchDistributor:
         ((17,), {}, ConfigurationError, "has to be a callable or the path of a .py file, not int 17"),
         (("train.sh",), {}, PayloadError, "'train.sh' is not a .py file"),
         (("absent.py",), {}, PayloadError, "the script 'absent.py' cannot be read on the driver: No such file"),
+        (
+            (asleep,),
+            {},
+            ConfigurationError,
+            "asleep is a coroutine function, whose call does nothing yet: pass a function",
+        ),
         (("script.py",), {"lr": 1}, ConfigurationError, "no keyword arguments (lr): pass them as '--name', 'value'"),
         (("script.py", "--lr", [0.1]), {}, ConfigurationError, "strings, numbers or paths; argument 2 is [0.1] (list)"),
     ],
@@ -121,6 +143,8 @@ def test_what_cannot_be_trained(
 def test_a_module_has_to_be_a_dotted_name() -> None:
     with pytest.raises(ConfigurationError, match="dotted name such as 'pkg.train', not 'pkg/train.py'"):
         on_cpu().run_module("pkg/train.py")
+    with pytest.raises(ConfigurationError, match="dotted name such as 'pkg.train', not 'train.py'"):
+        on_cpu().run_module("train.py")
     with pytest.raises(ConfigurationError, match=r"argument 2 is None \(NoneType\)"):
         on_cpu().run_module("pkg.train", "--lr", None)  # type: ignore[arg-type]
 
@@ -188,6 +212,35 @@ def test_what_cannot_be_pickled_is_named() -> None:
 def test_a_working_dir_has_to_be_a_folder(tmp_path: Path) -> None:
     with pytest.raises(PayloadError, match="is not a folder on the driver"):
         on_cpu(working_dir=tmp_path / "absent").run(trainings.rank)
+
+
+def test_a_script_that_is_in_the_working_dir_only(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    with pytest.raises(PayloadError, match=f"No such file or directory. '{tmp_path}/train.py' is there: pass that"):
+        on_cpu(working_dir=tmp_path).run("train.py")
+
+
+def test_what_lives_on_the_driver_only_is_told_apart() -> None:
+    class DataFrame:
+        """As pyspark's: it cannot be pickled, and no function can make it anew."""
+
+        def __reduce__(self) -> str:
+            raise TypeError("no")
+
+    DataFrame.__module__ = "pyspark.sql.dataframe"
+    df = DataFrame()
+    with pytest.raises(
+        PayloadError, match=r"the variable 'df' that it uses is a pyspark.* cannot be pickled, since it"
+    ):
+        on_cpu().run(lambda: df)
+
+
+def test_deepspeed_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    distributor = DeepspeedTorchDistributor(1, 1, True, False, {"train_batch_size": 1})
+    monkeypatch.setattr("distributor.modules.find", lambda name, folders=(): None)
+    with pytest.raises(ConfigurationError, match=r"deepspeedConfig needs deepspeed, which .* has not: pip install"):
+        distributor.run(trainings.rank)
+    assert DeepspeedTorchDistributor(1, 1, True, False).plan(trainings.rank).launch_path == "deepspeed"
 
 
 def test_gpus_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,24 @@ distributor.run(train, 0.1)
     "TorchDistributor(2, local_mode=True, use_gpu=False, progress=False, logs='none').run(train, 0.1)",
     "TorchDistributor(2, local_mode=True, use_gpu=False, progress=False, logs='none').run(train, -3)",
     "import sys\nprint(sys.last_value.rank, repr(sys.last_value.__cause__))",
+    """
+import os, pathlib, signal, tempfile, threading, time
+
+ready = pathlib.Path(tempfile.mkdtemp(), "ready")
+
+def train_for_ever():
+    ready.touch()
+    while True:
+        time.sleep(0.05)
+
+def interrupt():
+    while not ready.exists():
+        time.sleep(0.02)
+    os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=interrupt).start()
+distributor.run(train_for_ever)
+""",
     "run = distributor.submit(train, 0.2)\nrun",
     "run",
     "run.wait()",
@@ -160,6 +178,13 @@ def test_a_handle_is_live_wherever_it_is_shown_while_its_run_goes(executed: Clie
 def test_the_whole_exception_is_there_in_the_next_cell(executed: Client) -> None:
     (printed,) = [output for output in executed.nb.cells[6].outputs if output.output_type == "stream"]
     assert printed["text"] == "1 ValueError('learning rate must be positive, not -3')\n"
+
+
+def test_an_interrupt_is_short_too(executed: Client) -> None:
+    told = error_of(executed, 7)
+    where = "  Cell In[8], line 16, in <module>\n    distributor.run(train_for_ever)"
+    assert told == f"KeyboardInterrupt\n\nraised by\n{where}"
+    assert executed.shown[7][-1].startswith("cancelled train_for_ever 2 ranks")
 
 
 def test_progress_can_be_silenced(executed: Client) -> None:

@@ -22,7 +22,15 @@ import trainings
 import watch
 from sessions import Sessions
 
-from distributor import ConfigurationError, NodeLostError, RunCancelledError, Status, TorchDistributor, TrainingError
+from distributor import (
+    ConfigurationError,
+    NodeLostError,
+    RunCancelledError,
+    StallError,
+    Status,
+    TorchDistributor,
+    TrainingError,
+)
 from distributor.channel.server import ChannelServer, Endpoint
 from distributor.run import Run
 from distributor.schedulers import spark_task
@@ -115,6 +123,14 @@ def test_two_of_more_slots(sessions: Sessions, tmp_path: Path) -> None:
         run.result(timeout=60)
     assert isinstance(caught.value.__cause__, ValueError)
     assert_failed(session, run, "rank 1 on ")
+
+
+def test_a_stall_is_told_as_one(sessions: Sessions, tmp_path: Path) -> None:
+    session = sessions.get(CLUSTER)
+    run = on_executors(4, stall_timeout=1, grace_period=1).submit(trainings.wait_for, str(tmp_path / "never"))
+    with pytest.raises(StallError):
+        run.result(timeout=60)
+    assert_failed(session, run, "the ranks were stopped: no rank wrote anything or used CPU time for stall_timeout=1 s")
 
 
 def fail_everywhere() -> None:

@@ -209,6 +209,11 @@ class ChannelServer:
         with suppress(RuntimeError):  # the run has just ended, and the loop with it
             self._loop.call_soon_threadsafe(self._order_stop, {"order": "stop", "reason": reason, "grace": grace})
 
+    @property
+    def stop_reason(self) -> str:
+        """Why nodes were ordered to stop; ``""`` if they were not."""
+        return "" if self._stop is None else str(self._stop["reason"])
+
     def order(self, order: Mapping[str, Any]) -> None:
         """Sends an order to all nodes that are connected now."""
         with suppress(RuntimeError):

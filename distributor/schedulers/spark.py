@@ -153,6 +153,7 @@ class SparkScheduler:
         self._slots: spark_slots.Slots | None = None
         self._tag = ""
         self._cancelled = threading.Event()
+        self._server: ChannelServer | None = None
         self._held_up = ""  # by what, before there is a Spark job
         self._needed = 0
         self._query: _Progress | None = None
@@ -253,6 +254,7 @@ class SparkScheduler:
             raise spark_errors.translate(error, job, self._failed_hosts()) from None
 
     def _run(self, job: Job, server: ChannelServer) -> Collected:
+        self._server = server
         self._await_slots(job)
         host, bind = self._driver_address()
         try:
@@ -358,7 +360,8 @@ class SparkScheduler:
     def _fail_job(self, rows: Sequence[bytes]) -> None:
         """Has Spark show the job as failed, and why."""
         scala = self._session.sparkContext._jsc.sc()
-        reason = f"by distributor: {_why(_sort(rows))}"
+        stopped_for = "" if self._server is None else self._server.stop_reason
+        reason = f"by distributor: {_why(_sort(rows), stopped_for)}"
         with suppress(Exception):  # then nobody cancels the job, and the holder gives up in time
             try:
                 scala.cancelJobsWithTag(self._tag, reason)
@@ -539,8 +542,8 @@ def _sort(pieces: Iterable[bytes]) -> Collected:
     return Collected(tuple(reports), values, tuple(lost), tuple(logs))
 
 
-def _why(collected: Collected) -> str:
-    """Why a run failed, in one line."""
+def _why(collected: Collected, stopped_for: str) -> str:
+    """Why a run failed, in one line; ``stopped_for`` if no report says more."""
     failures = [o.failure for report in collected.reports for o in report.outcomes if o.state == "failed" and o.failure]
     errors = [report.error[1] for report in collected.reports if report.error is not None]
     if errors:
@@ -550,5 +553,5 @@ def _why(collected: Collected) -> str:
     elif collected.lost_hosts:
         text = str(outcomes.node_lost(collected.lost_hosts))
     else:
-        text = "the ranks were stopped: the run was cancelled, or a node was lost"
+        text = f"the ranks were stopped: {stopped_for or 'the run was cancelled, or a node was lost'}"
     return text.partition("\n")[0]

@@ -95,6 +95,10 @@ def create(master: str | None, settings: Mapping[str, str]) -> SparkSession:
         return session
     except Exception as error:
         # Spark's own word comes first; what follows is Java's.
+        if "on a stopped SparkContext" in str(error):  # stopped by itself: what was wrong, it has told its log
+            error = RuntimeError(
+                "it has stopped while it started; Spark's log above says why (does a master answer there?)"
+            )
         told = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("\tat ")]
         where = "" if master is None else f" with master {master}"
         raise ConfigurationError(f"no Spark session{where}: {' '.join(told[:2]) or repr(error)}") from None

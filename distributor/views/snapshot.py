@@ -61,10 +61,13 @@ def state(snapshot: Snapshot) -> str:
     """
     detail = f": {snapshot.detail}" if snapshot.detail else ""
     if snapshot.status is Status.WAITING:
-        return snapshot.detail or "waiting for its nodes"
+        waits = snapshot.detail or "waiting for its nodes"
+        return waits if waits.startswith(("waiting", "sending")) else f"waiting: {waits}"
     if snapshot.status is Status.STARTING:
         return f"starting: ranks are up on {snapshot.nodes_up} of {count(snapshot.nodes, 'node')}"
     if snapshot.status is Status.RUNNING:
+        if snapshot.ranks_up == 0:
+            return "running: all ranks have ended, their values are on the way"
         return f"running: {snapshot.ranks_up} of {count(snapshot.world_size, 'rank')} up"
     if snapshot.status is Status.FAILED:
         return f"failed: {reason(snapshot)}"

@@ -175,6 +175,16 @@ def test_a_failed_rank_raises_with_its_own_exception():
     assert error.__cause__.args == ("lr",)
 
 
+def test_who_had_left_is_told_with_the_echo_of_it():
+    with pytest.raises(errors.TrainingError) as caught:
+        outcomes.values(collected(failure(0, 1.0, "DistStoreError", "wait timeout"), "finished"), 2)
+    told = "Rank 1 had ended without an error: all ranks have to take part in every collective"
+    assert str(caught.value).splitlines()[2] == told
+    with pytest.raises(errors.TrainingError) as caught:
+        outcomes.values(collected(failure(0, 1.0, "KeyError", "KeyError: 'lr'"), "finished"), 2)
+    assert told not in str(caught.value)
+
+
 @pytest.mark.parametrize("exception", [None, b"no pickle", pickle.dumps("no exception")])
 def test_a_failed_rank_whose_exception_cannot_be_read(exception):
     error = outcomes.training_error([failure(exception=exception)])

@@ -486,7 +486,7 @@ def test_stacks_show_each_text_once():
         f"rank 2:\n{IN_LOADER}\n"
         f"rank 3:\n{SILENT}"
     )
-    assert str(Stacks()) == ""
+    assert str(Stacks()) == "no ranks are running"
 
 
 def test_stacks_are_a_mapping_that_travels():

@@ -38,8 +38,11 @@ def at(status: Status, **known: object) -> Snapshot:
     [
         (at(Status.WAITING), "waiting for its nodes"),
         (at(Status.WAITING, detail="waiting for 4 slots: 1 free"), "waiting for 4 slots: 1 free"),
+        (at(Status.WAITING, detail="the cluster has 1 slot"), "waiting: the cluster has 1 slot"),
+        (at(Status.WAITING, detail="sending 90 MiB to the server"), "sending 90 MiB to the server"),
         (at(Status.STARTING, nodes_up=1, placement=PLACEMENT), "starting: ranks are up on 1 of 2 nodes"),
         (at(Status.RUNNING, ranks_up=3), "running: 3 of 4 ranks up"),
+        (at(Status.RUNNING, ranks_up=0), "running: all ranks have ended, their values are on the way"),
         (at(Status.STOPPING, detail="a rank failed"), "stopping: a rank failed"),
         (at(Status.STOPPING), "stopping"),
         (at(Status.SUCCEEDED), "succeeded"),
@@ -68,11 +71,11 @@ class TestPlain:
         view = PlainView()
         waiting = at(Status.WAITING, detail="4 slots: 1 free")
         assert self.shown(view, replace(waiting, since=1)) == []
-        assert self.shown(view, replace(waiting, since=4)) == ["run 3f2a: 4 slots: 1 free"]
+        assert self.shown(view, replace(waiting, since=4)) == ["run 3f2a: waiting: 4 slots: 1 free"]
         assert self.shown(view, replace(waiting, since=5)) == []
         changed = replace(waiting, detail="4 slots: 2 free")
         assert self.shown(view, replace(changed, since=6)) == []  # too soon after the last
-        assert self.shown(view, replace(changed, since=20)) == ["run 3f2a: 4 slots: 2 free"]
+        assert self.shown(view, replace(changed, since=20)) == ["run 3f2a: waiting: 4 slots: 2 free"]
         assert self.shown(view, replace(changed, since=90)) == []
 
     def test_a_quick_run_says_nothing(self) -> None:
