@@ -270,7 +270,7 @@ class TorchDistributor:
     def _notes(self, session: SparkSession | None, log_folder: Path | None) -> list[str]:
         """What a user may not expect of a run that starts."""
         notes = []
-        if session is None and self.local_mode is None and "pyspark" in sys.modules:
+        if session is None and self.local_mode is None and sys.modules.get("pyspark") is not None:
             from distributor.schedulers import spark_session
 
             if spark_session.active_session() is None:

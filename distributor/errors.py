@@ -28,9 +28,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from distributor import cells
+from distributor.wording import shortened
 
 if TYPE_CHECKING:
     from distributor.job import Failure
+
+
+#: Characters of an error that a notebook shows. ``str(error)`` has all.
+_LONGEST_IN_CELLS = 20_000
 
 
 class DistributorError(RuntimeError):
@@ -56,7 +61,8 @@ def _shortly(error: BaseException) -> list[str]:
     frames = traceback.extract_tb(error.__traceback__)
     own = next((index for index, frame in enumerate(frames) if frame.filename.startswith(package)), len(frames))
     where = cells.readable("".join(traceback.format_list(frames[:own][-1:])))  # the line that called
-    return [f"{type(error).__name__}: {error}".rstrip(": "), *(["", "raised by", where] if where else [])]
+    told = shortened(f"{type(error).__name__}: {error}".rstrip(": "), _LONGEST_IN_CELLS)
+    return [told, *(["", "raised by", where] if where else [])]
 
 
 class ConfigurationError(DistributorError, ValueError):

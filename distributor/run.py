@@ -186,7 +186,7 @@ class Run:
 
         ========  =====================================================================================
         schedule  until Spark has submitted the stage
-        worker    until its tasks run in their Python workers
+        worker    until its tasks run in their Python workers, waiting for slots included
         exchange  until each task knows the facts of all
         agent     until each node's agent is up; where no warm process was there, that has imported torch
         import    until the launcher can fork: without a warm process, it has imported torch

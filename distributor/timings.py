@@ -17,6 +17,20 @@ PHASES = {
     "exit": "exited",
 }
 
+#: What each phase is, for people.
+MEANING = {
+    "schedule": "until Spark has submitted the stage",
+    "worker": "until its tasks run in their Python workers, waiting for slots included",
+    "exchange": "until each task knows the facts of all",
+    "agent": "until each node has its agent",
+    "import": "until torch is imported, where no warm process had done so",
+    "fork": "until the ranks are forked",
+    "call": "until the last rank has called the function",
+    "function": "until the last function has returned",
+    "exit": "until all ranks have ended",
+    "collect": "until the values are on the driver",
+}
+
 
 def phases(submitted: float, collected: Collected, now: float) -> dict[str, float]:
     """Seconds by phase. Each ends when the last node or rank has ended it, so that together they are the total.

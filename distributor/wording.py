@@ -54,6 +54,18 @@ def size(number: float) -> str:
     return f"{number:,.1f} {unit}" if number < 10 else f"{number:,.0f} {unit}"
 
 
+def shortened(text: str, most: int) -> str:
+    """A text without its middle, where it has more characters than ``most``.
+
+    >>> shortened("0123456789", 4)
+    '01\\n[6 characters are left out]\\n89'
+    """
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]}\n[{len(text) - 2 * half:,} characters are left out]\n{text[len(text) - half :]}"
+
+
 def mebibytes(number: int) -> str:
     """Bytes to compare with others, in the unit of Spark's settings.
 

@@ -13,9 +13,10 @@ from typing import Any
 from distributor import cells
 from distributor.errors import TrainingError
 from distributor.job import Status
+from distributor.timings import MEANING
 from distributor.views import Packed, Shown
 from distributor.views.snapshot import Snapshot, folded, reason, state
-from distributor.wording import count, duration, ranges, size
+from distributor.wording import count, duration, ranges, shortened, size
 
 _COLOURS = {
     Status.WAITING: "#9a6700",
@@ -43,6 +44,9 @@ _PHASES = {
 
 #: Phases that take less than this part of the whole are not drawn.
 _LEAST = 0.005
+
+#: Characters of an error.
+_LONGEST = 20_000
 
 #: Last lines of ranks, and rows of the table of nodes, that are shown.
 _LINES = 8
@@ -122,7 +126,7 @@ def render(snapshot: Snapshot, *, unfolded: bool = False) -> str:
     """
     parts = [_head(snapshot)]
     if snapshot.status is Status.FAILED:
-        parts.append(f'<div style="margin-top:.3em">{escape(reason(snapshot))}</div>')
+        parts.append(f'<div style="margin-top:.3em">{escape(shortened(reason(snapshot), _LONGEST))}</div>')
     if snapshot.ended and snapshot.timings:
         parts.append(_timings(snapshot))
     if snapshot.lines and not snapshot.ended:
@@ -131,7 +135,8 @@ def render(snapshot: Snapshot, *, unfolded: bool = False) -> str:
         parts.append(_fold("placement", _placement(snapshot), opened=unfolded))
     if isinstance(snapshot.error, TrainingError) and snapshot.error.traceback:
         what = f"traceback of rank {snapshot.error.rank} on {escape(snapshot.error.host or '?')}"
-        parts.append(_fold(what, f'<pre style="{_MONO}">{escape(snapshot.error.traceback)}</pre>', opened=unfolded))
+        trace = escape(shortened(snapshot.error.traceback, _LONGEST))
+        parts.append(_fold(what, f'<pre style="{_MONO}">{trace}</pre>', opened=unfolded))
     return f'<div style="{_BOX}">{"".join(parts)}</div>'
 
 
@@ -191,9 +196,10 @@ def _timings(snapshot: Snapshot) -> str:
         if seconds / whole < _LEAST:
             continue
         colour = _PHASES[name]
-        told = f"{name} {duration(seconds)}"
-        bars.append(f'<div title="{told}" style="width:{100 * seconds / whole:.2f}%;background:{colour}"></div>')
-        names.append(f'<span style="white-space:nowrap"><span style="color:{colour}">&#9632;</span> {told}</span>')
+        told, title = f"{name} {duration(seconds)}", f' title="{MEANING[name]}"'
+        bars.append(f'<div{title} style="width:{100 * seconds / whole:.2f}%;background:{colour}"></div>')
+        square = f'<span style="color:{colour}">&#9632;</span>'
+        names.append(f'<span{title} style="white-space:nowrap">{square} {told}</span>')
     return (
         '<div style="display:flex;height:.7em;border-radius:3px;overflow:hidden;margin:.5em 0 .2em;max-width:48em">'
         f'{"".join(bars)}</div><div style="font-size:12px">{" &nbsp; ".join(names)}</div>'
