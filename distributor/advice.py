@@ -28,13 +28,17 @@ def advise(failure: Failure, job: Job) -> str:
 
 
 def _about_module(name: str, failure: Failure, job: Job) -> str:
-    beside = [os.path.dirname(job.target.path)] if isinstance(job.target, Script) else []
-    if modules.find(name, beside) is None:
-        return ""
+    here = [] if job.working_dir is None else [job.working_dir.path]
+    if isinstance(job.target, Script):
+        here.append(os.path.dirname(job.target.path))
     package = name.partition(".")[0]
-    spec = modules.find(package, beside)
-    places = [] if spec is None else [*(spec.submodule_search_locations or ()), *([spec.origin] if spec.origin else [])]
+    spec = modules.find(package, here)
+    if spec is None or modules.find(name, here) is None:
+        return ""
+    places = [*(spec.submodule_search_locations or ()), *([spec.origin] if spec.origin else [])]
     if not places or not os.path.exists(places[0]):  # built in
+        return ""
+    if spec.loader is None and not any(entry.endswith(".py") for entry in os.listdir(places[0])):  # just a folder
         return ""
     if modules.is_installed(places[0]):
         return (
@@ -48,14 +52,17 @@ def _about_module(name: str, failure: Failure, job: Job) -> str:
 
 
 def _about_file(path: str, failure: Failure, job: Job) -> str:
-    if not os.path.exists(path):
+    try:
+        if os.stat(path).st_ctime >= failure.time:  # it has come since
+            return ""
+    except OSError:
         return ""
     if os.path.isabs(path):
-        if failure.host == socket.gethostname():  # the same files: it has come since
+        if failure.host == socket.gethostname():  # the same files
             return ""
         return (
-            f"{path} is on the driver, but not on {failure.host}: put it on storage that all hosts share, or into the "
-            "project folder that working_dir= names"
+            f"{path} is on the driver, and was not found on {failure.host}: put it on storage that all hosts share, or "
+            "into the project folder that working_dir= names"
         )
     here = os.getcwd()
     if job.working_dir is None:

@@ -436,9 +436,8 @@ class TorchDistributor:
         found = modules.find(name, folders)
         if found is None:
             where = f"working_dir {folders[0]} and " if folders else ""
-            raise PayloadError(
-                f"there is no module {name!r}: looked for it in {where}Python's path, {', '.join(sys.path)}"
-            )
+            path = ", ".join(modules.search_path())
+            raise PayloadError(f"there is no module {name!r}: looked for it in {where}Python's path, {path}")
         if found.submodule_search_locations is not None and modules.find(f"{name}.__main__", folders) is None:
             raise PayloadError(
                 f"{name!r} is a package without a module __main__, so that it cannot be run: name one of its modules"

@@ -37,6 +37,7 @@ _TORCHRUN = {
     "--nproc-per-node": "is torchrun's: --num-processes counts all ranks together, and --max-processes-per-node those "
     "of one executor",
     "--nnodes": "is torchrun's: --num-processes counts all ranks together, and Spark finds the nodes for them",
+    "--redirects": "is torchrun's: --log-dir keeps every rank's output, --logs says whose is shown",
     "--max-restarts": "is torchrun's: a rank that fails ends the run",
     **dict.fromkeys(
         (
@@ -66,9 +67,7 @@ def main() -> None:
 )
 @click.option(
     "--no-script-arguments",
-    "script_arguments",
-    flag_value=False,
-    default=True,
+    is_flag=True,
     panel=_WHAT,
     help="A script gets no --deepspeed --deepspeed_config PATH after its own arguments.",
 )
@@ -125,7 +124,7 @@ def run(
     module: bool,
     dry_run: bool,
     deepspeed: str | None,
-    script_arguments: bool,
+    no_script_arguments: bool,
     num_processes: int,
     local: bool,
     master: str | None,
@@ -169,7 +168,7 @@ def run(
         distributor = TorchDistributor(num_processes, local_mode, use_gpu, **everything)
     else:
         distributor = DeepspeedTorchDistributor(
-            num_processes, 1, local_mode, use_gpu, deepspeed, script_arguments=script_arguments, **everything
+            num_processes, 1, local_mode, use_gpu, deepspeed, script_arguments=not no_script_arguments, **everything
         )
     if module:
         sys.path.insert(0, os.getcwd())  # as python -m does
@@ -305,7 +304,8 @@ def _session(master: str | None, settings: dict[str, str]) -> Any:
 
         # Spark's bar of tasks has no end of line: what follows it would be glued to it.
         session = spark_session.create(master, {"spark.ui.showConsoleProgress": "false", **settings})
-        handler = signal.getsignal(signal.SIGINT)  # Spark may have set its own
+        sparks = signal.getsignal(signal.SIGINT)
+        handler = handler if sparks is _give_up else sparks  # a Connect session sets none
         return session
     except ImportError as error:
         raise ConfigurationError(

@@ -32,13 +32,13 @@ def find(name: str, folders: Sequence[str] = ()) -> ModuleSpec | None:
     parts = name.split(".")
     for depth in range(1, len(parts) + 1):
         partial = ".".join(parts[:depth])
-        first = PathFinder.find_spec(partial, list(folders)) if depth == 1 and folders else None
         try:
-            spec = first or _ask_finders(partial, path)
+            found = _ask_finders(partial, path, folders)
         except KeyError:  # a folder without __init__.py within a package: nobody can tell without importing that
             return spec
-        if spec is None:
-            return None
+        if found is None:
+            return spec if spec is not None and _moves(spec) else None
+        spec = found
         if spec.submodule_search_locations is None:  # a module, in which there are no others
             return spec if depth == len(parts) else None
         path = list(spec.submodule_search_locations)
@@ -69,23 +69,41 @@ def own_modules() -> list[ModuleType]:
     return own
 
 
-def _ask_finders(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+def search_path() -> list[str]:
+    """Python's, without what is no string in it, which ``import`` passes over."""
+    return [path for path in sys.path if isinstance(path, str)]
+
+
+def _ask_finders(name: str, path: Sequence[str] | None, folders: Sequence[str]) -> ModuleSpec | None:
     """As ``import`` asks them: packages that are installed in place have finders of their own."""
     for finder in sys.meta_path:
         find_spec = getattr(finder, "find_spec", None)
-        spec: ModuleSpec | None = None if find_spec is None else find_spec(name, path)
+        if find_spec is None:
+            continue
+        where = [*folders, *search_path()] if finder is PathFinder and path is None else path
+        spec: ModuleSpec | None = find_spec(name, where, None)
         if spec is not None:
             return spec
     return None
 
 
+def _moves(package: ModuleSpec) -> bool:
+    """Whether a package may look for its modules elsewhere once it is imported."""
+    try:
+        with open(package.origin or "", encoding="utf-8", errors="replace") as file:
+            return "__path__" in file.read()
+    except OSError:
+        return False
+
+
 def _installed_roots() -> tuple[str, ...]:
+    known = search_path()
     return tuple(
         os.path.realpath(path) + os.sep
         for path in {
             *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-            *(path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")),
-            *(path for path in sys.path if path.endswith((".zip", ".egg"))),
+            *(path for path in known if os.path.basename(path) in ("site-packages", "dist-packages")),
+            *(path for path in known if path.endswith((".zip", ".egg"))),
         }
         if path
     )

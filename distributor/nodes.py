@@ -31,7 +31,7 @@ class _State:
 
 
 class Nodes:
-    """Nodes by name, which is that of their executor. One thread tells, any may ask."""
+    """Nodes by name, which is that of their executor. One thread tells what they do, any may ask."""
 
     def __init__(self) -> None:
         #: Who runs where; ``None`` until somebody has told.

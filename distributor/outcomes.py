@@ -6,9 +6,11 @@ while another failure explains it: a rank whose peer was killed may notice befor
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from distributor import cells, errors, payload
@@ -82,8 +84,8 @@ def values(collected: Collected, world_size: int, advise: Advise = lambda failur
     outcomes = {outcome.rank: outcome for report in collected.reports for outcome in report.outcomes}
     failures = [outcome.failure for outcome in outcomes.values() if outcome.state == "failed" and outcome.failure]
     if failures:
-        ended = [rank for rank, outcome in sorted(outcomes.items()) if outcome.state in ("finished", "unreturned")]
-        raise training_error(failures, advise, ended)
+        returned = {rank: outcomes[rank].returned or math.inf for rank in sorted(outcomes)}
+        raise training_error(failures, advise, returned)
     if collected.lost_hosts:
         raise node_lost(collected.lost_hosts)
     missing = sorted(set(range(world_size)) - {rank for rank, o in outcomes.items() if o.state != "stopped"})
@@ -104,16 +106,18 @@ def values(collected: Collected, world_size: int, advise: Advise = lambda failur
 
 
 def training_error(
-    failures: Sequence[Failure], advise: Advise = lambda failure: "", ended: Sequence[int] = ()
+    failures: Sequence[Failure],
+    advise: Advise = lambda failure: "",
+    returned: Mapping[int, float] = MappingProxyType({}),
 ) -> errors.TrainingError | errors.StartError:
     """The exception for a run whose ranks failed: the root first, its original exception as ``__cause__``.
+
+    A rank that found, before it called anything of the user's, that its node lacks something makes it a ``StartError``.
 
     Args:
         failures: of its ranks.
         advise: what to do about the root.
-        ended: ranks that have ended well.
-
-    A rank that found, before it called anything of the user's, that its node lacks something makes it a ``StartError``.
+        returned: when ranks had returned, in seconds since the epoch.
     """
     told = [replace(failure, traceback=cells.readable(failure.traceback)) for failure in failures]
     ordered = order_failures(told)
@@ -121,10 +125,9 @@ def training_error(
     if isinstance(cause, errors.StartError):
         return errors.StartError(f"on {ordered[0].host}: {cause}")
     advice = advise(ordered[0])
-    if ended and is_consequence(ordered[0]):
-        advice = (
-            f"{who(ended).capitalize()} had ended without an error: all ranks have to take part in every collective"
-        )
+    gone = [rank for rank, moment in returned.items() if moment < ordered[0].time]
+    if gone and _is_echo(ordered[0]):
+        advice = f"{who(gone).capitalize()} had returned before: all ranks have to take part in each collective"
     error = errors.TrainingError(describe(ordered, advice), ordered)
     error.__cause__ = cause
     error.__suppress_context__ = True
@@ -149,7 +152,12 @@ def order_failures(failures: Sequence[Failure]) -> tuple[Failure, ...]:
 
 def is_consequence(failure: Failure) -> bool:
     """Whether a failure looks like the echo of another: a broken connection, an aborted collective."""
-    if failure.kind in _CONSEQUENCE_KINDS or failure.signal == "SIGABRT" or failure.kind == "lost":
+    return failure.signal == "SIGABRT" or failure.kind == "lost" or _is_echo(failure)
+
+
+def _is_echo(failure: Failure) -> bool:
+    """Whether its words are those of a connection or collective that broke."""
+    if failure.kind in _CONSEQUENCE_KINDS:
         return True
     return failure.kind == "RuntimeError" and bool(_CONSEQUENCE.search(failure.message))
 
@@ -160,7 +168,7 @@ def describe(failures: Sequence[Failure], advice: str = "") -> str:
     parts = [f"rank {root.rank} on {root.host} failed: {root.message}"]
     if advice:
         parts.append(advice)
-    if root.traceback:
+    if root.traceback.strip() not in ("", root.message):
         parts.append(root.traceback.rstrip())
     if last_lines := _last_lines(root):
         parts.append(f"The last lines of rank {root.rank}:\n{last_lines}")

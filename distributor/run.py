@@ -59,6 +59,10 @@ _DUMP_MARGIN = 2.0
 class Scheduler(Protocol):
     """Where a job runs. ``run`` blocks in the thread that ``thread`` made; ``cancel`` may come from any."""
 
+    @property
+    def on_driver(self) -> bool:
+        """Whether ranks run on the driver's machine, with its files."""
+
     def thread(self, target: Any) -> threading.Thread:
         """A thread that may call ``run``."""
 
@@ -149,8 +153,9 @@ class Run:
 
     def _ipython_display_(self) -> None:
         """Where a notebook's live status can be shown here as well, that. Else IPython asks for the HTML."""
-        if self._view is None or self._done.is_set() or not self._view.show_again(self.snapshot()):
-            raise NotImplementedError
+        with self._looking:
+            if self._view is None or self._shown_end or not self._view.show_again(self.snapshot()):
+                raise NotImplementedError
 
     def _repr_html_(self) -> str:
         """What a notebook shows of the handle: status, placement, where the time went, and why it failed."""
@@ -271,11 +276,13 @@ class Run:
     def cancel(self, why: str = "cancelled") -> None:
         """Stops all ranks: SIGTERM, the grace period, SIGKILL. Returns at once; ``wait`` waits for the end.
 
+        A run that is stopping already keeps its reason: where a rank has failed, that is the error.
+
         Args:
             why: for the live status.
         """
         with self._lock:
-            if self._done.is_set() or self._cancelled:
+            if self._ended is not None or self._status is Status.STOPPING:  # for a reason, which is not to be lost
                 return
             self._cancelled = True
         self._stop(why)
@@ -287,7 +294,7 @@ class Run:
         """
         self.cancel()
         with self._lock:
-            if self._done.is_set():
+            if self._ended is not None:
                 return
             self._stopping, self._grace = "killed", 0.0
         server = self._server
@@ -349,10 +356,10 @@ class Run:
             if isinstance(self._error, RunCancelledError):
                 status = Status.CANCELLED
         finally:
-            for timer in self._timers:
-                timer.cancel()
             with self._lock:
                 self._status, self._status_since, self._ended = status, time.monotonic(), time.time()
+                for timer in self._timers:
+                    timer.cancel()
             self._look_on()
             self._logs.close()
             if self._logs.error is not None:
@@ -392,7 +399,13 @@ class Run:
         return error
 
     def _advise(self, failure: Failure) -> str:
-        return advice.advise(failure, self._job)
+        if self._scheduler.on_driver:  # what is here was there
+            return ""
+        try:
+            return advice.advise(failure, self._job)
+        except Exception as error:  # finders of somebody else's were asked
+            _log.debug("no advice for run %s: %s", self.id, error)
+            return ""
 
     def _keep_looking(self) -> None:
         assert self._view is not None
@@ -430,7 +443,7 @@ class Run:
 
     def _stop(self, reason: str) -> None:
         with self._lock:
-            if self._done.is_set():
+            if self._ended is not None:
                 return
             if self._status is not Status.STOPPING:
                 self._status, self._status_since, self._stopping = Status.STOPPING, time.monotonic(), reason
@@ -451,8 +464,10 @@ class Run:
         timer = threading.Timer(delay, action)
         timer.daemon = True
         timer.name = "distributor-timer"
-        self._timers.append(timer)
-        timer.start()
+        with self._lock:
+            if self._ended is None:
+                self._timers.append(timer)
+                timer.start()
 
     def _check_started(self) -> None:
         """The start timeout has passed."""

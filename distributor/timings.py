@@ -46,10 +46,10 @@ def phases(submitted: float, collected: Collected, now: float) -> dict[str, floa
             moments[name] = max(moment, moments.get(name, moment))
         for outcome in report.outcomes:
             failed = None if outcome.failure is None else outcome.failure.time
-            for name, told in (("called", outcome.called), ("returned", outcome.returned or failed)):
+            # A rank that was stopped tells nothing: it was in the function.
+            returned = outcome.returned or failed or report.times.get("exited")
+            for name, told in (("called", outcome.called), ("returned", returned)):
                 moments[name] = max(told or 0.0, moments.get(name, 0.0))
-    if not moments.get("returned"):  # ranks that were stopped tell nothing: they were in the function
-        moments["returned"] = moments.get("exited", 0.0)
     timings, before = {}, submitted
     for phase, name in PHASES.items():
         end = max(before, moments.get(name, before))

@@ -271,7 +271,7 @@ def test_an_interrupt_while_spark_starts(script: str) -> None:
     nothing_is_left()
 
 
-def test_warnings_are_lines_of_ours(script: str) -> None:
+def test_where_the_output_is_kept_is_told(script: str) -> None:
     done = distributor("--local", "--log-dir", os.environ["TMPDIR"] + "/logs", script)
     assert done.returncode == 0
     ours = [line for line in done.stderr.splitlines() if line.startswith("[distributor] ")]

@@ -94,6 +94,9 @@ class LocalScheduler:
         """How many ranks one node may host."""
         return resources.max_processes_per_node
 
+    #: Ranks use the driver's files.
+    on_driver = True
+
     #: Nobody has set OMP_NUM_THREADS but the user.
     omp_threads = None
 

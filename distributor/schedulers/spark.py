@@ -146,6 +146,9 @@ class SparkScheduler:
         session: an active session, classic or Connect.
     """
 
+    #: Executors have files of their own.
+    on_driver = False
+
     def __init__(self, session: SparkSession) -> None:
         self._session = session
         self._connect = is_connect(session)

@@ -67,7 +67,7 @@ def state(snapshot: Snapshot) -> str:
         return f"starting: ranks are up on {snapshot.nodes_up} of {count(snapshot.nodes, 'node')}"
     if snapshot.status is Status.RUNNING:
         if snapshot.ranks_up == 0:
-            return "running: all ranks have ended, their values are on the way"
+            return "running: all ranks have ended"
         return f"running: {snapshot.ranks_up} of {count(snapshot.world_size, 'rank')} up"
     if snapshot.status is Status.FAILED:
         return f"failed: {reason(snapshot)}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from distributor.job import Failure, Function, Job, Module, Script, Target, Work
 
 
 def failure(kind: str, message: str, host: str = "elsewhere") -> Failure:
-    return Failure(0, 0, host, kind, f"{kind}: {message}", exit_code=1)
+    return Failure(0, 0, host, kind, f"{kind}: {message}", exit_code=1, time=time.time() + 60)
 
 
 def job(target: Target, working_dir: Path | None = None) -> Job:
@@ -66,12 +68,30 @@ def test_a_file_of_the_current_directory(project: Path, tmp_path: Path) -> None:
     assert advise(ended, job(Module("train"), project)) == ""
 
 
+def test_a_module_that_another_hides(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "click.py").touch()
+    ended = failure("ModuleNotFoundError", "No module named 'click.core'; 'click' is not a package")
+    assert advise(ended, job(Script(str(project / "train.py"), b""), project)) == ""
+
+
+def test_a_folder_is_no_module(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "datasets").mkdir()
+    (project / "datasets" / "data.csv").touch()
+    ended = failure("ModuleNotFoundError", "No module named 'datasets'")
+    assert advise(ended, job(Script(str(project / "train.py"), b""))) == ""
+
+
+def test_a_file_that_has_come_since(project: Path) -> None:
+    ended = failure("FileNotFoundError", f"[Errno 2] No such file or directory: {str(project / 'settings.json')!r}")
+    assert advise(replace(ended, time=1.0), job(Module("train"))) == ""
+
+
 def test_a_file_of_the_driver(project: Path) -> None:
     path = str(project / "settings.json")
     text = f"[Errno 2] No such file or directory: {path!r}"
     assert advise(failure("FileNotFoundError", text), job(Module("train"))) == (
-        f"{path} is on the driver, but not on elsewhere: put it on storage that all hosts share, or into the project "
-        "folder that working_dir= names"
+        f"{path} is on the driver, and was not found on elsewhere: put it on storage that all hosts share, or into the "
+        "project folder that working_dir= names"
     )
     assert advise(failure("FileNotFoundError", text, socket.gethostname()), job(Module("train"))) == ""
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -128,6 +131,36 @@ def test_a_master_means_spark(fake: type[Fake], monkeypatch: pytest.MonkeyPatch)
     assert fake.asked[0] == (1, False, True)
     assert asked == [("spark://a:7077", {"spark.ui.showConsoleProgress": "false", "spark.executor.memory": "8g"})]
     assert stopped == [True]
+
+
+@pytest.mark.parametrize("sparks", [None, signal.default_int_handler])
+def test_ctrl_c_is_given_back_once_there_is_a_session(
+    fake: type[Fake], monkeypatch: pytest.MonkeyPatch, sparks: Any
+) -> None:
+    def create(*_: object) -> Any:
+        assert signal.getsignal(signal.SIGINT) is cli._give_up
+        if sparks is not None:
+            signal.signal(signal.SIGINT, sparks)
+        return SimpleNamespace(stop=lambda: None)
+
+    before = signal.getsignal(signal.SIGINT)
+    during = []
+    monkeypatch.setattr("distributor.schedulers.spark_session.create", create)
+    monkeypatch.setattr(Fake, "run", lambda *_: during.append(signal.getsignal(signal.SIGINT)))
+    try:
+        assert cli.call(["run", "--master", "sc://host", "train.py"]) == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert during == [sparks or before]
+
+
+def test_warnings_are_lines_of_ours(
+    fake: type[Fake], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Fake, "run", lambda *_: logging.getLogger("distributor").warning("vm cannot preload"))
+    assert cli.call(["run", "train.py"]) == 0
+    assert capsys.readouterr().err == "[distributor] vm cannot preload\n"
+    assert not any(isinstance(handler, logging.StreamHandler) for handler in logging.getLogger("distributor").handlers)
 
 
 def test_under_spark_submit_its_session_decides(fake: type[Fake], monkeypatch: pytest.MonkeyPatch) -> None:

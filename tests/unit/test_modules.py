@@ -51,6 +51,32 @@ def test_what_only_an_import_could_tell_counts_as_found(project: Path) -> None:
     assert modules.find("own_package.inner.deep") is not None
 
 
+def test_a_package_that_moves_may_have_more(project: Path) -> None:
+    (project / "own_package" / "__init__.py").write_text(
+        "__path__ = __import__('pkgutil').extend_path(__path__, __name__)"
+    )
+    assert modules.find("own_package.elsewhere") is not None
+
+
+def test_a_folder_hides_no_package(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = tmp_path_factory.mktemp("other")
+    (other / "own_package").mkdir()
+    assert modules.find("own_package.train", [str(other)]) is not None
+
+
+def test_odd_paths_and_finders_are_borne(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, path: object, target: object) -> None:
+            """As the import system calls it."""
+
+    monkeypatch.setattr(sys, "path", [*sys.path, project])
+    monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
+    assert modules.find("own_script") is not None
+    assert not modules.is_installed(str(project))
+    assert project not in modules.search_path()
+
+
 def test_folders_come_before_pythons_path(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     other = tmp_path_factory.mktemp("other")
     (other / "own_script.py").touch()

@@ -175,14 +175,29 @@ def test_a_failed_rank_raises_with_its_own_exception():
     assert error.__cause__.args == ("lr",)
 
 
-def test_who_had_left_is_told_with_the_echo_of_it():
+@pytest.mark.parametrize(
+    ("root", "returned", "told"),
+    [
+        (failure(0, 5.0, "DistStoreError", "wait timeout"), 4.0, True),
+        (failure(0, 5.0, "DistStoreError", "wait timeout"), 6.0, False),  # it was told to stop, and saved
+        (failure(0, 5.0, "DistStoreError", "wait timeout"), None, False),
+        (failure(0, 5.0, "KeyError", "KeyError: 'lr'"), 4.0, False),
+        (failure(0, 5.0, "signal", "killed by SIGABRT", signal="SIGABRT", exit_code=None), 4.0, False),
+    ],
+)
+def test_who_had_returned_is_told_with_the_echo_of_it(root, returned, told):
+    ranks = (Outcome(0, "a", "failed", root), Outcome(1, "a", "finished", called=1.0, returned=returned))
     with pytest.raises(errors.TrainingError) as caught:
-        outcomes.values(collected(failure(0, 1.0, "DistStoreError", "wait timeout"), "finished"), 2)
-    told = "Rank 1 had ended without an error: all ranks have to take part in every collective"
-    assert str(caught.value).splitlines()[2] == told
-    with pytest.raises(errors.TrainingError) as caught:
-        outcomes.values(collected(failure(0, 1.0, "KeyError", "KeyError: 'lr'"), "finished"), 2)
-    assert told not in str(caught.value)
+        outcomes.values(Collected((NodeReport(0, "a", ranks),)), 2)
+    advice = "Rank 1 had returned before: all ranks have to take part in each collective"
+    assert (advice in str(caught.value).splitlines()[2:3]) is told
+
+
+def test_a_traceback_without_frames_is_not_told_twice():
+    text = "ModuleNotFoundError: No module named 'acme'"
+    assert (
+        outcomes.describe([failure(kind="ModuleNotFoundError", message=text, traceback=text + "\n")]).count(text) == 1
+    )
 
 
 @pytest.mark.parametrize("exception", [None, b"no pickle", pickle.dumps("no exception")])

@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 import watch
 
-from distributor import RunCancelledError, Status, run as module
+from distributor import RunCancelledError, Status, TrainingError, run as module
 from distributor.channel.server import ChannelServer
-from distributor.job import Job, Module
+from distributor.job import Failure, Job, Module, Node, NodeReport, Outcome
 from distributor.outcomes import Collected
 from distributor.views import Shown
 from distributor.views.snapshot import Snapshot
@@ -25,6 +26,8 @@ class Scheduler:
         self.ended = threading.Event()
         self.waits: str | None = "waiting for 2 slots: 1 free"
         self.asked = 0
+
+    on_driver = False
 
     def thread(self, target: Any) -> threading.Thread:
         return threading.Thread(target=target)
@@ -106,6 +109,68 @@ def test_the_last_that_a_view_is_shown_is_the_end(monkeypatch: pytest.MonkeyPatc
         assert view.shown[-1][1]
     assert [snapshot.status for snapshot, _ in view.shown].count(Status.CANCELLED) == 1
     assert view.shown[-1][0].status is Status.CANCELLED
+
+
+FAILED = NodeReport(0, "a", (Outcome(0, "a", "failed", Failure(0, 0, "a", "KeyError", "KeyError: 'lr'")),))
+
+
+def test_advice_that_cannot_be_had_hides_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(Scheduler):
+        def run(self, job: Job, server: ChannelServer) -> Collected:
+            return Collected((FAILED,))
+
+    monkeypatch.setattr(module.advice, "advise", lambda *_: 1 / 0)
+    run = module.Run(Job("3f2a", 1, Module("train"), False), Failing())
+    with pytest.raises(TrainingError, match="KeyError: 'lr'"):
+        run.result(watch.DEADLINE)
+
+
+def test_what_has_failed_is_not_cancelled() -> None:
+    class Failing(Scheduler):
+        def run(self, job: Job, server: ChannelServer) -> Collected:
+            super().run(job, server)
+            return Collected((FAILED,))
+
+    run = module.Run(Job("3f2a", 1, Module("train"), False, grace_period=600.0), Failing())
+    run.on_event("a", {"event": "hello", "placement": [asdict(Node(0, "a", "a", "1", 1, 0, 0, 1))]})
+    run.on_event("a", {"event": "failed"})
+    run.cancel()
+    assert run.status is Status.STOPPING
+    run.kill()
+    with pytest.raises(TrainingError, match="KeyError: 'lr'"):
+        run.result(watch.DEADLINE)
+    assert run.status is Status.FAILED
+
+
+def test_an_end_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
+    closing, go = threading.Event(), threading.Event()
+    monkeypatch.setattr(module.Logs, "close", lambda logs: (closing.set(), go.wait(watch.DEADLINE)))
+    scheduler = Scheduler()
+    scheduler.ended.set()
+    run = module.Run(Job("3f2a", 1, Module("train"), False), scheduler)
+    assert closing.wait(watch.DEADLINE)
+    ended = run.status
+    assert ended is Status.FAILED
+    run.cancel()
+    run.kill()
+    assert run.status is ended
+    assert not any(timer.is_alive() for timer in run._timers if not timer.finished.is_set())
+    go.set()
+    assert run.wait(watch.DEADLINE)
+    assert run.status is ended
+
+
+def test_a_handle_is_live_until_the_end_was_shown() -> None:
+    class Echo(Recorder):
+        def show_again(self, snapshot: Snapshot) -> bool:
+            return True
+
+    with running(Scheduler(), Echo()) as run:
+        run._ipython_display_()
+    with pytest.raises(NotImplementedError):
+        run._ipython_display_()
+    with running(Scheduler()) as run, pytest.raises(NotImplementedError):
+        run._ipython_display_()
 
 
 def test_a_view_that_fails_ends_no_run() -> None:

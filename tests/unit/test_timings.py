@@ -44,6 +44,13 @@ def test_ranks_that_did_not_return_were_in_their_function(outcome: Outcome) -> N
     assert (got["function"], got["exit"], got["collect"]) == (15.0, 0.0, 2.0)
 
 
+def test_a_rank_that_was_stopped_counts_beside_one_that_returned() -> None:
+    ended = (Outcome(0, "a", "finished", called=103.0, returned=105.0), Outcome(1, "a", "stopped"))
+    times = {"agent": 101.0, "ready": 102.0, "started": 103.0, "exited": 118.0}
+    got = phases(100.0, Collected((NodeReport(0, "a", ended, times=times),)), 120.0)
+    assert (got["function"], got["exit"]) == (15.0, 0.0)
+
+
 def test_a_run_that_never_began() -> None:
     got = phases(100.0, Collected(), 103.0)
     assert (got.pop("collect"), got.pop("total")) == (3.0, 3.0)

@@ -42,7 +42,7 @@ def at(status: Status, **known: object) -> Snapshot:
         (at(Status.WAITING, detail="sending 90 MiB to the server"), "sending 90 MiB to the server"),
         (at(Status.STARTING, nodes_up=1, placement=PLACEMENT), "starting: ranks are up on 1 of 2 nodes"),
         (at(Status.RUNNING, ranks_up=3), "running: 3 of 4 ranks up"),
-        (at(Status.RUNNING, ranks_up=0), "running: all ranks have ended, their values are on the way"),
+        (at(Status.RUNNING, ranks_up=0), "running: all ranks have ended"),
         (at(Status.STOPPING, detail="a rank failed"), "stopping: a rank failed"),
         (at(Status.STOPPING), "stopping"),
         (at(Status.SUCCEEDED), "succeeded"),
