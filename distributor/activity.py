@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from distributor import processes
+from distributor import layout, processes
 
 #: On these signals a rank writes Python stacks, of all its threads or of its main thread. Users' code has uses of its
 #: own for SIGUSR1.
@@ -28,11 +28,6 @@ _IDLE_SHARE = 0.02
 
 #: Seconds between looks at what a rank has written of its stacks.
 _LOOK = 0.05
-
-
-def stacks_path(folder: str | os.PathLike[str], local_rank: int) -> Path:
-    """Where a rank writes its stacks."""
-    return Path(folder, f"rank-{local_rank}.stacks")
 
 
 class Activity:
@@ -75,7 +70,7 @@ async def stacks(folder: Path, pids: Mapping[int, int], all_threads: bool, timeo
     """
     before = {}
     for local_rank, pid in pids.items():
-        before[local_rank] = _size(stacks_path(folder, local_rank))
+        before[local_rank] = _size(layout.stacks(folder, local_rank))
         try:
             os.kill(pid, ALL_STACKS_SIGNAL if all_threads else MAIN_STACK_SIGNAL)
         except ProcessLookupError:
@@ -86,7 +81,7 @@ async def stacks(folder: Path, pids: Mapping[int, int], all_threads: bool, timeo
 
 async def _answer(folder: Path, local_rank: int, pid: int, before: int, timeout: float) -> str:
     """Waits for a whole dump: something that has stopped growing."""
-    path, end, size = stacks_path(folder, local_rank), time.monotonic() + timeout, before
+    path, end, size = layout.stacks(folder, local_rank), time.monotonic() + timeout, before
     while time.monotonic() < end:
         await asyncio.sleep(_LOOK)
         now = _size(path)

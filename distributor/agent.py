@@ -27,11 +27,11 @@ from distributor import (
     environment,
     errors,
     folders,
+    layout,
     limits,
     network,
     placement,
     processes,
-    rank,
     shipping,
     versions,
 )
@@ -51,7 +51,7 @@ from distributor.job import (
     Script,
 )
 from distributor.launch import PATHS
-from distributor.launching import ForkedLauncher, Launcher, SpawnedLauncher, log_path
+from distributor.launching import ForkedLauncher, Launcher, SpawnedLauncher
 from distributor.tailing import Tailing
 
 #: Seconds between heartbeats at most; several of them have to fit into what is waited for.
@@ -199,7 +199,7 @@ class _Agent:
         values = {
             outcome.rank: str(path)
             for outcome in report.outcomes
-            if outcome.state == "finished" and (path := rank.value_path(folder, outcome.rank)).exists()
+            if outcome.state == "finished" and (path := layout.value(folder, outcome.rank)).exists()
         }
         rest = [asdict(part) for part in self._tailing.rest()] if self._tailing is not None else []
         message = {"report": pickle.dumps(report), "values": values, "rest": rest, "failed": self._run_failed}
@@ -215,10 +215,10 @@ class _Agent:
             cwd = job.working_dir.path
             if not self._order.on_driver:
                 assert job.working_dir.archive is not None
-                cwd = str(folder / "working_dir")
+                cwd = str(layout.working_dir(folder))
                 shipping.unpack_folder(job.working_dir.archive, Path(cwd))
         if isinstance(job.target, Script) and not self._order.on_driver:
-            copy = rank.shipped_script(folder, job.target)
+            copy = layout.script(folder, job.target)
             copy.parent.mkdir()
             copy.write_bytes(job.target.source)
         folders.note_elsewhere(folder, plan.elsewhere)
@@ -253,7 +253,7 @@ class _Agent:
         self._node = node
         self._tailing = logs = Tailing(
             [
-                (node.first_rank + local_rank, stream, rank.log_path(folder, local_rank, name))
+                (node.first_rank + local_rank, stream, layout.rank_log(folder, local_rank, name))
                 for local_rank in range(node.local_world_size)
                 for stream, name in enumerate(_STREAMS, start=1)
             ],
@@ -521,7 +521,7 @@ class _Agent:
         if self._order.on_driver:
             return text
         if isinstance(job.target, Script):
-            text = text.replace(str(rank.shipped_script(order.folder, job.target)), job.target.path)
+            text = text.replace(str(layout.script(order.folder, job.target)), job.target.path)
         if job.working_dir is not None:
             text = text.replace(f"{order.cwd}/", f"{job.working_dir.path}/")
         return text
@@ -565,7 +565,7 @@ class _Ranks:
             )
         if self.started or stopping:
             return None
-        said = log_path(order.folder).read_text(errors="replace").strip()
+        said = layout.launcher_log(order.folder).read_text(errors="replace").strip()
         if "No module named 'torch" in said:
             return "StartError", (
                 f"torch cannot be imported on {order.host} by {sys.executable}: install it there, or name another "
@@ -600,7 +600,7 @@ def _describe_exit(code: int, oom: bool) -> tuple[str, str]:
 
 def _read_outcome(order: NodeOrder, local_rank: int) -> Outcome | None:
     try:
-        outcome: Outcome = pickle.loads(rank.outcome_path(order.folder, local_rank).read_bytes())
+        outcome: Outcome = pickle.loads(layout.outcome(order.folder, local_rank).read_bytes())
         return outcome
     except FileNotFoundError:
         return None

@@ -36,10 +36,9 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from distributor import control, rank, start
+from distributor import control, layout, rank, start
 from distributor.activity import ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL
 from distributor.job import NodeOrder
-from distributor.launching import log_path, order_path
 from distributor.processes import (
     NODE_ID,
     die_with_parent,
@@ -88,7 +87,7 @@ def become(path: str, agent_pid: int, owner: int) -> None:
         owner: whose agent it is.
     """
     order = _read(path)
-    log = os.open(log_path(order.folder), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = os.open(layout.launcher_log(order.folder), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
     os.close(log)
@@ -272,7 +271,7 @@ class _RankAgent(SimpleElasticAgent):
 
     def _spawn(self, local_rank: int) -> int:
         command = control.command(
-            self._order.root, "rank", order_path(self._order.folder), str(local_rank), str(os.getpid())
+            self._order.root, "rank", str(layout.order(self._order.folder)), str(local_rank), str(os.getpid())
         )
         environ = {**self._order.environ, **self._order.plan.rank_env[local_rank]}
         return os.posix_spawn(sys.executable, command, environ)

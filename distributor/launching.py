@@ -12,21 +12,10 @@ import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import NoReturn, Protocol
 
-from distributor import control, processes
+from distributor import control, layout, processes
 from distributor.job import NodeOrder
-
-
-def log_path(folder: str | os.PathLike[str]) -> Path:
-    """Where a node's launcher writes what it has to say."""
-    return Path(folder, "launcher.log")
-
-
-def order_path(folder: str | os.PathLike[str]) -> str:
-    """Where a node's launcher, and ranks that are started anew, find their order."""
-    return os.path.join(folder, "order.pickle")
 
 
 class Launcher(Protocol):
@@ -68,7 +57,7 @@ class SpawnedLauncher:
         events, event_fd = os.pipe()
         try:
             path = _write(replace(order, event_fd=event_fd))
-            with open(log_path(order.folder), "wb") as log:
+            with open(layout.launcher_log(order.folder), "wb") as log:
                 self._process = subprocess.Popen(
                     control.command(order.root, "launcher", path, str(os.getpid())),
                     stdin=subprocess.DEVNULL,
@@ -159,7 +148,7 @@ class ForkedLauncher:
 
 def _write(order: NodeOrder) -> str:
     """The order as a file of the node's folder: functions can be large."""
-    path = order_path(order.folder)
+    path = str(layout.order(order.folder))
     with open(path, "wb") as file:
         pickle.dump(order, file)
     return path

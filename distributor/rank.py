@@ -23,12 +23,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
-from distributor import modules, payload
-from distributor.activity import ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL, stacks_path
+from distributor import layout, modules, payload
+from distributor.activity import ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL
 from distributor.job import Failure, Function, Module, NodeOrder, Outcome, Script
 from distributor.processes import die_with_parent
 
@@ -36,21 +35,6 @@ _stacks: io.BufferedWriter | None = None
 
 #: Seconds that a failed rank's threads and exit callbacks get.
 _FAILED_PATIENCE = 2.0
-
-
-def log_path(folder: str | os.PathLike[str], local_rank: int, stream: str) -> Path:
-    """Where a rank's ``"stdout"`` or ``"stderr"`` goes."""
-    return Path(folder, f"rank-{local_rank}.{stream}")
-
-
-def outcome_path(folder: str | os.PathLike[str], local_rank: int) -> Path:
-    """Where a rank leaves its pickled :class:`~distributor.job.Outcome`."""
-    return Path(folder, f"rank-{local_rank}.outcome")
-
-
-def value_path(folder: str | os.PathLike[str], rank: int) -> Path:
-    """Where a rank leaves its pickled return value."""
-    return Path(folder, f"value-{rank}.pickle")
 
 
 def main(path: str, local_rank: str, launcher_pid: str) -> NoReturn:
@@ -95,11 +79,11 @@ def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Spark's JVM blocks SIGQUIT in what it starts
     _redirect(os.open(os.devnull, os.O_RDONLY), 0)
     for stream, descriptor in (("stdout", 1), ("stderr", 2)):
-        path = log_path(order.folder, local_rank, stream)
+        path = layout.rank_log(order.folder, local_rank, stream)
         _redirect(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
     _close_connections()
     global _stacks
-    _stacks = open(stacks_path(order.folder, local_rank), "ab")  # faulthandler only borrows it
+    _stacks = open(layout.stacks(order.folder, local_rank), "ab")  # faulthandler only borrows it
     faulthandler.register(ALL_STACKS_SIGNAL, file=_stacks, all_threads=True)
     faulthandler.register(MAIN_STACK_SIGNAL, file=_stacks, all_threads=False)
     for text in (sys.stdout, sys.stderr):
@@ -231,19 +215,14 @@ def script_path(order: NodeOrder, script: Script) -> str:
     """The file that a rank runs: in the working directory, the driver's own where that is, or the shipped copy."""
     if script.inside is not None and order.cwd is not None:
         return os.path.join(order.cwd, script.inside)
-    shipped = shipped_script(order.folder, script)
+    shipped = layout.script(order.folder, script)
     return str(shipped) if shipped.exists() else script.path
-
-
-def shipped_script(folder: str | os.PathLike[str], script: Script) -> Path:
-    """Where a node that is not on the driver's machine has its copy of a script."""
-    return Path(folder, "script", os.path.basename(script.path))
 
 
 def _return(order: NodeOrder, local_rank: int, rank: int, value: Any) -> Outcome:
     """The outcome of a rank that returned; its value goes into a file of its own, streamed."""
     if rank == 0 or order.collect_all:
-        path = value_path(order.folder, rank)
+        path = layout.value(order.folder, rank)
         try:
             with open(path.with_suffix(".partial"), "wb") as file:
                 payload.dump_value(value, file)
@@ -272,7 +251,7 @@ def _failure(
 
 
 def _write(order: NodeOrder, local_rank: int, outcome: Outcome) -> None:
-    payload.write_atomically(outcome_path(order.folder, local_rank), pickle.dumps(outcome))
+    payload.write_atomically(layout.outcome(order.folder, local_rank), pickle.dumps(outcome))
 
 
 def _summary(error: BaseException) -> str:
