@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import socket
 
 from distributor import modules
@@ -73,4 +74,4 @@ def _about_file(path: str, failure: Failure, job: Job) -> str:
 
 
 def _ship(folder: str) -> str:
-    return f"Executors get it with working_dir={folder!r} (--working-dir {folder})"
+    return f"Executors get it with working_dir={folder!r} (--working-dir {shlex.quote(folder)})"

@@ -53,9 +53,13 @@ from distributor.job import (
 from distributor.launch import PATHS
 from distributor.launching import ForkedLauncher, Launcher, SpawnedLauncher
 from distributor.tailing import Tailing
+from distributor.wording import who
 
 #: Seconds between heartbeats at most; several of them have to fit into what is waited for.
 _BEAT_INTERVAL = 5.0
+
+#: Files that a warning names at most.
+_NEW_FILES = 5
 
 #: Seconds beyond the grace after which the launcher is not trusted to have stopped its ranks.
 _STOP_MARGIN = 3.0
@@ -284,6 +288,7 @@ class _Agent:
         reaping.cancel()
         await asyncio.gather(following, reaping, return_exceptions=True)
         await self._unless_orphaned(logs.drain())
+        self._warn_of_losses(order)
         outcomes = self._outcomes(order, logs, stopped, processes.oom_kills() > oom_before)
         failed_here = start_error is not None or any(outcome.state in ("failed", "stopped") for outcome in outcomes)
         self._run_failed = failed_here or not self._ranks.passed
@@ -297,6 +302,27 @@ class _Agent:
             self._gave_up,
             order.placement,
         )
+
+    def _warn_of_losses(self, order: NodeOrder) -> None:
+        """Says what ranks may miss: the rest of their grace, and files that go with the node's folder."""
+        killed = [
+            order.plan.node.first_rank + local_rank
+            for local_rank, exit in sorted(self._ranks.exits.items())
+            if exit["stopped"] and exit["code"] == -signal.SIGKILL
+        ]
+        if killed:
+            self._warnings.append(
+                f"killed {who(killed)}, which had not ended {self._job.grace_period:g} s after SIGTERM: raise "
+                "grace_period if that was too early to save"
+            )
+        shipped = None if self._job.working_dir is None or self._order.on_driver else self._job.working_dir.archive
+        if shipped is not None and order.cwd is not None:
+            new = shipping.new_files(shipped, Path(order.cwd))
+            if new:
+                self._warnings.append(
+                    f"removes what ranks have written into its copy of working_dir: {', '.join(new[:_NEW_FILES])}"
+                    f"{', ...' * (len(new) > _NEW_FILES)}. Write to an absolute path on storage that stays"
+                )
 
     async def _open_channel(self, order: NodeOrder, logs: Tailing) -> None:
         """Connects to the driver; where it cannot be reached, the run goes on without."""

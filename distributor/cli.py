@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -25,6 +26,7 @@ from distributor.api import DeepspeedTorchDistributor, TorchDistributor
 from distributor.dry_run import describe
 from distributor.errors import ConfigurationError, DistributorError, TrainingError
 from distributor.job import Module
+from distributor.schedulers import spark_session
 
 #: Seconds that Java gets to clean up after itself.
 _JVM_PATIENCE = 5.0
@@ -61,7 +63,9 @@ def main() -> None:
 @click.argument("script", type=click.Path())
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option("-m", "--module", is_flag=True, panel=_WHAT, help="SCRIPT is a module, as with python -m.")
-@click.option("--working-dir", type=click.Path(), panel=_WHAT, help="A project folder: ranks run in it. It is shipped.")
+@click.option(
+    "--working-dir", type=click.Path(), panel=_WHAT, help="A project folder: ranks run in it, executors in a copy."
+)
 @click.option(
     "--deepspeed", metavar="FILE", type=click.Path(), panel=_WHAT, help="Train with DeepSpeed and this configuration."
 )
@@ -150,6 +154,8 @@ def run(
     """
     if local and master:
         raise click.UsageError(f"--local and --master {master} exclude each other: leave out one of them")
+    if master:
+        spark_session.check_master(master)
     on_spark = bool(master) or (not local and _in_spark_submit())
     for option, value in (("--conf", conf[0] if conf else None), ("--driver-ports", driver_ports)):
         if value is not None and not on_spark:
@@ -218,6 +224,8 @@ def call(arguments: Sequence[str]) -> int:
     before = signal.signal(signal.SIGTERM, _end)
     shown = logging.StreamHandler()
     shown.setFormatter(logging.Formatter("[distributor] %(message)s"))
+    silent = logging.NullHandler()  # else py4j tells at length that it was interrupted
+    logging.getLogger().addHandler(silent)
     logger = logging.getLogger("distributor")
     logger.addHandler(shown)
     try:
@@ -233,12 +241,13 @@ def call(arguments: Sequence[str]) -> int:
     except _Terminated:
         return _complain("terminated", 128 + signal.SIGTERM)
     except ConfigurationError as error:
-        return _complain(as_options(" ".join(str(error).split())), _USAGE)
+        return _complain(as_options(" ".join(str(error).split())) + _misplaced(arguments), _USAGE)
     except DistributorError as error:
         return _complain(str(error), exit_code(error))
     finally:
         signal.signal(signal.SIGTERM, before)
         logger.removeHandler(shown)
+        logging.getLogger().removeHandler(silent)
 
 
 def exit_code(error: DistributorError) -> int:
@@ -276,6 +285,16 @@ def as_options(text: str) -> str:
     )
 
 
+def _misplaced(arguments: Sequence[str]) -> str:
+    """What to say of a command line with our own options after the script, whose they are; ``""`` for another."""
+    own = {name for parameter in run.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    context = run.make_context("run", list(arguments[1:]), resilient_parsing=True)
+    found = [word for word in context.params.get("args") or () if word.partition("=")[0] in own and word[:1] == "-"]
+    if not found:
+        return ""
+    return f" ({', '.join(found)} after the script belong{'s' * (len(found) == 1)} to it: what is ours comes before)"
+
+
 def _print_plan(
     distributor: TorchDistributor,
     target: str | Module,
@@ -298,25 +317,23 @@ def _print_plan(
 
 def _session(master: str | None, settings: dict[str, str]) -> Any:
     """A session that this command has to stop; that of spark-submit is as good as its own."""
-    handler = signal.signal(signal.SIGINT, _give_up)
+    handlers = {number: signal.signal(number, _give_up) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        from distributor.schedulers import spark_session
-
         # Spark's bar of tasks has no end of line: what follows it would be glued to it.
-        session = spark_session.create(master, {"spark.ui.showConsoleProgress": "false", **settings})
-        sparks = signal.getsignal(signal.SIGINT)
-        handler = handler if sparks is _give_up else sparks  # a Connect session sets none
-        return session
+        settings = {"spark.ui.showConsoleProgress": "false", **settings}
+        with ThreadPoolExecutor(1) as another:  # not in the main thread, where Spark would set a handler of its own
+            return another.submit(spark_session.create, master, settings).result()
     except ImportError as error:
         raise ConfigurationError(
             f"training on Spark needs pyspark, which cannot be imported ({error}): pip install 'distributor[spark]'"
         ) from None
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
-def _give_up(_signal: int, _frame: FrameType | None) -> NoReturn:
-    """Ctrl-C while Spark starts, which takes long where no master answers: py4j is in the middle of something.
+def _give_up(number: int, _frame: FrameType | None) -> NoReturn:
+    """Ends all while Spark starts, which takes long where no master answers: py4j is in the middle of something.
 
     An exception from there would be followed by pages of Java.
     """
@@ -327,7 +344,7 @@ def _give_up(_signal: int, _frame: FrameType | None) -> NoReturn:
         with suppress(subprocess.TimeoutExpired):
             jvm.wait(_JVM_PATIENCE)
         jvm.kill()
-    os._exit(_complain("interrupted", 128 + signal.SIGINT))
+    os._exit(_complain("interrupted" if number == signal.SIGINT else "terminated", 128 + number))
 
 
 def _in_spark_submit() -> bool:

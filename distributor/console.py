@@ -25,6 +25,13 @@ from distributor.wording import ranges
 #: Bytes of a line that is shown before its end has come.
 _MAX_LINE = 16 << 20
 
+#: Bytes that are shown in one go; more only where a rank has sent more in one piece.
+_CHUNK = 256 << 10
+
+#: Bytes that a display which is too slow shows of the end of a run, and of each stream before a gap.
+_LAST = 64 << 10
+_TAIL = 1 << 10
+
 #: In place of a rank: the distributor itself.
 _NOBODY = -1
 
@@ -89,6 +96,7 @@ class Console:
         self._queued = 0  # bytes, those that are being shown included
         self._behind = False
         self._gaps: dict[_Key, Counter[str]] = {}  # lines that are skipped, by whose fault it is
+        self._tails: dict[_Key, bytes] = {}  # the last of those that the display is too slow for
         self._footer: tuple[str, ...] = ()
         self._news = False
         self._closing = False
@@ -160,6 +168,7 @@ class Console:
             return
         with self._changed:
             self._partial.pop((rank, stream), None)
+            self._tails.pop((rank, stream), None)
             self._live.discard((rank, stream))
             self._skip((rank, stream), "node", lines)
 
@@ -167,8 +176,8 @@ class Console:
         """Shows all that is left, unfinished lines too. What is written later is not shown.
 
         Args:
-            timeout: seconds to wait for the display (default 10). A display that is blocked for longer shows the rest
-                when it goes on.
+            timeout: seconds to wait for the display (default 10). One that is slower shows the last lines; one that is
+                blocked for longer shows them when it goes on.
         """
         with self._changed:
             self._closing = True
@@ -177,7 +186,25 @@ class Console:
                 self._wake()
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join(timeout)
+            self._thread.join(0.7 * timeout)
+            with self._changed:
+                self._trim()
+            self._thread.join(0.3 * timeout)
+
+    def _trim(self) -> None:
+        """Gives up what waits to be shown but its end and our own lines."""
+        waiting, size = self._queue, 0
+        self._queue = deque()
+        while waiting:
+            key, block = waiting.pop()
+            size += len(block)
+            if size <= _LAST or key[0] == _NOBODY:
+                self._queue.appendleft((key, block))
+            else:
+                self._gaps.setdefault(key, Counter())["display"] += block.count(b"\n")
+        for key in list(self._gaps):
+            if gap := self._gap(key):
+                self._queue.appendleft((key, gap))
 
     def _end_line(self, key: _Key, rest: bytes) -> None:
         """Puts a partial line, with this as its end and all that follows, into the queue, if there is room."""
@@ -189,6 +216,8 @@ class Console:
         allowed = self._limit // 2 if self._behind else self._limit
         self._behind = self._queued > 0 and self._queued + size > allowed
         if self._behind:
+            tail = self._tails.get(key, b"") + block[-_TAIL - 1 :]
+            self._tails[key] = tail if len(tail) <= _TAIL else tail[-_TAIL:].partition(b"\n")[2]
             self._skip(key, "display", block.count(b"\n"))
             return
         self._queue.append((key, self._gap(key) + block))
@@ -200,13 +229,15 @@ class Console:
         self._wake()
 
     def _gap(self, key: _Key) -> bytes:
-        """Lines that tell what is skipped of a stream before what comes next."""
-        counts = self._gaps.pop(key, Counter())
-        return b"".join(
+        """Lines that tell what is skipped of a stream before what comes next, and the last of those that were."""
+        counts, tail = self._gaps.pop(key, Counter()), self._tails.pop(key, b"")
+        counts["display"] -= tail.count(b"\n")
+        told = b"".join(
             f"... {lines:,} line{'s' * (lines > 1)} skipped: the {fault} was behind\n".encode()
             for fault, lines in counts.items()
-            if lines
+            if lines > 0
         )
+        return told + tail
 
     def _wake(self) -> None:
         self._news = True
@@ -221,11 +252,11 @@ class Console:
         while not ending:
             with self._changed:
                 self._changed.wait_for(lambda: self._news or self._closing, self._idle_time())
-                ending, self._news = self._closing, False
-                blocks, size = list(self._queue), self._queued
-                self._queue.clear()
-                # Nothing else of their streams waits: these lines are in their place.
-                blocks += [(key, gap) for key in list(self._gaps) if (gap := self._gap(key))]
+                blocks, size = self._take()
+                more = bool(self._queue)
+                ending, self._news = self._closing and not more, more
+                if not more:  # nothing else of their streams waits: these lines are in their place
+                    blocks += [(key, gap) for key in list(self._gaps) if (gap := self._gap(key))]
                 if ending:
                     rest = sorted(self._partial.items())
                     blocks += [(key, bytes(line) + b"\n") for key, line in rest if line.strip(b"\r ")]
@@ -238,7 +269,16 @@ class Console:
                 pass
             with self._changed:
                 self._queued -= size
-                self._changed.wait_for(lambda: self._closing or self._queued > self._limit // 4, _REDRAW)
+                if not more:
+                    self._changed.wait_for(lambda: self._closing or self._queued > self._limit // 4, _REDRAW)
+
+    def _take(self) -> tuple[list[tuple[_Key, bytes]], int]:
+        """Some of what waits, so that the rest can still be given up, and how much that counts for."""
+        blocks, size = [], 0
+        while self._queue and size < _CHUNK:
+            blocks.append(self._queue.popleft())
+            size += len(blocks[-1][1]) + _OVERHEAD
+        return blocks, size
 
     def _idle_time(self) -> float | None:
         """Seconds until something is to be shown that is known already."""

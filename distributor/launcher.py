@@ -218,6 +218,7 @@ class _RankAgent(SimpleElasticAgent):
         self._ranks: list[_Rank] = []
         self._gate: int | None = None  # what forked ranks wait at, until it is open
         self._next_look = 0.0
+        self._end: float | None = None  # of the grace, once ranks have been told to stop
 
     def fork_ranks(self) -> None:
         """Forks the ranks, which wait until they are let go.
@@ -353,11 +354,15 @@ class _RankAgent(SimpleElasticAgent):
         self._shutdown()
 
     def _shutdown(self, *_: Any, **__: Any) -> None:
-        """SIGTERM, the grace, SIGKILL; ranks that have not begun need no grace."""
-        end = time.monotonic() + (self._order.grace_period if self._gate is None else 0.0)
-        self._signal_running(signal.SIGTERM)
-        while self._running() and time.monotonic() < end:
-            self._await_exits(max(0.0, end - time.monotonic()))
+        """SIGTERM, the grace, SIGKILL; ranks that have not begun need no grace.
+
+        The order to stop may come while another failure has them stopped: each hears of it once, and has one grace.
+        """
+        if self._end is None:
+            self._end = time.monotonic() + (self._order.grace_period if self._gate is None else 0.0)
+            self._signal_running(signal.SIGTERM)
+        while self._running() and time.monotonic() < self._end:
+            self._await_exits(max(0.0, self._end - time.monotonic()))
         self._signal_running(signal.SIGKILL)
         while self._running():
             self._await_exits(60.0)

@@ -125,6 +125,18 @@ def unpack_folder(archive: bytes, folder: Path) -> None:
                 os.chmod(path, mode)
 
 
+def new_files(archive: bytes, folder: Path) -> list[str]:
+    """Files in an unpacked folder that have come since, relative to it; without those that are never shipped.
+
+    Args:
+        archive: what was unpacked.
+        folder: where.
+    """
+    with zipfile.ZipFile(io.BytesIO(archive)) as packed:
+        known = set(packed.namelist())
+    return [name for path in _files_of(folder) if (name := path.relative_to(folder).as_posix()) not in known]
+
+
 def _files_of(folder: Path) -> Iterator[Path]:
     seen = {os.path.realpath(folder)}
     for root, dirs, names in os.walk(folder, followlinks=True):

@@ -179,7 +179,7 @@ class Terminal:
             except OSError:  # the other end is closed
                 os.close(descriptor)
 
-        self._reader = threading.Thread(target=read)
+        self._reader = threading.Thread(target=read, daemon=True)
         self._reader.start()
 
     def text(self) -> str:
@@ -227,31 +227,63 @@ def test_a_second_interrupt_cuts_the_grace_short(tmp_path: Path) -> None:
     nothing_is_left()
 
 
+SAVER = """
+import os, pathlib, signal, sys, time
+
+folder = pathlib.Path(sys.argv[1])
+
+def save(*_):
+    print("saving", flush=True)
+    while not (folder / "go").exists():
+        time.sleep(0.05)
+    (folder / ("saved-" + os.environ["RANK"])).touch()
+    sys.exit()
+
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+while True:
+    time.sleep(0.05)
+"""
+
+ON_EXECUTORS = ["--master", "local-cluster[2,1,1024]", "--conf", "spark.ui.enabled=false", "--grace-period", "600"]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_sigterm_to_the_whole_group_leaves_ranks_on_executors_their_grace(tmp_path: Path) -> None:
+    """As ``timeout`` and batch systems send it; Spark's JVM would end of it."""
+    (tmp_path / "saver.py").write_text(SAVER)
+    process = subprocess.Popen(
+        [*HERE, *ON_EXECUTORS, str(tmp_path / "saver.py"), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert all("] ready" in process.stdout.readline() for _ in range(2))
+    os.killpg(process.pid, signal.SIGTERM)
+    assert all("] saving" in process.stdout.readline() for _ in range(2))
+    assert process.poll() is None
+    (tmp_path / "go").touch()
+    _, err = process.communicate(timeout=watch.DEADLINE)
+    assert process.returncode == 143
+    assert err.splitlines()[-1] == "distributor: terminated"
+    assert "Traceback" not in err
+    assert sorted(path.name for path in tmp_path.glob("saved-*")) == ["saved-0", "saved-1"]
+    nothing_is_left()
+
+
 @pytest.mark.spark
 @pytest.mark.slow
 def test_an_interrupt_leaves_ranks_on_executors_their_grace(tmp_path: Path) -> None:
     """Spark's own handler of Ctrl-C would cancel the job, and the ranks with it."""
-    saver = tmp_path / "saver.py"
-    saver.write_text(
-        "import os, pathlib, signal, sys, time\n"
-        "folder = pathlib.Path(sys.argv[1])\n"
-        "def save(*_):\n"
-        "    print('saving', flush=True)\n"
-        "    while not (folder / 'go').exists():\n"
-        "        time.sleep(0.05)\n"
-        "    (folder / ('saved-' + os.environ['RANK'])).touch()\n"
-        "    sys.exit()\n"
-        "signal.signal(signal.SIGTERM, save)\n"
-        "print('ready', flush=True)\n"
-        "while True:\n"
-        "    time.sleep(0.05)\n"
-    )
-    spark = ["--master", "local-cluster[2,1,1024]", "--conf", "spark.ui.enabled=false", "--grace-period", "600"]
-    terminal = Terminal([*HERE, *spark, str(saver), str(tmp_path)])
+    (tmp_path / "saver.py").write_text(SAVER)
+    terminal = Terminal([*HERE, *ON_EXECUTORS, str(tmp_path / "saver.py"), str(tmp_path)])
     watch.until(lambda: terminal.text().count("] ready") == 2, 120)
     terminal.interrupt()
     watch.until(lambda: terminal.text().count("] saving") == 2)
-    assert "stopping: interrupted; again to end all ranks at once" in terminal.text()
+    watch.until(lambda: "stopping: interrupted; again to end all ranks at once" in terminal.text())
     (tmp_path / "go").touch()
     assert terminal.wait() == 130
     assert sorted(path.name for path in tmp_path.glob("saved-*")) == ["saved-0", "saved-1"]

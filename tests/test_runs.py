@@ -176,6 +176,17 @@ def test_frames_of_a_project_folder_are_the_drivers(make: Make, tmp_path: Path) 
     assert frames == [f'  File "{tmp_path}/train.py", line 3', f'  File "{tmp_path}/helper.py", line 2']
 
 
+def test_what_is_written_into_the_copy_of_a_folder_is_named(
+    make: Make, mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "train.py").write_text("open('checkpoint.pt', 'w').close()\n")
+    make(1, working_dir=tmp_path).run_module("train")
+    assert (tmp_path / "checkpoint.pt").exists() == (mode == LOCAL)
+    assert ("removes what ranks have written into its copy of working_dir: checkpoint.pt. Write" in caplog.text) == (
+        mode != LOCAL
+    )
+
+
 def test_a_module_beside_the_script_has_to_be_shipped(make: Make, mode: str, tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("print('helped')\n")
     script = tmp_path / "train.py"
@@ -265,9 +276,36 @@ def test_ranks_may_save_within_the_grace(make: Make, tmp_path: Path) -> None:
     watch.gone(run.id)
 
 
+def test_each_rank_hears_once_that_it_has_to_stop(make: Make, tmp_path: Path) -> None:
+    """Where another has failed, its node knows before the driver's order comes."""
+
+    def count(folder: str) -> None:
+        def note(*_: object) -> None:
+            with open(Path(folder, "signals"), "a") as file:
+                file.write("x")
+
+        signal.signal(signal.SIGTERM, note)
+        Path(folder, os.environ["RANK"]).touch()
+        while os.environ["RANK"] == "1" and not Path(folder, "0").exists():
+            time.sleep(0.01)
+        if os.environ["RANK"] == "1":
+            raise ValueError("enough")
+        while not Path(folder, "go").exists():
+            time.sleep(0.01)
+
+    run = make(2, grace_period=600.0).submit(count, str(tmp_path))
+    watch.until(lambda: (tmp_path / "signals").exists() and run.status is Status.STOPPING)
+    for _ in range(3):  # what was ordered before has arrived then
+        assert "in count" in run.dump_stacks()[0]
+    (tmp_path / "go").touch()
+    with pytest.raises(TrainingError, match="ValueError: enough"):
+        run.result(watch.DEADLINE)
+    assert (tmp_path / "signals").read_text() == "x"
+
+
 @pytest.mark.parametrize("killed", [False, True])
 def test_ranks_that_ignore_sigterm_are_killed_after_the_grace_or_by_order(
-    make: Make, tmp_path: Path, killed: bool
+    make: Make, tmp_path: Path, killed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     def ignore(ready: str) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -285,6 +323,10 @@ def test_ranks_that_ignore_sigterm_are_killed_after_the_grace_or_by_order(
     assert run.wait(watch.DEADLINE)
     with pytest.raises(RunCancelledError):
         run.result()
+    told = re.search(
+        r"killed ranks? [01](-1)?, which had not ended 0.5 s after SIGTERM: raise grace_period", caplog.text
+    )
+    assert (told is None) is killed
     watch.gone(run.id)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -11,6 +12,10 @@ from distributor.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+#: What Spark takes for a master, and for the address of a Connect server.
+_MASTER = r"local(\[|$|-cluster\[)|yarn$|(spark|k8s|sc)://."
 
 
 def active_session() -> SparkSession | None:
@@ -73,8 +78,36 @@ def is_true(setting: Any) -> bool:
     return str(setting).strip().lower() == "true"
 
 
+def check_master(master: str) -> None:
+    """Finds what Spark would refuse, after it has started Java to do so.
+
+    Raises:
+        ConfigurationError: it is no master's address.
+    """
+    if re.match(_MASTER, master) is None:
+        raise ConfigurationError(
+            f"{master!r} is no master that Spark knows: spark://host:7077, yarn, k8s://https://host:443, "
+            "local-cluster[2,1,1024], or sc://host for Spark Connect"
+        )
+
+
+def _start_java(settings: Mapping[str, str]) -> None:
+    """As Spark would by itself, but in a session of the system's of its own.
+
+    Spark shields its JVM from SIGINT only. A SIGTERM to the group, as from ``timeout`` or a batch system, would end it
+    with all executors, before ranks have had their grace period.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._gateway is None:
+        conf = SparkConf().setAll(list(settings.items()))
+        gateway = launch_gateway(conf, {"start_new_session": True})  # type: ignore[no-untyped-call]
+        SparkContext._ensure_initialized(gateway=gateway, conf=conf)
+
+
 def create(master: str | None, settings: Mapping[str, str]) -> SparkSession:
-    """A session, or the one that is active.
+    """A session, or the one that is active. Signals to this process's group do not reach the Java that it starts.
 
     Args:
         master: of the cluster, ``sc://...`` for Spark Connect; ``None`` for what Spark's own settings say.
@@ -85,12 +118,15 @@ def create(master: str | None, settings: Mapping[str, str]) -> SparkSession:
     """
     from pyspark.sql import SparkSession
 
+    remote = master is not None and master.startswith("sc://")
     builder: Any = SparkSession.builder.appName("distributor")
     if master is not None:
-        builder = builder.remote(master) if master.startswith("sc://") else builder.master(master)
+        builder = builder.remote(master) if remote else builder.master(master)
     for name, value in settings.items():
         builder = builder.config(name, value)
     try:
+        if not remote and "SPARK_REMOTE" not in os.environ:
+            _start_java({**settings, **({} if master is None else {"spark.master": master})})
         session: SparkSession = builder.getOrCreate()
         return session
     except Exception as error:

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -133,25 +134,19 @@ def test_a_master_means_spark(fake: type[Fake], monkeypatch: pytest.MonkeyPatch)
     assert stopped == [True]
 
 
-@pytest.mark.parametrize("sparks", [None, signal.default_int_handler])
-def test_ctrl_c_is_given_back_once_there_is_a_session(
-    fake: type[Fake], monkeypatch: pytest.MonkeyPatch, sparks: Any
-) -> None:
+def test_signals_are_given_back_once_there_is_a_session(fake: type[Fake], monkeypatch: pytest.MonkeyPatch) -> None:
     def create(*_: object) -> Any:
-        assert signal.getsignal(signal.SIGINT) is cli._give_up
-        if sparks is not None:
-            signal.signal(signal.SIGINT, sparks)
+        assert signal.getsignal(signal.SIGINT) is signal.getsignal(signal.SIGTERM) is cli._give_up
+        assert threading.current_thread() is not threading.main_thread()  # or Spark would set a handler of its own
         return SimpleNamespace(stop=lambda: None)
 
     before = signal.getsignal(signal.SIGINT)
     during = []
     monkeypatch.setattr("distributor.schedulers.spark_session.create", create)
-    monkeypatch.setattr(Fake, "run", lambda *_: during.append(signal.getsignal(signal.SIGINT)))
-    try:
-        assert cli.call(["run", "--master", "sc://host", "train.py"]) == 0
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert during == [sparks or before]
+    monkeypatch.setattr(Fake, "run", lambda *_: during.extend(map(signal.getsignal, (signal.SIGINT, signal.SIGTERM))))
+    assert cli.call(["run", "--master", "sc://host", "train.py"]) == 0
+    assert during == [before, cli._end]
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_warnings_are_lines_of_ours(
@@ -185,6 +180,10 @@ def test_under_spark_submit_its_session_decides(fake: type[Fake], monkeypatch: p
         ("run --local --master yarn train.py", "--local and --master yarn exclude each other: leave out one of them"),
         ("run --conf a=b train.py", "--conf a=b is for runs on Spark: add --master, or leave it out"),
         ("run --driver-ports 47 train.py", "--driver-ports 47 is for runs on Spark: add --master, or leave it out"),
+        (
+            "run --no-gpu --master foo://x train.py",
+            "'foo://x' is no master that Spark knows: spark://host:7077, yarn,",
+        ),
         ("run --nproc-per-node 4 train.py", "--nproc-per-node is torchrun's: --num-processes counts all ranks"),
         ("run --nproc_per_node=4 train.py", "--nproc_per_node is torchrun's: --num-processes counts all ranks"),
         ("run --nnodes 2 train.py", "--nnodes is torchrun's: --num-processes counts all ranks together, and Spark"),
@@ -199,6 +198,8 @@ def test_under_spark_submit_its_session_decides(fake: type[Fake], monkeypatch: p
         ("run -n 0 --no-gpu train.py", "--num-processes has to be a positive integer, not 0"),
         ("run --no-gpu --gpus-per-process 2 train.py", "--gpus-per-process 2 with --no-gpu: leave out one of them"),
         ("run --no-gpu --logs 7 train.py", "--logs names rank 7; with --num-processes 1 there are 0 to 0"),
+        ("run -n 0 t.py --no-gpu --lr 1 -n 2", "not 0 (--no-gpu, -n after the script belong to it: what is ours comes"),
+        ("run -n 0 t.py --local=1", "not 0 (--local=1 after the script belongs to it: what is ours comes before)"),
         ("run --no-gpu no_such.py", "the script 'no_such.py' cannot be read on the driver: No such file or directory"),
         (
             "run --no-gpu train.sh",
@@ -353,6 +354,7 @@ def test_a_session_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
             raise RuntimeError("Could not parse Master URL: 'no'\n\tat org.apache.spark")
 
     monkeypatch.setattr(SparkSession, "builder", Builder())
+    monkeypatch.setattr("distributor.schedulers.spark_session._start_java", lambda settings: None)
     with pytest.raises(ConfigurationError) as caught:
-        cli._session("no", {})
-    assert str(caught.value) == "no Spark session with master no: Could not parse Master URL: 'no'"
+        cli._session("yarn", {})
+    assert str(caught.value) == "no Spark session with master yarn: Could not parse Master URL: 'no'"

@@ -439,7 +439,9 @@ def test_a_gap_is_one_until_half_of_the_room_is_free(use):
     assert out.lines() == [
         "[rank 0 host-0] first",
         "[rank 0 host-0] " + "x" * 8000,
-        "[rank 0 host-0] ... 3 lines skipped: the display was behind",
+        "[rank 0 host-0] ... 1 line skipped: the display was behind",
+        "[rank 0 host-0] x",  # the last of those that there was no room for
+        "[rank 0 host-0] x",
     ]
 
 
@@ -473,13 +475,38 @@ def test_what_is_skipped_is_said_in_its_place(use):
         written[rank] += count
     console.write(0, 1, b"line %d" % written[0])  # unfinished, and complete later
     out.open.set()
-    last_gap = "[rank 0 host-0] line 20029\n[rank 0 host-0] ... 20,000 lines skipped: the display was behind\n"
-    out.until(last_gap)
+    out.until("[rank 0 host-0] line 40029\n")
     console.write(0, 1, b"\n" + numbered(written[0] + 1, 4))
     console.close()
     written[0] += 5
-    assert account(out.getvalue(), written) == 60_000
-    assert f"{last_gap}[rank 0 host-0] line 40030\n" in out.getvalue()
+    assert 59_000 < account(out.getvalue(), written) < 60_000
+    who = r"\[rank 0 host-0\]"
+    gap = rf"line 20029\n{who} \.\.\. 19,9\d\d lines skipped: the display was behind\n{who} line 399\d\d\n"
+    assert re.search(gap, out.getvalue())
+    assert "[rank 0 host-0] line 40029\n[rank 0 host-0] line 40030\n" in out.getvalue()
+
+
+class Slow(Stream):
+    """Takes 20,000 lines a second."""
+
+    def write(self, text):
+        time.sleep(text.count("\n") / 20_000)
+        return super().write(text)
+
+
+def test_a_display_that_is_too_slow_shows_the_end(use):
+    out = use(Slow)
+    console = Console(host_of)
+    written = {0: 0}
+    for _ in range(100):
+        console.write(0, 1, numbered(written[0], 1000))
+        written[0] += 1000
+    console.note("the end")
+    console.close(timeout=1.0)
+    out.until("[distributor] the end")
+    lines = out.lines()
+    assert account("\n".join(lines[:-1]) + "\n", written) > 10_000
+    assert lines[-1] == "[distributor] the end"
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 40), st.booleans()), max_size=40))

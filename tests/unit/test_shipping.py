@@ -167,3 +167,16 @@ def test_the_zip_needs_the_standard_library_alone(tmp_path):
     root.write_bytes(shipping.package_zip())
     # -I -S: neither site-packages, nor the environment's import path, nor the current directory.
     subprocess.run([sys.executable, "-I", "-S", "-c", IMPORT, str(root), *SHIPPED], cwd=tmp_path, check=True)
+
+
+def test_new_files_are_those_that_were_not_shipped(tmp_path):
+    source, copy = tmp_path / "source", tmp_path / "copy"
+    (source / "pkg").mkdir(parents=True)
+    (source / "pkg" / "train.py").touch()
+    archive = shipping.pack_folder(source, NO_LIMIT)
+    shipping.unpack_folder(archive, copy)
+    assert shipping.new_files(archive, copy) == []
+    (copy / "pkg" / "__pycache__").mkdir()
+    for name in ("pkg/__pycache__/train.pyc", "checkpoint.pt", "pkg/log.txt", "pkg/train.py"):
+        (copy / name).write_text("new")
+    assert shipping.new_files(archive, copy) == ["checkpoint.pt", "pkg/log.txt"]
