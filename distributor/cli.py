@@ -24,7 +24,7 @@ from click.shell_completion import get_completion_class
 from distributor import __version__
 from distributor.api import DeepspeedTorchDistributor, TorchDistributor
 from distributor.dry_run import describe
-from distributor.errors import ConfigurationError, DistributorError, TrainingError
+from distributor.errors import ConfigurationError, DistributorError, StartError, TrainingError
 from distributor.job import Module
 from distributor.schedulers import spark_session
 
@@ -243,7 +243,7 @@ def call(arguments: Sequence[str]) -> int:
     except ConfigurationError as error:
         return _complain(as_options(" ".join(str(error).split())) + _misplaced(arguments), _USAGE)
     except DistributorError as error:
-        return _complain(str(error), exit_code(error))
+        return _complain(as_options(str(error)) if isinstance(error, StartError) else str(error), exit_code(error))
     finally:
         signal.signal(signal.SIGTERM, before)
         logger.removeHandler(shown)
