@@ -135,16 +135,6 @@ def test_deepspeeds_configuration(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_on_spark(script: str) -> None:
-    done = distributor("--master", "local-cluster[2,1,1024]", "--conf", "spark.ui.enabled=false", script, "5")
-    assert done.returncode == 5, done.stderr[-3000:]
-    assert sorted(line.partition("] ")[2] for line in done.stdout.splitlines()) == ["arguments ['5']"] * 2
-    assert "2 ranks on 2 nodes" in done.stderr
-    nothing_is_left()
-
-
-@pytest.mark.spark
-@pytest.mark.slow
 def test_under_spark_submit(script: str) -> None:
     path = subprocess.run([*HERE[:3], "script-path"], capture_output=True, text=True, check=True).stdout.strip()
     submit = str(Path(sys.executable).with_name("spark-submit"))
@@ -154,6 +144,7 @@ def test_under_spark_submit(script: str) -> None:
     assert done.returncode == 3, done.stderr[-3000:]
     # Spark sends both streams of a Python program to its stdout.
     assert [line.partition("] ")[2] for line in done.stdout.splitlines() if "] arg" in line] == ["arguments ['3']"] * 2
+    assert "2 ranks on 2 nodes" in done.stdout
     assert "distributor: rank 1 on " in done.stdout
     nothing_is_left()
 
@@ -245,7 +236,7 @@ while True:
     time.sleep(0.05)
 """
 
-ON_EXECUTORS = ["--master", "local-cluster[2,1,1024]", "--conf", "spark.ui.enabled=false", "--grace-period", "600"]
+ON_EXECUTORS = ["--master", "local-cluster[1,2,1024]", "--conf", "spark.ui.enabled=false", "--grace-period", "600"]
 
 
 @pytest.mark.spark

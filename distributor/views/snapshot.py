@@ -62,7 +62,7 @@ def state(snapshot: Snapshot) -> str:
     detail = f": {snapshot.detail}" if snapshot.detail else ""
     if snapshot.status is Status.WAITING:
         waits = snapshot.detail or "waiting for its nodes"
-        return waits if waits.startswith(("waiting", "sending")) else f"waiting: {waits}"
+        return waits if "waiting" in waits or waits.startswith("sending") else f"waiting: {waits}"
     if snapshot.status is Status.STARTING:
         return f"starting: ranks are up on {snapshot.nodes_up} of {count(snapshot.nodes, 'node')}"
     if snapshot.status is Status.RUNNING:
