@@ -9,11 +9,9 @@ import logging
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -27,9 +25,6 @@ from distributor.dry_run import describe
 from distributor.errors import ConfigurationError, DistributorError, StartError, TrainingError
 from distributor.job import Module
 from distributor.schedulers import spark_session
-
-#: Seconds that Java gets to clean up after itself.
-_JVM_PATIENCE = 5.0
 
 #: Exit code of a request that is wrong.
 _USAGE = 2
@@ -337,13 +332,7 @@ def _give_up(number: int, _frame: FrameType | None) -> NoReturn:
 
     An exception from there would be followed by pages of Java.
     """
-    gateway = getattr(getattr(sys.modules.get("pyspark"), "SparkContext", None), "_gateway", None)
-    jvm = getattr(gateway, "proc", None)
-    if jvm is not None:
-        jvm.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            jvm.wait(_JVM_PATIENCE)
-        jvm.kill()
+    spark_session.end_java()
     os._exit(_complain("interrupted" if number == signal.SIGINT else "terminated", 128 + number))
 
 

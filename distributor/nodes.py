@@ -97,7 +97,7 @@ class Nodes:
         if self.placement is None:
             return False
         names = {node.executor for node in self.placement.nodes}
-        if not all(name in self._states and self._states[name].is_idle(limit) for name in names):
+        if not all(other in self._states and self._states[other].is_idle(limit) for other in names):
             self._suspects = None
         elif self._suspects is None:
             self._suspects = names

@@ -6,7 +6,6 @@ while another failure explains it: a rank whose peer was killed may notice befor
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -84,7 +83,7 @@ def values(collected: Collected, world_size: int, advise: Advise = lambda failur
     outcomes = {outcome.rank: outcome for report in collected.reports for outcome in report.outcomes}
     failures = [outcome.failure for outcome in outcomes.values() if outcome.state == "failed" and outcome.failure]
     if failures:
-        returned = {rank: outcomes[rank].returned or math.inf for rank in sorted(outcomes)}
+        returned = {rank: outcome.returned for rank, outcome in sorted(outcomes.items()) if outcome.returned}
         raise training_error(failures, advise, returned)
     if collected.lost_hosts:
         raise node_lost(collected.lost_hosts)

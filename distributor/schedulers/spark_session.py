@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from distributor.errors import ConfigurationError
@@ -13,6 +15,9 @@ from distributor.errors import ConfigurationError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+
+#: Seconds that Java gets to clean up after itself.
+_JVM_PATIENCE = 5.0
 
 #: What Spark takes for a master, and for the address of a Connect server.
 _MASTER = r"local(\[|$|-cluster\[)|yarn$|(spark|k8s|sc)://."
@@ -104,6 +109,17 @@ def _start_java(settings: Mapping[str, str]) -> None:
         conf = SparkConf().setAll(list(settings.items()))
         gateway = launch_gateway(conf, {"start_new_session": True})  # type: ignore[no-untyped-call]
         SparkContext._ensure_initialized(gateway=gateway, conf=conf)
+
+
+def end_java() -> None:
+    """Ends the JVM that :func:`create` has started, if it has come so far, from wherever a signal arrives."""
+    gateway = getattr(getattr(sys.modules.get("pyspark"), "SparkContext", None), "_gateway", None)
+    jvm = getattr(gateway, "proc", None)
+    if jvm is not None:
+        jvm.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            jvm.wait(_JVM_PATIENCE)
+        jvm.kill()
 
 
 def create(master: str | None, settings: Mapping[str, str]) -> SparkSession:
