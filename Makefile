@@ -1,85 +1,110 @@
 # Everything runs in virtual environments of this folder; nothing else is touched.
+#
+# PYTHON       makes them, 3.11 to 3.13: make demo PYTHON=python3.12
+# TORCH_INDEX  an index that has torch for CPUs, where pip's own has torch for CUDA
 PYTHON ?= python3
 VENV := .venv
 VENV35 := .venv-spark35
 BIN := $(VENV)/bin
-PIP_FLAGS := --quiet --disable-pip-version-check
 
 RUNS ?= 100
+JOBS ?= 3
+export TORCH_INDEX
 
-.PHONY: help demo demo-deepspeed docker-test docs pictures test test-cluster test-spark35 chaos lint types bench clean
+.PHONY: help demo demo-deepspeed test test-all test-long test-cluster test-spark35 test-pythons resolve chaos docker-test
+.PHONY: docs pictures lint types bench clean
 
 help:
 	@echo "make demo          train on the digits, here and on Spark"
 	@echo "make demo-deepspeed  train a small GPT with DeepSpeed's ZeRO-3"
-	@echo "make test          tests on this machine (PySpark 4)"
-	@echo "make test-cluster  tests on a standalone cluster over three hosts: network namespaces, as root with iproute2"
-	@echo "make test-spark35  the Spark tests on PySpark 3.5, in an environment of its own"
+	@echo "make test          what any change can break, on real ranks and real Spark: ten minutes on two cores"
+	@echo "make test-all      all that CI runs: half an hour more; network namespaces where they can be made (root, iproute2)"
+	@echo "make test-long     that, and what takes hours: 100 random kills, other Pythons (3 GB each), images"
+	@echo "make test-cluster  of test-all, those on a standalone cluster over three hosts"
+	@echo "make test-spark35  of test-all, the Spark tests on PySpark 3.5, in an environment of its own"
 	@echo "make chaos         kills something random at a random time, RUNS=100 times [SEED=1]"
 	@echo "make docker-test   builds the CPU image and runs its smoke test: Docker, Podman, or buildah and debootstrap as root"
 	@echo "make docs          the documentation's site, into site/"
 	@echo "make pictures      the two at the top of the README: a terminal, and launch times"
 	@echo "make lint types    ruff, mypy"
+	@echo "make test-pythons  the demo and a smoke test in fresh clones, each with another Python: VERSIONS=\"3.12 3.13\""
+	@echo "make resolve       whether the pinned versions can be installed, without installing: VERSIONS=\"3.12 3.13\""
 	@echo "make bench         launch times beside torchrun and PySpark's distributor, live logs, DeepSpeed beside its launcher"
+	@echo
+	@echo "Each installs what it needs, and no more, in $(VENV). PYTHON=python3.12 takes another Python than python3,"
+	@echo "TORCH_INDEX=URL takes torch from an index that has it for CPUs, several gigabytes smaller than for CUDA:"
+	@echo "https://pytorch.org/get-started/locally/ names one."
 
-$(VENV)/ok: setup.cfg pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install $(PIP_FLAGS) -c constraints.txt torch
-	$(BIN)/pip install $(PIP_FLAGS) -c constraints.txt -e '.[connect,deepspeed,demo,docs,integrations,lint,notebook,test]'
-	@touch $@
+# One environment, which grows by what a command needs beyond what is there already.
+$(VENV)/%.ok: setup.cfg pyproject.toml constraints.txt
+	@$(PYTHON) tools/preflight.py
+	@$(PYTHON) tools/environment.py $(VENV) $*
 
-$(VENV35)/ok: setup.cfg pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV35)
-	$(VENV35)/bin/pip install $(PIP_FLAGS) -c constraints.txt torch
-	$(VENV35)/bin/pip install $(PIP_FLAGS) 'pyspark>=3.5,<3.6'
-	$(VENV35)/bin/pip install $(PIP_FLAGS) -c constraints-spark35.txt -e '.[spark]' hypothesis psutil pytest pytest-timeout
-	@touch $@
+$(VENV35)/%.ok: setup.cfg pyproject.toml constraints-spark35.txt
+	@$(PYTHON) tools/preflight.py
+	@$(PYTHON) tools/environment.py $(VENV35) $*
 
-demo: $(VENV)/ok
+demo: $(VENV)/demo.ok
 	$(BIN)/python examples/digits.py
 
-demo-deepspeed: $(VENV)/ok
+demo-deepspeed: $(VENV)/demo-deepspeed.ok
 	$(BIN)/python examples/deepspeed_zero3.py
 
-# A process has one kind of Spark session, classic or Connect: hence a call for each.
-test: $(VENV)/ok
-	$(BIN)/python -m pytest --doctest-modules distributor
-	$(BIN)/python -m pytest -m "not connect and not cluster"
-	$(BIN)/python -m pytest -m connect
+# JOBS: how many processes run tests side by side. Most of a test is waiting, so more than there are cores.
+SIDE_BY_SIDE = -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
-test-cluster: $(VENV)/ok
+# A process has one kind of Spark session, classic or Connect: hence a call for each.
+test: $(VENV)/test.ok
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not connect"
+	$(BIN)/python -m pytest -m "not slow and connect"
+
+test-all: $(VENV)/test.ok
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not connect"
+	$(BIN)/python -m pytest -m connect
+	$(MAKE) test-spark35
+	$(MAKE) chaos RUNS=3 SEED=100
+
+test-long: test-all
+	$(MAKE) chaos test-pythons docker-test
+
+test-cluster: $(VENV)/test.ok
 	$(BIN)/python -m pytest -m cluster tests/cluster
 
 # NOTEBOOKS: which notebooks run in the image, the first by default.
 docker-test:
 	docker/test.sh $(NOTEBOOKS)
 
-docs: $(VENV)/ok
+docs: $(VENV)/docs.ok
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-pictures: $(VENV)/ok
-	$(BIN)/pip install $(PIP_FLAGS) -c constraints.txt -e '.[bench]'
+pictures: $(VENV)/bench.ok
 	$(BIN)/python benchmarks/status.py docs/status.svg
-	$(BIN)/python benchmarks/launch.py --plot docs/launch.png
+	$(BIN)/python benchmarks/launch.py local executors plot table --points docs/launch.json --plot docs/launch.png
 
-test-spark35: $(VENV35)/ok
-	$(VENV35)/bin/python -m pytest -m "spark and not connect and not slow" tests/test_spark.py tests/test_exchange.py
+test-spark35: $(VENV35)/spark35.ok
+	$(VENV35)/bin/python -m pytest -n 2 --dist loadgroup -m "spark and not slow" tests/test_spark.py tests/test_exchange.py
 
-chaos: $(VENV)/ok
+chaos: $(VENV)/test.ok
 	$(BIN)/python tests/chaos/monkey.py --runs $(RUNS) $(if $(SEED),--seed $(SEED))
 
-lint: $(VENV)/ok
+lint: $(VENV)/lint.ok
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(VENV)/ok
+types: $(VENV)/types.ok
 	$(BIN)/mypy
 
-bench: $(VENV)/ok
-	$(BIN)/pip install $(PIP_FLAGS) -c constraints.txt -e '.[bench]'
+bench: $(VENV)/bench.ok
 	$(BIN)/python benchmarks/launch.py --plot launch.png
 	$(BIN)/python benchmarks/logs.py
 	$(BIN)/python benchmarks/deepspeed.py
+
+# Of VERSIONS, those whose interpreters are here.
+test-pythons:
+	@$(PYTHON) tools/pythons.py run $(or $(VERSIONS),3.12 3.13)
+
+resolve:
+	@$(PYTHON) tools/pythons.py resolve $(or $(VERSIONS),3.12 3.13)
 
 clean:
 	rm -rf $(VENV) $(VENV35) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -17,24 +17,25 @@ done
 [[ ! -w /opt/venv && ! -w "$(python -c 'import distributor; print(distributor.__file__)')" ]] ||
   fail "its user can write what is installed"
 python - <<'PYTHON'
-import re
 import sys
 from importlib import metadata
 
 import torch
+from packaging.requirements import Requirement
 
 if torch.version.cuda is not None:
     sys.exit("torch is not the CPU build")
 wrong = []
 for line in open("/src/constraints.txt"):
-    name, found, version = line.partition("==")
-    if found:
-        try:
-            installed = metadata.version(name).partition("+")[0]
-        except metadata.PackageNotFoundError:
-            continue
-        if installed != version.strip():
-            wrong.append(f"{name} {installed}, not {version.strip()}")
+    if line.startswith("#"):
+        continue
+    pin = Requirement(line.strip())
+    try:
+        installed = metadata.version(pin.name)
+    except metadata.PackageNotFoundError:
+        continue
+    if (pin.marker is None or pin.marker.evaluate()) and not pin.specifier.contains(installed):
+        wrong.append(f"{pin.name} {installed}, not {pin.specifier}")
 if wrong:
     sys.exit(f"not of the versions in constraints.txt: {wrong}")
 PYTHON

@@ -1,0 +1,247 @@
+"""Environments that make makes: what is refused and how, what is installed, which versions are pinned."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+import environment  # noqa: E402
+import preflight  # noqa: E402
+import pythons  # noqa: E402
+
+#: Which the pins are for: Debian's, and the first of each line that they have to fit.
+PYTHONS = ("3.11.2", "3.11.7", "3.12.1", "3.13.0")
+
+OLD = "import sys; sys.version_info = (3, 10, 13, 'final', 0)"
+MACOS = "import platform; platform.system = lambda: 'Darwin'"
+
+
+@pytest.mark.parametrize(
+    ("version", "system", "missing", "says"),
+    [
+        ((3, 11, 2), "Linux", [], None),
+        ((3, 13, 9), "Linux", [], None),
+        (
+            (3, 10, 13),
+            "Linux",
+            [],
+            "Python 3.10.13 (/py) is too old: distributor needs 3.11 or later. Install it, and ",
+        ),
+        ((2, 7, 18), "Linux", [], "Python 2.7.18 (/py) is too old: "),
+        ((3, 14, 0), "Linux", [], "Python 3.14.0 (/py) is too new: the pinned versions were tried on 3.11 to 3.13. "),
+        ((3, 11, 2), "Darwin", [], "distributor runs on Linux only, this is macOS: use a Linux machine or a container"),
+        ((3, 11, 2), "Windows", [], "distributor runs on Linux only, this is Windows: use a Linux machine or a cont"),
+        (
+            (3, 11, 2),
+            "Linux",
+            ["ensurepip"],
+            "Python 3.11.2 (/py) cannot make virtual environments, it lacks ensurepip",
+        ),
+    ],
+)
+def test_what_cannot_make_an_environment_is_told_why(
+    version: Sequence[int], system: str, missing: Sequence[str], says: str | None
+) -> None:
+    told = preflight.problem(version, system, missing, "/py")
+    assert (told is None) == (says is None)
+    assert told is None or told.startswith(says or "")
+    if told is not None and system == "Linux":
+        assert told.endswith("name another one, such as: make demo PYTHON=python3.13")
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "says"),
+    [
+        ("sitecustomize", OLD, r"Python 3\.10\.13 \(.*\) is too old"),
+        ("sitecustomize", MACOS, "distributor runs on Linux only, this is macOS"),
+        (
+            "ensurepip",
+            "raise ImportError",
+            r"cannot make virtual environments, it lacks ensurepip: install them \(Debian",
+        ),
+    ],
+)
+def test_make_says_so_and_makes_nothing(module: str, source: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / f"{module}.py").write_text(source)
+    venv = tmp_path / "venv"
+    ended = subprocess.run(
+        ["make", "demo", f"PYTHON={sys.executable}", f"VENV={venv}"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert re.search(says, ended.stderr.splitlines()[0])
+    assert "Traceback" not in ended.stderr
+    assert not venv.exists()
+
+
+def test_old_pythons_can_read_the_check() -> None:
+    ast.parse((ROOT / "tools" / "preflight.py").read_text(), feature_version=(3, 6))
+
+
+def test_one_range_of_pythons_everywhere() -> None:
+    oldest, newest = preflight.OLDEST[1], preflight.UNTRIED[1] - 1
+    known = configparser.ConfigParser()
+    known.read(ROOT / "setup.cfg")
+    assert known["options"]["python_requires"] == f">=3.{oldest}"
+    classifiers = re.findall(r"Python :: 3\.(\d+)", known["metadata"]["classifiers"])
+    assert classifiers == [str(minor) for minor in range(oldest, newest + 1)]
+    assert {version.rpartition(".")[0] for version in PYTHONS} == {f"3.{minor}" for minor in classifiers}
+    settings = (ROOT / "pyproject.toml").read_text()
+    assert f'target-version = "py3{oldest}"' in settings
+    assert f'python_version = "3.{oldest}"' in settings
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_each_package_has_one_version_for_each_python(python: str) -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    values = {"python_version": python.rpartition(".")[0], "python_full_version": python}
+    pins = [Requirement(line) for line in lines]
+    here = [pin.name.lower() for pin in pins if pin.marker is None or pin.marker.evaluate(values)]
+    assert sorted(here) == sorted({pin.name.lower() for pin in pins})
+    assert all(re.fullmatch(r"==[\d.]+", str(pin.specifier)) for pin in pins)
+
+
+@pytest.mark.parametrize(
+    ("line", "before", "doing"),
+    [
+        ("Collecting torch==2.13.0 (from -c constraints.txt)", "starts", "finds versions, now of torch==2.13.0"),
+        (
+            "Downloading https://host/a/torch-2.13.0-cp311-cp311-linux_x86_64.whl (526.6 MB)",
+            "starts",
+            "downloads torch-2.13.0 (526.6 MB)",
+        ),
+        ("Progress 131 of 526", "downloads torch-2.13.0 (526.6 MB)", "downloads torch-2.13.0 (526.6 MB): 24 %"),
+        ("Progress 263 of 526", "downloads torch-2.13.0 (526.6 MB): 24 %", "downloads torch-2.13.0 (526.6 MB): 50 %"),
+        (
+            "Building wheel for deepspeed (pyproject.toml): started",
+            "starts",
+            "builds wheel for deepspeed (pyproject.toml)",
+        ),
+        ("Installing collected packages: a, b, c", "starts", "unpacks 3 packages"),
+        ("Using cached numpy-2.4.6.whl", "finds versions, now of numpy", "finds versions, now of numpy"),
+    ],
+)
+def test_what_pip_is_doing_is_told_from_its_lines(line: str, before: str, doing: str) -> None:
+    assert environment.activity(line, before) == doing
+
+
+def test_the_size_is_told_before_anything_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCH_INDEX", raising=False)
+    assert environment.announcement("lint", tmp_path, "3.12.1").endswith("installs what lint needs, 0.1 GB")
+    both = r"with torch for CPUs, [\d.]+ GB with torch for CUDA, .* \(for CPUs: TORCH_INDEX=URL, see https://.*\)$"
+    assert re.search(both, environment.announcement("demo", tmp_path, "3.12.1"))
+    (tmp_path / "lib" / "python3.12" / "site-packages" / "torch").mkdir(parents=True)
+    assert "CUDA" not in environment.announcement("demo", tmp_path, "3.12.1")
+    monkeypatch.setenv("TORCH_INDEX", "https://host/cpu")
+    assert "CUDA" not in environment.announcement("demo", tmp_path / "another", "3.12.1")
+
+
+def test_environments_name_extras_that_exist() -> None:
+    known = configparser.ConfigParser()
+    known.read(ROOT / "setup.cfg")
+    for purpose in environment.PURPOSES.values():
+        assert set(purpose.extras) <= set(known["options.extras_require"])
+    used = set(re.findall(r"\$\(VENV(?:35)?\)/([\w-]+)\.ok$", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert used == set(environment.PURPOSES)
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("#!/bin/sh\necho 3.9.1\n", r"venv has Python 3\.9\.1, and PYTHON is 3\..*: .* remove it first \(make clean\)"),
+        (None, r"bin/python does not run, its interpreter is gone: remove .*venv \(make clean\) and start again"),
+    ],
+)
+def test_an_environment_of_another_python_is_left_alone(script: str | None, says: str, tmp_path: Path) -> None:
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    if script is None:
+        python.symlink_to(tmp_path / "gone")
+    else:
+        python.write_text(script)
+        python.chmod(0o755)
+    with pytest.raises(SystemExit, match=says):
+        environment.make(tmp_path / "venv")
+
+
+def test_interpreters_are_found_by_version_and_only_once() -> None:
+    minor = ".".join(str(part) for part in sys.version_info[:2])
+    found = pythons.interpreters(minor)
+    assert found
+    assert all(told.startswith(f"{minor}.") and environment.version_of(path) == told for told, path in found.items())
+    assert not any((path.parent.parent / "pyvenv.cfg").exists() for path in found.values())
+    assert pythons.interpreters("3.2") == {}
+
+
+def test_a_version_without_interpreter_is_skipped_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    pythons.main("resolve", "3.2")
+    assert capsys.readouterr().out == "=== Python 3.2: skipped, there is no python3.2 here\n"
+
+
+def wheel(folder: Path, name: str) -> str:
+    """A requirement that is met by an empty package of the machine's own disk."""
+    path = folder / f"{name}-1.0-py3-none-any.whl"
+    info = f"{name}-1.0.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{name}.py", "")
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return f"{name} @ {path.as_uri()}"
+
+
+@pytest.mark.slow
+def test_two_commands_share_an_environment_and_one_installs_at_a_time(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "tools", tmp_path / "tools")
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ("pyproject.toml", "constraints.txt"):
+        (tmp_path / name).touch()
+    extras = {"lint": wheel(tmp_path, "one"), "docs": wheel(tmp_path, "two")}
+    settings = "[options.extras_require]\n" + "".join(f"{name} =\n    {need}\n" for name, need in extras.items())
+    (tmp_path / "setup.cfg").write_text(settings)
+
+    ended = make(tmp_path, "-j2", ".venv/lint.ok", ".venv/docs.ok")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "another make installs in this folder: waiting for it" in ended.stdout
+    for name in extras:
+        assert re.search(rf"installs what {name} needs, .* GB\n", ended.stdout)
+        assert re.search(rf"is ready for {name}: \d+ s, [\d.]+ GB\n", ended.stdout)
+    assert subprocess.run([tmp_path / ".venv/bin/python", "-c", "import one, two"], check=False).returncode == 0
+    assert "is up to date" in make(tmp_path, ".venv/lint.ok", ".venv/docs.ok").stdout
+
+    (tmp_path / "setup.cfg").write_text("[options.extras_require]\nlint =\n    distributor-has-no-such-package\n")
+    ended = make(tmp_path, ".venv/lint.ok")
+    assert ended.returncode == 2
+    assert "No matching distribution found for distributor-has-no-such-package" in ended.stdout
+    assert ended.stderr.startswith("pip could not install what is needed (exit code 1): .venv/lint.log has all")
+
+
+def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["make", f"PYTHON={sys.executable}", *arguments],
+        cwd=folder,
+        env={**os.environ, "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )

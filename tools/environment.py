@@ -1,0 +1,247 @@
+"""Make a virtual environment, or add to it, for one of make's commands: ``environment.py .venv demo``."""
+
+from __future__ import annotations
+
+import configparser
+import fcntl
+import os
+import platform
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+
+#: Seconds between two lines about an installation that goes on.
+INTERVAL = 10.0
+
+#: The first pip that can tell how far a download has come.
+TELLING_PIP = (24, 1)
+
+
+class Purpose(NamedTuple):
+    """What a command needs.
+
+    Args:
+        extras: of setup.cfg.
+        size: of the environment in gigabytes, with torch for CPUs where the package is in it.
+        package: whether it needs the package itself, and so torch.
+        constraints: the file with its versions.
+    """
+
+    extras: tuple[str, ...]
+    size: float
+    package: bool = True
+    constraints: str = "constraints.txt"
+
+
+PURPOSES: dict[str, Purpose] = {
+    "lint": Purpose(("lint",), 0.1, package=False),
+    "docs": Purpose(("docs",), 0.2, package=False),
+    "types": Purpose(("spark", "types"), 1.6),
+    "demo": Purpose(("spark", "demo"), 1.8),
+    "demo-deepspeed": Purpose(("deepspeed",), 1.2),
+    "bench": Purpose(("spark", "deepspeed", "bench"), 1.8),
+    "test": Purpose(("connect", "deepspeed", "demo", "docs", "integrations", "lint", "notebook", "test", "types"), 2.9),
+    "spark35": Purpose(("test-spark35",), 1.3, constraints="constraints-spark35.txt"),
+}
+
+#: What torch for CUDA takes beyond torch for CPUs, in gigabytes.
+CUDA = 4.0
+
+
+def requirements(purpose: Purpose, settings: str) -> list[str]:
+    """Return pip's arguments for a purpose.
+
+    Args:
+        purpose: what is to be installed.
+        settings: the text of setup.cfg.
+    """
+    if purpose.package:
+        return ["--editable", f"{ROOT}[{','.join(purpose.extras)}]"]
+    known = configparser.ConfigParser()
+    known.read_string(settings)
+    extras = known["options.extras_require"]
+    return [line.strip() for extra in purpose.extras for line in extras[extra].splitlines() if line.strip()]
+
+
+def announcement(name: str, folder: Path, version: str) -> str:
+    """Return what is about to happen, and how much of it.
+
+    >>> print(announcement("lint", Path(".venv"), "3.11.2"))
+    .venv, Python 3.11.2: installs what lint needs, 0.1 GB
+    """
+    purpose = PURPOSES[name]
+    text = f"{folder}, Python {version}: installs what {name} needs, {purpose.size:.1f} GB"
+    if not purpose.package or os.environ.get("TORCH_INDEX") or any(folder.glob("lib/*/site-packages/torch")):
+        return text
+    return (
+        f"{text} with torch for CPUs, {purpose.size + CUDA:.1f} GB with torch for CUDA, which pip's default index has "
+        f"(for CPUs: TORCH_INDEX=URL, see https://pytorch.org/get-started/locally/)"
+    )
+
+
+def activity(line: str, before: str) -> str:
+    """Return what pip is doing after it has written a line.
+
+    Args:
+        line: of pip's output.
+        before: what it was doing until then.
+    """
+    words = line.split()
+    if line.startswith("Collecting "):
+        return f"finds versions, now of {words[1]}"
+    if line.startswith("Downloading "):
+        return f"downloads {' '.join([words[1].rpartition('/')[2].partition('-cp3')[0], *words[2:]])}"
+    if progress := re.fullmatch(r"Progress (\d+) of (\d+)", line):
+        return f"{before.partition(': ')[0]}: {100 * int(progress[1]) // max(1, int(progress[2]))} %"
+    if line.startswith("Building "):
+        return line.partition(":")[0].lower().replace("building", "builds")
+    if line.startswith("Installing collected packages:"):
+        return f"unpacks {len(words) - 3} packages"
+    return before
+
+
+def gigabytes(folder: Path) -> float:
+    """Return what a folder takes on disk."""
+    # Files may go while it looks: that is no matter.
+    found = subprocess.run(
+        ["du", "-sk", str(folder)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False
+    )
+    return int(found.stdout.split()[0]) * 1024 / 1e9
+
+
+def pip(folder: Path, arguments: Sequence[str], log: Path) -> None:
+    """Run pip, and say every few seconds what it is doing; what it writes goes to a file.
+
+    Args:
+        folder: the environment.
+        arguments: of pip.
+        log: the file, which gets longer.
+
+    Raises:
+        SystemExit: pip has failed.
+    """
+    state = {"doing": "starts"}
+    began = time.monotonic()
+    command = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", *arguments]
+    with log.open("a") as kept:
+        process = subprocess.Popen(command, cwd=str(ROOT), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+        def read() -> None:
+            assert process.stdout is not None
+            for line in process.stdout:
+                state["doing"] = activity(line.strip(), state["doing"])
+                if not line.startswith("Progress "):
+                    kept.write(line)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        while True:
+            reader.join(INTERVAL)
+            if not reader.is_alive():
+                break
+            say(f"{time.monotonic() - began:5.0f} s, {gigabytes(folder):.1f} GB: {state['doing']}")
+        code = process.wait()
+    if code != 0:
+        tail = [line for line in log.read_text().splitlines() if line.strip()][-15:]
+        say("\n".join(["pip has failed; the end of its output:", *tail]))
+        sys.exit(f"pip could not install what is needed (exit code {code}): {log} has all of its output")
+
+
+def version_of(python: Path) -> str | None:
+    """Return the version of an environment's Python; ``None`` if there is none, or it does not run."""
+    try:
+        ended = subprocess.run(
+            [str(python), "-c", "import platform; print(platform.python_version())"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+    except OSError:
+        return None
+    return ended.stdout.strip() if ended.returncode == 0 else None
+
+
+def pip_version(python: Path) -> tuple[int, ...] | None:
+    """Return the version of an environment's pip; ``None`` if it has none."""
+    ended = subprocess.run(
+        [str(python), "-m", "pip", "--version"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    found = re.match(r"pip (\d+)\.(\d+)", ended.stdout)
+    return None if found is None else tuple(int(part) for part in found.groups())
+
+
+def make(folder: Path) -> Path:
+    """Return the Python of an environment, which is made where it is not there or has no pip.
+
+    Raises:
+        SystemExit: it cannot be made, or used.
+    """
+    python = folder / "bin" / "python"
+    there = version_of(python)
+    if there is None and python.is_symlink():
+        sys.exit(f"{python} does not run, its interpreter is gone: remove {folder} (make clean) and start again")
+    here = platform.python_version()
+    if there is not None and there.split(".")[:2] != here.split(".")[:2]:
+        sys.exit(
+            f"{folder} has Python {there}, and PYTHON is {here}: pass the PYTHON that it was made with, "
+            "or remove it first (make clean)"
+        )
+    if there is None or pip_version(python) is None:
+        ended = subprocess.run(
+            [sys.executable, "-m", "venv", str(folder)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        if ended.returncode != 0:
+            sys.exit(f"{sys.executable} could not make a virtual environment in {folder}: {ended.stdout.strip()}")
+    return python
+
+
+def install(folder: Path, name: str) -> None:
+    """Install what a purpose needs into an environment."""
+    purpose = PURPOSES[name]
+    python = make(folder)
+    say(announcement(name, folder, version_of(python) or ""))
+    log = folder / f"{name}.log"
+    log.write_text("")
+    began = time.monotonic()
+    constraints = ["--constraint", str(ROOT / purpose.constraints)]
+    pip(folder, ["install", "--progress-bar", "off", *constraints, "pip"], log)
+    bar = ["--progress-bar", "raw" if (pip_version(python) or (0,)) >= TELLING_PIP else "off"]
+    index = os.environ.get("TORCH_INDEX")
+    if purpose.package and index:
+        pip(folder, ["install", *bar, *constraints, "--index-url", index, "torch"], log)
+    pip(folder, ["install", *bar, *constraints, *requirements(purpose, (ROOT / "setup.cfg").read_text())], log)
+    (folder / f"{name}.ok").touch()
+    say(f"{folder} is ready for {name}: {time.monotonic() - began:.0f} s, {gigabytes(folder):.1f} GB")
+
+
+def say(text: str) -> None:
+    """Print at once, whatever reads it."""
+    print(text, flush=True)
+
+
+def main(folder: str, name: str) -> None:
+    """Install, one command at a time: two would write into the same environment."""
+    lock = os.open(ROOT, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        say("another make installs in this folder: waiting for it")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        install(Path(folder), name)
+    except KeyboardInterrupt:
+        sys.exit("interrupted: the same command goes on from here")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,92 @@
+"""Try other Pythons: ``pythons.py run 3.12`` in fresh clones, ``pythons.py resolve 3.12`` without installing anything.
+
+An interpreter is the system's, ``python3.12`` of the PATH, or one of pyenv's; ``3.11`` is each of its patch levels.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from environment import PURPOSES, ROOT, gigabytes, requirements, version_of
+
+
+def candidates(version: str) -> Iterator[Path]:
+    """Yield where an interpreter may be."""
+    yield Path("/usr/bin/python3")
+    for folder in os.environ.get("PATH", "").split(os.pathsep):
+        yield Path(folder, f"python{version}")
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    yield from sorted(root.glob(f"versions/{version}.*/bin/python3"))
+
+
+def interpreters(version: str) -> dict[str, Path]:
+    """Return interpreters by their whole version, for a version such as 3.11; not those of virtual environments."""
+    found: dict[str, Path] = {}
+    for path in candidates(version):
+        told = version_of(path)
+        if told is not None and told.startswith(f"{version}.") and not (path.parent.parent / "pyvenv.cfg").exists():
+            found.setdefault(told, path)
+    return found
+
+
+def run(python: Path, told: str) -> None:
+    """Run the demo in a fresh clone, then the smoke test with DeepSpeed; print seconds and size."""
+    with tempfile.TemporaryDirectory(prefix="distributor-clone-") as folder:
+        clone = Path(folder, "clone")
+        call(["git", "clone", "--quiet", "--shared", str(ROOT), str(clone)])
+        began = time.monotonic()
+        call(["make", "-C", str(clone), "demo", f"PYTHON={python}"])
+        seconds, size = time.monotonic() - began, gigabytes(clone / ".venv")
+        call(["make", "-C", str(clone), ".venv/demo-deepspeed.ok", f"PYTHON={python}"])
+        call([str(clone / ".venv/bin/python"), str(clone / "tools/smoke.py")])
+        print(f"=== Python {told}: make demo took {seconds:.0f} s, .venv had {size:.1f} GB", flush=True)
+
+
+def resolve(python: Path, told: str) -> None:
+    """Have pip find a version of everything that make installs, in a new environment."""
+    with tempfile.TemporaryDirectory(prefix="distributor-resolve-") as folder:
+        call([str(python), "-m", "venv", folder])
+        pip = [f"{folder}/bin/python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+        constraints = ["--constraint", str(ROOT / "constraints.txt")]
+        call([*pip, *constraints, "pip"])
+        wanted = [word for name in ("test", "bench") for word in requirements(PURPOSES[name], "")]
+        call([*pip, "--dry-run", *constraints, *wanted])
+    print(f"=== Python {told}: the pinned versions can be installed", flush=True)
+
+
+def call(command: Sequence[str]) -> None:
+    """Run a command without what this environment says of Python.
+
+    Raises:
+        SystemExit: it has failed.
+    """
+    environ = {
+        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS")
+    }
+    ended = subprocess.run(command, env=environ, check=False)
+    if ended.returncode != 0:
+        sys.exit(f"{' '.join(command)} has failed with exit code {ended.returncode}")
+
+
+def main(what: str, *versions: str) -> None:
+    """Do it for each interpreter of each version; say which versions are not here."""
+    for version in versions:
+        found = interpreters(version)
+        if not found:
+            print(f"=== Python {version}: skipped, there is no python{version} here", flush=True)
+        for told, python in found.items():
+            print(f"=== Python {told} ({python})", flush=True)
+            {"run": run, "resolve": resolve}[what](python, told)
+
+
+if __name__ == "__main__":
+    if shutil.which("git") is None:
+        sys.exit("git is needed for fresh clones")
+    main(*sys.argv[1:])
