@@ -1,10 +1,33 @@
-"""Train deep networks on Apache Spark: ``TorchDistributor(num_processes=16, use_gpu=True).run(train, 1e-3)``.
+"""Trains deep networks on Apache Spark, or this machine.
 
-The names below load on first use: importing the package imports neither pyspark nor torch.
+    from distributor import TorchDistributor
+
+    distributor = TorchDistributor(num_processes=4, use_gpu=False)
+    weights = distributor.run(train, 1e-3)            # a function
+    distributor.run("train.py", "--lr", "0.1")        # a script
+    distributor.run_module("pkg.train", "--lr", "0.1")
+
+The executors of the active Spark session train; without one, this machine
+does. From a shell: distributor run --help.
+
+    TorchDistributor       how many processes, GPUs, output, limits; run
+    DeepspeedTorchDistributor, zero, suggest_zero, autotune
+                           the same with DeepSpeed, and its configuration
+    Run, Status            what submit returns: results, stacks, cancel
+    DistributorError       what is raised, as: ConfigurationError (of it
+                           PayloadError, ResourceError), StartError,
+                           TrainingError (of it NodeLostError, StallError),
+                           ResultError, RunCancelledError
+    runtime                what a function may ask for while it trains
+    deepspeed_checkpoint   checkpoints for another number of ranks
+
+All other modules are internal. These names load on first use: importing the
+package imports neither pyspark nor torch.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -56,16 +79,34 @@ _WHERE = {
     ),
 }
 
-__all__ = ["__version__", *_WHERE]
+_MODULES = ("deepspeed_checkpoint", "runtime")
+
+__all__ = ["__version__", *_WHERE, *_MODULES]
+
+
+def _unfit() -> str | None:
+    """Why this Python or platform cannot run the package; ``None`` if it can."""
+    if sys.platform == "win32":
+        return "distributor runs on Linux only, this is Windows: use WSL 2, a container or a Linux machine"
+    if sys.version_info[:2] < (3, 11):  # noqa: UP036  (pip refuses it, a path to a clone does not)
+        version = ".".join(str(part) for part in sys.version_info[:3])
+        return f"distributor needs Python 3.11 or later, this is {version}: start with another"
+    return None
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name not in __all__:
         raise AttributeError(f"module 'distributor' has no attribute {name!r}")
+    problem = _unfit()
+    if problem is not None:
+        raise ImportError(problem)
     from importlib import import_module
 
+    if name in _MODULES:
+        return import_module(f"distributor.{name}")
     return getattr(import_module(_WHERE[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*(globals().keys() - {"Any", "TYPE_CHECKING", "annotations"}), *__all__})
+    """The public names, and what every module has; not the modules that hold them."""
+    return sorted({*(name for name in globals() if name[:2] == name[-2:] == "__"), *__all__})

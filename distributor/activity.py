@@ -27,7 +27,7 @@ _MAX_STACKS = 256 << 10
 _IDLE_SHARE = 0.02
 
 #: Seconds between looks at what a rank has written of its stacks.
-_LOOK = 0.05
+_LOOK = 0.02
 
 
 class Activity:
@@ -59,14 +59,13 @@ class Activity:
         return now - self._active
 
 
-async def stacks(folder: Path, pids: Mapping[int, int], all_threads: bool, timeout: float) -> dict[int, str]:
-    """What ranks are doing now, by local rank: faulthandler's text, or why there is none.
+def ask_stacks(folder: Path, pids: Mapping[int, int], all_threads: bool) -> dict[int, int]:
+    """Has ranks write what they are doing now; how much each has written of that before, in bytes.
 
     Args:
         folder: the node's.
         pids: processes by local rank.
         all_threads: of all threads, or of the main thread only.
-        timeout: seconds that a rank may take to answer.
     """
     before = {}
     for local_rank, pid in pids.items():
@@ -75,6 +74,18 @@ async def stacks(folder: Path, pids: Mapping[int, int], all_threads: bool, timeo
             os.kill(pid, ALL_STACKS_SIGNAL if all_threads else MAIN_STACK_SIGNAL)
         except ProcessLookupError:
             continue
+    return before
+
+
+async def stacks(folder: Path, pids: Mapping[int, int], before: Mapping[int, int], timeout: float) -> dict[int, str]:
+    """What ranks that were asked are doing, by local rank: faulthandler's text, or why there is none.
+
+    Args:
+        folder: the node's.
+        pids: processes by local rank.
+        before: what :func:`ask_stacks` has returned.
+        timeout: seconds that a rank may take to answer.
+    """
     texts = await asyncio.gather(*(_answer(folder, rank, pid, before[rank], timeout) for rank, pid in pids.items()))
     return dict(zip(pids, texts))
 

@@ -8,7 +8,7 @@ import shlex
 import socket
 
 from distributor import modules
-from distributor.job import Failure, Job, Script
+from distributor.job import Failure, Job, Module, Script
 
 _NO_MODULE = re.compile(r"No module named '?(?P<name>\w+(?:\.\w+)*)")
 _NO_FILE = re.compile(r"No such file or directory: '(?P<path>.+?)'")
@@ -32,10 +32,15 @@ def _about_module(name: str, failure: Failure, job: Job) -> str:
     here = [] if job.working_dir is None else [job.working_dir.path]
     if isinstance(job.target, Script):
         here.append(os.path.dirname(job.target.path))
+    if isinstance(job.target, Module):
+        here.append(os.getcwd())
     package = name.partition(".")[0]
     spec = modules.find(package, here)
     if spec is None or modules.find(name, here) is None:
-        return ""
+        asked = isinstance(job.target, Module) and job.target.name == name
+        where = "" if job.working_dir is None else f"working_dir {job.working_dir.path}, "
+        told = f"{name} is not on the driver either: not in {where}the current directory {os.getcwd()} or Python's path"
+        return told if asked else ""
     places = [*(spec.submodule_search_locations or ()), *([spec.origin] if spec.origin else [])]
     if not places or not os.path.exists(places[0]):  # built in
         return ""

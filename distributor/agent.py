@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import pickle
+import re
 import signal
 import socket
 import sys
@@ -64,12 +65,19 @@ _NEW_FILES = 5
 #: Seconds beyond the grace after which the launcher is not trusted to have stopped its ranks.
 _STOP_MARGIN = 3.0
 
+#: The rest of a traceback from the imports of the launcher on. Source lines of a package in a zip are not told.
+_IMPORTS_TORCH = re.compile(r'distributor/launcher\.py", line \d+, in <module>\n.*', re.DOTALL)
+
+#: Seconds that ranks which are asked what they do get to answer before they are told to stop.
+_LAST_WORDS = 0.3
+
 #: Seconds that an agent without owner spends on the driver.
 _ORPHAN_PATIENCE = 3.0
 
 T = TypeVar("T")
 
-_STREAMS = ("stdout", "stderr")
+#: Of a rank; the last is what Python prints of an exception that nobody caught.
+_STREAMS = ("stdout", "stderr", "uncaught")
 
 
 @dataclass(frozen=True)
@@ -148,6 +156,7 @@ class _Agent:
         self._tailing: Tailing | None = None
         self._activity: activity.Activity | None = None
         self._dumps: set[asyncio.Task[None]] = set()
+        self._stopping_soon: asyncio.Task[None] | None = None
         self._warnings = [*notes, *([order.note] if order.note is not None else [])]
         self._gave_up: str | None = None
         self._run_failed = True  # until the launcher has passed the exit barrier, and all other nodes with it
@@ -266,6 +275,8 @@ class _Agent:
         )
         await self._open_channel(order, logs)
         oom_before = processes.oom_kills()
+        if isinstance(self._launcher, SpawnedLauncher):
+            self._tell({"event": "importing", "nodes": len(order.placement.nodes), "module": "torch"})
         events = self._launcher.start(order)
         if self._store is not None:
             self._store.close()  # the launcher has it now
@@ -396,11 +407,16 @@ class _Agent:
             self._ranks.note(event)
             if event["event"] == "ready":
                 self._times["ready"] = event["time"]
+                if isinstance(self._launcher, SpawnedLauncher):
+                    self._tell({"event": "importing", "nodes": len(order.placement.nodes), "module": ""})
             elif event["event"] == "started":
                 self._times["started"] = event["time"]
                 if self._job.stall_timeout is not None:
                     self._activity = activity.Activity(self._ranks.pids)
                 self._tell({"event": "started"})
+            elif event["event"] == "warning":
+                self._warnings.append(event["text"])
+                self._tell({"event": "warnings", "host": order.host, "texts": [event["text"]]})
             elif event["event"] == "exited" and event["code"] != 0 and not event["stopped"]:
                 failure = self._failure(order, event["local_rank"], "", False)
                 self._tell({"event": "failed", "failure": {**asdict(failure), "exception": None}})
@@ -422,17 +438,27 @@ class _Agent:
 
     def _on_order(self, order: dict[str, Any]) -> None:
         if order.get("order") == "stop":
-            self._stop(grace=bool(order["grace"]))
+            if order["grace"] and self._dumps:
+                self._stopping_soon = asyncio.ensure_future(self._stop_after(set(self._dumps)))
+            else:
+                self._stop(grace=bool(order["grace"]))
         elif order.get("order") == "dump":
-            dump = asyncio.ensure_future(self._dump(int(order["id"]), bool(order["all"]), float(order["timeout"])))
+            pids = self._ranks.alive_pids
+            before = activity.ask_stacks(Path(self._order.folder), pids, bool(order["all"]))
+            dump = asyncio.ensure_future(self._dump(int(order["id"]), pids, before, float(order["timeout"])))
             self._dumps.add(dump)
             dump.add_done_callback(self._dumps.discard)
 
-    async def _dump(self, number: int, all_threads: bool, timeout: float) -> None:
-        """Sends what each rank is doing."""
+    async def _stop_after(self, dumps: set[asyncio.Task[None]]) -> None:
+        """Stops ranks once they have told what they do, which they were just asked; a moment later at the latest."""
+        await asyncio.wait(dumps, timeout=_LAST_WORDS)
+        self._stop()
+
+    async def _dump(self, number: int, pids: Mapping[int, int], before: Mapping[int, int], timeout: float) -> None:
+        """Sends what each rank is doing, which it was asked."""
         assert self._node is not None
         texts = dict.fromkeys(self._ranks.exits, "it has ended")
-        texts |= await activity.stacks(Path(self._order.folder), self._ranks.alive_pids, all_threads, timeout)
+        texts |= await activity.stacks(Path(self._order.folder), pids, before, timeout)
         for local_rank, text in texts.items():
             if self._uplink is not None:
                 self._uplink.send(
@@ -592,15 +618,26 @@ class _Ranks:
         if self.started or stopping:
             return None
         said = layout.launcher_log(order.folder).read_text(errors="replace").strip()
-        if "No module named 'torch" in said:
+        if (why := _without_torch(said)) is not None:
             return "StartError", (
-                f"torch cannot be imported on {order.host} by {sys.executable}: install it there, or name another "
-                "Python before the session starts (the environment variable PYSPARK_PYTHON, or spark.pyspark.python)\n"
-                + said
+                f"torch cannot be imported on {order.host} by {sys.executable} ({why}): install it there, or name "
+                "another Python before the session starts (the environment variable PYSPARK_PYTHON, or "
+                "spark.pyspark.python)"
             )
         code = launcher.returncode or 0
         ended = f"was killed by {processes.signal_name(-code)}" if code < 0 else f"ended with code {code}"
         return "StartError", f"the launcher on {order.host} {ended}, before any rank was up\n{said}".rstrip()
+
+
+def _without_torch(said: str) -> str | None:
+    """Why torch cannot be imported, if that is what a launcher has said: its module begins with that.
+
+    >>> _without_torch('  File "distributor/launcher.py", line 26, in <module>\\nImportError: no torch')
+    'ImportError: no torch'
+    """
+    traceback = _IMPORTS_TORCH.search(said)
+    last = said.rpartition("\n")[2]
+    return last if traceback and "torch" in traceback[0] and re.match(r"\w+Error: ", last) else None
 
 
 def _explain(error: Exception) -> tuple[str, str]:

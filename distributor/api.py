@@ -12,15 +12,14 @@ import secrets
 import signal
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
-from distributor import deepspeed_config, limits, modules, payload, shipping, versions, views
+from distributor import deepspeed_config, limits, modules, notices, payload, shipping, versions, views
 from distributor.environment import CONTRACT
-from distributor.errors import ConfigurationError, PayloadError, show_shortly
+from distributor.errors import ConfigurationError, DistributorError, PayloadError, show_shortly
 from distributor.job import DeepspeedOptions, Function, Job, Module, Resources, Script, Target, WorkingDir
 from distributor.run import Run
 from distributor.views import View
@@ -36,6 +35,9 @@ T = TypeVar("T")
 
 #: Seconds beyond the grace that Ctrl-C waits for the ranks to end before it gives the prompt back.
 _INTERRUPT_MARGIN = 10.0
+
+#: Characters of a run's name.
+_LONGEST_NAME = 100
 
 #: Bytes below which memory was not meant to be counted in bytes.
 _LEAST_MEMORY = 1_000_000
@@ -55,10 +57,13 @@ class TorchDistributor:
             Spark session. ``None`` (default) decides: a session on a cluster (standalone, YARN, Kubernetes,
             ``local-cluster``, Spark Connect) trains on its executors, anything else on this machine.
         use_gpu: each rank gets a GPU of its own, device ``LOCAL_RANK`` of those it sees. ``False`` hides GPUs.
+        name: what the run is called in the status, in notes, in ``repr(run)`` and in the Spark UI (its job's
+            description, on classic sessions); one line of at most 100 characters.
         env: environment variables for the ranks; they win over everything but the rank contract (``RANK``, ...).
         forward_env: patterns (``"WANDB_*"``) of the driver's environment variables that ranks on executors get as well.
         working_dir: a project folder that becomes the ranks' current directory and comes first on their import path.
-            On this machine it is used in place, executors get a copy that is removed in the end.
+            On this machine it is used in place, executors get a copy that is removed in the end. Scripts and modules
+            are looked for in it, then in the current directory.
         working_dir_limit: bytes that the files in ``working_dir`` may have together (default 256 MiB).
         gpus_per_process: GPUs of each rank (default 1 with ``use_gpu``). ``cuda:LOCAL_RANK`` is always a rank's first
             one, and every ``LOCAL_WORLD_SIZE``-th device from there is its own.
@@ -114,6 +119,7 @@ class TorchDistributor:
         local_mode: bool | None = None,
         use_gpu: bool = True,
         *,
+        name: str | None = None,
         env: Mapping[str, str] | None = None,
         forward_env: Sequence[str] = (),
         working_dir: str | os.PathLike[str] | None = None,
@@ -157,6 +163,7 @@ class TorchDistributor:
             None if memory_per_process is None else _check_memory(memory_per_process),
             None if max_processes_per_node is None else _check_count("max_processes_per_node", max_processes_per_node),
         )
+        self._name = _check_name(name)
         self._env = _check_env({} if env is None else env)
         self._forward_env = _check_patterns(forward_env)
         self._working_dir = _check_path("working_dir", working_dir)
@@ -236,15 +243,19 @@ class TorchDistributor:
         with _plain_interrupts():
             try:
                 return run.result()
+            except DistributorError as error:
+                error.__traceback__ = None  # without the way through this package
+                raise
             except BaseException as error:  # Ctrl-C, or what else a signal handler raises: nobody would wait for ranks
-                run.cancel("interrupted; again to end all ranks at once")
                 try:
+                    run.cancel("interrupted; again to end all ranks at once", say_where=True)
                     run.wait(self._grace_period + _INTERRUPT_MARGIN)
                 except BaseException:
                     run.kill()
                     run.wait(_INTERRUPT_MARGIN)
                 if isinstance(error, KeyboardInterrupt):
                     show_shortly(error)
+                    error.__traceback__ = None
                 raise
 
     def _submit(
@@ -323,6 +334,7 @@ class TorchDistributor:
         ranks_per_task, task_profile = (1, None) if scheduler is None else scheduler.shape(self._resources)
         return Job(
             run_id=secrets.token_hex(6),
+            name=self._name,
             num_processes=self.num_processes,
             target=target,
             use_gpu=self.use_gpu,
@@ -403,24 +415,15 @@ class TorchDistributor:
                 self._check_module(train_object.name)
             return train_object
         if isinstance(train_object, (str, os.PathLike)):
-            path = Path(train_object)
             if kwargs:
                 raise ConfigurationError(
                     f"a script takes no keyword arguments ({', '.join(kwargs)}): pass them as '--name', 'value'"
                 )
-            if path.suffix != ".py":
-                raise PayloadError(
-                    f"{str(train_object)!r} is not a .py file: pass the path of a Python script, a callable, "
-                    "or use run_module('pkg.train') for a module"
-                )
+            path = find_script(train_object, self._working_dir)
             try:
                 source = path.read_bytes()
             except OSError as error:
-                inside = None if self._working_dir is None else self._working_dir / path
-                hint = f". {str(inside)!r} is there: pass that" if inside is not None and inside.is_file() else ""
-                raise PayloadError(
-                    f"the script {str(train_object)!r} cannot be read on the driver: {error.strerror}{hint}"
-                ) from error
+                raise PayloadError(f"the script {str(path)!r} cannot be read: {error.strerror}") from error
             return Script(str(path.absolute()), source, _check_argv(args))
         if callable(train_object):
             _check_call(train_object, args, kwargs)
@@ -432,12 +435,12 @@ class TorchDistributor:
         )
 
     def _check_module(self, name: str) -> None:
-        folders = [] if self._working_dir is None else [str(self._working_dir.absolute())]
+        places = _places(self._working_dir)
+        folders = [str(folder) for folder in places.values()]
         found = modules.find(name, folders)
         if found is None:
-            where = f"working_dir {folders[0]} and " if folders else ""
             path = ", ".join(modules.search_path())
-            raise PayloadError(f"there is no module {name!r}: looked for it in {where}Python's path, {path}")
+            raise PayloadError(f"there is no module {name!r} in {', '.join(places)} or Python's path: {path}")
         if found.submodule_search_locations is not None and modules.find(f"{name}.__main__", folders) is None:
             raise PayloadError(
                 f"{name!r} is a package without a module __main__, so that it cannot be run: name one of its modules"
@@ -594,14 +597,44 @@ def _deepspeed_configs(
     config = deepspeed_config.read(source)
     deepspeed_config.check(config, world_size)
     if deepspeed_config.TRAIN not in config and deepspeed_config.MICRO not in config:
-        warnings.warn(
-            f"deepspeedConfig gives no batch size: deepspeed.initialize refuses it unless {deepspeed_config.TRAIN} or "
-            f"{deepspeed_config.MICRO} is added",
-            stacklevel=4,
+        notices.logger.warning(
+            "deepspeedConfig gives no batch size: deepspeed.initialize refuses it unless %s or %s is added",
+            deepspeed_config.TRAIN,
+            deepspeed_config.MICRO,
         )
     final = deepspeed_config.fill(config, world_size, auto)
     deepspeed_config.check(final, world_size)
     return final, deepspeed_config.fill(config, world_size, auto, guess=False)
+
+
+def find_script(script: str | os.PathLike[str], working_dir: Path | None) -> Path:
+    """Where a script is: in ``working_dir``, or else in the current directory.
+
+    Raises:
+        PayloadError: it is in neither, or is no Python file.
+    """
+    path = Path(script)
+    if path.suffix != ".py":
+        raise PayloadError(
+            f"{str(path)!r} is not a .py file: pass the path of a Python script, a callable, "
+            "or use run_module('pkg.train') for a module"
+        )
+    places = {"": Path()} if path.is_absolute() else _places(working_dir)
+    found = next((folder / path for folder in places.values() if os.path.exists(folder / path)), None)
+    if found is None:
+        where = "" if path.is_absolute() else f" in {' or '.join(places)}"
+        raise PayloadError(f"there is no script {str(path)!r}{where}")
+    return found
+
+
+def _places(working_dir: Path | None) -> dict[str, Path]:
+    """Where scripts and modules are looked for, in order, each with its name for people."""
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:
+        raise ConfigurationError("the driver's current directory does not exist any more: change to one") from None
+    first = {} if working_dir is None else {f"working_dir {working_dir}": working_dir.absolute()}
+    return {**first, f"the current directory {here}": here}
 
 
 def _scheduler(session: SparkSession | None, use_gpu: bool) -> SparkScheduler | LocalScheduler:
@@ -624,6 +657,16 @@ def _check_count(name: str, value: Any) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
         raise ConfigurationError(f"{name} has to be a positive integer, not {value!r}")
     return operator.index(value)
+
+
+def _check_name(name: Any) -> str | None:
+    if name is None:
+        return None
+    if not isinstance(name, str) or not name.strip() or not name.isprintable():
+        raise ConfigurationError(f"name must be one line of text, not {name!r}")
+    if len(name) > _LONGEST_NAME:
+        raise ConfigurationError(f"name must have at most {_LONGEST_NAME} characters, not {len(name):,}: shorten it")
+    return name.strip()
 
 
 def _check_seconds(name: str, seconds: Any, least: float) -> float:

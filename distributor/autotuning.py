@@ -217,7 +217,8 @@ def best(experiments: Sequence[Experiment], less: bool) -> Experiment | None:
 
 def is_out_of_memory(error: TrainingError) -> bool:
     """Whether any rank says so: which of them is first depends on the others' sizes."""
-    texts = [str(error), *(f"{failure.kind} {failure.message} {failure.log_tail}" for failure in error.failures)]
+    told = [(each.kind, each.message, each.traceback, each.log_tail) for each in error.failures]
+    texts = [str(error), *(" ".join(each) for each in told)]
     return any(words in text for words in _OUT_OF_MEMORY for text in texts)
 
 
@@ -245,7 +246,7 @@ def _try(
         state = "out of memory" if isinstance(error, TrainingError) and is_out_of_memory(error) else "failed"
         return ended(state, reason=_first_line(error))
     except BaseException:  # Ctrl-C
-        run.cancel()
+        run.cancel("interrupted", say_where=True)
         raise
     return ended("finished", _measured(value, metric))
 

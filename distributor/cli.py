@@ -20,11 +20,11 @@ import rich_click as click
 from click.shell_completion import get_completion_class
 
 from distributor import __version__
-from distributor.api import DeepspeedTorchDistributor, TorchDistributor
+from distributor.api import DeepspeedTorchDistributor, TorchDistributor, find_script
 from distributor.dry_run import describe
 from distributor.errors import ConfigurationError, DistributorError, StartError, TrainingError
 from distributor.job import Module
-from distributor.schedulers import spark_session
+from distributor.schedulers import spark_preflight, spark_session
 
 #: Exit code of a request that is wrong.
 _USAGE = 2
@@ -59,7 +59,10 @@ def main() -> None:
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option("-m", "--module", is_flag=True, panel=_WHAT, help="SCRIPT is a module, as with python -m.")
 @click.option(
-    "--working-dir", type=click.Path(), panel=_WHAT, help="A project folder: ranks run in it, executors in a copy."
+    "--working-dir",
+    type=click.Path(exists=True, file_okay=False),
+    panel=_WHAT,
+    help="A project folder: ranks run in it, executors in a copy.",
 )
 @click.option(
     "--deepspeed", metavar="FILE", type=click.Path(), panel=_WHAT, help="Train with DeepSpeed and this configuration."
@@ -70,6 +73,7 @@ def main() -> None:
     panel=_WHAT,
     help="A script gets no --deepspeed --deepspeed_config PATH after its own arguments.",
 )
+@click.option("--name", panel=_WHAT, help="Of the run, for the status and the Spark UI.")
 @click.option("--dry-run", is_flag=True, panel=_WHAT, help="Print the plan and start nothing.")
 @click.option("-n", "--num-processes", type=int, default=1, show_default=True, panel=_WHERE, help="World size.")
 @click.option("--local", is_flag=True, panel=_WHERE, help="On this machine, without Spark.")
@@ -150,7 +154,7 @@ def run(
     if local and master:
         raise click.UsageError(f"--local and --master {master} exclude each other: leave out one of them")
     if master:
-        spark_session.check_master(master)
+        spark_preflight.check_master(master)
     on_spark = bool(master) or (not local and _in_spark_submit())
     for option, value in (("--conf", conf[0] if conf else None), ("--driver-ports", driver_ports)):
         if value is not None and not on_spark:
@@ -171,14 +175,16 @@ def run(
         distributor = DeepspeedTorchDistributor(
             num_processes, 1, local_mode, use_gpu, deepspeed, script_arguments=not no_script_arguments, **everything
         )
-    if module:
-        sys.path.insert(0, os.getcwd())  # as python -m does
     settings = dict(_pair("--conf", setting) for setting in conf)
     if dry_run:
         _print_plan(distributor, Module(script, args) if module else script, args, on_spark, master, settings)
         return
-    if on_spark and options["progress"] and not _in_spark_submit():
-        click.echo(f"[distributor] starting a Spark session with master {master}", err=True)
+    if master and not _in_spark_submit():
+        if not module:
+            find_script(script, None if options["working_dir"] is None else Path(options["working_dir"]))
+        spark_preflight.check(master, os.environ, use_gpu)
+        if options["progress"]:
+            click.echo(f"[distributor] starting a Spark session with master {master}", err=True)
     session = _session(master, settings) if on_spark else None
     try:
         if module:
@@ -260,16 +266,16 @@ def as_options(text: str) -> str:
     """An error's text with options in place of the arguments that it speaks of.
 
     >>> as_options("use_gpu=True, but ...: pass use_gpu=False, or lower num_processes")
-    '--use-gpu, but ...: pass --no-gpu, or lower --num-processes'
+    '--use-gpu (the default), but ...: pass --no-gpu, or lower --num-processes'
     """
     for argument, option in {
-        "use_gpu=True": "--use-gpu",
+        "use_gpu=True": "--use-gpu (the default)",
         "use_gpu=False": "--no-gpu",
         "local_mode=True": "--local",
         "local_mode=False": "--master URL",
         "numGpus": "--num-processes",
         "deepspeedConfig": "--deepspeed",
-        "run_module('pkg.train')": "-m pkg.train",
+        ", a callable, or use run_module('pkg.train')": ", or -m pkg.train",
         "logs names": "--logs names",
         "logs has to be 'all', 'rank0', 'none' or a list of ranks": "--logs takes all, rank0, none or ranks (0,3)",
     }.items():
@@ -318,10 +324,6 @@ def _session(master: str | None, settings: dict[str, str]) -> Any:
         settings = {"spark.ui.showConsoleProgress": "false", **settings}
         with ThreadPoolExecutor(1) as another:  # not in the main thread, where Spark would set a handler of its own
             return another.submit(spark_session.create, master, settings).result()
-    except ImportError as error:
-        raise ConfigurationError(
-            f"training on Spark needs pyspark, which cannot be imported ({error}): pip install 'distributor[spark]'"
-        ) from None
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -9,15 +9,23 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
+from distributor import devices, environment
 from distributor.job import Function, Job, Module, Node, Placement, Plan, Script, Target
 from distributor.launch import PATHS
 from distributor.shipping import package_zip
 from distributor.wording import count, size
 
-#: Stands for what is decided as a run starts: a folder of its own, ports, and on Spark who runs where.
+#: Stand for what is decided as a run starts: a folder of its own, ports, and on Spark who runs where, with which CPUs,
+#: GPUs and network interface.
 _FOLDER = "$RUN_FOLDER"
 _PORT = "$PORT"
 _MASTER = "$MASTER"
+_CPUS = "$CPUS_OF_TASK"
+_GPUS = "$GPUS_OF_NODE"
+_INTERFACE = "$INTERFACE"
+_NODES = "$NODES"
+_RANKS = "$RANKS_OF_NODE"
+_OPEN = (_FOLDER, _PORT, _MASTER, _CPUS, _GPUS, _INTERFACE, _NODES, _RANKS)
 
 #: What is in variables of such names is nobody else's business.
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
@@ -41,7 +49,7 @@ def describe(job: Job, where: str, placement: Placement | None = None) -> str:
     plan = _plan(job, placement)
     rows = [
         ("run", _words(job.target)),
-        ("on", f"{where}: {count(job.num_processes, 'rank')}, {_devices(job)}"),
+        ("on", f"{where}: {count(job.num_processes, 'rank')}, {_devices(job, placement)}"),
         ("placement", "by Spark, as the run starts" if placement is None else str(placement)),
         ("command", f"{_command(plan.target)}   (in each rank, through torch's elastic agent: {job.launch_path})"),
         ("ships", _shipped(job) if placement is None else "nothing: ranks run here"),
@@ -49,20 +57,36 @@ def describe(job: Job, where: str, placement: Placement | None = None) -> str:
     ]
     lines = [f"{name:<13} {text}" for name, text in rows]
     lines += ["", "environment of every rank, on top of its machine's:", *_variables(plan.node_env)]
-    one = "rank 0" if placement is not None else "rank 0, if all ranks were on one node"
-    lines += ["", f"environment of {one}:", *_variables(plan.rank_env[0])]
+    lines += ["", "environment of rank 0:", *_variables(plan.rank_env[0])]
+    if any(name in line for line in lines for name in _OPEN):
+        lines += [
+            "",
+            "What begins with $ is decided as the run starts.",
+        ]
     if job.deepspeed is not None and job.deepspeed.config is not None:
         lines += ["", "DeepSpeed's configuration:", json.dumps(json.loads(job.deepspeed.config), indent=2)]
     return "\n".join(lines)
 
 
 def _plan(job: Job, placement: Placement | None) -> Plan:
-    """What node 0 would do; where nobody knows who it is, one that has all ranks."""
-    if placement is None:
-        placement = Placement((Node(0, "?", "?", _MASTER, 0, 0, 0, job.num_processes),))
-    node = placement.master
-    plan = PATHS[job.launch_path].plan(job, placement, node, os.environ, {}, _FOLDER)
-    return replace(plan, rank_env=tuple({**env, "MASTER_PORT": _PORT} for env in plan.rank_env))
+    """What node 0 would do."""
+    path = PATHS[job.launch_path]
+    if placement is not None:
+        plan = path.plan(job, placement, placement.master, os.environ, {}, _FOLDER)
+        return replace(plan, rank_env=tuple({**env, "MASTER_PORT": _PORT} for env in plan.rank_env))
+    cpus = job.cpus_per_process or 1
+    node = Node(0, "?", "?", _MASTER, 0, 0, 0, job.num_processes, task_cpus=cpus * job.ranks_per_task)
+    # Executors have an environment of their own: nobody knows what it says of network interfaces.
+    plan = path.plan(job, Placement((node,)), node, {}, environment.sockets({}, _INTERFACE), _FOLDER)
+    decided = {name: _GPUS for name in devices.VISIBLE_DEVICES if job.use_gpu}
+    if job.cpus_per_process is None:
+        decided["OMP_NUM_THREADS"] = _CPUS
+    of_rank = {"MASTER_PORT": _PORT, "GROUP_WORLD_SIZE": _NODES, "LOCAL_WORLD_SIZE": _RANKS}
+    return replace(
+        plan,
+        node_env={**plan.node_env, **decided, **job.env},
+        rank_env=tuple({**env, **of_rank} for env in plan.rank_env),
+    )
 
 
 def _words(target: Target) -> str:
@@ -88,13 +112,13 @@ def _command(target: Target) -> str:
 
 def _quoted(word: str) -> str:
     """As a shell takes it, but for what is not known yet."""
-    return word if word.startswith((_FOLDER, _PORT, _MASTER)) else shlex.quote(word)
+    return word if any(name in word for name in _OPEN) else shlex.quote(word)
 
 
-def _devices(job: Job) -> str:
+def _devices(job: Job, placement: Placement | None) -> str:
     if not job.use_gpu:
         return "on CPUs"
-    return f"with {count(job.gpus_per_process, 'GPU')} each"
+    return f"with {count(job.gpus_per_process, 'GPU')} each{', asked of Spark' if placement is None else ''}"
 
 
 def _shipped(job: Job) -> str:

@@ -21,11 +21,12 @@ All of them can be pickled.
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distributor import cells
 from distributor.wording import shortened
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 #: Characters of an error that a notebook shows. ``str(error)`` has all.
 _LONGEST_IN_CELLS = 20_000
+
+#: ``__cause__`` as C code has it.
+_CAUSE: Any = vars(BaseException)["__cause__"]
 
 
 class DistributorError(RuntimeError):
@@ -85,7 +89,8 @@ class TrainingError(DistributorError):
     """A rank failed; every other rank was stopped.
 
     The text begins with what happened (``rank 1 on host-b failed: ValueError: ...``), followed by that
-    rank's traceback. ``__cause__`` is the original exception where it could be unpickled.
+    rank's traceback. ``__cause__`` is the original exception where it could be unpickled; Python does not print it,
+    since the text has told it.
 
     Attributes:
         failures: all failures, the root first, then those it may have caused, in order of time.
@@ -103,8 +108,11 @@ class TrainingError(DistributorError):
         ...     print(error.rank, error.host, error.exit_code)
     """
 
-    def __init__(self, message: str, failures: Sequence[Failure] = ()) -> None:
+    __slots__ = ("_original",)  # no part of __dict__, which is pickled: exceptions may not survive that
+
+    def __init__(self, message: str, failures: Sequence[Failure] = (), original: BaseException | None = None) -> None:
         super().__init__(message)
+        self._original = original
         self.failures: tuple[Failure, ...] = tuple(failures)
         root = self.failures[0] if self.failures else None
         self.rank: int | None = root.rank if root else None
@@ -114,6 +122,22 @@ class TrainingError(DistributorError):
         self.signal: str | None = root.signal if root else None
         self.traceback: str = root.traceback if root else ""
         self.log_tail: str = root.log_tail if root else ""
+
+    @property
+    def __cause__(self) -> BaseException | None:
+        """The original exception, unless another was set; none for Python's own printer of tracebacks.
+
+        What the interpreter and ``logging`` print would begin with it, although this text has it with its traceback.
+        Until Python 3.12, the interpreter prints what C code has as the cause; later, it asks the module ``traceback``.
+        """
+        cause: BaseException | None = _CAUSE.__get__(self)
+        if cause is not None or sys._getframe(1).f_globals.get("__name__") == traceback.__name__:
+            return cause
+        return getattr(self, "_original", None)
+
+    @__cause__.setter
+    def __cause__(self, cause: BaseException | None) -> None:
+        _CAUSE.__set__(self, cause)
 
 
 class NodeLostError(TrainingError):

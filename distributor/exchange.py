@@ -57,13 +57,18 @@ def exchange(
     return sorted(everyone, key=lambda entry: entry["partition"]), told is not None
 
 
-def tell(endpoint: Endpoint, events: Iterable[Mapping[str, Any]]) -> None:
+def tell(endpoint: Endpoint, events: Iterable[Mapping[str, Any]], timeout: float = _CONNECT_TIMEOUT) -> None:
     """Tells the driver some events and waits until it has read them.
 
+    Args:
+        endpoint: the driver.
+        events: what it is told.
+        timeout: seconds that one step of that may take.
+
     Raises:
-        OSError: it cannot be reached.
+        OSError: it cannot be reached in time.
     """
-    with _connect(endpoint) as line:
+    with _connect(endpoint, timeout) as line:
         for event in events:
             line.sendall(_pack(event))
         while line.recv(4096):  # until the driver ends the connection
@@ -109,9 +114,9 @@ def _wait_for_ever(line: socket.socket, patience: float) -> None:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 5)
 
 
-def _connect(endpoint: Endpoint) -> socket.socket:
+def _connect(endpoint: Endpoint, timeout: float = _CONNECT_TIMEOUT) -> socket.socket:
     host, port, certificate, token = endpoint
-    line = socket.create_connection((host, port), _CONNECT_TIMEOUT)
+    line = socket.create_connection((host, port), timeout)
     try:
         tls = network.pinned_tls(certificate).wrap_socket(line)
     except BaseException:

@@ -249,7 +249,10 @@ class Baton:
         if self._lock is None:
             return False
         if not any(name.endswith(".so") for name in os.listdir(os.path.dirname(self._path))):
-            print(f"building {self._name} for this node: that takes up to a few minutes, once", file=sys.stderr)
+            print(
+                f"[distributor] building {self._name} for this node: that takes up to a few minutes, once",
+                file=sys.stderr,
+            )
         return True
 
     def wait(self) -> None:
@@ -263,7 +266,7 @@ class Baton:
             waited = self._clock() - start
             if waited > _PATIENCE and not said:
                 said = True
-                print(f"waiting for another process that builds {self._name}", file=sys.stderr)
+                print(f"[distributor] waiting for another process that builds {self._name}", file=sys.stderr)
             if waited > self._timeout:
                 raise TimeoutError(
                     f"another process has been building in {os.path.dirname(self._path)} for {self._timeout:g} s: wait "

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Job:
     """What is asked for: the same value for the local and the Spark scheduler.
 
     Attributes:
-        run_id: unique name of the run.
+        run_id: unique identifier of the run.
         num_processes: world size.
         target: what each rank runs.
         use_gpu: each rank gets one GPU; otherwise GPUs are hidden from ranks.
@@ -135,6 +135,7 @@ class Job:
         launch_path: name of the launch path, a key of ``distributor.launch.PATHS``.
         deepspeed: what that named ``"deepspeed"`` needs to know.
         collect: whose return values travel back.
+        name: the user's name for the run; ``None``: it has none.
     """
 
     run_id: str
@@ -163,15 +164,34 @@ class Job:
     launch_path: str = "torchrun"
     deepspeed: DeepspeedOptions | None = None
     collect: Literal["rank0", "all"] = "rank0"
+    name: str | None = None
 
     @property
     def num_tasks(self) -> int:
         return self.num_processes // self.ranks_per_task
 
     @property
+    def label(self) -> str:
+        """The run for people: its name, if it has one, and its identifier."""
+        return self.run_id if self.name is None else f"{self.name} ({self.run_id})"
+
+    @property
     def title(self) -> str:
         """What is run, for people."""
         return self.target.path if isinstance(self.target, Script) else self.target.name
+
+
+class Step(NamedTuple):
+    """What a run does before its ranks are up.
+
+    ``what`` stays the same for as long as the step lasts, ``how_far`` says how far it is.
+    """
+
+    what: str
+    how_far: str = ""
+
+    def __str__(self) -> str:
+        return self.what + self.how_far
 
 
 class Status(enum.Enum):
@@ -296,6 +316,7 @@ class Plan:
         extensions: builders of DeepSpeed's extensions that ranks load before they run the target; ``None`` without
             DeepSpeed.
         extensions_timeout: seconds that they wait for the one of them that builds.
+        keep_memory: whether the C library keeps memory that ranks free, for their next step.
     """
 
     node: Node
@@ -306,6 +327,7 @@ class Plan:
     elsewhere: tuple[str, ...] = ()
     extensions: tuple[str, ...] | None = None
     extensions_timeout: float = 600.0
+    keep_memory: bool = False
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from distributor import control, layout, rank, start
+from distributor import control, layout, lookups, rank, start
 from distributor.activity import ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL
 from distributor.job import NodeOrder
 from distributor.processes import (
@@ -122,6 +122,7 @@ def _launch(order: NodeOrder) -> NoReturn:
             max_restarts=0,
             monitor_interval=0.001,  # _monitor_workers itself blocks until there is something to see
         )
+        lookups.switch_off(order.folder)
         agent = _RankAgent(spec, order)
         agent.fork_ranks()
         result = agent.run()
@@ -167,6 +168,7 @@ class _PlacedRendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         node, master = self._order.plan.node, self._order.placement.master
         listener: dict[str, int] = {} if self._order.store_fd is None else {"master_listen_fd": self._order.store_fd}
+        before = time.monotonic()
         self._store = TCPStore(
             master.address,
             master.port,
@@ -175,6 +177,9 @@ class _PlacedRendezvous(RendezvousHandler):
             timeout=timedelta(seconds=self._order.start_timeout),
             **listener,  # type: ignore[arg-type]
         )
+        text = lookups.warning(time.monotonic() - before, master.address) if listener else None
+        if text is not None:
+            _tell(self._order, {"event": "warning", "text": text})
         return RendezvousInfo(
             self._store,
             node.node_rank,

@@ -22,7 +22,7 @@ def launcher_log(folder: Folder) -> Path:
 
 
 def rank_log(folder: Folder, local_rank: int, stream: str) -> Path:
-    """Where a rank's ``"stdout"`` or ``"stderr"`` goes."""
+    """Where a rank's ``"stdout"`` or ``"stderr"`` goes, or what Python prints of its ``"uncaught"`` exception."""
     return Path(folder, f"rank-{local_rank}.{stream}")
 
 

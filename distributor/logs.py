@@ -7,10 +7,14 @@ import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from distributor.channel.frames import Log
+from distributor.channel.frames import UNCAUGHT, Log
 from distributor.console import Console
 
-_NAMES = {1: "stdout", 2: "stderr"}
+_STDERR = 2
+_NAMES = {1: "stdout", _STDERR: "stderr", UNCAUGHT: "stderr"}
+
+#: Bytes of what Python prints of a rank's uncaught exception that are held to be shown; the file has all.
+_MOST_HELD = 1 << 20
 
 #: Bytes of a rank's last line that an error shows.
 _LAST_LINE = 200
@@ -28,6 +32,7 @@ class Logs:
         self._console = console
         self._folder = folder
         self._offsets: dict[tuple[int, int], int] = {}
+        self._held: dict[int, bytes] = {}
         self._lock = threading.Lock()
         #: Why files are not complete: the first error in writing them.
         self.error: OSError | None = None
@@ -44,10 +49,24 @@ class Logs:
                 return
             self._offsets[key] = log.offset + len(log.data)
             self._write(key, self._offsets[key] - len(data), data)
-            self._console.write(log.rank, log.stream, data)
+            if log.stream == UNCAUGHT:
+                self._held[log.rank] = (self._held.get(log.rank, b"") + data)[-_MOST_HELD:]
+            else:
+                self._console.write(log.rank, log.stream, data)
             last = data[-_LAST_LINE:].replace(b"\r", b"\n").rstrip().rpartition(b"\n")[2]
             if last:
                 self.last_lines[log.rank] = last.decode(errors="replace")
+
+    def release(self, told: Iterable[int]) -> None:
+        """Shows what Python has printed of uncaught exceptions, which waits for the end of the run.
+
+        Args:
+            told: ranks whose exception the error of the run tells: what it has is not shown twice.
+        """
+        with self._lock:
+            for rank in sorted(self._held.keys() - set(told)):
+                self._console.write(rank, _STDERR, self._held[rank])
+            self._held.clear()
 
     def note(self, text: str) -> None:
         """Shows a line of the distributor's own."""
@@ -81,8 +100,11 @@ class Logs:
     def _write(self, key: tuple[int, int], offset: int, data: bytes) -> None:
         if self._folder is None or self.error is not None:
             return
+        rank, stream = key
+        if _NAMES[stream] == "stderr":  # both its streams, in the order in which they come
+            offset += self._offsets.get((rank, _STDERR if stream == UNCAUGHT else UNCAUGHT), 0)
         try:
-            path = self._folder / f"rank-{key[0]}.{_NAMES[key[1]]}"
+            path = self._folder / f"rank-{rank}.{_NAMES[stream]}"
             # Opened each time: of large runs there may be more files than a process may have open.
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:

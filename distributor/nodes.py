@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from distributor.job import Node, Placement
+from distributor.job import Node, Placement, Step
 from distributor.wording import count, who
 
 #: Nodes that a line of the log names at most.
@@ -38,17 +38,33 @@ class Nodes:
         self.placement: Placement | None = None
         self._states: dict[str, _State] = {}
         self._suspects: set[str] | None = None
+        self._importing: dict[str, str] = {}
+        self._expected = 0
+
+    def importing(self, name: str, module: str, nodes: int) -> None:
+        """A node imports a module, "" if it has done so; there are ``nodes`` in all. It need not be up yet."""
+        self._expected = nodes
+        if module:
+            self._importing[name] = module
+        else:
+            self._importing.pop(name, None)
 
     def place(self, nodes: Iterable[Mapping[str, Any]]) -> None:
         """Takes the placement as a node tells it."""
         self.placement = Placement(tuple(Node.from_json(fields) for fields in nodes))
 
+    def arrived(self, name: str) -> None:
+        """A node is up, with all that a warm process has imported for it."""
+        self._importing.pop(name, None)
+        self.heard(name)
+
     def heard(self, name: str) -> None:
-        """A node has said something."""
+        """A node that is up has said something."""
         self._states.setdefault(name, _State()).heard = time.monotonic()
 
     def started(self, name: str) -> None:
         """Its ranks are on their way."""
+        self._importing.pop(name, None)
         state = self._states[name]
         state.started, state.alive = True, len(self.ranks_of(name))
 
@@ -64,6 +80,26 @@ class Nodes:
         """It has gone away without a word; ``False`` if that was known."""
         before, self._states[name].lost = self._states[name].lost, True
         return not before
+
+    @property
+    def step(self) -> Step | None:
+        """What nodes do before their ranks are up, as far as that is known."""
+        importing = list(dict(self._importing).values())
+        if importing:
+            return Step(f"importing {' and '.join(sorted(set(importing)))}", f" on {self._some(len(importing))}")
+        if self.placement is not None and not self.all_up:
+            return Step("starting ranks", f": they are up on {self._some(self.up)}")
+        return None
+
+    @property
+    def delayed(self) -> bool:
+        """Whether a node that has been heard of has not started its ranks."""
+        return bool(self._importing) or self.up < self.known
+
+    def _some(self, number: int) -> str:
+        """So many of the nodes."""
+        every = self._expected if self.placement is None else len(self.placement.nodes)
+        return count(every, "node") if number == every else f"{number} of {count(every, 'node')}"
 
     @property
     def known(self) -> int:

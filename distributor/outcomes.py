@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from textwrap import indent
 from types import MappingProxyType
 from typing import Any
 
-from distributor import cells, errors, payload
+from distributor import cells, errors, payload, stacks
 from distributor.channel.frames import Log
 from distributor.job import Failure, NodeReport
-from distributor.wording import ranges, who
+from distributor.wording import count, ranges, who
 
 #: How a rank's exception looks when the cause is the loss of another: gloo's, NCCL's and the store's own words.
 _CONSEQUENCE = re.compile(
@@ -39,8 +40,16 @@ _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")
 #: What to do about a failure, ``""`` where there is nothing to add.
 Advise = Callable[[Failure], str]
 
-#: Lines of a rank's log in an error text.
+#: Lines of a rank's log, hosts by name, and tracebacks besides that of the root in an error text.
 _TAIL_LINES = 20
+_HOSTS = 3
+_TRACES = 4
+
+#: What differs between ranks that fail alike: addresses in memory, and of connections.
+_VARYING = re.compile(r"\b0x[0-9a-f]+|\[[0-9a-f.:]+\]:[0-9]+")
+
+#: A frame of a traceback, of a file or of a notebook's cell.
+_FRAME = re.compile(r'^[ |+]*(?:File ")?(?P<path>(?<=")[^"]+|Cell In\[\d+\])"?, line (?P<line>\d+)')
 
 
 @dataclass(frozen=True)
@@ -127,10 +136,7 @@ def training_error(
     gone = [rank for rank, moment in returned.items() if moment < ordered[0].time]
     if gone and _is_echo(ordered[0]):
         advice = f"{who(gone).capitalize()} had returned before: all ranks have to take part in each collective"
-    error = errors.TrainingError(describe(ordered, advice), ordered)
-    error.__cause__ = cause
-    error.__suppress_context__ = True
-    return error
+    return errors.TrainingError(describe(ordered, advice), ordered, cause)
 
 
 def node_lost(nodes: Sequence[str]) -> errors.NodeLostError:
@@ -149,6 +155,11 @@ def order_failures(failures: Sequence[Failure]) -> tuple[Failure, ...]:
     return (root, *(failure for failure in by_time if failure is not root))
 
 
+def has_cause(failures: Sequence[Failure | None]) -> bool:
+    """Whether any failure is more than the echo of a rank or a node that is gone."""
+    return any(failure is None or not (failure.kind == "lost" or _is_echo(failure)) for failure in failures)
+
+
 def is_consequence(failure: Failure) -> bool:
     """Whether a failure looks like the echo of another: a broken connection, an aborted collective."""
     return failure.signal == "SIGABRT" or failure.kind == "lost" or _is_echo(failure)
@@ -162,9 +173,13 @@ def _is_echo(failure: Failure) -> bool:
 
 
 def describe(failures: Sequence[Failure], advice: str = "") -> str:
-    """The text of a :class:`~distributor.errors.TrainingError`; ``failures`` with the root first."""
-    root, *others = failures
-    parts = [f"rank {root.rank} on {root.host} failed: {root.message}"]
+    """The text of a :class:`~distributor.errors.TrainingError`; ``failures`` with the root first.
+
+    Each traceback is told once, whoever raised it. What only echoes the root is told in a line.
+    """
+    root = failures[0]
+    alike, *others = _alike(failures)
+    parts = [f"{_who(alike)} failed: {root.message}"]
     if advice:
         parts.append(advice)
     if root.traceback.strip() not in ("", root.message):
@@ -172,9 +187,56 @@ def describe(failures: Sequence[Failure], advice: str = "") -> str:
     if last_lines := _last_lines(root):
         parts.append(f"The last lines of rank {root.rank}:\n{last_lines}")
     if others:
-        listed = "\n".join(f"  rank {failure.rank} on {failure.host}: {failure.message}" for failure in others)
+        told = {_frames(root)}
+        listed = "\n".join(_after(group, told) for group in others)
         parts.append(f"After it, and perhaps because of it:\n{listed}")
     return "\n\n".join(parts)
+
+
+def _alike(failures: Sequence[Failure]) -> list[list[Failure]]:
+    """Failures in groups that say the same, in the order of the first of each."""
+    groups: dict[tuple[str, str], list[Failure]] = {}
+    for failure in failures:
+        same = (_VARYING.sub("", failure.message), _VARYING.sub("", failure.traceback))
+        groups.setdefault(same, []).append(failure)
+    return list(groups.values())
+
+
+def _who(failures: Sequence[Failure]) -> str:
+    """Ranks and their hosts: ``ranks 0-1 on host-a``."""
+    hosts = list(dict.fromkeys(failure.host for failure in failures))
+    named = ", ".join(hosts) if len(hosts) <= _HOSTS else count(len(hosts), "host")
+    return f"{who(failure.rank for failure in failures)} on {named}"
+
+
+def _after(group: Sequence[Failure], told: set[tuple[str, ...]]) -> str:
+    """A line about failures that are alike, and their traceback where it leads to where none has led before.
+
+    Args:
+        group: the failures.
+        told: the frames of tracebacks that are told; these are added.
+    """
+    first, frames = group[0], _frames(group[0])
+    line = f"  {_who(group)}: {first.message}"
+    if not frames or frames in told:
+        return line
+    if is_consequence(first) or len(told) > _TRACES:
+        return f"{line} (at {_place(frames)})"
+    told.add(frames)
+    return f"{line}\n{indent(first.traceback.rstrip(), '    ')}"
+
+
+def _frames(failure: Failure) -> tuple[str, ...]:
+    """Where a failure was raised: the lines of its traceback that name that, outermost first."""
+    return tuple(line for line in failure.traceback.splitlines() if _FRAME.search(line))
+
+
+def _place(frames: Sequence[str]) -> str:
+    """The innermost line of the user's code: ``train.py:40``."""
+    found = [frame for line in frames if (frame := _FRAME.search(line))]
+    own = [frame for frame in found if not stacks.is_library(frame["path"])]
+    frame = (own or found)[-1]
+    return f"{frame['path'].rpartition('/')[2]}:{frame['line']}"
 
 
 def _last_lines(failure: Failure) -> str:

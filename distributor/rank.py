@@ -10,6 +10,7 @@ import atexit
 import ctypes
 import faulthandler
 import gc
+import inspect
 import io
 import os
 import pickle
@@ -20,13 +21,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from dataclasses import replace
 from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
-from distributor import layout, modules, payload
+from distributor import allocator, layout, lookups, modules, payload
 from distributor.activity import ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL
 from distributor.job import Failure, Function, Module, NodeOrder, Outcome, Script
 from distributor.processes import die_with_parent
@@ -41,6 +42,7 @@ def main(path: str, local_rank: str, launcher_pid: str) -> NoReturn:
     """Entry point of a rank that is started anew."""
     with open(path, "rb") as file:
         order: NodeOrder = pickle.load(file)
+    lookups.switch_off_on_import(order.folder)
     _live(order, int(local_rank), int(launcher_pid))
 
 
@@ -78,9 +80,9 @@ def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Spark's JVM blocks SIGQUIT in what it starts
     _redirect(os.open(os.devnull, os.O_RDONLY), 0)
+    os.close(_open_log(order, local_rank, "uncaught"))  # now, so that the agent need not look for it all the time
     for stream, descriptor in (("stdout", 1), ("stderr", 2)):
-        path = layout.rank_log(order.folder, local_rank, stream)
-        _redirect(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
+        _redirect(_open_log(order, local_rank, stream), descriptor)
     _close_connections()
     global _stacks
     _stacks = open(layout.stacks(order.folder, local_rank), "ab")  # faulthandler only borrows it
@@ -90,6 +92,8 @@ def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -
         if isinstance(text, io.TextIOWrapper):
             text.reconfigure(line_buffering=True)
     os.environ.update(env)
+    if order.plan.keep_memory:
+        allocator.keep_memory(os.environ)
     if order.cwd is not None:
         os.chdir(order.cwd)
     sys.path[:] = order.sys_path
@@ -101,6 +105,10 @@ def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.default_generator.seed()
+
+
+def _open_log(order: NodeOrder, local_rank: int, stream: str) -> int:
+    return os.open(layout.rank_log(order.folder, local_rank, stream), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
 
 def _close_connections() -> None:
@@ -140,8 +148,8 @@ def _run(order: NodeOrder, local_rank: int, rank: int) -> int:
             return code
         value = None
     except BaseException as error:
-        own = _user_frames(error.__traceback__)
-        text = "".join(traceback.format_exception(type(error), error, own))
+        error.__traceback__ = _user_frames(error.__traceback__)
+        text = printed(error)
         summary = _summary(error)
         _write(
             order,
@@ -156,12 +164,53 @@ def _run(order: NodeOrder, local_rank: int, rank: int) -> int:
                 payload.dump_exception(error),
             ),
         )
-        sys.excepthook(type(error), error.with_traceback(own), own)
+        _print(order, local_rank, error, text)
         return 1
     returned = time.time()
     outcome = _return(order, local_rank, rank, value)
     _write(order, local_rank, replace(outcome, called=called, returned=returned))
     return 0
+
+
+def _print(order: NodeOrder, local_rank: int, error: BaseException, text: str) -> None:
+    """Has an exception printed, as the interpreter does at the end of a program that raised it.
+
+    What Python prints goes into a file of its own: the driver shows it once, as part of the error that it raises. A
+    hook of the user's (``sys.excepthook``) says what it likes on stderr, as live as all else.
+
+    Args:
+        order: the node's.
+        local_rank: of this rank.
+        error: what it raised.
+        text: what Python prints of that.
+    """
+    hook = _without_torch(sys.excepthook)
+    if hook is not sys.__excepthook__ or not _is_stderr(2, order, local_rank):
+        hook(type(error), error, error.__traceback__)
+        return
+    with suppress(OSError), open(_open_log(order, local_rank, "uncaught"), "wb") as file:
+        file.write(text.encode(errors="backslashreplace"))
+
+
+def _is_stderr(descriptor: int, order: NodeOrder, local_rank: int) -> bool:
+    """Whether a descriptor is still where it led when the rank began."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(layout.rank_log(order.folder, local_rank, "stderr")))
+    except OSError:
+        return False
+
+
+def _without_torch(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """The hook that was there before ``init_process_group`` put its own around it, which prefixes ``[rank1]: ``.
+
+    Source: ``torch.distributed.distributed_c10d._distributed_excepthook``, a closure over ``old_hook``.
+    """
+    while getattr(hook, "__name__", "") == "_distributed_excepthook":
+        inner = inspect.getclosurevars(hook).nonlocals.get("old_hook")
+        if inner is None:
+            break
+        hook = inner
+    return hook
 
 
 def _calm_signal_handlers() -> None:
@@ -265,6 +314,18 @@ def _summary(error: BaseException) -> str:
     except Exception:
         lines = ["<its text cannot be made>"]
     return f"{name}: {lines[0]}" if lines else name
+
+
+def printed(error: BaseException) -> str:
+    """What Python prints of an exception.
+
+    Until Python 3.12, the module ``traceback`` leaves out what may have been meant (``Did you mean: 'print'?``).
+    """
+    if sys.version_info >= (3, 12) or not isinstance(error, (AttributeError, NameError)):
+        return "".join(traceback.format_exception(error))
+    with redirect_stderr(io.StringIO()) as text:
+        sys.__excepthook__(type(error), error, error.__traceback__)
+    return text.getvalue() or "".join(traceback.format_exception(error))
 
 
 def _user_frames(frames: TracebackType | None) -> TracebackType | None:

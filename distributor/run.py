@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from distributor import advice, outcomes, timings
+from distributor import advice, cells, notices, outcomes, timings
 from distributor.channel import frames
 from distributor.channel.frames import Log
 from distributor.channel.server import ChannelServer
 from distributor.console import Console
-from distributor.errors import NodeLostError, RunCancelledError, StallError, StartError, TrainingError
-from distributor.job import Failure, Job, Placement, Status
+from distributor.errors import DistributorError, NodeLostError, RunCancelledError, StallError, StartError, TrainingError
+from distributor.job import Failure, Job, Placement, Status, Step
 from distributor.logs import Logs
 from distributor.nodes import Nodes
 from distributor.outcomes import Collected
-from distributor.stacks import Stacks
+from distributor.stacks import Stacks, summary
 from distributor.views import View
 from distributor.views.snapshot import Snapshot
 
-_log = logging.getLogger("distributor")
+_log = notices.logger
 
 #: Seconds after which what a run waits for is worth a look.
 _PATIENCE = 2.0
@@ -46,11 +47,17 @@ _KILL_MARGIN = 2.0
 #: Seconds that the Spark job of a run with a lost node gets to end by itself once no node is left to wait for.
 _LOST_MARGIN = 2.0
 
-#: Seconds after which a run whose tasks work, but of which no node has reached the driver, says so.
-_UNREACHED = 20.0
+#: Seconds for which Spark has run the tasks of a run, and none has reached the driver, after which that is said.
+_UNREACHED = 60.0
+
+#: Seconds between looks whether Spark runs them.
+_REACH_LOOK = 5.0
 
 #: Seconds that ranks get to tell what they are doing before a stalled run is stopped.
 _STALL_ANSWER = 5.0
+
+#: Seconds that ranks get to tell what they are doing before an interrupted run is stopped.
+_LAST_WORDS = 0.25
 
 #: Seconds on top of what ranks get, for the way.
 _DUMP_MARGIN = 2.0
@@ -72,8 +79,8 @@ class Scheduler(Protocol):
     def cancel(self) -> None:
         """Ends the run the hard way: without a grace for ranks, where they did not hear of it."""
 
-    def waiting_for(self) -> str | None:
-        """Why the run's nodes cannot start yet; ``None`` if its tasks are running."""
+    def waiting_for(self) -> Step | None:
+        """What the run's nodes wait for before they can start; ``None`` if its tasks are running."""
 
 
 class Run:
@@ -98,6 +105,8 @@ class Run:
         notes: Sequence[str] = (),
     ) -> None:
         self.id = job.run_id
+        #: What the user calls it; ``None``: it has no name.
+        self.name = job.name
         #: Where every rank's whole output is kept; ``None`` without ``log_dir``.
         self.log_folder = log_folder
         self._job = job
@@ -118,9 +127,14 @@ class Run:
         self._status_since = time.monotonic()
         self._ended: float | None = None
         self._awaited = 0
+        self._asked = 0  # how many wait for the result, and are told by an exception why there is none
+        self._untold: list[str] = []  # why it failed, until somebody has been told
+        weakref.finalize(self, _tell_untold, self._untold)
+        self._telling: threading.Thread | None = None
         self._stopping = ""
         self._grace = job.grace_period
-        self._waits = (0.0, "")  # when the scheduler was asked what it waits for, and what it said
+        self._waits: tuple[float, Step | None] = (0.0, None)  # when the scheduler was asked, and what it said
+        self._step = ("", 0.0)  # what the run does before its ranks are up, and since when
         self._live_failures: dict[int, Failure] = {}
         self._lost: list[str] = []
         self._dumps: dict[int, dict[int, str]] = {}
@@ -128,7 +142,7 @@ class Run:
         self._dumped = threading.Condition()
         self._cancelled = False
         self._ended_by_us = False
-        self._tasks_seen = False
+        self._tasks_since: float | None = None
         self._unreached = False
         self._warned: set[tuple[str, str]] = set()
         self._start_error: str | None = None
@@ -138,18 +152,23 @@ class Run:
         self._timings: dict[str, float] = {}
         self._submitted = time.time()
         self._timers: list[threading.Timer] = []
+        notices.show_on(self._logs.note)
         for note in notes:
-            self._logs.note(f"run {self.id}: {note}")
+            self._logs.note(f"run {job.label}: {note}")
         self._look_on()  # from here, so that a notebook shows it in the cell that runs now
         self._viewer = threading.Thread(target=self._keep_looking, name="distributor-view", daemon=True)
-        self._thread = scheduler.thread(self._execute)
-        self._thread.daemon = True
-        self._thread.start()
+        try:
+            self._thread = scheduler.thread(self._execute)
+            self._thread.daemon = True
+            self._thread.start()
+        except BaseException:  # Spark's context was stopped, or no thread can be started
+            self._close_logs()
+            raise
         if view is not None:
             self._viewer.start()
 
     def __repr__(self) -> str:
-        return f"<Run {self.id}: {self._job.num_processes} processes, {self.status.value}>"
+        return f"<Run {self._job.label}: {self._job.num_processes} processes, {self.status.value}>"
 
     def _ipython_display_(self) -> None:
         """Where a notebook's live status can be shown here as well, that. Else IPython asks for the HTML."""
@@ -223,22 +242,26 @@ class Run:
         if status is Status.STOPPING:
             left = self._grace - since
             detail = self._stopping + (f", ranks have {left:.0f} s to save" if left > 0 and self.placement else "")
-        if status is Status.WAITING and since > _PATIENCE:  # before that, it may just not have come to start them
-            detail = self._waiting_for()
+        began = 0.0
+        if status in (Status.WAITING, Status.STARTING):
+            detail, began = self._doing(status, since)
         return Snapshot(
             run_id=self.id,
+            name=self.name,
             title=self._job.title,
             world_size=self._job.num_processes,
             status=status,
             seconds=max(0.0, seconds),
             since=since,
             detail=detail,
+            lasting=time.monotonic() - began if began else 0.0,
             nodes_up=self._nodes.up,
             ranks_up=self._nodes.ranks_up,
             placement=self.placement,
             lines=dict(self._logs.last_lines),
             timings=dict(self._timings),
             error=self._error,
+            raised=self._asked > 0,
         )
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -273,14 +296,19 @@ class Run:
         self._await(timeout)
         return [self._values.get(rank) for rank in range(self._job.num_processes)]
 
-    def cancel(self, why: str = "cancelled") -> None:
+    def cancel(self, why: str = "cancelled", *, say_where: bool = False) -> None:
         """Stops all ranks: SIGTERM, the grace period, SIGKILL. Returns at once; ``wait`` waits for the end.
 
         A run that is stopping already keeps its reason: where a rank has failed, that is the error.
 
         Args:
             why: for the live status.
+            say_where: says in the log where ranks stood (default no): who interrupts a hang wants to know. They get a
+                quarter of a second to tell before they are stopped.
         """
+        if say_where:
+            with suppress(RuntimeError):  # no thread can be started: to stop the ranks matters more
+                self._say_where()
         with self._lock:
             if self._ended is not None or self._status is Status.STOPPING:  # for a reason, which is not to be lost
                 return
@@ -319,23 +347,58 @@ class Run:
             ranks 0-6 in all_reduce at train.py:40; rank 7 in DataLoader at train.py:31
             ...
         """
+        return self._stacks(self._ask_stacks(timeout, all_threads), timeout)
+
+    def _say_where(self) -> None:
+        """Asks ranks where they stand and says so in the log, both without a wait: they are about to be stopped."""
+        asked = self._ask_stacks(_LAST_WORDS, all_threads=False)
+        if asked is not None:
+            telling = threading.Thread(
+                target=self._tell_stood, args=(asked,), name="distributor-interrupt", daemon=True
+            )
+            telling.start()
+            self._telling = telling  # once it can be waited for
+
+    def _ask_stacks(self, timeout: float, all_threads: bool) -> int | None:
+        """Asks all ranks what they do; the number of the question, ``None`` where there is nobody to ask."""
         server = self._server
-        if server is None or self._done.is_set() or not self._nodes.up:
-            return Stacks({})
+        if server is None or self._ended is not None or not self._nodes.up:
+            return None
         with self._dumped:
             number = next(self._dump_numbers)
-            answers = self._dumps[number] = {}
-            server.order({"order": "dump", "id": number, "all": all_threads, "timeout": timeout})
+            self._dumps[number] = {}
+        server.order({"order": "dump", "id": number, "all": all_threads, "timeout": timeout})
+        return number
+
+    def _stacks(self, number: int | None, timeout: float) -> Stacks:
+        """The answers to a question, once all are there or time is up."""
+        if number is None:
+            return Stacks({})
+        with self._dumped:
+            answers = self._dumps[number]
             self._dumped.wait_for(
-                lambda: len(answers) == self._job.num_processes or self._done.is_set(), timeout + _DUMP_MARGIN
+                lambda: len(answers) == self._job.num_processes or self._ended is not None, timeout + _DUMP_MARGIN
             )
             del self._dumps[number]
             silent = "its node did not answer: it has ended, or has no connection to the driver"
             return Stacks({rank: answers.get(rank, silent) for rank in range(self._job.num_processes)})
 
+    def _tell_stood(self, number: int) -> None:
+        self._logs.note(f"run {self.id}: interrupted; {summary(self._stacks(number, _LAST_WORDS))}")
+
     def _await(self, timeout: float | None) -> None:
-        if not self.wait(timeout):
+        with self._lock:
+            self._asked += 1
+        try:
+            ended = self.wait(timeout)
+        finally:
+            with self._lock:
+                self._asked -= 1
+        if not ended:
             raise TimeoutError(f"run {self.id} has not ended within {timeout} s; it is {self.status.value}")
+        self._untold.clear()
+        if isinstance(self._error, DistributorError):
+            raise self._error.with_traceback(None)  # without the way through this package
         if self._error is not None:
             raise self._error
 
@@ -344,7 +407,7 @@ class Run:
         try:
             with ChannelServer(self, self._job.heartbeat_timeout, self._job.num_tasks) as self._server:
                 self._later(self._job.start_timeout, self._check_started)
-                self._later(_UNREACHED, self._check_reached)
+                self._later(_REACH_LOOK, self._check_reached)
                 collected = self._scheduler.run(self._job, self._server) if not self._cancelled else Collected()
                 try:
                     self._values = self._judge(collected)
@@ -360,23 +423,44 @@ class Run:
                 self._status, self._status_since, self._ended = status, time.monotonic(), time.time()
                 for timer in self._timers:
                     timer.cancel()
-            self._look_on()
-            self._logs.close()
-            if self._logs.error is not None:
-                _log.warning("the logs in %s are not complete: %s", self.log_folder, self._logs.error)
-            self._done.set()
             with self._dumped:
                 self._dumped.notify_all()
+            try:
+                self._look_on()
+                self._tell_end()
+            finally:
+                self._close_logs()
+                self._done.set()
+
+    def _close_logs(self) -> None:
+        notices.leave(self._logs.note)
+        self._logs.close()
+        if self._logs.error is not None:
+            _log.warning("the logs in %s are not complete: %s", self.log_folder, self._logs.error)
+
+    def _tell_end(self) -> None:
+        """Sees to it that whatever is known of a failure is shown: by the exception, where somebody waits for that."""
+        error = self._error
+        if self._telling is not None:
+            self._telling.join(_LOOK)
+        failures = error.failures if isinstance(error, TrainingError) else ()
+        self._logs.release(failure.rank for failure in failures if failure.traceback)
+        if error is None or isinstance(error, RunCancelledError):
+            return
+        self._untold.append(f"run {self.id} has failed, and nobody has asked for its result: {error}")
+        if not self._asked and (self._view is None or self._view.announces):
+            what = str(error).partition("\n")[0]
+            self._logs.note(f"run {self.id} has failed: {what} (its result() raises that, with all that is known)")
 
     def _judge(self, collected: Collected) -> dict[int, Any]:
         """The values, or the exception that says why there are none."""
         ended = self._why_we_ended_it()
         if ended is not None:  # ranks that used their grace may well have ended with 0
             raise ended
-        failed = any(o.state == "failed" for report in collected.reports for o in report.outcomes)
-        if self._start_error is not None and not failed:
+        failures = [o.failure for report in collected.reports for o in report.outcomes if o.state == "failed"]
+        if self._start_error is not None and not failures:
             raise StartError(self._start_error)
-        if self._lost and not failed:
+        if self._lost and not outcomes.has_cause(failures):
             raise outcomes.node_lost(self._lost)
         return outcomes.values(collected, self._job.num_processes, self._advise)
 
@@ -391,12 +475,13 @@ class Run:
             return error
         if isinstance(error, RunCancelledError) and not self._ended_by_us:  # from outside, by Spark's own means
             return error
+        if isinstance(error, StartError):
+            return error
         # The reason of a failure that was told live is better than that its node or the job went away after it.
-        if self._live_failures and not isinstance(error, StartError):
-            return outcomes.training_error(list(self._live_failures.values()), self._advise)
-        if self._lost and not isinstance(error, StartError):
-            return outcomes.node_lost(self._lost)
-        return error
+        live = list(self._live_failures.values())
+        if live and not (self._lost and not outcomes.has_cause(live)):
+            return outcomes.training_error(live, self._advise)
+        return outcomes.node_lost(self._lost) if self._lost else error
 
     def _advise(self, failure: Failure) -> str:
         if self._scheduler.on_driver:  # what is here was there
@@ -429,12 +514,38 @@ class Run:
         finally:
             self._looking.release()
 
-    def _waiting_for(self) -> str:
+    def _doing(self, status: Status, since: float) -> tuple[str, float]:
+        """What the run does before its ranks are up, in words, and since when it does that."""
+        step = self._nodes.step
+        if step is None and status is Status.WAITING:
+            step = self._before_nodes(since)
+        if step is None:
+            return "", 0.0
+        with self._lock:
+            if self._step[0] != step.what:
+                self._step = step.what, time.monotonic()
+            return str(step), self._step[1]
+
+    def _before_nodes(self, since: float) -> Step | None:
+        """What the run does before anything is known of its nodes."""
+        server = self._server
+        if self._unreached:
+            return Step("Spark runs the tasks, but no node has reached the driver")
+        if server is not None and server.begun:
+            return Step("starting a process on each node")
+        if since < _PATIENCE:  # it may just not have come to start them
+            return None
+        waits = self._waiting_for()
+        if waits is not None or server is None:
+            return waits
+        return Step("waiting for Spark's tasks to reach the driver", f": {server.told} of {self._job.num_tasks} have")
+
+    def _waiting_for(self) -> Step | None:
         """Asked no more often than slots change: Spark has to be asked several things for it."""
         asked, told = self._waits
         if time.monotonic() - asked > _ASK:
             with suppress(Exception):  # Spark's context may just be stopped
-                told = self._scheduler.waiting_for() or ""
+                told = self._scheduler.waiting_for()
             self._waits = time.monotonic(), told
         return told
 
@@ -466,41 +577,56 @@ class Run:
         timer.name = "distributor-timer"
         with self._lock:
             if self._ended is None:
-                self._timers.append(timer)
+                self._timers = [timer, *(other for other in self._timers if not other.finished.is_set())]
                 timer.start()
 
     def _check_started(self) -> None:
         """The start timeout has passed."""
         if self.status not in (Status.WAITING, Status.STARTING):
             return
-        waiting = self._nodes.known - self._nodes.up
-        if waiting:
-            reason = f"ranks are not up on {waiting} of {self._nodes.known} nodes"
+        step: Step | None
+        if self._nodes.delayed:
+            step = self._nodes.step or Step("starting ranks")
         elif self._nodes.known:
             return  # the other nodes do not reach the channel: nobody can tell how far they are
         else:
-            reason = self._scheduler.waiting_for() or ""
-            if not reason:
+            step = self._scheduler.waiting_for()
+            if step is None:
                 return  # tasks run, but none reaches the channel
-        self._start_error = f"the run did not start within start_timeout={self._job.start_timeout:g} s: {reason}"
-        self._stop("start timeout")
+        self._start_error = f"the run did not start within start_timeout={self._job.start_timeout:g} s: it was {step}"
+        self._stop("start_timeout has passed")
 
     def _check_reached(self) -> None:
         """Says early what the nodes' reports would say in the end: training may take days."""
         server = self._server
         if server is None or server.reached or self._done.is_set():
             return
-        tasks_seen, self._tasks_seen = self._tasks_seen, self._scheduler.waiting_for() is None
-        if server.address is None or not (tasks_seen and self._tasks_seen):
-            self._later(_UNREACHED, self._check_reached)  # from when tasks work: Spark may take long to start them
+        now = time.monotonic()
+        waits: Step | None = Step("")
+        with suppress(Exception):  # Spark's context may just be stopped
+            waits = self._scheduler.waiting_for()
+        if server.address is None or waits is not None:
+            self._tasks_since = None
+        elif self._tasks_since is None:
+            self._tasks_since = now
+        if self._tasks_since is None or now - self._tasks_since < _UNREACHED:
+            self._later(_REACH_LOOK, self._check_reached)
             return
         self._unreached = True
         _log.warning(
-            "no node has reached the driver at %s within %g s: the run goes on without live log lines, results and "
-            "errors still arrive. A firewall in between? driver_ports= names the ports to open",
-            server.address,
+            "run %s: its tasks have run for %g s, and no node has reached the driver at %s. The run goes on without "
+            "live log lines; results and errors still arrive. If a firewall is in between, open the ports that "
+            "driver_ports= names",
+            self._job.label,
             _UNREACHED,
+            server.address,
         )
+
+    def _take_back_unreached(self, node: str) -> None:
+        if self._unreached:
+            self._unreached = False
+            told = "run %s: the node on %s has now reached the driver: its log lines follow"
+            _log.warning(told, self._job.label, self._nodes.describe(node))
 
     # What the channel tells (distributor.channel.server.Listener); in the channel's thread.
 
@@ -512,11 +638,18 @@ class Run:
 
     def on_event(self, node: str, event: dict[str, Any]) -> None:
         name = event["event"]
-        self._nodes.heard(node)
+        if name == "importing":
+            self._nodes.importing(node, str(event["module"]), int(event["nodes"]))
+            return
+        if name == "hello":
+            self._nodes.arrived(node)
+        else:
+            self._nodes.heard(node)
         if name == "hello" and self.placement is None and event["placement"]:
             self._nodes.place(event["placement"])
+            self._take_back_unreached(node)
             if self._announce:
-                self._logs.note(f"run {self.id}: {self._nodes}")
+                self._logs.note(f"run {self._job.label}: {self._nodes}")
             self._advance(Status.STARTING)
         elif name == "started":
             self._nodes.started(node)
@@ -528,7 +661,7 @@ class Run:
         elif name == "stacks":
             with self._dumped:
                 if event["id"] in self._dumps:
-                    self._dumps[event["id"]][event["rank"]] = event["text"]
+                    self._dumps[event["id"]][event["rank"]] = cells.readable(event["text"])
                     self._dumped.notify_all()
         elif name == "warnings":
             self._warn({str(text): [str(event["host"])] for text in event["texts"]})
@@ -544,7 +677,7 @@ class Run:
             if event.get("failure") is not None:
                 failure = Failure(**event["failure"])
                 self._live_failures.setdefault(failure.rank, failure)
-            self._stop("a rank failed")
+            self._stop(self._what_failed())
         elif name == "bye":
             self._nodes.ended(node)
             self._check_all_ended()
@@ -564,6 +697,12 @@ class Run:
         """Does not wait for a Spark job whose nodes are all gone, and one of them for good."""
         if self._lost and self._nodes.all_gone:
             self._later(_LOST_MARGIN, self._end)
+
+    def _what_failed(self) -> str:
+        if not self._live_failures:
+            return "a rank failed"
+        root = outcomes.order_failures(list(self._live_failures.values()))[0]
+        return f"rank {root.rank} failed: {root.message}"
 
     def _check_stalled(self, node: str) -> None:
         limit = self._job.stall_timeout
@@ -585,14 +724,14 @@ class Run:
                 self._status, self._status_since = status, time.monotonic()
 
     def _warn(self, warnings: Mapping[str, Sequence[str]]) -> None:
-        """Shows what nodes warn of, once each: by text, the hosts that say so."""
+        """Shows what nodes warn of, once each: by text, which completes a sentence, the hosts that say so."""
         for text, hosts in warnings.items():
             if self._unreached and text.startswith(frames.UNREACHED):
                 continue
             new = sorted({host for host in hosts if (host, text) not in self._warned})
             self._warned |= {(host, text) for host in new}
             if new:
-                _log.warning("%s %s", ", ".join(new), text)
+                _log.warning("%s node on %s %s", "the" if len(new) == 1 else "each", ", ".join(new), text)
 
     def _note_report(self, collected: Collected) -> None:
         if self.placement is None:  # no node has reached the channel
@@ -605,3 +744,9 @@ class Run:
                 warnings.setdefault(text, []).append(report.host)
         self._warn(warnings)
         self._timings = timings.phases(self._submitted, collected, time.time())
+
+
+def _tell_untold(untold: Sequence[str]) -> None:
+    """Says why a run has failed whose handle goes, at the end of the program at the latest."""
+    for text in untold:
+        print(f"[distributor] {text}", file=sys.stderr)

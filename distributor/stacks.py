@@ -15,7 +15,8 @@ from distributor.wording import who
 
 #: The line before the frames of a thread; free-threaded Python writes that of one thread only, as "Stack".
 _HEADER = re.compile(r"^(?:(?:Current thread|Thread) .*|Stack )\(most recent call first\):$", re.MULTILINE)
-_FRAME = re.compile(r'  File (?:"(.*)"|\?\?\?), line (?:([0-9]{1,9})|\?\?\?) in (.*)')
+#: A frame; one of a notebook's cell is named as the notebook has it, where the driver has looked that up.
+_FRAME = re.compile(r'  (?:File (?:"(.*)"|\?\?\?)|(Cell In\[\d+\])), line (?:([0-9]{1,9})|\?\?\?) in (.*)')
 
 #: Memory addresses, which differ between ranks that do the same.
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+")
@@ -46,7 +47,10 @@ _WRAPPERS = (
 
 @dataclass(frozen=True)
 class Frame:
-    """One call on a stack; ``line`` is 0 and ``file`` is ``"???"`` where Python does not know them."""
+    """One call on a stack; ``line`` is 0 and ``file`` is ``"???"`` where Python does not know them.
+
+    ``file`` is ``"Cell In[2]"`` for a cell of the driver's notebook.
+    """
 
     file: str
     line: int
@@ -154,6 +158,11 @@ def trim(text: str) -> str:
     return "".join(blocks)
 
 
+def is_library(path: str) -> bool:
+    """Whether a frame's file is of Python, of an installed package or of the launcher, and not the user's."""
+    return bool(_LIBRARY.search(path))
+
+
 def _blocks(text: str) -> list[str]:
     """The text in pieces: what comes before the first thread, then one for each thread."""
     starts = [header.start() for header in _HEADER.finditer(text)]
@@ -162,7 +171,7 @@ def _blocks(text: str) -> list[str]:
 
 def _thread(block: str) -> Thread:
     found = [frame for line in block.split("\n") if (frame := _FRAME.fullmatch(line))]
-    frames = tuple(Frame(frame[1] or "???", int(frame[2] or 0), frame[3]) for frame in found)
+    frames = tuple(Frame(frame[1] or frame[2] or "???", int(frame[3] or 0), frame[4]) for frame in found)
     return Thread(not block.startswith("Thread"), frames)
 
 
@@ -184,7 +193,7 @@ def _where(text: str) -> tuple[str, str]:
     if not main.frames:
         return ": ", "no Python frame"
     frames = _inside(main.frames) or main.frames[:1]
-    users = [index for index, frame in enumerate(frames) if not _LIBRARY.search(frame.file)]
+    users = [index for index, frame in enumerate(frames) if not is_library(frame.file)]
     index = min(users, key=lambda index: bool(_NO_FILE.match(frames[index].file)), default=0)
     called = [frame.function for frame in frames[:index] if frame.function not in _WRAPPERS]
     name = called[-1] if called else frames[index].function

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypedDict
 
-from distributor import control, environment, folders, processes
+from distributor import allocator, control, environment, folders, processes
 
 if TYPE_CHECKING:
     from distributor.job import Job
@@ -53,8 +53,18 @@ OUTDATED = b"outdated"
 #: What one answers that must not be forked; the reason follows.
 UNFIT = b"unfit "
 
-#: Variables that may differ from run to run: they are read after the fork only, or by Spark only.
-_VOLATILE = frozenset({*environment.CONTRACT, "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "OLDPWD", "PWD"})
+#: Variables that may differ from run to run: they are read after the fork only, by Spark only, or by nobody
+#: (``PYTEST_CURRENT_TEST``, which pytest writes for each test).
+_VOLATILE = frozenset(
+    {
+        *environment.CONTRACT,
+        "CUDA_VISIBLE_DEVICES",
+        "HIP_VISIBLE_DEVICES",
+        "OLDPWD",
+        "PWD",
+        "PYTEST_CURRENT_TEST",
+    }
+)
 _VOLATILE_PREFIXES = ("SPARK_", "PYSPARK_", "PYTHON_WORKER_", "PYTHON_UDF_", "PYTHON_FAULTHANDLER_")
 
 
@@ -75,6 +85,7 @@ class Warmth(TypedDict):
     env: dict[str, str]
     ranks_per_task: int
     spark_cpus: int | None
+    use_gpu: bool
 
 
 def warmth(job: Job) -> Warmth | None:
@@ -87,6 +98,7 @@ def warmth(job: Job) -> Warmth | None:
         "env": dict(job.env),
         "ranks_per_task": job.ranks_per_task,
         "spark_cpus": job.spark_cpus,
+        "use_gpu": job.use_gpu,
     }
 
 
@@ -134,6 +146,7 @@ def start_agent(
     warmth: Warmth | None = None,
     task_cpus: int = 1,
     wanted: Callable[[], bool] = lambda: True,
+    importing: Callable[[str], None] = lambda module: None,
 ) -> tuple[Agent, socket.socket]:
     """Starts an agent in a session of its own and returns it with this side of its control line.
 
@@ -146,10 +159,11 @@ def start_agent(
         warmth: what is asked of a warm process; ``None``: the agent is started anew.
         task_cpus: CPUs of one task.
         wanted: whether the agent is still wanted, asked while a warm process imports.
+        importing: is told the name of each module whose import by a warm process is waited for, "" once it has ended.
     """
     if warmth is not None:
         with suppress(OSError):  # a full disk, a /tmp that others tampered with: the run does not need this
-            started = _from_warm(root, inherit, owner, warmth, task_cpus, wanted)
+            started = _from_warm(root, inherit, owner, warmth, task_cpus, wanted, importing)
             if started is not None:
                 return started
     return _anew(root, inherit)
@@ -177,11 +191,14 @@ def _from_warm(
     warmth: Warmth,
     task_cpus: int,
     wanted: Callable[[], bool],
+    importing: Callable[[str], None],
 ) -> tuple[Agent, socket.socket] | None:
     """An agent forked by a warm process; ``None`` if that cannot be, or is not wanted any more."""
     overlay = environment.overlay(os.environ, task_cpus, warmth["ranks_per_task"], warmth["spark_cpus"])
     environ = environment.apply(os.environ, overlay)
     environ = {**environ, **warmth["env"]}
+    if not warmth["use_gpu"]:
+        environ |= allocator.huge_pages(environ)  # not for the forks' own children: forks get the job's environment
     for _ in range(3):
         folder = _folder(root, owner, warmth, environ)
         try:
@@ -191,7 +208,7 @@ def _from_warm(
         # A line for each attempt: one that is given up may still be in a queue, and end in an agent without an owner.
         ours, theirs = socket.socketpair()
         with connection, theirs:
-            answer, descriptor = _ask(connection, folder, {"control": theirs, **inherit}, wanted)
+            answer, descriptor = _ask(connection, folder, {"control": theirs, **inherit}, wanted, importing)
         if descriptor >= 0:
             return Agent(int(answer), descriptor), ours
         ours.close()
@@ -298,7 +315,8 @@ def peer_user(connection: socket.socket) -> int:
 
 def _start(folder: str, short: str, root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]) -> None:
     """Starts a warm process that will serve the folder; connections wait in its queue until it can."""
-    for name in ("socket", "ready", "owner", "pid"):  # of one before, which is gone or serves nobody any more
+    # Of one before, which is gone or serves nobody any more.
+    for name in ("socket", "importing", "ready", "owner", "pid"):
         with suppress(FileNotFoundError):
             os.unlink(f"{short}/{name}")
     if root.endswith(".zip"):  # a run's own copy goes with it
@@ -359,6 +377,7 @@ def _ask(
     folder: str,
     sockets: Mapping[str, socket.socket],
     wanted: Callable[[], bool],
+    importing: Callable[[str], None],
 ) -> tuple[bytes, int]:
     """Asks for an agent: the answer, and the agent's process descriptor, or -1. A process that hangs is killed."""
     here = os.open(".", os.O_PATH | os.O_DIRECTORY)
@@ -371,20 +390,34 @@ def _ask(
             return b"", -1
     finally:
         os.close(here)
-    deadline, ready = time.monotonic() + _IMPORT_PATIENCE, False
+    deadline, ready, told = time.monotonic() + _IMPORT_PATIENCE, False, ""
     while not processes.readable([connection.fileno()], _LOOK):
         if not ready and os.path.exists(os.path.join(folder, "ready")):
             deadline, ready = time.monotonic() + _PATIENCE, True
+        if not ready and (module := _imported_now(folder)) not in ("", told):
+            told = module
+            importing(module)
         if not wanted():
             return b"", -1
         if time.monotonic() > deadline:
             _kill(folder)
             return b"", -1
+    if told:
+        importing("")
     try:
         answer, received, _, _ = socket.recv_fds(connection, 4096, 1, socket.MSG_CMSG_CLOEXEC)
     except OSError:
         return b"", -1
     return answer, received[0] if received else -1
+
+
+def _imported_now(folder: str) -> str:
+    """The module that a warm process is importing, "" before the first."""
+    try:
+        with open(os.path.join(folder, "importing")) as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 def _kill(folder: str) -> None:

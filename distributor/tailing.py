@@ -64,7 +64,7 @@ class Tailing:
     """Follows log files of ranks.
 
     Args:
-        files: rank, stream (1 stdout, 2 stderr) and path of each.
+        files: rank, stream (1 stdout, 2 stderr, 3 uncaught exception) and path of each.
         shipped: whose lines the driver wants; ``None`` for all.
         keep: the driver keeps them in files: nothing may be skipped.
     """
@@ -74,7 +74,7 @@ class Tailing:
         self._files = [_File(*file, shipped=keep or wanted is None or file[0] in wanted) for file in files]
         self._keep = keep
         self._uplink: Uplink | None = None
-        #: The last bytes of each rank, stdout and stderr as they were read.
+        #: The last bytes of each rank, stdout and stderr as they were read; what it raised is told elsewhere.
         self.tails: dict[int, bytes] = {}
         #: Bytes that all ranks have written so far.
         self.seen = 0
@@ -138,7 +138,8 @@ class Tailing:
                 self.seen += file.offset - file.seen
                 new = data[max(0, file.seen - start) :]
                 file.seen = file.offset
-                self.tails[file.rank] = (self.tails.get(file.rank, b"") + new)[-_TAIL_BYTES:]
+                if file.stream != frames.UNCAUGHT:
+                    self.tails[file.rank] = (self.tails.get(file.rank, b"") + new)[-_TAIL_BYTES:]
             if file.shipped and self._uplink is not None:
                 await self._uplink.send_log(frames.Log(file.rank, file.stream, start, data))
             elif not self._keep:

@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from distributor import control, folders, processes, start
+from distributor import control, folders, lookups, processes, start
 
 #: Seconds that a connection gets to say what it wants.
 _ASK_TIMEOUT = 2.0
@@ -52,7 +52,8 @@ def _serve(folder: str, owner_pid: int, listener: socket.socket, keep: float, pr
     with folders.claim(folder) as lock:
         owner = processes.pidfd_open(owner_pid)
         Path(folder, "pid").write_text(f"{os.getpid()} {processes.start_time(os.getpid())}")
-        notes, unfit = _import(preload)
+        notes, unfit = _import(preload, Path(folder, "importing"))
+        lookups.switch_off(folder)
         files = _files_of_modules()
         gc.collect()
         gc.freeze()  # what is here now stays shared between all forks: no collector writes to its pages
@@ -63,8 +64,12 @@ def _serve(folder: str, owner_pid: int, listener: socket.socket, keep: float, pr
         _Warm(folder, owner, listener, lock.fileno(), keep, files, notes, unfit).run()
 
 
-def _import(preload: list[str]) -> tuple[list[str], str | None]:
+def _import(preload: list[str], now: Path) -> tuple[list[str], str | None]:
     """Imports all that agents, launchers and ranks need.
+
+    Args:
+        preload: modules beside torch.
+        now: a file that says which of them is being imported, for those who wait.
 
     Returns:
         What could not be preloaded, in words, and why this process must not be forked, if so.
@@ -72,10 +77,12 @@ def _import(preload: list[str]) -> tuple[list[str], str | None]:
     Raises:
         ImportError: torch is not there.
     """
+    _say(now, "torch")
     for name in ("torch", "distributor.agent", "distributor.launcher", "asyncio", "ssl", "concurrent.futures.thread"):
         importlib.import_module(name)
     notes = []
     for name in preload:
+        _say(now, name)
         try:
             importlib.import_module(name)
         except Exception as error:
@@ -83,10 +90,16 @@ def _import(preload: list[str]) -> tuple[list[str], str | None]:
     # Only Python's: those of OpenBLAS and OpenMP, which libraries start as they load, look after forks themselves.
     threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     if threads:
-        return notes, f"preload={preload} starts threads ({', '.join(threads)}), which no fork has: leave it out"
+        names = ", ".join(threads)
+        return notes, f"cannot fork ranks: preload={preload} starts threads ({names}), which no fork has: leave it out"
     if _is_bad_fork():
-        return notes, f"preload={preload} uses a GPU, which no fork can after that: leave it out"
+        return notes, f"cannot fork ranks: preload={preload} uses a GPU, which no fork can after that: leave it out"
     return notes, None
+
+
+def _say(file: Path, text: str) -> None:
+    with suppress(OSError):  # a full disk must not keep anybody from importing
+        file.write_text(text)
 
 
 def _is_bad_fork() -> bool:

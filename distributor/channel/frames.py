@@ -4,7 +4,8 @@
 
     uint32 length of what follows the kind | uint8 kind | body
     kind 1: body is a JSON object
-    kind 2: body is uint32 rank | uint8 stream (1 stdout, 2 stderr) | uint64 offset | bytes as the rank wrote them
+    kind 2: body is uint32 rank | uint8 stream (1 stdout, 2 stderr, 3 what Python prints of an exception that nobody
+            caught) | uint64 offset | bytes as the rank wrote them
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ MAX_LOG = 256 << 10
 _HEADER = struct.Struct("!IB")
 _LOG = struct.Struct("!IBQ")
 _JSON_KIND, _LOG_KIND = 1, 2
+
+#: The stream of what Python prints of an exception that nobody caught.
+UNCAUGHT = 3
 
 #: How the warning of a node begins that has no channel.
 UNREACHED = "cannot reach the driver"

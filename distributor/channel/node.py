@@ -107,7 +107,7 @@ class Uplink:
         """
         try:
             reader = await asyncio.wait_for(self._connect(), CONNECT_TIMEOUT)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise TimeoutError(f"no answer within {CONNECT_TIMEOUT:.0f} s") from None
         self._tasks = [asyncio.ensure_future(self._serve(reader)), asyncio.ensure_future(self._beat())]
 
@@ -136,7 +136,7 @@ class Uplink:
         """Says that nothing more comes and waits until the driver has all of it; its answer, ``None`` without one."""
         if not self._ended.is_set():
             self.tell({"event": "bye"})
-            with suppress(asyncio.TimeoutError):
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), _BYE_TIMEOUT)
         for task in self._tasks:
             task.cancel()
@@ -193,7 +193,7 @@ class Uplink:
             heard = self._heard
             try:
                 return await asyncio.wait_for(self._connect(), min(left, CONNECT_TIMEOUT))
-            except (OSError, asyncio.TimeoutError):
+            except OSError:
                 self._heard = heard
                 await asyncio.sleep(min(left, _REDIAL_INTERVAL))
         return None

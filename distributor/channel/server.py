@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, TypeVar
 
 from distributor.channel import frames
@@ -70,7 +70,8 @@ class _Facts:
         self.tasks = tasks
         #: Whether they are not going to be complete here.
         self.given_up = False
-        self._here: dict[asyncio.StreamWriter, tuple[int, int, dict[str, Any]]] = {}
+        #: What is told over each connection: a task's partition, its attempt, and its facts.
+        self.here: dict[asyncio.StreamWriter, tuple[int, int, dict[str, Any]]] = {}
         self._complete: dict[int, tuple[int, dict[str, Any]]] = {}
         self._answered: set[asyncio.StreamWriter] = set()
         #: Whether some tasks have had the facts of all.
@@ -80,10 +81,10 @@ class _Facts:
         self._refused = False
 
     def take(self, writer: asyncio.StreamWriter, partition: int, attempt: int, facts: dict[str, Any]) -> None:
-        self._here[writer] = (partition, attempt, facts)
+        self.here[writer] = (partition, attempt, facts)
         if self._complete and self._complete[partition][0] != attempt:
             self._complete = {}
-        newest = {part: (number, entry) for part, number, entry in self._here.values()}
+        newest = {part: (number, entry) for part, number, entry in self.here.values()}
         numbers = [number for number, _ in newest.values()]
         if not self._complete and len(newest) == self.tasks == max(numbers) - min(numbers) + 1:
             self._refused = not self.accept([entry for _, entry in newest.values()])
@@ -92,7 +93,7 @@ class _Facts:
                 self.begun = True
 
     def forget(self, writer: asyncio.StreamWriter) -> None:
-        self._here.pop(writer, None)
+        self.here.pop(writer, None)
         self._answered.discard(writer)
 
     def give_up(self) -> None:
@@ -106,7 +107,7 @@ class _Facts:
 
     def waiting(self) -> list[asyncio.StreamWriter]:
         """Connections to answer to, each once."""
-        waiting = [writer for writer in self._here if writer not in self._answered]
+        waiting = [writer for writer in self.here if writer not in self._answered]
         self._answered.update(waiting)
         return waiting
 
@@ -158,6 +159,11 @@ class ChannelServer:
         """Whether tasks have had the facts of all, with which nodes start, or were sent to get them elsewhere."""
         return self._facts.begun or self._facts.given_up
 
+    @property
+    def told(self) -> int:
+        """How many tasks have told their facts and wait for those of the others."""
+        return min(len(self._facts.here), self._facts.tasks)
+
     def __enter__(self) -> ChannelServer:
         self._thread.start()
         self._call(self._start(self._watch_silence())).result()
@@ -190,6 +196,11 @@ class ChannelServer:
     def attach(self, sock: socket.socket) -> None:
         """Serves a node over a connected socket whose other end it inherits; takes the socket over."""
         self._call(self._serve_socket(sock)).result()
+
+    def hear(self, node: str, event: dict[str, Any]) -> None:
+        """Passes on an event of a node that is not connected yet."""
+        with suppress(RuntimeError):  # the run has just ended, and the loop with it
+            self._loop.call_soon_threadsafe(self._listener.on_event, node, event)
 
     def accept_if(self, accept: Callable[[list[dict[str, Any]]], bool]) -> None:
         """Has tasks end before they begin if this does not like the facts of all; then :meth:`start_again` is true."""
@@ -263,7 +274,7 @@ class ChannelServer:
             assert task is not None
             self._strangers.pop(task, None)
             writer, transport = asyncio.StreamWriter(transport, protocol, reader, self._loop), None
-        except (OSError, EOFError, asyncio.TimeoutError):
+        except (OSError, EOFError):
             return
         finally:
             if transport is not None:
@@ -281,6 +292,9 @@ class ChannelServer:
                     self.reached = True
                     if not isinstance(message, frames.Log) and message["event"] == "facts":
                         await self._exchange(message, reader, writer)
+                        return
+                    if not isinstance(message, frames.Log) and message["event"] == "importing":
+                        self._listener.on_event(str(message["node"]), message)  # a task whose node is not up yet
                         return
                     node = self._welcome(message, writer)
                     continue
@@ -438,7 +452,7 @@ def _make_tls() -> tuple[ssl.SSLContext, str]:
 
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "distributor")])
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)

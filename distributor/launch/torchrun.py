@@ -40,11 +40,13 @@ class Torchrun:
             node_env={
                 NODE_ID: node_id(job.run_id, node.leader),
                 **environment.overlay(base_env, node.task_cpus, job.ranks_per_task, job.spark_cpus),
+                **({} if job.use_gpu else environment.gloo({**base_env, **job.env}, placement.world_size)),
                 **sockets,
                 **devices.rank_visibility(node.gpus, job.use_gpu),
                 **job.env,
             },
             rank_env=tuple(_rank_env(job, placement, node, local_rank) for local_rank in range(node.local_world_size)),
+            keep_memory=not job.use_gpu,
         )
 
 

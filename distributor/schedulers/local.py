@@ -18,7 +18,7 @@ from distributor.agent import AgentOrder
 from distributor.channel.frames import Log
 from distributor.channel.server import ChannelServer
 from distributor.errors import ConfigurationError, ResourceError
-from distributor.job import Job, NodeFacts, NodeReport, Placement, Resources, TaskProfile
+from distributor.job import Job, Module, NodeFacts, NodeReport, Placement, Resources, Step, Target, TaskProfile
 from distributor.outcomes import Collected
 
 #: Ranks of one machine talk over loopback: nobody else can reach their ports.
@@ -137,8 +137,8 @@ class LocalScheduler:
     def thread(self, target: Callable[[], None]) -> threading.Thread:
         return threading.Thread(target=target, name="distributor-run")
 
-    def waiting_for(self) -> str | None:
-        return "its agent has not answered yet"
+    def waiting_for(self) -> Step | None:
+        return Step("starting a process on this machine")
 
     def cancel(self) -> None:
         """Ends all agents of the run at once; they and their ranks go down together."""
@@ -183,6 +183,9 @@ class LocalScheduler:
                     warmth=start.warmth(job),
                     task_cpus=lead.cpus,
                     wanted=lambda: not self._cancelled,
+                    importing=lambda module: server.hear(
+                        executor, {"event": "importing", "nodes": self._nodes, "module": module}
+                    ),
                 )
             listener.close()
             with self._lock:
@@ -195,7 +198,7 @@ class LocalScheduler:
                 facts=[asdict(fact) for fact in facts],
                 folder=folder,
                 root=root,
-                sys_path=[path or os.getcwd() for path in sys.path],
+                sys_path=_import_path(job.target),
                 endpoint=None,
                 on_driver=True,
                 note=agent.note,
@@ -266,3 +269,9 @@ def _facts(job: Job, ports: Sequence[int], gpus: Sequence[str]) -> list[NodeFact
         for rank in range(job.num_processes)
         for port in [ports[rank * len(ports) // job.num_processes]]
     ]
+
+
+def _import_path(target: Target) -> list[str]:
+    """The driver's; a module is looked for in the current directory before, as ``python -m`` does."""
+    here = [os.getcwd()] if isinstance(target, Module) else []
+    return [*here, *(path or os.getcwd() for path in sys.path)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import pickle
 import secrets
@@ -18,7 +17,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
-from distributor import network, outcomes, shipping, start
+from distributor import network, notices, outcomes, shipping, start
 from distributor.channel.frames import Log
 from distributor.channel.server import ChannelServer
 from distributor.errors import (
@@ -28,17 +27,26 @@ from distributor.errors import (
     RunCancelledError,
     StartError,
 )
-from distributor.job import Job, Resources, TaskProfile
+from distributor.job import Job, Resources, Step, TaskProfile
 from distributor.outcomes import Collected
-from distributor.schedulers import spark_errors, spark_slots
-from distributor.schedulers.spark_session import conf, is_cluster, is_connect, is_true, master_of
+from distributor.schedulers import spark_errors, spark_preflight, spark_slots
+from distributor.schedulers.spark_session import (
+    conf,
+    context_for_tasks,
+    is_cluster,
+    is_connect,
+    is_true,
+    master_of,
+    set_connect_python,
+    without_bar,
+)
 from distributor.schedulers.spark_task import Shipment, run_task
-from distributor.wording import size
+from distributor.wording import count, size
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_log = logging.getLogger("distributor")
+_log = notices.logger
 
 Task = Callable[..., Iterator[bytes]]
 
@@ -157,7 +165,7 @@ class SparkScheduler:
         self._tag = ""
         self._cancelled = threading.Event()
         self._server: ChannelServer | None = None
-        self._held_up = ""  # by what, before there is a Spark job
+        self._held_up: Step | None = None  # before there is a Spark job
         self._needed = 0
         self._query: _Progress | None = None
 
@@ -176,10 +184,8 @@ class SparkScheduler:
                 "on local[...] masters; set it to false and spark.executor.instances to the executors to train on"
             )
         if job.use_gpu and not is_cluster(self._session):
-            raise ResourceError(
-                f"Spark with master {master_of(self._session)} has no executors, and gives its tasks no GPUs: "
-                "pass local_mode=True to train on this machine's GPUs"
-            )
+            raise spark_preflight.no_executors(master_of(self._session))
+        self._needed = job.num_tasks
         self._slots = slots = spark_slots.Slots(self._session, self._cluster, job)
         most = slots.most()
         if most is not None and job.num_tasks > most:
@@ -229,15 +235,23 @@ class SparkScheduler:
         # The run's jobs stay in the caller's job group, so that cancelling that cancels them.
         return InheritableThread(target=target)
 
-    def waiting_for(self) -> str | None:
-        if self._held_up:
+    def waiting_for(self) -> Step | None:
+        if self._held_up is not None:
             return self._held_up
         if self._connect:
             busy = self._query is not None and self._query.waiting
-            return "Spark has not started its tasks: other jobs hold the slots" if busy else None
-        if self._slots is None or self._tasks_started():
+            return Step("waiting for task slots", ": other jobs hold them") if busy else None
+        if self._slots is None:
             return None
-        return self._held_by_others(self._slots.free())
+        free = self._slots.free()  # asked first: tasks of this run may start meanwhile
+        stages = self._stages()
+        if stages and self._tasks_started(stages):
+            return None
+        if free < self._needed:
+            return self._held_by_others(free)
+        return Step(
+            f"waiting for Spark to start {count(self._needed, 'task')}" if stages else "sending the job to Spark"
+        )
 
     def cancel(self) -> None:
         self._cancelled.set()
@@ -338,20 +352,21 @@ class SparkScheduler:
     def _collect_classic(self, job: Job, task: Task) -> Iterable[bytes]:
         from pyspark import accumulators
 
-        context = self._session.sparkContext
+        context = context_for_tasks(self._session)
         failed = _FailedRows(job.num_tasks - 1, self._fail_job)
         # Made by hand: SparkContext.accumulator numbers them without a lock; two runs with one number would mix.
         accumulator: Any = accumulators.Accumulator(cast(Any, self._tag), (), cast(Any, failed))
         failed_rows = accumulator if job.num_tasks > 1 else None
         for tag in (self._tag, *_session_tags(self._session)):  # of this thread, which ends with the run
             context.addJobTag(tag)
-        context.setJobDescription(f"distributor {job.run_id}: {job.title} on {job.num_processes} ranks")
+        context.setJobDescription(f"distributor {job.label}: {job.title} on {count(job.num_processes, 'rank')}")
         try:
             tasks = context.parallelize(range(job.num_tasks), job.num_tasks).barrier()
             work = tasks.mapPartitions(lambda _rows: task(failed_rows))
             if job.task_profile is not None:
                 work = work.withResources(spark_slots.profile(self._session, job.task_profile))
-            rows = work.collect()
+            with without_bar(self._session):
+                rows = work.collect()
             return [*rows, *(row for row in failed.rows if row not in rows)]
         except Exception:
             if failed.complete:
@@ -387,6 +402,7 @@ class SparkScheduler:
             if hasattr(session, "registerProgressHandler"):
                 session.registerProgressHandler(query)
                 self._query = query
+            set_connect_python(self._session)
             rows = self._session.range(0, job.num_tasks, 1, job.num_tasks)
             options: dict[str, Any] = {}
             if job.task_profile is not None:
@@ -409,13 +425,13 @@ class SparkScheduler:
         name = f"distributor-{hashlib.sha256(content).hexdigest()[:32]}"
         uploaded = _uploaded.setdefault(self._session, set())
         if name not in uploaded:
-            self._held_up = f"sending {size(len(content))} to the Spark Connect server"
+            self._held_up = Step(f"sending {size(len(content))} to the Spark Connect server")
             with tempfile.TemporaryDirectory(prefix="distributor-") as folder:
                 path = os.path.join(folder, name)
                 with open(path, "wb") as file:
                     file.write(content)
                 cast(Any, self._session).addArtifacts(path, file=True)
-            self._held_up = ""
+            self._held_up = None
             uploaded.add(name)
         return name
 
@@ -439,23 +455,21 @@ class SparkScheduler:
         if self._connect:  # it cannot tell
             return
         assert self._slots is not None
-        self._needed = job.num_tasks
         while not self._slots.ready():
             total, free = self._slots.total(), self._slots.free()
-            self._held_up = self._slots.too_few(total) if total < self._needed else self._held_by_others(free)
+            few = Step("waiting for executors", f": {self._slots.too_few(total)}")
+            self._held_up = few if total < self._needed else self._held_by_others(free)
             if self._cancelled.wait(_SLOT_POLL):
                 raise RunCancelledError(f"run {job.run_id} was cancelled while it waited for slots")
-        self._held_up = ""
+        self._held_up = None
 
-    def _held_by_others(self, free: int) -> str:
-        why = "other jobs hold the rest" if free < self._needed else "it is about to"
-        return f"Spark has not started its tasks, waiting for {self._needed} slots: {free} free: {why}"
+    def _held_by_others(self, free: int) -> Step:
+        there = f"{free or 'none'} {'is' if free < 2 else 'are'} free"
+        why = ", other jobs hold the rest" if free < self._needed else ""
+        return Step(f"waiting for {count(self._needed, 'task slot')}", f": {there}{why}")
 
-    def _tasks_started(self) -> bool:
+    def _tasks_started(self, stages: Sequence[Any]) -> bool:
         """Whether Spark has started tasks of this run, at its last attempt."""
-        stages = self._stages()
-        if not stages:
-            return False
         last = max(stages, key=lambda stage: int(stage.stageId()))
         if last.numActiveTasks() + last.numCompletedTasks() + last.numFailedTasks() > 0:
             return True

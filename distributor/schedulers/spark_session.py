@@ -6,21 +6,31 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
+from distributor import java
 from distributor.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 
 #: Seconds that Java gets to clean up after itself.
 _JVM_PATIENCE = 5.0
 
-#: What Spark takes for a master, and for the address of a Connect server.
-_MASTER = r"local(\[|$|-cluster\[)|yarn$|(spark|k8s|sc)://."
+#: What classic sessions run where nobody has said anything else.
+_SPARKS_PYTHON = "python3"
+
+#: The Python of Spark Connect's workers, for one session of the server. Internal to Spark, there since 3.5:
+#: https://github.com/apache/spark/blob/v3.5.0/sql/catalyst/src/main/scala/org/apache/spark/sql/internal/SQLConf.scala
+_CONNECT_PYTHON = "spark.sql.execution.pyspark.python"
+
+#: Seconds between orders to Spark's bar of tasks to stay away; each holds for half a second.
+_BAR_INTERVAL = 0.2
 
 
 def active_session() -> SparkSession | None:
@@ -78,22 +88,94 @@ def conf(session: SparkSession, key: str, default: str | None = None) -> Any:
     return session.sparkContext._conf.get(key, default)  # getConf() copies them all, one call of the JVM for each
 
 
+def task_python(master: str, environ: Mapping[str, str], configured: str | None, driver: str) -> str | None:
+    """The Python that tasks are to run where Spark by itself would take another; ``None`` leaves it to Spark.
+
+    Spark takes PYSPARK_PYTHON, or else ``python3`` from PATH; it reads spark.pyspark.python in ``spark-submit`` only.
+    On this machine's masters the driver's Python is a better guess: it has what the user has installed.
+
+    Args:
+        master: the master URL.
+        environ: the driver's environment.
+        configured: spark.pyspark.python.
+        driver: the driver's own Python.
+
+    >>> task_python("local[4]", {}, None, "/venv/bin/python")
+    '/venv/bin/python'
+    >>> task_python("spark://host:7077", {}, None, "/venv/bin/python") is None
+    True
+    >>> task_python("local[4]", {"PYSPARK_PYTHON": "python3.12"}, None, "/venv/bin/python") is None
+    True
+    """
+    if environ.get("PYSPARK_PYTHON"):
+        return None
+    if configured:
+        return configured
+    here = re.match(r"local(\[|$|-cluster\[)", master) is not None
+    return driver if here and driver and not environ.get("PYSPARK_DRIVER_PYTHON") else None
+
+
+def context_for_tasks(session: SparkSession) -> SparkContext:
+    """A classic session's context, as one whose tasks run the Python of :func:`task_python`.
+
+    Where that is not Spark's own choice, it is another view of the same context: the user's jobs go on as they were.
+    """
+    context = session.sparkContext
+    python = task_python(master_of(session), os.environ, conf(session, "spark.pyspark.python"), sys.executable)
+    if python is None or context.pythonExec != _SPARKS_PYTHON:
+        return context
+    view = type(context).__new__(type(context))
+    vars(view).update(vars(context), pythonExec=python)
+    return view
+
+
+def set_connect_python(session: SparkSession) -> None:
+    """Has a Connect server that this process started (``remote("local[4]")``) run :func:`task_python`.
+
+    It stays for the session, unless the user has set it. A server that somebody else started has a Python of its own,
+    even if it is on this machine: it may be in a container.
+    """
+    if "SPARK_LOCAL_REMOTE" not in os.environ or session.conf.get(_CONNECT_PYTHON, None):
+        return
+    configured = session.conf.get("spark.pyspark.python", None)
+    python = task_python(master_of(session), os.environ, configured, sys.executable)
+    if python is not None:
+        session.conf.set(_CONNECT_PYTHON, python)
+
+
 def is_true(setting: Any) -> bool:
     """Whether the value of a setting is what Spark takes for true."""
     return str(setting).strip().lower() == "true"
 
 
-def check_master(master: str) -> None:
-    """Finds what Spark would refuse, after it has started Java to do so.
+@contextmanager
+def without_bar(session: SparkSession) -> Iterator[None]:
+    """While inside, Spark does not show its bar of tasks (``[Stage 0:> ...``).
 
-    Raises:
-        ConfigurationError: it is no master's address.
+    The bar has no end of line, so that what follows it would be glued to it, and says nothing of a run. ``finishAll``
+    clears it and keeps it away for half a second (``ConsoleProgressBar.refresh``); Spark does that between jobs. So it
+    comes back by itself after the run.
     """
-    if re.match(_MASTER, master) is None:
-        raise ConfigurationError(
-            f"{master!r} is no master that Spark knows: spark://host:7077, yarn, k8s://https://host:443, "
-            "local-cluster[2,1,1024], or sc://host for Spark Connect"
-        )
+    bar = cast(Any, session).sparkContext._jsc.sc().progressBar()
+    if bar.isEmpty():
+        yield
+        return
+    ended = threading.Event()
+
+    def keep_away() -> None:
+        with suppress(Exception):  # Spark's context was stopped
+            bar.get().finishAll()
+            while not ended.wait(_BAR_INTERVAL):
+                bar.get().finishAll()
+
+    keeper = threading.Thread(target=keep_away, name="distributor-bar", daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        with suppress(Exception):
+            bar.get().finishAll()
 
 
 def _start_java(settings: Mapping[str, str]) -> None:
@@ -102,10 +184,12 @@ def _start_java(settings: Mapping[str, str]) -> None:
     Spark shields its JVM from SIGINT only. A SIGTERM to the group, as from ``timeout`` or a batch system, would end it
     with all executors, before ranks have had their grace period.
     """
-    from pyspark import SparkConf, SparkContext
+    from pyspark import SparkConf, SparkContext, __version__
     from pyspark.java_gateway import launch_gateway
 
     if SparkContext._gateway is None:
+        if "PYSPARK_GATEWAY_PORT" not in os.environ and (reason := java.problem(__version__)) is not None:
+            raise RuntimeError(reason)
         conf = SparkConf().setAll(list(settings.items()))
         gateway = launch_gateway(conf, {"start_new_session": True})  # type: ignore[no-untyped-call]
         SparkContext._ensure_initialized(gateway=gateway, conf=conf)
@@ -151,6 +235,16 @@ def create(master: str | None, settings: Mapping[str, str]) -> SparkSession:
             error = RuntimeError(
                 "it has stopped while it started; Spark's log above says why (does a master answer there?)"
             )
-        told = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("\tat ")]
         where = "" if master is None else f" with master {master}"
-        raise ConfigurationError(f"no Spark session{where}: {' '.join(told[:2]) or repr(error)}") from None
+        raise ConfigurationError(f"no Spark session{where}: {_first_words(error)}") from None
+
+
+def _first_words(error: Exception) -> str:
+    """What Spark says of an error, without where in Java it came from.
+
+    >>> _first_words(RuntimeError("An error occurred while calling None.a.B.\\n: a.b.SparkException: no\\n\\tat a.b.C"))
+    'no'
+    """
+    told = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("\tat ")]
+    words = re.sub(r"^An error occurred while calling \S+ : ", "", " ".join(told[:2]))
+    return re.sub(r"^(?:[\w.$]+(?:Exception|Error): )+", "", words) or repr(error)

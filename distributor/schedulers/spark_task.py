@@ -30,6 +30,9 @@ _FAILED = _RECEIVED = b"1"
 #: Seconds that another task may take to answer.
 _PEER_TIMEOUT = 5.0
 
+#: Seconds that the driver may take to hear what is being imported, which goes on meanwhile.
+_IMPORTING_TIMEOUT = 1.0
+
 #: Seconds between the holder's looks at whether the driver is still there.
 _HOLD_INTERVAL = 0.2
 
@@ -270,6 +273,9 @@ def _lead(
             owner=processes.executor_of_this(),
             warmth=shipment["warmth"],
             task_cpus=mine["cpus"],
+            importing=_Importing(
+                shipment["endpoint"], str(mine["executor"]), len({fact["executor"] for fact in facts})
+            ),
         )
         if not keep_listening:
             listener.close()
@@ -327,6 +333,25 @@ def _content(what: bytes | str) -> bytes:
 def _output(files: list[dict[str, Any]], chunk: int) -> Iterator[bytes]:
     for rank, stream, offset, piece in control.rest(files, chunk):
         yield b"G" + struct.pack("!IBQ", rank, stream, offset) + piece
+
+
+class _Importing:
+    """Tells the driver what a warm process imports, until it is found out of reach.
+
+    Not in a thread: the first thread of a process changes which signals its children ignore (the C library's own), and
+    with that what :func:`start.start_agent` finds a warm process by.
+    """
+
+    def __init__(self, endpoint: exchange.Endpoint | None, executor: str, nodes: int) -> None:
+        self._endpoint = endpoint
+        self._event = {"event": "importing", "node": executor, "nodes": nodes}
+
+    def __call__(self, module: str) -> None:
+        if self._endpoint is not None:
+            try:
+                exchange.tell(self._endpoint, [{**self._event, "module": module}], _IMPORTING_TIMEOUT)
+            except OSError:
+                self._endpoint = None
 
 
 def _tell_lost(endpoint: exchange.Endpoint | None, executor: str) -> None:

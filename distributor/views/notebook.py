@@ -15,7 +15,7 @@ from distributor.errors import TrainingError
 from distributor.job import Status
 from distributor.timings import MEANING
 from distributor.views import Packed, Shown
-from distributor.views.snapshot import Snapshot, folded, reason, state
+from distributor.views.snapshot import Snapshot, folded, reason, timed
 from distributor.wording import count, duration, ranges, shortened, size
 
 _COLOURS = {
@@ -133,7 +133,8 @@ def render(snapshot: Snapshot, *, unfolded: bool = False) -> str:
         parts.append(_fold("last lines", _last_lines(snapshot), opened=True))
     if snapshot.placement is not None:
         parts.append(_fold("placement", _placement(snapshot), opened=unfolded))
-    if isinstance(snapshot.error, TrainingError) and snapshot.error.traceback:
+    told = snapshot.raised and not unfolded  # by the error below it
+    if isinstance(snapshot.error, TrainingError) and snapshot.error.traceback and not told:
         what = f"traceback of rank {snapshot.error.rank} on {escape(snapshot.error.host or '?')}"
         trace = escape(shortened(snapshot.error.traceback, _LONGEST))
         parts.append(_fold(what, f'<pre style="{_MONO}">{trace}</pre>', opened=unfolded))
@@ -145,10 +146,10 @@ def _head(snapshot: Snapshot) -> str:
         f'<span style="background:{_COLOURS[snapshot.status]};color:#fff;border-radius:4px;padding:.1em .6em;'
         f'font-weight:600">{snapshot.status.value}</span>'
     )
-    about = [count(snapshot.world_size, "rank"), duration(snapshot.seconds), f"run {snapshot.run_id}"]
+    about = [count(snapshot.world_size, "rank"), duration(snapshot.seconds), f"run {snapshot.label}"]
     if snapshot.nodes:
         about.insert(1, count(snapshot.nodes, "node"))
-    words = "" if snapshot.ended else f" {escape(state(snapshot))}"
+    words = "" if snapshot.ended else f" {escape(timed(snapshot))}"
     return (
         f"<div>{badge} <b>{escape(snapshot.title)}</b>{words} "
         f'<span style="{_FAINT};white-space:nowrap">{escape(" · ".join(about))}</span></div>'

@@ -9,16 +9,16 @@ from contextlib import contextmanager
 
 from distributor.job import Status
 from distributor.views import Packed, Shown
-from distributor.views.snapshot import Snapshot, folded, state
+from distributor.views.snapshot import Snapshot, folded, state, timed
 from distributor.wording import duration, size
 
 #: Seconds for which a run does not change before that is worth a line.
 _PATIENCE = 3.0
 
-#: Seconds from one line to the next that says something else of the same status.
+#: Seconds from one line to the next of the same status. What has not changed is said again ever less often.
 _PAUSE = 10.0
 
-#: Seconds from one line of a run that goes on to the next.
+#: Seconds from one line of a run that goes on to the next, and the longest time between others.
 _STILL_THERE = 600.0
 
 #: Lines of ranks that such a line shows.
@@ -34,7 +34,7 @@ class PlainView:
     def __init__(self) -> None:
         self._said = ""
         self._status: Status | None = None
-        self._due = 0.0
+        self._last = 0.0  # how long the status had lasted at the last line of it
 
     @contextmanager
     def packing(self, folder: str) -> Iterator[Packed]:
@@ -54,21 +54,24 @@ class PlainView:
         if snapshot.ended or snapshot.since < _PATIENCE:
             return Shown()
         if snapshot.status is not self._status:
-            self._status = snapshot.status
-            # That ranks run is to be seen by what they write.
-            self._due = _STILL_THERE if snapshot.status is Status.RUNNING else 0.0
+            self._status, self._said, self._last = snapshot.status, "", 0.0
         text = state(snapshot)
-        if snapshot.since < self._due or (text == self._said and snapshot.status is not Status.RUNNING):
+        if snapshot.since < self._due(text):
             return Shown()
-        self._said = text
-        notes = [f"run {snapshot.run_id}: {text}"]
+        self._said, self._last = text, snapshot.since
+        notes = [f"run {snapshot.label}: {timed(snapshot)}"]
         if snapshot.status is Status.RUNNING:
             notes = [f"{notes[0]} after {duration(snapshot.seconds)}"]
             notes += [f"  {ranks}: {line}" for ranks, line in folded(snapshot.lines, _LINES)]
-            self._due = snapshot.since + _STILL_THERE
-        else:
-            self._due = snapshot.since + _PAUSE
         return Shown(notes=tuple(notes))
+
+    def _due(self, text: str) -> float:
+        """How long the status has to last until a line with this text is due."""
+        if self._status is Status.RUNNING:  # which is to be seen by what ranks write
+            return self._last + _STILL_THERE
+        if text != self._said:
+            return self._last + (_PAUSE if self._said else 0.0)
+        return self._last + min(_STILL_THERE, max(_PAUSE, self._last))
 
     def show_again(self, snapshot: Snapshot) -> bool:
         """Lines stay as they are."""

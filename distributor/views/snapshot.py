@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from distributor.job import Placement, Status
-from distributor.wording import count, who
+from distributor.wording import count, duration, who
 
 _ENDED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED)
 
@@ -16,17 +16,19 @@ class Snapshot:
     """A run at one moment.
 
     Attributes:
-        run_id, title, world_size: of the job.
+        run_id, title, world_size, name: of the job.
         status: where the run stands.
         seconds: since it was submitted, or that it took.
         since: seconds for which it has had this status.
-        detail: what it waits for, or why it is stopping; ``""`` if there is nothing to say.
+        detail: what it does before its ranks are up, or why it is stopping; ``""`` if there is nothing to say.
+        lasting: seconds for which it has done what ``detail`` says, before its ranks are up.
         nodes_up: nodes whose ranks have been started.
         ranks_up: ranks that are running, as far as nodes have told.
         placement: who runs where, once that is known.
         lines: the last line of each rank that has written one.
         timings: seconds by phase, of a run that has ended.
         error: why it failed.
+        raised: whether somebody waits for its result, and is told by that error.
     """
 
     run_id: str
@@ -36,12 +38,20 @@ class Snapshot:
     seconds: float = 0.0
     since: float = 0.0
     detail: str = ""
+    lasting: float = 0.0
     nodes_up: int = 0
     ranks_up: int = 0
     placement: Placement | None = None
     lines: Mapping[int, str] = field(default_factory=dict)
     timings: Mapping[str, float] = field(default_factory=dict)
     error: BaseException | None = None
+    raised: bool = False
+    name: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The run for people: its name, if it has one, and its identifier."""
+        return self.run_id if self.name is None else f"{self.name} ({self.run_id})"
 
     @property
     def ended(self) -> bool:
@@ -60,18 +70,24 @@ def state(snapshot: Snapshot) -> str:
     'running: 4 of 4 ranks up'
     """
     detail = f": {snapshot.detail}" if snapshot.detail else ""
-    if snapshot.status is Status.WAITING:
-        waits = snapshot.detail or "waiting for its nodes"
-        return waits if "waiting" in waits or waits.startswith("sending") else f"waiting: {waits}"
-    if snapshot.status is Status.STARTING:
-        return f"starting: ranks are up on {snapshot.nodes_up} of {count(snapshot.nodes, 'node')}"
+    if snapshot.status in (Status.WAITING, Status.STARTING):
+        return snapshot.detail or "starting"
     if snapshot.status is Status.RUNNING:
         if snapshot.ranks_up == 0:
-            return "running: all ranks have ended"
+            return "finishing: all ranks have ended"
         return f"running: {snapshot.ranks_up} of {count(snapshot.world_size, 'rank')} up"
     if snapshot.status is Status.FAILED:
         return f"failed: {reason(snapshot)}"
     return f"stopping{detail}" if snapshot.status is Status.STOPPING else str(snapshot.status.value)
+
+
+def timed(snapshot: Snapshot) -> str:
+    """Where a run stands, with the time that a step takes before its ranks are up.
+
+    >>> timed(Snapshot("3f2a", "train", 4, Status.WAITING, detail="importing torch on 2 nodes", lasting=34.2))
+    'importing torch on 2 nodes, 34 s'
+    """
+    return f"{state(snapshot)}, {duration(snapshot.lasting)}" if snapshot.lasting >= 1 else state(snapshot)
 
 
 def reason(snapshot: Snapshot) -> str:

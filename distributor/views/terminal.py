@@ -21,7 +21,7 @@ from rich.text import Text
 
 from distributor.job import Status
 from distributor.views import Packed, Shown
-from distributor.views.snapshot import Snapshot, folded, state
+from distributor.views.snapshot import Snapshot, folded, timed
 from distributor.wording import count, duration
 
 _STYLES = {
@@ -56,7 +56,7 @@ class TerminalView:
         """The status while somebody waits for the run, and a line once it has ended; why it failed, its error tells."""
         if snapshot.status in (Status.SUCCEEDED, Status.CANCELLED):
             ended = f"{snapshot.status.value} {'in' if snapshot.status is Status.SUCCEEDED else 'after'}"
-            return Shown(notes=(f"run {snapshot.run_id} {ended} {duration(snapshot.seconds)}",))
+            return Shown(notes=(f"run {snapshot.label} {ended} {duration(snapshot.seconds)}",))
         if snapshot.ended or not awaited:
             return Shown()
         return Shown(footer=self._lines(snapshot))
@@ -83,9 +83,11 @@ class TerminalView:
         head = Text(no_wrap=True, overflow="ellipsis")
         spinner = self._spinner.render(time.monotonic())
         head.append(spinner.plain if isinstance(spinner, Text) else "*", style=style)
-        head.append(f" {state(snapshot)}", style=f"bold {style}")
-        about = [duration(snapshot.seconds), f"run {snapshot.run_id}"]
-        if snapshot.nodes and snapshot.status is not Status.STARTING:  # which says it itself
+        head.append(f" {timed(snapshot)}", style=f"bold {style}")
+        about = [f"run {snapshot.label}"]
+        if snapshot.lasting < 1:  # else another time stands there already
+            about.insert(0, duration(snapshot.seconds))
+        if snapshot.nodes and not snapshot.detail:  # which says it itself
             about.insert(1, f"on {count(snapshot.nodes, 'node')}")
         head.append("  " + ", ".join(about), style="dim")
         entries = folded(snapshot.lines, _LINES)

@@ -1,0 +1,72 @@
+"""The C library's allocator in CPU ranks: it keeps freed memory for the next step, and takes it in huge pages.
+
+glibc takes large pieces from the kernel and returns them as soon as they are freed. Gradients and buffers of a training
+step are such pieces, so each step faults the same pages in again, 4 KiB at a time. Standard library only: part of it
+runs inside Spark's Python workers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from contextlib import suppress
+
+#: The environment variable that leaves the allocator as it is, where it is ``0``.
+KEEP_MEMORY = "DISTRIBUTOR_KEEP_MEMORY"
+
+#: What mallopt(3) calls M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, and the values they get. Pieces up to the first, which
+#: is glibc's upper bound for it, come from the heap, whose end goes back to the kernel beyond the second only.
+_SETTINGS = {-3: 32 << 20, -1: (1 << 31) - 1}
+
+#: By these, users set the same and more themselves; GLIBC_TUNABLES counts where it names the allocator.
+_MALLOC = "MALLOC_"
+_TUNABLES, _MALLOC_TUNABLES = "GLIBC_TUNABLES", "glibc.malloc."
+
+#: Asks the kernel for huge pages (madvise(2), MADV_HUGEPAGE); glibc 2.35 and later, which reads it at exec only.
+_HUGE_PAGES = "glibc.malloc.hugetlb=1"
+
+
+def is_left_alone(environ: Mapping[str, str]) -> bool:
+    """Whether the environment says something of the allocator, so that nothing of it is changed.
+
+    >>> is_left_alone({"MALLOC_ARENA_MAX": "2"}), is_left_alone({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"})
+    (True, True)
+    >>> is_left_alone({"DISTRIBUTOR_KEEP_MEMORY": "0"}), is_left_alone({"PATH": "/bin"})
+    (True, False)
+    """
+    return (
+        environ.get(KEEP_MEMORY) == "0"
+        or any(name.startswith(_MALLOC) for name in environ)
+        or _MALLOC_TUNABLES in environ.get(_TUNABLES, "")
+    )
+
+
+def huge_pages(environ: Mapping[str, str]) -> dict[str, str]:
+    """What has a process that is started with an environment, and all its forks, allocate in huge pages.
+
+    >>> huge_pages({"GLIBC_TUNABLES": "glibc.rtld.nns=8"})
+    {'GLIBC_TUNABLES': 'glibc.rtld.nns=8:glibc.malloc.hugetlb=1'}
+    """
+    if is_left_alone(environ):
+        return {}
+    others = environ.get(_TUNABLES)
+    return {_TUNABLES: f"{others}:{_HUGE_PAGES}" if others else _HUGE_PAGES}
+
+
+def is_glibcs() -> bool:
+    """Whether this process allocates by glibc, and not by jemalloc, tcmalloc or another C library."""
+    with suppress(OSError, AttributeError):
+        return _address(ctypes.CDLL(None)) == _address(ctypes.CDLL("libc.so.6"))
+    return False
+
+
+def _address(library: ctypes.CDLL) -> int | None:
+    return ctypes.cast(library.malloc, ctypes.c_void_p).value
+
+
+def keep_memory(environ: Mapping[str, str]) -> bool:
+    """Has this process's allocator keep what is freed, where nobody has said otherwise; returns whether it does."""
+    if is_left_alone(environ) or not is_glibcs():
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    return [mallopt(parameter, value) for parameter, value in _SETTINGS.items()] == [1] * len(_SETTINGS)

@@ -1,0 +1,55 @@
+"""The Java that Spark would start on this machine: whether it is there, and new enough for PySpark."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+#: Seconds that Java gets to tell its version.
+_PATIENCE = 30.0
+
+
+def problem(pyspark: str, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return why Spark cannot start Java on this machine, and what to do; ``None`` if it can.
+
+    Args:
+        pyspark: its version.
+        environ: where ``JAVA_HOME`` and ``PATH`` are looked up.
+    """
+    if _is_set_elsewhere(environ):
+        return None
+    needed = 8 if pyspark.startswith("3.") else 17
+    advice = f"install Java {max(needed, 17)} or later (Debian: apt-get install openjdk-17-jre-headless)"
+    home = environ.get("JAVA_HOME")
+    java = f"{home}/bin/java" if home else shutil.which("java", path=environ.get("PATH", ""))
+    if java is None:
+        return f"no Java found, there is no java on the PATH and JAVA_HOME is not set: {advice}"
+    try:
+        ended = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_PATIENCE, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{java} cannot be run ({error}): {'set JAVA_HOME to a folder with bin/java, or ' * bool(home)}{advice}"
+    major = major_version(ended.stderr + ended.stdout)
+    if major is not None and major < needed:
+        where = "JAVA_HOME" if home else "the first on the PATH"
+        return f"Java {major} ({java}, {where}) is too old for PySpark {pyspark}, which needs {needed}: {advice}"
+    return None
+
+
+def major_version(told: str) -> int | None:
+    """Return the major version in what ``java -version`` tells, ``None`` if there is none in it.
+
+    >>> major_version('openjdk version "17.0.15" 2025-04-15'), major_version('java version "1.8.0_402"')
+    (17, 8)
+    """
+    found = re.search(r'version "(?:1\.)?(\d+)', told)
+    return None if found is None else int(found[1])
+
+
+def _is_set_elsewhere(environ: Mapping[str, str]) -> bool:
+    """Whether Spark has a file that may set JAVA_HOME for the Java that it starts."""
+    folders = [environ.get("SPARK_CONF_DIR"), environ.get("SPARK_HOME") and f"{environ['SPARK_HOME']}/conf"]
+    return any(Path(folder, "spark-env.sh").exists() for folder in folders if folder)
