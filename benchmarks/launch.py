@@ -2,9 +2,11 @@
 
 The systems take turns in one process tree; medians, ratios and versions are printed. Run it on an idle machine:
 
-    python benchmarks/launch.py                           # every case: about half an hour on 2 CPUs
+    python benchmarks/launch.py                           # every case: two hours on 2 CPUs
     python benchmarks/launch.py executors --processes 2   # some cases, some numbers of processes
-    python benchmarks/launch.py plot --plot launch.png    # seconds against processes, as a picture
+    python benchmarks/launch.py local executors --points launch.json   # keeps what it finds ...
+    python benchmarks/launch.py plot --points launch.json --plot launch.png   # ... for a picture
+    python benchmarks/launch.py local --before ../old     # another checkout of this package takes its turn, too
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import json
 import os
 import platform
 import statistics
@@ -19,15 +22,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from driver import Checkout
 
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
 #: Bytes of the value that comes back in the case of a large one.
 VALUE_BYTES = 256 << 20
+
+#: PySpark's distributor takes part up to so many processes: each imports torch twice, which takes minutes beyond.
+PYSPARKS_MOST = 16
 
 #: One all-reduce; the script and the function do the same.
 SCRIPT = """
@@ -36,35 +44,6 @@ import torch.distributed as dist
 
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(1))
-dist.destroy_process_group()
-"""
-
-#: A loop that computes; argv: where rank 0 leaves its steps per second.
-LOOP = """
-import sys, time
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 512))
-model = DistributedDataParallel(model)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-x = torch.randn(256, 512)
-
-def train(steps):
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-
-train(20)
-start = time.perf_counter()
-train(200)
-if dist.get_rank() == 0:
-    with open(sys.argv[1], "w") as file:
-        file.write(f"{torch.get_num_threads()} {200 / (time.perf_counter() - start)}")
 dist.destroy_process_group()
 """
 
@@ -134,6 +113,9 @@ def torchrun(processes: int, *script: str) -> None:
 
 Systems = dict[str, Callable[[], object]]
 
+#: Seconds by system and number of processes, which is text as in JSON.
+Points = dict[str, dict[str, float]]
+
 
 def medians(systems: Systems, rounds: int) -> dict[str, float]:
     """Seconds of each system's second run: they take turns, each with one run that is not counted and one that is.
@@ -168,26 +150,48 @@ def judge(value: dict[str, float], peer: str, target: float) -> None:
 class Bench:
     """The cases; each prints what it finds."""
 
-    def __init__(self, processes: Sequence[int], rounds: int, script: str, folder: str, plot: str | None) -> None:
-        self.processes, self.rounds, self.script, self.folder, self.plot_path = processes, rounds, script, folder, plot
-        self.points: dict[str, dict[int, float]] = {"torchrun": {}, "PySpark": {}, "distributor": {}}
+    def __init__(self, options: argparse.Namespace, script: str) -> None:
+        self.processes, self.rounds, self.script = options.processes, options.rounds, script
+        self.plot_path, self.before, self.points_path = options.plot, options.before, options.points
+        self.points: Points = {}
+        if self.points_path is not None and Path(self.points_path).exists():
+            self.points = json.loads(Path(self.points_path).read_text())
+
+    def _keep(self, found: dict[str, float], count: int, where: str) -> None:
+        """Notes what the systems took, under the names that they have in the picture and in the README's table."""
+        for name, seconds in found.items():
+            self.points.setdefault(f"{name}, {where}" if name == "distributor" else name, {})[str(count)] = seconds
+        if self.points_path is not None:
+            Path(self.points_path).write_text(json.dumps(self.points, indent=2) + "\n")
+
+    @contextlib.contextmanager
+    def _beside(self, count: int, master: str | None = None) -> Iterator[Systems]:
+        """The other checkout as a system, if there is one."""
+        if self.before is None:
+            yield {}
+            return
+        checkout = Checkout(self.before, master)
+        try:
+            yield {"before": lambda: checkout.run(count, self.script)}
+        finally:
+            checkout.close()
 
     def executors(self) -> None:
         """Warm, on executors."""
         targets = {2: (0.10, 0.25), 16: (0.03, 0.1)}
         for count in self.processes:
-            spark = session(f"local[{max(4, count)}]")
-            print(f"warm, {count} processes, local[{max(4, count)}]")
-            found = medians(
-                {
-                    "distributor": partial(ours, count),
-                    "torchrun": partial(torchrun, count, self.script),
-                    "PySpark": partial(pysparks, count),
-                },
-                self.rounds,
-            )
-            for name, seconds in found.items():
-                self.points[name][count] = seconds
+            master = f"local[{max(4, count)}]"
+            spark = session(master)
+            print(f"warm, {count} processes, {master}")
+            systems: Systems = {
+                "distributor": partial(ours, count),
+                "torchrun": partial(torchrun, count, self.script),
+            }
+            if count <= PYSPARKS_MOST:
+                systems["PySpark"] = partial(pysparks, count)
+            with self._beside(count, master) as beside:
+                found = medians({**systems, **beside}, self.rounds)
+            self._keep(found, count, "on executors")
             for peer, target in zip(("PySpark", "torchrun"), targets.get(count, ())):
                 judge(found, peer, target)
             spark.stop()
@@ -225,13 +229,12 @@ class Bench:
         targets = {2: 0.15, 16: 0.06}
         for count in self.processes:
             print(f"warm, {count} processes, local mode")
-            found = medians(
-                {
-                    "distributor": partial(ours, count, local=True),
-                    "torchrun": partial(torchrun, count, self.script),
-                },
-                self.rounds,
-            )
+            systems: Systems = {"distributor": partial(ours, count, local=True)}
+            if count in targets:
+                systems["torchrun"] = partial(torchrun, count, self.script)
+            with self._beside(count) as beside:
+                found = medians({**systems, **beside}, self.rounds)
+            self._keep(found, count, "local")
             if count in targets:
                 judge(found, "torchrun", targets[count])
 
@@ -239,39 +242,13 @@ class Bench:
         """64 processes on one machine."""
         from distributor import TorchDistributor
 
-        print("warm, 64 processes, local mode")
-        medians({"distributor": lambda: ours(64, local=True)}, self.rounds)
         shares = TorchDistributor(64, True, False, logs="none").submit(memory).results()
-        print(f"    {statistics.mean(shares) / (1 << 20):.1f} MiB of memory per rank (Pss)")
+        print(f"64 processes, local mode\n    {statistics.mean(shares) / (1 << 20):.1f} MiB of memory per rank (Pss)")
 
     def steps(self) -> None:
-        """Steps per second of a loop that computes, with the same number of threads."""
-        from distributor import TorchDistributor
-
-        loop, out = Path(self.folder, "loop.py"), Path(self.folder, "steps")
-        loop.write_text(LOOP)
-        threads = max(1, (os.cpu_count() or 1) // 2)
-        print(f"steps per second, 2 ranks of {threads} threads")
-        env = {"OMP_NUM_THREADS": str(threads)}
-        systems: Systems = {
-            "distributor": lambda: TorchDistributor(2, True, False, env=env).run(loop, str(out)),
-            "torchrun": lambda: subprocess.run(
-                [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", loop, out],
-                check=True,
-                capture_output=True,
-                env={**os.environ, **env},
-            ),
-        }
-        rates: dict[str, list[float]] = {name: [] for name in systems}
-        for _ in range(max(5, self.rounds)):
-            for name, system in systems.items():
-                system()
-                used, rate = out.read_text().split()
-                assert int(used) == threads
-                rates[name].append(float(rate))
-        found = summary(rates, "steps/s")
-        ratio = found["distributor"] / found["torchrun"]
-        print(f"    {ratio:.3f} x torchrun; target at least 0.98: {'met' if ratio >= 0.98 else 'NOT MET'}")
+        """Training steps per second: ``benchmarks/steps.py`` with its own number of rounds."""
+        command = [sys.executable, str(Path(__file__).with_name("steps.py"))]
+        subprocess.run([*command, *(["--before", self.before] if self.before else [])], check=True)
 
     def value(self) -> None:
         """A large return value."""
@@ -327,38 +304,63 @@ class Bench:
         medians(runs, 10)
 
     def plot(self) -> None:
-        """Seconds against processes, of the three systems."""
-        if not self.points["distributor"]:
+        """Seconds against processes, of all systems."""
+        if not self.points:
+            self.local()
             self.executors()
-        if self.plot_path is None:
-            return
-        import matplotlib
+        if self.plot_path is not None:
+            draw(self.points, self.plot_path)
+            print(f"plot: {self.plot_path}")
 
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-
-        figure, axes = pyplot.subplots(figsize=(7, 4))
-        styles = {"PySpark": ("PySpark's TorchDistributor", "s"), "torchrun": ("torchrun", "^")}
-        for name, points in self.points.items():
-            label, marker = styles.get(name, ("distributor, warm", "o"))
-            axes.plot(list(points), list(points.values()), marker=marker, label=label)
-            for count, seconds in points.items():
-                axes.annotate(
-                    f"{seconds:.2g}", (count, seconds), textcoords="offset points", xytext=(0, 6), ha="center"
-                )
-        axes.set(xscale="log", yscale="log", xlabel="processes", ylabel="seconds from call to result")
-        ticks = sorted(self.points["distributor"])
-        axes.set_xticks(ticks, [str(tick) for tick in ticks])
-        axes.minorticks_off()
-        axes.set_title(f"One all-reduce, second run of a session, {machine()}", fontsize=9)
-        axes.grid(alpha=0.3)
-        axes.legend()
-        figure.tight_layout()
-        figure.savefig(self.plot_path, dpi=120)
-        print(f"plot: {self.plot_path}")
+    def table(self) -> None:
+        """The picture's figures as the README has them."""
+        counts = sorted({int(count) for name in STYLES for count in self.points.get(name, {})})
+        print(row("processes", map(str, counts)))
+        print("|---" * (len(counts) + 1) + "|")
+        for name, (label, _) in reversed(STYLES.items()):
+            found = self.points.get(name, {})
+            print(row(label, (f"{found[str(count)]:.3g}" if str(count) in found else "-" for count in counts)))
 
 
-CASES = ("executors", "cluster", "cold", "local", "many", "steps", "value", "breakdown", "imports", "plot")
+def row(first: str, cells: Iterable[str]) -> str:
+    return f"| {' | '.join([first, *cells])} |"
+
+
+CASES = ("executors", "cluster", "cold", "local", "many", "steps", "value", "breakdown", "imports", "plot", "table")
+
+
+#: How picture and table name the systems, and the picture's marks.
+STYLES = {
+    "PySpark": ("PySpark's distributor, on executors", "s"),
+    "torchrun": ("`torchrun --standalone`", "^"),
+    "distributor, on executors": ("here, on executors", "o"),
+    "distributor, local": ("here, `local_mode=True`", "D"),
+}
+
+
+def draw(points: Points, path: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    for name, (label, marker) in STYLES.items():
+        counts = sorted(map(int, points.get(name, {})))
+        seconds = [points[name][str(count)] for count in counts]
+        axes.plot(counts, seconds, marker=marker, label=label.replace("`", "").replace("here", "distributor"))
+        for at in zip(counts, seconds):
+            axes.annotate(f"{at[1]:.2g}", at, textcoords="offset points", xytext=(0, 6), ha="center")
+    axes.set(xscale="log", yscale="log", xlabel="processes", ylabel="seconds from call to result")
+    ticks = sorted({int(count) for found in points.values() for count in found})
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.minorticks_off()
+    axes.set_title(f"One all-reduce, second run of a session, {machine()}", fontsize=9)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.18), ncol=2)
+    axes.margins(y=0.1)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
 
 
 def machine() -> str:
@@ -379,9 +381,11 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", choices=[*CASES, []], help=f"some of: {', '.join(CASES)}; default: all")
-    parser.add_argument("--processes", type=int, nargs="+", default=[2, 8, 16])
+    parser.add_argument("--processes", type=int, nargs="+", default=[2, 8, 16, 32, 64])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--plot", help="where the picture goes")
+    parser.add_argument("--points", help="where seconds are kept for the picture: those of other calls stay")
+    parser.add_argument("--before", help="a checkout of this package to compare with")
     parser.add_argument("--first", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.first is not None:
@@ -394,7 +398,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "train.py")
         script.write_text(SCRIPT)
-        bench = Bench(options.processes, options.rounds, str(script), folder, options.plot)
+        bench = Bench(options, str(script))
         for case in options.cases or CASES:
             getattr(bench, case)()
 
