@@ -1,10 +1,11 @@
-"""Fixtures: where a run goes, and how to make one."""
+"""Fixtures: where a run goes, and how to make one; a temporary folder for each process that runs tests."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
-import sys
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,8 +14,32 @@ from sessions import LOCAL, MASTERS, Make, Sessions
 
 from distributor import TorchDistributor
 
-# Executors on this machine must run the Python that the package is tested with.
-os.environ["PYSPARK_PYTHON"] = sys.executable
+# Several processes run tests side by side. What a test looks for, files and processes, is found by this folder, which
+# all that it starts has in its environment. The name is short: paths of sockets are bounded.
+os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="dt-", dir=tempfile.gettempdir())
+os.chmod(tempfile.tempdir, 0o1777)  # as /tmp
+atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Which tests stay together in one process, and which begin first, where several run side by side."""
+    items.sort(key=lambda item: (not _on_hosts(item), "unit" in item.path.parts))  # nothing long is left for the end
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+
+
+def _group(item: pytest.Item) -> str:
+    """A process has one Spark session at a time, which takes long to start: all runs on its executors share it."""
+    if _on_hosts(item):
+        return "hosts"
+    mode = getattr(getattr(item, "callspec", None), "params", {}).get("mode", LOCAL)
+    return item.path.stem if mode == LOCAL else mode
+
+
+def _on_hosts(item: pytest.Item) -> bool:
+    """Whether it makes hosts of network namespaces; two processes could take the same addresses for theirs."""
+    return "cluster" in item.path.parts or item.path.stem in ("test_cuts", "test_hosts")
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ The driver and the master stay outside, at the bridge's own address. Needs root.
 name and temporary folder; processes and files are the machine's, so that tests see them.
 
 The hosts hold the traps of real ones: a host's own name means loopback there, the interface that leads to the others
-is called differently on each, and another one has the same address everywhere.
+is called differently on each, another one has the same address everywhere, and there is no name server.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from importlib.util import find_spec
 from ipaddress import IPv4Network, IPv6Network
@@ -54,6 +54,9 @@ INTERFACES = ("eth0", "ens5", "enp3s0", "net1")
 
 #: An interface that each host has for itself, as Docker makes one.
 _DECOY = ("docker0", "172.17.0.1/16")
+
+#: Where hosts look for their name server.
+NAME_SERVER = "172.17.0.1"
 
 
 @cache
@@ -201,6 +204,20 @@ class Hosts:
             *("ip", "netns", "exec", self._namespace(name), "unshare", "--uts"),
             *("sh", "-c", f'{first} && exec "$@"', "sh"),
         ]
+
+    @contextmanager
+    def dead_name_server(self, name: str) -> Iterator[Callable[[], list[str]]]:
+        """Gives a host a name server that never answers; yields what tells which names it was asked for so far."""
+        script = Path(__file__).with_name("dead_name_server.py")
+        log = self.folder / name / "names"
+        with open(log, "wb") as out:
+            server = subprocess.Popen([*self.within(name), sys.executable, str(script), NAME_SERVER], stdout=out)
+        try:
+            watch.until(lambda: log.read_text().startswith("ready"), START_DEADLINE)
+            yield lambda: log.read_text().splitlines()[1:]
+        finally:
+            server.kill()
+            server.wait()
 
     def kill(self, name: str) -> None:
         """Kills a host's worker daemon, or the ``"master"``."""
@@ -363,6 +380,7 @@ class Hosts:
         etc = _NAMESPACES_ETC / namespace  # what lies here hides its like in /etc from `ip netns exec`
         etc.mkdir(parents=True)
         (etc / "hosts").write_text("".join(f"{address} {name}\n" for name, address in known.items()))
+        (etc / "resolv.conf").write_text(f"nameserver {NAME_SERVER}\noptions timeout:1 attempts:1\n")
 
     def _worker_properties(self, name: str) -> list[str]:
         """A file of settings for a host's worker, in place of everybody's."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import venv
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import watch
@@ -13,7 +16,16 @@ from distributor import TorchDistributor
 MASTERS = ("local[4]", "local-cluster[2,2,1024]")
 LOCAL = "local"
 
+# Settings of all sessions that tests and what they start make.
+os.environ["SPARK_CONF_DIR"] = str(Path(__file__).parent / "spark")
+
 Make = Callable[..., TorchDistributor]
+
+
+def path_without_torch(folder: Path) -> str:
+    """A PATH whose ``python3`` is one of the same version in which nothing is installed."""
+    venv.create(folder, symlinks=True)
+    return os.pathsep.join([str(folder / "bin"), os.environ["PATH"]])
 
 
 class Sessions:

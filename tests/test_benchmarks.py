@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,33 @@ def test_the_launch_benchmark_compares_and_judges() -> None:
     told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200).stdout
     for line in ("warm, 2 processes, local mode", "x torchrun; target at most 0.15: ", "import of the package"):
         assert line in told
+
+
+@pytest.mark.slow
+def test_the_steps_benchmark_pairs_systems_and_checkouts() -> None:
+    root = Path(__file__).parent.parent
+    shape = ["compute", "--where", "local", "--rounds", "1", "--steps", "3", "--before", str(root)]
+    command = [sys.executable, str(root / "benchmarks" / "steps.py"), *shape]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200).stdout
+    rows = {line.split()[0]: line.split() for line in told.splitlines() if line.startswith("    ")}
+    assert set(rows) >= {"distributor", "before", "torchrun", "run_cpu"}
+    assert "x torchrun; target at least 0.99: " in told
+
+
+def test_the_readmes_table_is_that_of_the_picture() -> None:
+    """``docs/launch.json`` holds what docs/launch.png was drawn from."""
+    root = Path(__file__).parent.parent
+    points = json.loads((root / "docs" / "launch.json").read_text())
+    text = (root / "README.md").read_text()
+    table = re.findall(r"^\| (.*) \|$", text[text.index("| processes |") :].partition("\n\n")[0], re.MULTILINE)
+    counts = table[0].split(" | ")[1:]
+    names = ("distributor, local", "distributor, on executors", "torchrun", "PySpark")
+    for row, name in zip(table[1:], names, strict=True):
+        shown = [None if cell.strip() in ("", "-") else float(cell) for cell in row.split(" | ")[1:]]
+        measured = [points[name].get(count) for count in counts]
+        for one, other in zip(shown, measured, strict=True):
+            assert (one is None) == (other is None)
+            assert one is None or one == pytest.approx(other, rel=0.05, abs=0.006), name
 
 
 @pytest.mark.slow

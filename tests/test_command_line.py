@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import psutil
 import pyte
 import pytest
 import watch
+from sessions import path_without_torch
 
 SCRIPT = """
 import os, signal, sys, time
@@ -52,7 +54,6 @@ def script(tmp_path: Path) -> str:
 def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Marks all that a command starts."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
 
 
 def distributor(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -96,6 +97,7 @@ def test_the_exit_code_is_that_of_the_rank_that_failed(script: str, what: str, c
     assert line.startswith("distributor: rank 1 on ")
     assert line.endswith(told)
     assert "distributor/api.py" not in done.stderr  # no traceback of the driver's
+    assert done.stderr.count("Traceback") == (what == "raise")
     nothing_is_left()
 
 
@@ -112,6 +114,7 @@ def test_a_command_that_is_ended_ends_its_ranks(script: str, tmp_path: Path, sig
     process.send_signal(signum)
     _, err = process.communicate(timeout=watch.DEADLINE)
     assert process.returncode == code
+    assert re.search(r"^\[distributor\] run \w+: interrupted; ranks? 0.* at train\.py:\d+$", err, re.MULTILINE), err
     assert err.splitlines()[-1] == f"distributor: {'interrupted' if signum == signal.SIGINT else 'terminated'}"
     nothing_is_left()
 
@@ -134,8 +137,22 @@ def test_deepspeeds_configuration(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
+def test_masters_on_this_machine_run_the_drivers_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", path_without_torch(tmp_path / "bare"))
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "where.py").write_text("import os, sys\nprint(sys.executable, os.listdir())\n")
+    on_spark = ["--master", "local[2]", "--conf", "spark.ui.enabled=false", "--working-dir", str(project)]
+    done = distributor("--no-prefix", *on_spark, "where.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"{sys.executable} ['where.py']"] * 2
+
+
+@pytest.mark.spark
 @pytest.mark.slow
-def test_under_spark_submit(script: str) -> None:
+def test_under_spark_submit(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)  # spark-submit starts it for the driver as well
     path = subprocess.run([*HERE[:3], "script-path"], capture_output=True, text=True, check=True).stdout.strip()
     submit = str(Path(sys.executable).with_name("spark-submit"))
     command = [submit, "--master", "local-cluster[2,1,1024]", "--conf", "spark.ui.enabled=false", path]
@@ -187,17 +204,51 @@ class Terminal:
 
 def test_a_terminal_shows_what_the_run_is_doing(script: str, tmp_path: Path) -> None:
     go = tmp_path / "go"
-    terminal = Terminal([*HERE, "--local", script, "wait", str(go)])
+    terminal = Terminal([*HERE, "--local", "--name", "digits", script, "wait", str(go)])
+    watch.until(lambda: "importing torch on 1 node" in terminal.text())
     watch.until(lambda: "running: 2 of 2 ranks up" in terminal.text() and "  ranks 0-1" in terminal.text())
     shown = terminal.text().splitlines()
     assert sum("] arguments [" in line for line in shown) == 2
-    assert ", on 1 node, run " in shown[-2]  # below all that ranks have written
+    assert ", on 1 node, run digits (" in shown[-2]  # below all that ranks have written
     go.touch()
     assert terminal.wait() == 0
     shown = terminal.text().splitlines()
-    assert shown[-1].startswith("[distributor] run ")
-    assert " succeeded in " in shown[-1]
+    assert re.match(r"\[distributor\] run digits \(\w+\) succeeded in ", shown[-1])
     assert "running" not in terminal.text()
+
+
+ON_A_SESSION = """
+from pyspark.sql import SparkSession
+from distributor import TorchDistributor
+
+def train():
+    import time
+    for epoch in range(4):
+        print("epoch", epoch, flush=True)
+        time.sleep(0.5)
+
+def wait(_):
+    import time
+    time.sleep(1.5)
+
+session = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+session.sparkContext.setLogLevel("OFF")
+print("before", flush=True)
+TorchDistributor(2, False, False, progress=False).run(train)
+print("after", flush=True)
+session.sparkContext.parallelize(range(2), 2).foreach(wait)
+"""
+
+
+@pytest.mark.spark
+def test_sparks_bar_stays_away_while_a_run_goes(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ON_A_SESSION)
+    terminal = Terminal([sys.executable, str(tmp_path / "train.py")])
+    assert terminal.wait() == 0
+    during, _, later = terminal.said.partition(b"before")[2].partition(b"after")
+    assert during.count(b" epoch ") == 8
+    assert b"[Stage " not in during
+    assert b"[Stage " in later  # of the user's own job: the test can fail
 
 
 def test_a_second_interrupt_cuts_the_grace_short(tmp_path: Path) -> None:
@@ -284,12 +335,13 @@ def test_an_interrupt_leaves_ranks_on_executors_their_grace(tmp_path: Path) -> N
 @pytest.mark.spark
 @pytest.mark.slow
 def test_an_interrupt_while_spark_starts(script: str) -> None:
-    terminal = Terminal([*HERE, "--master", "spark://127.0.0.1:1", script])
-    begins = "[distributor] starting a Spark session with master spark://127.0.0.1:1"
-    watch.until(lambda: begins in terminal.text())
-    watch.until(lambda: b"Failed to connect to master" in terminal.said, 60)  # and tries again for a minute
-    terminal.interrupt()
-    assert terminal.wait() == 130
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and is no master
+        master = f"spark://127.0.0.1:{silent.getsockname()[1]}"
+        terminal = Terminal([*HERE, "--master", master, script])
+        watch.until(lambda: f"[distributor] starting a Spark session with master {master}" in terminal.text())
+        watch.until(lambda: b"Setting default log level" in terminal.said, 60)  # and waits for the master
+        terminal.interrupt()
+        assert terminal.wait() == 130
     assert terminal.text().splitlines()[-1].endswith("distributor: interrupted")  # after the ^C of the terminal
     nothing_is_left()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -14,7 +15,7 @@ import trainings
 import watch
 
 from distributor import ConfigurationError, DeepspeedTorchDistributor, PayloadError, ResourceError, TorchDistributor
-from distributor.job import Module
+from distributor.job import Module, Script
 from distributor.schedulers import local
 
 
@@ -34,6 +35,10 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"num_processes": "2"}, "num_processes has to be a positive integer, not '2'"),
         ({"num_processes": True}, "num_processes has to be a positive integer, not True"),
         ({"local_mode": "yes"}, "local_mode has to be True, False or None, not 'yes'"),
+        ({"name": 7}, "name must be one line of text, not 7"),
+        ({"name": " "}, "name must be one line of text, not ' '"),
+        ({"name": "a\nb"}, "name must be one line of text, not 'a\\nb'"),
+        ({"name": "x" * 101}, "name must have at most 100 characters, not 101: shorten it"),
         ({"use_gpu": None}, "use_gpu has to be True or False, not None"),
         ({"gpus_per_process": 0, "use_gpu": True}, "gpus_per_process has to be a positive integer, not 0"),
         (
@@ -114,7 +119,7 @@ def on_cpu(**options: Any) -> TorchDistributor:
     [
         ((17,), {}, ConfigurationError, "has to be a callable or the path of a .py file, not int 17"),
         (("train.sh",), {}, PayloadError, "'train.sh' is not a .py file"),
-        (("absent.py",), {}, PayloadError, "the script 'absent.py' cannot be read on the driver: No such file"),
+        (("absent.py",), {}, PayloadError, "there is no script 'absent.py' in the current directory /"),
         (
             (asleep,),
             {},
@@ -153,16 +158,18 @@ def test_a_module_has_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "pkg").mkdir()
     for name in ("__init__.py", "train.py"):
         (tmp_path / "pkg" / name).touch()
-    with pytest.raises(PayloadError, match="there is no module 'pkg.train': looked for it in Python's path, /"):
+    with pytest.raises(PayloadError, match="no module 'pkg.train' in the current directory /.* or Python's path: /"):
         on_cpu().run_module("pkg.train")
     there = on_cpu(working_dir=tmp_path)
     assert there.plan(Module("pkg.train")).title == "pkg.train"
-    with pytest.raises(PayloadError, match=f"no module 'pkg.other': looked for it in working_dir {tmp_path} and Pyth"):
+    with pytest.raises(PayloadError, match=f"no module 'pkg.other' in working_dir {tmp_path}, the current directory"):
         there.run_module("pkg.other")
     with pytest.raises(PayloadError, match="'pkg' is a package without a module __main__, so that it cannot be run"):
         there.run_module("pkg")
     (tmp_path / "pkg" / "__main__.py").touch()
     assert there.plan(Module("pkg")).title == "pkg"
+    monkeypatch.chdir(tmp_path)
+    assert on_cpu().plan(Module("pkg.train")).title == "pkg.train"
     # Executors may have what the driver lacks.
     spark = TorchDistributor(1, False, False)
     monkeypatch.setattr(spark, "_session", lambda needed: None)
@@ -214,10 +221,37 @@ def test_a_working_dir_has_to_be_a_folder(tmp_path: Path) -> None:
         on_cpu(working_dir=tmp_path / "absent").run(trainings.rank)
 
 
-def test_a_script_that_is_in_the_working_dir_only(tmp_path: Path) -> None:
-    (tmp_path / "train.py").touch()
-    with pytest.raises(PayloadError, match=f"No such file or directory. '{tmp_path}/train.py' is there: pass that"):
-        on_cpu(working_dir=tmp_path).run("train.py")
+@pytest.mark.parametrize("local", [True, False])
+def test_scripts_are_found_in_the_working_dir_and_then_here(
+    local: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, here = tmp_path / "project", tmp_path / "here"
+    for path in (project / "train.py", here / "train.py", here / "other.py"):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    monkeypatch.chdir(here)
+    distributor = TorchDistributor(1, local, False, working_dir="../project")
+    monkeypatch.setattr(distributor, "_session", lambda needed: None)
+
+    def found(name: str) -> tuple[str, str | None]:
+        script = distributor.plan(name).target
+        assert isinstance(script, Script)
+        return os.path.realpath(script.path), script.inside
+
+    assert found("train.py") == (str(project / "train.py"), "train.py")
+    assert found("other.py") == (str(here / "other.py"), None)
+    assert found(str(here / "train.py")) == (str(here / "train.py"), None)
+    with pytest.raises(PayloadError) as caught:
+        distributor.plan("absent.py")
+    assert str(caught.value) == (
+        f"there is no script 'absent.py' in working_dir ../project or the current directory {here}"
+    )
+
+
+def test_a_script_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "train.py").mkdir()
+    with pytest.raises(PayloadError, match=r"the script '.*/train\.py' cannot be read: Is a directory"):
+        on_cpu().run(tmp_path / "train.py")
 
 
 def test_what_lives_on_the_driver_only_is_told_apart() -> None:
@@ -267,6 +301,43 @@ def test_platforms_other_than_linux_are_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(local.sys, "platform", "darwin")
     with pytest.raises(ConfigurationError, match="local mode runs on Linux only, this is darwin"):
         on_cpu().run(trainings.rank)
+
+
+@pytest.mark.parametrize(
+    ("fake", "says"),
+    [
+        ("sys.platform = 'win32'", "distributor runs on Linux only, this is Windows: use WSL 2, a container"),
+        (
+            "sys.version_info = (3, 10, 13)",
+            "distributor needs Python 3.11 or later, this is 3.10.13: start with another",
+        ),
+    ],
+)
+def test_a_python_or_platform_that_does_not_fit(fake: str, says: str) -> None:
+    """The command says so in one line; in Python it is the error of the import."""
+    command = f"import sys; {fake}; from distributor.__main__ import main; main()"
+    ended = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith(f"distributor: {says}")
+    assert len(ended.stderr.splitlines()) == 1
+    command = f"import sys; {fake}; from distributor import TorchDistributor"
+    ended = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.stderr.splitlines()[-1].startswith(f"ImportError: {says}")
+
+
+def test_spark_without_java() -> None:
+    """One line, and none of Spark's own."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "distributor", "run", "--master", "local[1]", "--no-gpu", __file__],
+        env={"PATH": "/nowhere"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("distributor: no Spark session with master local[1]: no Java found, ")
 
 
 def test_spark_without_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import deepspeed_trainings
 import pytest
 import trainings
 import watch
+from sessions import path_without_torch
 
 from distributor import (
     DeepspeedTorchDistributor,
@@ -26,15 +28,18 @@ pytestmark = pytest.mark.connect
 
 
 @pytest.fixture(scope="module", autouse=True)
-def session() -> Iterator[Any]:
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     if shutil.which("java") is None:
         pytest.skip("no Java here")
     pytest.importorskip("grpc")
     from pyspark.sql import SparkSession
 
-    started = SparkSession.builder.remote("local[4]").getOrCreate()
-    yield started
-    started.stop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYSPARK_PYTHON", raising=False)
+        patch.setenv("PATH", path_without_torch(tmp_path_factory.mktemp("bin")))
+        started = SparkSession.builder.remote("local[4]").getOrCreate()
+        yield started
+        started.stop()
 
 
 def on_executors(num_processes: int = 2, **options: Any) -> TorchDistributor:
@@ -46,6 +51,10 @@ def test_every_rank_takes_part_in_a_collective(capfd: pytest.CaptureFixture[str]
     assert run.results() == [6.0] * 3
     assert run.placement is not None
     assert not run.placement.nodes[0].executor.startswith("127.0.0.1:0")
+
+
+def test_a_server_that_this_process_started_runs_the_drivers_python() -> None:
+    assert on_executors(1).run(lambda: sys.executable) == sys.executable
 
 
 def test_lines_arrive(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:

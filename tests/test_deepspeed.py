@@ -231,6 +231,7 @@ def test_all_of_a_model_is_in_a_checkpoint(tmp_path: Path) -> None:
         assert torch.all(first[3]["frozen.weight"] == 0.25) and first[3]["counts"].tolist() == [7, 7, 7]
 
 
+@pytest.mark.slow
 def test_checkpoints_that_cannot_be(tmp_path: Path) -> None:
     run = make_local(2, trainings.config(0)).submit(trainings.checkpoints_that_are_none, str(tmp_path))
     for none, absent, two, slash, universal, three, stage, early, four, five in run.results(timeout=watch.DEADLINE):
@@ -268,6 +269,7 @@ def test_pipelines_across_two_executors(request: pytest.FixtureRequest) -> None:
         assert train(ranks, stages, local=False) == pytest.approx(alone, abs=1e-5), (ranks, stages)
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_experts_on_two_executors(request: pytest.FixtureRequest) -> None:
     request.getfixturevalue("sessions").get(CLUSTER)
@@ -307,6 +309,7 @@ def test_steps_that_only_a_trainer_knows() -> None:
     assert found["scheduler"]["params"]["total_num_steps"] == 10
 
 
+@pytest.mark.slow
 def test_autotuning_says_what_is_refused_or_too_slow() -> None:
     def sleep() -> float:
         import time
@@ -473,6 +476,7 @@ def test_the_example_trains_on_executors_as_function_and_as_script() -> None:
     assert re.findall(r"held-out loss (\S+);", told) == [f"{last:.3f}"]  # the script comes to the same
 
 
+@pytest.mark.slow
 def test_ranks_that_are_started_anew() -> None:
     distributor = make_local(2, trainings.config(1), start_method="spawn")
     found = distributor.run(trainings.with_the_runs_config, 3)

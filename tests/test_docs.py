@@ -173,7 +173,7 @@ def marks(page: Path) -> list[pytest.MarkDecorator]:
     found = []
     if wants_spark(page):
         found.append(pytest.mark.spark)
-    if name_of(page) in ("README.md", "docs/deepspeed.md", "docs/getting-started.md"):
+    if name_of(page) in ("README.md", "docs/cli.md", "docs/deepspeed.md", "docs/getting-started.md"):
         found.append(pytest.mark.slow)
     return found
 

@@ -115,7 +115,7 @@ def test_tasks_that_are_placed_badly_end_and_others_may_come(serving: Any, monke
     for told in [tasks.start(partition, at, attempt=1) for partition in range(2)]:
         with pytest.raises(exchange.StoppedError, match="placed the tasks badly"):
             told.result(watch.DEADLINE)
-    watch.until(lambda: not it._facts._here)
+    watch.until(lambda: not it._facts.here)
     assert not it.begun and it.start_again() and not it.start_again()
     again = [tasks.start(partition, at, attempt=2) for partition in range(2)]
     assert [told.result(watch.DEADLINE) for told in again] == [everyone(2, attempt=2)] * 2
@@ -128,9 +128,9 @@ def test_a_broken_connection_is_made_again(serving: Any) -> None:
     tasks = Tasks(2)
     with Proxy("127.0.0.1", at.port) as proxy:
         first = tasks.start(0, Endpoint(at.host, proxy.port, at.certificate, at.token))
-        watch.until(lambda: len(it._facts._here) == 1)
+        watch.until(lambda: len(it._facts.here) == 1)
         proxy.reset()
-        watch.until(lambda: proxy.connections == 2 and len(it._facts._here) == 1)
+        watch.until(lambda: proxy.connections == 2 and len(it._facts.here) == 1)
         second = tasks.start(1, at)
         assert first.result(watch.DEADLINE) == second.result(watch.DEADLINE) == everyone(2)
     assert tasks.gathered == 0
@@ -157,9 +157,9 @@ def test_the_facts_of_a_task_that_has_ended_do_not_count(serving: Any) -> None:
     it, at = serving(2)
     line = exchange._connect((at.host, at.port, at.certificate, at.token))
     line.sendall(exchange._pack({"event": "facts", "attempt": 0, "facts": {"partition": 0, "facts": "old"}}))
-    watch.until(lambda: len(it._facts._here) == 1)
+    watch.until(lambda: len(it._facts.here) == 1)
     line.close()
-    watch.until(lambda: not it._facts._here)
+    watch.until(lambda: not it._facts.here)
     tasks = Tasks(2)
     told = [tasks.start(partition, at, 1) for partition in (1, 0)]
     assert [each.result(watch.DEADLINE) for each in told] == [everyone(2, 1)] * 2
@@ -208,7 +208,7 @@ def test_a_run_that_is_stopped_does_not_begin(serving: Any, when: str) -> None:
         it.stop("cancelled")
     waiting = tasks.start(0, at)
     if when == "after":
-        watch.until(lambda: len(it._facts._here) == 1)
+        watch.until(lambda: len(it._facts.here) == 1)
         it.stop("cancelled")
     with pytest.raises(exchange.StoppedError, match="cancelled"):
         waiting.result(watch.DEADLINE)
@@ -219,7 +219,7 @@ def test_a_driver_that_goes_is_given_up() -> None:
     with it:
         at = it.listen("127.0.0.1", "127.0.0.1")
         waiting = Tasks(2).start(0, at, patience=0.5)
-        watch.until(lambda: len(it._facts._here) == 1)
+        watch.until(lambda: len(it._facts.here) == 1)
     start = time.monotonic()
     with pytest.raises(exchange.StoppedError, match=r"heard nothing from the driver for 0\.5 s"):
         waiting.result(watch.DEADLINE)

@@ -22,7 +22,7 @@ from sessions import Make, Sessions
 from test_channel import Listener, hello, stranger, trusted
 
 from distributor import Status, TorchDistributor, TrainingError
-from distributor.channel import frames
+from distributor.channel import frames, server as channel_server
 from distributor.channel.frames import Log
 from distributor.channel.node import Endpoint
 from distributor.channel.server import ChannelServer
@@ -65,8 +65,11 @@ def test_who_has_no_token_is_turned_away(served: tuple[Listener, Endpoint], said
     assert (listener.events, listener.logs, listener.lost) == ([], [], [])
 
 
-def test_who_stays_silent_is_turned_away_in_time(served: tuple[Listener, Endpoint]) -> None:
+def test_who_stays_silent_is_turned_away_in_time(
+    served: tuple[Listener, Endpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before TLS, and after it with half a token."""
+    monkeypatch.setattr(channel_server, "_HELLO_TIMEOUT", 1.0)
     listener, endpoint = served
     with socket.create_connection((endpoint.host, endpoint.port)) as bare, stranger(endpoint) as half:
         half.sendall(endpoint.token[:16])

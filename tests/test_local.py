@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import secrets
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -48,6 +50,32 @@ def test_several_nodes_on_one_machine_make_one_world() -> None:
     assert run.placement is not None
     assert [len(node.ranks) for node in run.placement.nodes] == [2, 2, 1]
     assert str(run.placement).count("node ") == 3
+
+
+def is_mapped() -> tuple[bool, str | None]:
+    """Whether a tensor of 24 MiB goes back to the kernel as it is freed (mallinfo(3)); and what a child would see."""
+    import ctypes
+
+    import torch
+
+    class Info(ctypes.Structure):
+        _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "free", "fast", "mapped", "bytes", *"abcde")]
+
+    libc = ctypes.CDLL(None)
+    libc.mallinfo2.restype = Info
+    before = libc.mallinfo2().mapped
+    held = torch.ones(6 << 20)
+    return libc.mallinfo2().mapped > before and held is not None, os.environ.get("GLIBC_TUNABLES")
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_ranks_on_cpus_keep_memory_for_their_next_step(make_local: Make, start_method: str) -> None:
+    assert make_local(1, start_method=start_method).run(is_mapped) == (False, None)
+
+
+def test_a_variable_leaves_memory_to_the_c_library(make_local: Make) -> None:
+    env = {"DISTRIBUTOR_KEEP_MEMORY": "0"}
+    assert make_local(1, env=env, start_method="spawn").run(is_mapped) == (True, None)
 
 
 def fail_on_the_second_node(never: str) -> None:
@@ -203,9 +231,48 @@ def test_ctrl_c_ends_the_ranks_and_then_the_driver(tmp_path: Path) -> None:
     left = watch.below(driver.pid)
     driver.send_signal(signal.SIGINT)
     out, _ = driver.communicate(timeout=watch.DEADLINE)
-    assert "KeyboardInterrupt" in out
+    assert re.search(r"\[distributor\] run \w+: interrupted; ranks? 0.* at trainings\.py:\d+\n", out)
+    assert out.endswith("KeyboardInterrupt\n")
+    assert "_await" not in out  # the way through this package
     assert len(left) == 5
     watch.until(lambda: not any(process.is_running() for process in left))
+
+
+def fail_with_a_hook_of_its_own() -> None:
+    sys.excepthook = lambda kind, error, frames: print("the hook was told of", error, file=sys.stderr)
+    raise ValueError("no")
+
+
+def test_a_hook_of_the_users_speaks_live(make_local: Make, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(TrainingError, match="ValueError: no"):
+        make_local(1).run(fail_with_a_hook_of_its_own)
+    assert re.search(r"^\[rank 0 \S+\] the hook was told of no$", capfd.readouterr().err, re.MULTILINE)
+
+
+FAILING = """
+    from distributor import TorchDistributor
+    import trainings
+    TorchDistributor(2, local_mode=True, use_gpu=False, keep_warm=0).run(trainings.fail_alike)
+"""
+
+
+def test_a_script_whose_ranks_fail_ends_with_their_traceback_told_once(tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(textwrap.dedent(FAILING))
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=env, timeout=120)
+    said = done.stderr.replace(socket.gethostname(), "HOST")
+    assert done.returncode == 1
+    assert said.count("Traceback (most recent call last):") == 2  # the driver's own, and the ranks'
+    assert said.count("raise ValueError") == 1
+    driver, ranks = said.split("distributor.errors.TrainingError: ")
+    assert [line.split(", ")[-1] for line in driver.splitlines() if line.startswith("  File")] == [
+        "in <module>",
+        "in run",
+    ]
+    assert ranks.startswith(
+        "ranks 0-1 on HOST failed: ValueError: learning rate must be positive\n\nTraceback (most recent call last):\n"
+    )
 
 
 def test_folders_of_killed_agents_are_removed_by_the_next_run(make_local: Make, tmp_path: Path) -> None:
@@ -250,9 +317,8 @@ def test_a_start_that_takes_too_long_is_an_error(make_local: Make, timeout: floa
     """Importing torch takes longer."""
     for process in watch.warm_processes(os.getpid()):
         process.kill()
-    with pytest.raises(
-        StartError, match="did not start within start_timeout=.*(not answered yet|not up on 1 of 1 nodes)"
-    ):
+    doing = "starting a process on this machine|importing torch on 1 node|not up on 1 of 1 nodes"
+    with pytest.raises(StartError, match=f"did not start within start_timeout=.*({doing})"):
         make_local(2, start_timeout=timeout).run(trainings.rank)
     watch.gone()
 

@@ -123,7 +123,7 @@ def error_of(executed: Client, cell: int) -> str:
 
 def test_the_status_is_live_while_a_run_goes(executed: Client) -> None:
     states = executed.shown[0]
-    assert states[0].startswith("waiting train waiting for its nodes 2 ranks · ")
+    assert states[0].startswith("waiting train starting 2 ranks · ")
     assert any("running: 2 of 2 ranks up" in state and "ranks 0-1 epoch" in state for state in states)
     assert re.match(r"succeeded train 2 ranks · 1 node · .* function \d+\.\d s .* placement node host", states[-1])
     assert 3 < len(states) < 60
@@ -148,6 +148,14 @@ def test_a_failure_is_the_typed_error_first_and_short(executed: Client) -> None:
     for foreign in ("distributor/", "java", "\tat "):
         assert foreign not in told
     assert len(told.splitlines()) < 25
+
+
+def test_a_traceback_is_in_the_error_and_not_above_it_as_well(executed: Client) -> None:
+    cell = executed.nb.cells[2]
+    shown = [str(output.get("data") or output.get("text")) for output in cell.outputs if output.output_type != "error"]
+    assert shown
+    assert not [text for text in shown if "Traceback" in text or "raise ValueError" in text]
+    assert "traceback of rank 1" in executed.shown[1][-1]  # no error tells it
 
 
 def test_a_request_that_is_wrong_is_two_lines(executed: Client) -> None:
@@ -185,6 +193,8 @@ def test_an_interrupt_is_short_too(executed: Client) -> None:
     where = "  Cell In[8], line 16, in <module>\n    distributor.run(train_for_ever)"
     assert told == f"KeyboardInterrupt\n\nraised by\n{where}"
     assert executed.shown[7][-1].startswith("cancelled train_for_ever 2 ranks")
+    (said,) = [output["text"] for output in executed.nb.cells[7].outputs if output.output_type == "stream"]
+    assert re.fullmatch(r"\[distributor\] run \w+: interrupted; rank.* at Cell In\[8\]:\d\n", said)
 
 
 def test_progress_can_be_silenced(executed: Client) -> None:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from distributor.channel.frames import UNREACHED
 
 ROOT = Path(__file__).parent.parent
@@ -51,6 +53,20 @@ def test_commands_and_files_of_the_readme_exist() -> None:
         assert path or anchor in anchors, anchor
 
 
+def test_supported_versions_are_the_pinned_ones() -> None:
+    """And each page names the same Pythons."""
+    section = README[README.index("## Supported versions") :].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| (\w+)[^|]* \| ([^|]+) \|", section, re.MULTILINE))
+    pins = dict(re.findall(r"^([\w-]+)==([\w.]+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    assert rows["PyTorch"].startswith(pins["torch"])
+    assert (rows["PySpark"], rows["DeepSpeed"]) == (pins["pyspark"], pins["deepspeed"])
+    old = dict(re.findall(r"^([\w-]+)==([\w.]+)$", (ROOT / "constraints-spark35.txt").read_text(), re.MULTILINE))
+    assert f"{old['pyspark']}: the tests" in section
+    for page in (README, (DOCS / "getting-started.md").read_text()):
+        assert "Python 3.11 to 3.13" in page
+    assert not re.findall(r"Python 3\.(?:[0-9]|10)\b", README)
+
+
 def test_errors_of_the_documentation_are_those_of_the_code() -> None:
     sources = [path.read_text() for path in (ROOT / "distributor").rglob("*.py")]
     texts = [text_of(node) for source in sources for node in ast.walk(ast.parse(source))]
@@ -72,13 +88,14 @@ def text_of(node: ast.AST) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_the_demo_does_its_first_half_without_java() -> None:
     demo = [sys.executable, str(ROOT / "examples" / "digits.py")]
     ended = subprocess.run(demo, capture_output=True, text=True, check=True, timeout=120, env={"PATH": ""})
     accuracy = re.search(r"accuracy on held-out digits (0\.\d+)", ended.stdout)
     assert accuracy is not None
     assert float(accuracy.group(1)) >= 0.95
-    assert ended.stdout.strip().splitlines()[-1].startswith("No Java here, so no Spark part: install a JRE 17")
+    assert ended.stdout.strip().splitlines()[-1].startswith("The part on Spark is left out: no Java found")
 
 
 def test_local_mode_needs_no_spark(tmp_path: Path) -> None:

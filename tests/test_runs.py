@@ -247,6 +247,22 @@ def test_a_failing_rank_ends_the_run_at_once(
         assert error.__cause__.step == 17
 
 
+def test_ranks_that_fail_alike_are_told_once(make: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """By the exception, and not by live lines as well; the files have what each rank wrote."""
+    with pytest.raises(TrainingError) as caught:
+        make(2, log_dir=tmp_path).run(trainings.fail_alike)
+    text = str(caught.value)
+    assert re.match(r"ranks 0-1 on \S+ failed: ValueError: learning rate must be positive\n\nTraceback", text)
+    assert text.count("Traceback") == 1
+    assert [failure.traceback for failure in caught.value.failures] == [caught.value.traceback] * 2
+    err = capfd.readouterr().err
+    assert err.count("] careful\n") == 2
+    assert "Traceback" not in err
+    for rank in range(2):
+        (path,) = tmp_path.glob(f"*/rank-{rank}.stderr")
+        assert path.read_text() == f"careful\n{caught.value.traceback}\n"
+
+
 def test_children_of_ranks_do_not_outlive_the_run(make: Make, tmp_path: Path) -> None:
     run = make(2, grace_period=1).submit(trainings.leave_children, str(tmp_path))
     with pytest.raises(TrainingError, match="after starting a child"):
@@ -624,9 +640,10 @@ def _worker_environment(mode: str) -> dict[str, dict[str, str]]:
     """What Spark's Python workers look like to the next job, environment and modules, by executor."""
     if mode == LOCAL:
         return {}
-    from pyspark import SparkContext
+    from distributor.schedulers.spark_session import active_session, context_for_tasks
 
-    context = SparkContext._active_spark_context
+    session = active_session()
+    assert session is not None
 
     def look(_: object) -> list[tuple[str, dict[str, str]]]:
         loaded = ",".join(sorted(name for name in sys.modules if name.partition(".")[0] in ("distributor", "torch")))
@@ -635,4 +652,4 @@ def _worker_environment(mode: str) -> dict[str, dict[str, str]]:
         return [(os.getcwd(), {**environ, "loaded": loaded})]
 
     # A barrier of as many tasks as there are slots reaches every executor.
-    return dict(context.parallelize(range(4), 4).barrier().mapPartitions(look).collect())
+    return dict(context_for_tasks(session).parallelize(range(4), 4).barrier().mapPartitions(look).collect())

@@ -29,6 +29,7 @@ from distributor import (
     TrainingError,
 )
 from distributor.schedulers import spark as spark_scheduler
+from distributor.schedulers.spark_session import context_for_tasks
 
 pytestmark = pytest.mark.spark
 
@@ -86,6 +87,14 @@ def test_no_session_is_an_error() -> None:
     assert "there is no active Spark session: create one first" in ended.stderr
 
 
+def test_a_name_is_in_the_spark_ui(one_jvm: Any) -> None:
+    run = on_executors(2, name="digits").submit(trainings.rank)
+    assert run.results() == [0, 1]
+    jobs = one_jvm.sparkContext._jsc.sc().statusStore().jobsList(None)
+    told = {jobs.apply(index).description().getOrElse(None) for index in range(jobs.size())}
+    assert f"distributor digits ({run.id}): rank on 2 ranks" in told
+
+
 def test_more_slots_than_there_can_be(one_jvm: Any) -> None:
     with pytest.raises(
         ResourceError, match=r"num_processes=5 needs 5 task slots at once, and the cluster \(local\[4\]\) has 4: lower"
@@ -101,16 +110,18 @@ def test_gpus_that_spark_does_not_know_of(one_jvm: Any) -> None:
 def test_slots_that_are_busy_are_waited_for_until_the_start_timeout(one_jvm: Any, tmp_path: Path) -> None:
     busy = on_executors(3).submit(trainings.wait_for, str(tmp_path / "go"))
     watch.until(lambda: busy.status is Status.RUNNING)
-    with pytest.raises(StartError, match="Spark has not started .*, waiting for 2 slots: 1 free: other jobs hold"):
+    with pytest.raises(StartError, match="it was waiting for 2 task slots: 1 is free, other jobs hold"):
         on_executors(2, max_processes_per_node=2, start_timeout=1).run(trainings.all_reduce)
-    with pytest.raises(StartError, match=r"start_timeout=1 s: Spark has not .*waiting for 2 slots: 1 free"):
+    with pytest.raises(StartError, match=r"start_timeout=1 s: it was waiting for 2 task slots: 1 is free"):
         on_executors(2, start_timeout=1).run(trainings.rank)
     (tmp_path / "go").touch()
     assert busy.results(timeout=watch.DEADLINE) == [0, 1, 2]
     assert on_executors(4).submit(trainings.rank).results(timeout=watch.DEADLINE) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("how", ["tag", "group", "stage", "interruptAll"])
+@pytest.mark.parametrize(
+    "how", ["group", *(pytest.param(how, marks=pytest.mark.slow) for how in ("tag", "stage", "interruptAll"))]
+)
 def test_sparks_own_ways_to_cancel_end_the_ranks(one_jvm: Any, how: str, tmp_path: Path) -> None:
     context = one_jvm.sparkContext
     if how == "interruptAll" and context.version.startswith("3."):
@@ -236,7 +247,7 @@ def test_executors_need_not_have_the_package(cluster: Any) -> None:
 
 def test_ranks_write_no_environment_into_workers(cluster: Any) -> None:
     on_executors(4, env={"LEAKED": "1"}).run(trainings.all_reduce)
-    seen = cluster.sparkContext.parallelize(range(4), 4).map(lambda _: os.environ.get("LEAKED")).collect()
+    seen = context_for_tasks(cluster).parallelize(range(4), 4).map(lambda _: os.environ.get("LEAKED")).collect()
     assert seen == [None] * 4
 
 
@@ -270,6 +281,7 @@ def test_a_killed_executor_is_an_error_and_the_run_does_not_start_again(cluster:
     assert on_executors(4).submit(trainings.all_reduce).results(timeout=60) == [10.0] * 4
 
 
+@pytest.mark.slow
 def test_values_larger_than_sparks_limit_name_the_setting(sessions: Sessions) -> None:
     sessions.get("local[2]", **{"spark.driver.maxResultSize": "1m"})
     with pytest.raises(ResultError, match=r"larger than spark\.driver\.maxResultSize"):
@@ -277,6 +289,7 @@ def test_values_larger_than_sparks_limit_name_the_setting(sessions: Sessions) ->
     assert on_executors(1).run(lambda: b"x" * 1000) == b"x" * 1000
 
 
+@pytest.mark.slow
 def test_dynamic_allocation_is_refused_where_barrier_mode_does_not_run_with_it(sessions: Sessions) -> None:
     dynamic = {"spark.dynamicAllocation.enabled": "true", "spark.dynamicAllocation.shuffleTracking.enabled": "true"}
     sessions.get("local-cluster[1,1,1024]", **dynamic)
@@ -344,12 +357,14 @@ def test_executors_that_share_gpus_are_refused(sessions: Sessions, same_gpus: di
         on_executors(4, use_gpu=True).run(visible)
 
 
+@pytest.mark.slow
 def test_more_gpus_than_there_are(sessions: Sessions, gpu_settings: dict[str, str]) -> None:
     sessions.get("local-cluster[2,4,1024]", **gpu_settings, **{"spark.task.resource.gpu.amount": "1"})
     with pytest.raises(ResourceError, match=r"num_processes=5 needs 5 task slots at once with 1 GPU each.* has 4"):
         on_executors(5, use_gpu=True).run(trainings.rank)
 
 
+@pytest.mark.slow
 def test_spark_without_executors_has_no_gpus_for_tasks(sessions: Sessions) -> None:
     amounts = {"spark.task.resource.gpu.amount": "1", "spark.executor.resource.gpu.amount": "1"}
     sessions.get("local[2]", **amounts)
@@ -357,6 +372,7 @@ def test_spark_without_executors_has_no_gpus_for_tasks(sessions: Sessions) -> No
         on_executors(1, use_gpu=True).run(trainings.rank)
 
 
+@pytest.mark.slow
 def test_a_task_with_two_gpus_hosts_two_ranks(sessions: Sessions, gpu_settings: dict[str, str]) -> None:
     sessions.get(CLUSTER, **gpu_settings, **{"spark.task.resource.gpu.amount": "2", "spark.task.cpus": "2"})
     run = on_executors(4, use_gpu=True).submit(visible)
@@ -367,6 +383,7 @@ def test_a_task_with_two_gpus_hosts_two_ranks(sessions: Sessions, gpu_settings: 
         on_executors(3, use_gpu=True).run(trainings.rank)
 
 
+@pytest.mark.slow
 def test_local_mode_takes_the_drivers_gpus(sessions: Sessions, same_gpus: dict[str, str]) -> None:
     script = same_gpus["spark.executor.resource.gpu.discoveryScript"]
     sessions.get(
@@ -377,6 +394,7 @@ def test_local_mode_takes_the_drivers_gpus(sessions: Sessions, same_gpus: dict[s
         TorchDistributor(3, True).run(visible)
 
 
+@pytest.mark.slow
 def test_fractions_of_a_gpu_are_refused(sessions: Sessions, gpu_settings: dict[str, str]) -> None:
     sessions.get(CLUSTER, **gpu_settings, **{"spark.task.resource.gpu.amount": "0.5"})
     with pytest.raises(ConfigurationError, match=r"is 0\.5: ranks cannot share a GPU"):
@@ -432,5 +450,5 @@ def test_a_gibibyte_comes_back(tmp_path: Path) -> None:
 
 def test_sparks_workers_stay_usable(one_jvm: Any) -> None:
     assert on_executors(2).run(trainings.all_reduce) == 3.0
-    assert one_jvm.sparkContext.parallelize(range(4), 4).map(lambda x: x + 1).collect() == [1, 2, 3, 4]
+    assert context_for_tasks(one_jvm).parallelize(range(4), 4).map(lambda x: x + 1).collect() == [1, 2, 3, 4]
     watch.gone()

@@ -75,7 +75,7 @@ def executors(session: Any) -> set[tuple[str, int]]:
     return {(info.host(), info.port()) for info in infos}
 
 
-@pytest.fixture(scope="module", params=[LOCAL, CLUSTER, ONE_TASK_EACH])
+@pytest.fixture(scope="module", params=[LOCAL, CLUSTER, pytest.param(ONE_TASK_EACH, marks=pytest.mark.slow)])
 def master(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -246,6 +246,7 @@ def test_a_run_of_one_task_is_told_as_data(sessions: Sessions) -> None:
     assert spark_job(session, run)[0] == "SUCCEEDED"
 
 
+@pytest.mark.slow
 def test_the_drivers_log_stays_short(tmp_path: Path) -> None:
     """In a driver of its own, for its stderr at Spark's default level."""
     script = tmp_path / "driver.py"
@@ -265,7 +266,7 @@ def test_the_drivers_log_stays_short(tmp_path: Path) -> None:
             TorchDistributor(2, False, False).run(train)
         except TrainingError as error:
             print("caught", error.rank)
-        spark.sparkContext.parallelize(range(2), 2).count()  # takes both slots, so the run's tasks have ended
+        spark.range(0, 2, 1, 2).count()  # takes both slots, so the run's tasks have ended
         spark.stop()
         """)
     )
@@ -339,6 +340,7 @@ def test_encryption_that_ranks_do_not_have_is_refused(sessions: Sessions, settin
     assert "set pytorch.spark.distributor.ignoreSsl to true" in str(e.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["session", "context"])
 def test_encryption_can_be_forgone(sessions: Sessions, caplog: pytest.LogCaptureFixture, where: str) -> None:
     key = "pytorch.spark.distributor.ignoreSsl"
@@ -352,6 +354,7 @@ def test_encryption_can_be_forgone(sessions: Sessions, caplog: pytest.LogCapture
     assert "gradients" in caplog.text
 
 
+@pytest.mark.slow
 def test_deepspeed_has_a_key_of_its_own(sessions: Sessions) -> None:
     from distributor.job import Job, Script
 
@@ -364,6 +367,7 @@ def test_deepspeed_has_a_key_of_its_own(sessions: Sessions) -> None:
     SparkScheduler(session).check(job)
 
 
+@pytest.mark.slow
 def test_reports_do_not_leave_an_executor_in_the_clear(sessions: Sessions) -> None:
     """With encryption asked for, and no task to spare: the failure is told as data."""
     settings = {"spark.authenticate": "true", "spark.authenticate.secret": "s3cret"}

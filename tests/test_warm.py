@@ -226,6 +226,7 @@ def test_what_does_not_matter_to_imports_takes_no_new_process(
     forked_by = make_local(1).run(started_by)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setenv("PYTEST_CURRENT_TEST", "the next one")
     assert make_local(1).run(started_by) == forked_by
     assert make_local(1).run(os.getcwd) == str(tmp_path)
 
@@ -414,6 +415,7 @@ def test_a_cancel_while_it_imports(make: Make, tmp_path: Path) -> None:
     before = watch.warm_processes()
     run = distributor.submit(trained.touch)
     watch.until(lambda: len(watch.warm_processes()) > len(before))
+    watch.until(lambda: run.snapshot().detail == "importing slow_module on 1 node")
     run.cancel()
     with pytest.raises(RunCancelledError):
         run.result(timeout=watch.FAILURE_DEADLINE)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +47,12 @@ def all_reduce() -> float:
     return total.item()
 
 
+def ask_for_name(address: str) -> None:
+    """Asks the rank's own resolver for the name of an address; an answer need not come."""
+    with suppress(socket.gaierror):
+        socket.getnameinfo((address, 0), socket.NI_NUMERICSERV)
+
+
 def rank0_returns_last(folder: str) -> int:
     """Rank 0 returns only when all the others have."""
     if rank() == 0:
@@ -73,6 +82,17 @@ def fail_on_rank_1(how: str, stamp: str) -> None:
             raise SystemExit(3)
         os.kill(os.getpid(), getattr(signal, how))
     dist.all_reduce(torch.ones(1))
+
+
+def fail_alike() -> None:
+    """All ranks fail in one place, and none is stopped before it does."""
+    import torch.distributed as dist
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    dist.init_process_group("gloo")
+    dist.barrier()
+    print("careful", file=sys.stderr, flush=True)
+    raise ValueError("learning rate must be positive")
 
 
 def wait_for(path: str) -> int:

@@ -34,11 +34,14 @@ T = TypeVar("T")
 
 
 def processes(run_id: str = "") -> list[psutil.Process]:
-    """Live processes of a run: its agents, launchers, ranks and whatever ranks started; of any run by default."""
+    """Live processes of a run: its agents, launchers, ranks and whatever ranks started.
+
+    By default, of any run that this process has started: other processes run tests beside it.
+    """
     found = []
     for process in psutil.process_iter():
         try:
-            if process.status() == psutil.STATUS_ZOMBIE:
+            if process.status() == psutil.STATUS_ZOMBIE or not (run_id or _is_of_these_tests(process)):
                 continue
             mark = _mark(process)
             agent = is_agent(process) and (not run_id or run_id in _agents_run(process))
@@ -47,6 +50,10 @@ def processes(run_id: str = "") -> list[psutil.Process]:
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return found
+
+
+def _is_of_these_tests(process: psutil.Process) -> bool:
+    return process.environ().get("TMPDIR") == os.environ["TMPDIR"]
 
 
 def _mark(process: psutil.Process) -> str:

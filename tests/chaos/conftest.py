@@ -15,7 +15,8 @@ from sessions import LOCAL, MASTERS, Make, Sessions
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The DeepSpeed path is tried on one node and on two executors; the launch path makes no difference to Spark.
 
-    What takes long, a driver's end and hosts that are cut off, is tried once for it.
+    What takes long, a driver's end and hosts that are cut off, is tried once for it. Without the slow tests, one rank
+    of it is killed.
     """
     for item in list(items):
         values = getattr(getattr(item, "callspec", None), "params", {})
@@ -31,6 +32,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             or name in ("test_hosts_that_are_all_cut_off_end_by_themselves", "test_a_short_cut_is_survived")
         ):
             items.remove(item)
+        elif values != {"path": "deepspeed", "mode": LOCAL, "victim": "rank"}:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(params=paths.PATHS)

@@ -19,7 +19,6 @@ from pathlib import Path
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-os.environ["PYSPARK_PYTHON"] = sys.executable
 
 import paths
 import watch

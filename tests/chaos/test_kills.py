@@ -177,7 +177,6 @@ def test_a_kill_for_lack_of_memory_is_explained(make: Make, small_memory: Path) 
 DRIVER = """
 import os, signal, sys, time
 sys.path.insert(0, {tests!r})
-os.environ["PYSPARK_PYTHON"] = sys.executable
 import paths
 
 mode, path, ready = sys.argv[1:]

@@ -1,4 +1,4 @@
-"""A real standalone cluster over three hosts, shared by the tests: run them by themselves (``make test-cluster``)."""
+"""A real standalone cluster over three hosts, shared by the tests of a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hosts import Hosts, require
 from sessions import Sessions
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def cluster(sessions: Sessions) -> Iterator[Cluster]:
     require()
     sessions.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -48,11 +49,31 @@ def test_each_node_uses_its_way_to_the_others(cluster: Cluster) -> None:
             assert tuple(seen[rank][name] for name in names) == (used, f"={used}", used, master)
 
 
+def test_no_name_server_is_asked_for_the_names_of_peers(cluster: Cluster) -> None:
+    """One that never answers would cost each rank 5 s or more; what ranks ask it themselves still reaches it."""
+    cluster.session()
+    hosts = list(CORES)
+    with ExitStack() as stack:
+        names = [stack.enter_context(cluster.hosts.dead_name_server(host)) for host in hosts]
+        TorchDistributor(6, use_gpu=False).run(trainings.rank)  # Java asks for its host's name as executors start
+        before = [len(asked()) for asked in names]
+
+        def since() -> list[set[str]]:
+            return [set(asked()[known:]) for asked, known in zip(names, before, strict=True)]
+
+        for start_method in ("fork", "spawn"):
+            run = TorchDistributor(6, use_gpu=False, start_method=start_method).submit(trainings.all_reduce)
+            assert run.results() == [21.0] * 6
+            assert since() == [set()] * len(hosts)
+        TorchDistributor(6, use_gpu=False).run(trainings.ask_for_name, "10.1.2.3")
+        assert since() == [{"3.2.1.10.in-addr.arpa"}] * len(hosts)
+
+
 def test_what_a_host_lacks_is_told_at_the_start(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     cluster.session()
     TorchDistributor(6, use_gpu=False).run(trainings.rank)
     told = [record.getMessage() for record in caplog.records if "/dev/shm" in record.getMessage()]
-    assert [text.partition(":")[0] for text in told] == ["host-b has 64 MiB of /dev/shm"]
+    assert [text.partition(":")[0] for text in told] == ["the node on host-b has 64 MiB of /dev/shm"]
 
 
 def test_what_the_user_says_of_interfaces_holds(cluster: Cluster) -> None:

@@ -59,13 +59,13 @@ def test_a_busy_cluster_is_waited_for(cluster: Cluster, tmp_path: Path, capsys: 
     holding.start()
     watch.until(lambda: len(os.listdir(here)) == 4)
     run = TorchDistributor(6, use_gpu=False).submit(trainings.all_reduce)
-    watch.until(lambda: "waiting for 6 slots: 2 free" in run.snapshot().detail)
-    with pytest.raises(StartError, match=r"start_timeout=1 s: Spark has not .*waiting for 4 slots: 2 free"):
+    watch.until(lambda: "waiting for 6 task slots: 2 are free" in run.snapshot().detail)
+    with pytest.raises(StartError, match=r"start_timeout=1 s: it was waiting for 4 task slots: 2 are free"):
         TorchDistributor(4, use_gpu=False, start_timeout=1).run(trainings.all_reduce)
     go.touch()
     assert run.results() == [21.0] * 6
     holding.join()
-    told = f"[distributor] run {run.id}: Spark has not started its tasks, waiting for 6 slots: 2 free"
+    told = f"[distributor] run {run.id}: waiting for 6 task slots: 2 are free"
     assert told in capsys.readouterr().err
 
 
@@ -79,7 +79,9 @@ def test_runs_that_want_more_together_than_there_is(cluster: Cluster) -> None:
 def test_an_application_that_gets_no_executors_says_so(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     """Another application may hold them: with fewer slots than it needs, a run waits no longer than it is told to."""
     cluster.session({"spark.cores.max": "2"})
-    with pytest.raises(StartError, match=r"start_timeout=8 s: num_processes=4 needs 4 task slots at once.* has 2"):
+    with pytest.raises(
+        StartError, match=r"start_timeout=8 s: it was waiting for executors: num_processes=4 needs .* has 2"
+    ):
         TorchDistributor(4, use_gpu=False, start_timeout=8).run(trainings.all_reduce)
     assert "num_processes=4 needs 4 task slots at once" in capsys.readouterr().err
 

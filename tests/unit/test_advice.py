@@ -50,6 +50,20 @@ def test_a_module_on_the_drivers_path(project: Path, monkeypatch: pytest.MonkeyP
         assert f"lib is on the driver, in {project}" in advise(ended, job(target))
 
 
+def test_a_module_of_the_current_directory(project: Path, tmp_path: Path) -> None:
+    ended = failure("ModuleNotFoundError", "No module named 'lib.model'")
+    assert advise(ended, job(Module("lib.model"))) == (
+        f"lib is on the driver, in {project}. Executors get it with working_dir={str(project)!r} "
+        f"(--working-dir {project})"
+    )
+    ended = failure("ModuleNotFoundError", "No module named 'lib.absent'")
+    assert advise(ended, job(Module("lib.absent"), tmp_path)) == (
+        f"lib.absent is not on the driver either: not in working_dir {tmp_path}, the current directory {project} or "
+        "Python's path"
+    )
+    assert advise(ended, job(Module("lib.model"))) == ""
+
+
 def test_a_package_that_is_installed_here_only() -> None:
     ended = failure("ModuleNotFoundError", "No module named 'hypothesis'")
     assert advise(ended, job(Module("train"))) == (

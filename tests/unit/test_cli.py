@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import signal
 import sys
 import threading
@@ -51,6 +50,12 @@ class Fake:
 
 
 @pytest.fixture
+def ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any master answers."""
+    monkeypatch.setattr("distributor.schedulers.spark_preflight.check", lambda *_: None)
+
+
+@pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
     monkeypatch.setattr(cli, "TorchDistributor", Fake)
     monkeypatch.setattr(cli, "DeepspeedTorchDistributor", Fake)
@@ -66,13 +71,14 @@ def test_options_are_the_arguments_of_the_api(fake: type[Fake]) -> None:
         "--logs 0,3 --fold-logs --no-prefix --no-progress "
         "--cpus-per-process 2 --memory-per-process 8g "
         "--max-processes-per-node 2 --start-timeout 5 --stall-timeout 6 --grace-period 7 --heartbeat-timeout 8 "
-        "--start-method spawn train.py --lr 0.1 --local"
+        "--start-method spawn --name digits train.py --lr 0.1 --local"
     )
     assert cli.call(given.split()) == 0
     args, options = fake.asked
     assert args == (4, True, False)
     assert fake.ran == ("run", "train.py", "--lr", "0.1", "--local")
     assert options == {
+        "name": "digits",
         "env": {"A": "1", "B": "x=y"},
         "forward_env": ("WANDB_*",),
         "working_dir": ".",
@@ -107,7 +113,6 @@ def test_a_module_and_its_arguments(fake: type[Fake]) -> None:
     assert cli.call(["run", "-n", "2", "-m", "pkg.train", "--lr", "0.1", "-n", "3"]) == 0
     assert fake.asked[0] == (2, True, True)
     assert fake.ran == ("module", "pkg.train", "--lr", "0.1", "-n", "3")
-    assert sys.path[0] == os.getcwd()
 
 
 def test_deepspeed(fake: type[Fake]) -> None:
@@ -116,7 +121,8 @@ def test_deepspeed(fake: type[Fake]) -> None:
     assert fake.asked[1]["script_arguments"] is False
 
 
-def test_a_master_means_spark(fake: type[Fake], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("ready")
+def test_a_master_means_spark(script: str, fake: type[Fake], monkeypatch: pytest.MonkeyPatch) -> None:
     stopped, asked = [], []
 
     class Session:
@@ -128,13 +134,16 @@ def test_a_master_means_spark(fake: type[Fake], monkeypatch: pytest.MonkeyPatch)
         return Session()
 
     monkeypatch.setattr("distributor.schedulers.spark_session.create", create)
-    assert cli.call(["run", "--master", "spark://a:7077", "--conf", "spark.executor.memory=8g", "train.py"]) == 0
+    assert cli.call(["run", "--master", "spark://a:7077", "--conf", "spark.executor.memory=8g", script]) == 0
     assert fake.asked[0] == (1, False, True)
     assert asked == [("spark://a:7077", {"spark.ui.showConsoleProgress": "false", "spark.executor.memory": "8g"})]
     assert stopped == [True]
 
 
-def test_signals_are_given_back_once_there_is_a_session(fake: type[Fake], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("ready")
+def test_signals_are_given_back_once_there_is_a_session(
+    script: str, fake: type[Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def create(*_: object) -> Any:
         assert signal.getsignal(signal.SIGINT) is signal.getsignal(signal.SIGTERM) is cli._give_up
         assert threading.current_thread() is not threading.main_thread()  # or Spark would set a handler of its own
@@ -144,7 +153,7 @@ def test_signals_are_given_back_once_there_is_a_session(fake: type[Fake], monkey
     during = []
     monkeypatch.setattr("distributor.schedulers.spark_session.create", create)
     monkeypatch.setattr(Fake, "run", lambda *_: during.extend(map(signal.getsignal, (signal.SIGINT, signal.SIGTERM))))
-    assert cli.call(["run", "--master", "sc://host", "train.py"]) == 0
+    assert cli.call(["run", "--master", "sc://host", script]) == 0
     assert during == [before, cli._end]
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -189,7 +198,8 @@ def test_under_spark_submit_its_session_decides(fake: type[Fake], monkeypatch: p
         ("run --nnodes 2 train.py", "--nnodes is torchrun's: --num-processes counts all ranks together, and Spark"),
         ("run --max-restarts 3 train.py", "--max-restarts is torchrun's: a rank that fails ends the run"),
         ("run --rdzv-endpoint a:1 train.py", "--rdzv-endpoint is torchrun's: leave it out, nodes find each other"),
-        ("run --no-gpu -m no_such.module", "there is no module 'no_such.module': looked for it in Python's path, "),
+        ("run --no-gpu -m no_such.module", "there is no module 'no_such.module' in the current directory /"),
+        ("run --no-gpu -m --working-dir / no.such", "there is no module 'no.such' in --working-dir /, the current dir"),
         ("run --no-gpu --logs rank1 train.py", "--logs takes all, rank0, none or ranks (0,3), not 'rank1'"),
         ("run --master yarn --driver-ports 9-8 t.py", "takes a port or the first and the last of some, not '9-8'"),
         ("completion", "Missing argument"),
@@ -200,10 +210,23 @@ def test_under_spark_submit_its_session_decides(fake: type[Fake], monkeypatch: p
         ("run --no-gpu --logs 7 train.py", "--logs names rank 7; with --num-processes 1 there are 0 to 0"),
         ("run -n 0 t.py --no-gpu --lr 1 -n 2", "not 0 (--no-gpu, -n after the script belong to it: what is ours comes"),
         ("run -n 0 t.py --local=1", "not 0 (--local=1 after the script belongs to it: what is ours comes before)"),
-        ("run --no-gpu no_such.py", "the script 'no_such.py' cannot be read on the driver: No such file or directory"),
+        ("run --no-gpu no_such.py", "there is no script 'no_such.py' in the current directory /"),
+        (
+            "run --no-gpu --working-dir / no_such.py",
+            "there is no script 'no_such.py' in --working-dir / or the current directory /",
+        ),
+        ("run --no-gpu /no_such.py", "there is no script '/no_such.py'\n"),
+        (
+            "run --no-gpu --master spark://127.0.0.1:1 no_such.py",
+            "there is no script 'no_such.py' in the current directory /",
+        ),
+        ("run --master spark://a t.py", "the master 'spark://a' names no port: it is 7077 unless the master was told"),
+        ("run --master spark://a:7077/x t.py", "'spark://a:7077/x' has more than host and port: spark://a:7077"),
+        ("run --master spark://a:b t.py", "the master 'spark://a:b' is no URL: "),
+        ("run --master sc://:1 t.py", "the master 'sc://:1' names no host: spark://host:7077, or sc://host"),
         (
             "run --no-gpu train.sh",
-            "'train.sh' is not a .py file: pass the path of a Python script, a callable, or use -m",
+            "'train.sh' is not a .py file: pass the path of a Python script, or -m pkg.train",
         ),
         ("run --no-gpu --deepspeed no.json train.py", "no.json"),
     ],
@@ -220,10 +243,12 @@ def test_a_request_that_is_wrong_ends_in_one_line_and_2(
     assert err.count("\n") == 1
 
 
-def test_without_pyspark_there_is_no_spark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(sys.modules, "pyspark", None)
-    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
-    assert cli.call(["run", "--master", "local-cluster[2,1,1024]", "--no-gpu", "train.py"]) == 2
+def test_without_pyspark_there_is_no_spark(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("pyspark", "pyspark.sql", "pyspark.version"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert cli.call(["run", "--master", "local-cluster[2,1,1024]", "--no-gpu", script]) == 2
     assert "training on Spark needs pyspark, which cannot be imported" in capsys.readouterr().err
 
 
@@ -299,7 +324,7 @@ def test_a_dry_run_on_spark_starts_no_session(
     run = ["run", "-n", "8", "--master", "spark://a:7077", "--conf", "spark.executor.cores=4", "--working-dir", "."]
     assert cli.call([*run, "--deepspeed", "ds.json", "--dry-run", "-m", "pkg.train", "--epochs", "3"]) == 0
     out = capsys.readouterr().out
-    assert "on            Spark, master spark://a:7077: 8 ranks, with 1 GPU each\n" in out
+    assert "on            Spark, master spark://a:7077: 8 ranks, with 1 GPU each, asked of Spark\n" in out
     assert "placement     by Spark, as the run starts\n" in out
     assert (
         "command       python -m pkg.train --epochs 3 --deepspeed --deepspeed_config $RUN_FOLDER/deepspeed.json   "
@@ -307,8 +332,30 @@ def test_a_dry_run_on_spark_starts_no_session(
     ) in out
     assert f"{tmp_path} (" in out
     assert '"gradient_accumulation_steps": 1' in out
-    assert "\n  MASTER_ADDR=$MASTER\n" in out
+    for variable in (
+        "MASTER_ADDR=$MASTER",
+        "CUDA_VISIBLE_DEVICES=$GPUS_OF_NODE",
+        "OMP_NUM_THREADS=$CPUS_OF_TASK",
+        "LOCAL_WORLD_SIZE=$RANKS_OF_NODE",
+        "GROUP_WORLD_SIZE=$NODES",
+        "NCCL_SOCKET_IFNAME==$INTERFACE",
+    ):
+        assert f"\n  {variable}\n" in out
+    assert "\nWhat begins with $ is decided as the run starts.\n" in out
     assert out.endswith("spark.executor.cores=4\n")
+
+
+def test_a_dry_run_on_spark_tells_what_is_known(
+    script: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distributor.schedulers.spark_session.active_session", lambda: None)  # of another test
+    monkeypatch.setenv("OMP_NUM_THREADS", "77")  # the driver's own, which executors do not see
+    run = ["run", "-n", "8", "--master", "yarn", "--no-gpu", "--cpus-per-process", "4", "--dry-run"]
+    assert cli.call([*run, script]) == 0
+    out = capsys.readouterr().out
+    assert "8 ranks, on CPUs\n" in out
+    assert "\n  CUDA_VISIBLE_DEVICES=''\n" in out
+    assert "\n  OMP_NUM_THREADS=4\n" in out
 
 
 def test_what_is_wrong_is_found_by_a_dry_run(script: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -351,7 +398,10 @@ def test_a_session_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
             return lambda *_: self
 
         def getOrCreate(self) -> None:
-            raise RuntimeError("Could not parse Master URL: 'no'\n\tat org.apache.spark")
+            raise RuntimeError(
+                "An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.\n"
+                ": org.apache.spark.SparkException: Could not parse Master URL: 'no'\n\tat org.apache.spark"
+            )
 
     monkeypatch.setattr(SparkSession, "builder", Builder())
     monkeypatch.setattr("distributor.schedulers.spark_session._start_java", lambda settings: None)

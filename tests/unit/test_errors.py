@@ -1,8 +1,12 @@
 """The tree of exceptions."""
 
 import inspect
+import logging
 import pickle
 import re
+import sys
+import threading
+import traceback
 
 import pytest
 
@@ -78,6 +82,34 @@ def test_attributes_are_those_of_the_root(failures, expected):
     error = errors.TrainingError("text", list(failures))
     names = ("rank", "local_rank", "host", "exit_code", "signal", "traceback", "log_tail")
     assert tuple(getattr(error, name) for name in names) == expected
+
+
+def test_the_original_exception_is_there_and_not_printed(capfd, caplog):
+    """The text has told it: neither the interpreter nor ``logging`` begins with it."""
+    error = errors.TrainingError("rank 1 failed: ValueError: no", FAILURES, ValueError("no"))
+    assert isinstance(error.__cause__, ValueError)
+    try:
+        raise error
+    except errors.TrainingError as caught:
+        sys.excepthook(type(caught), caught, caught.__traceback__)
+        logging.getLogger("user").exception("training")
+    for text in (capfd.readouterr().err, caplog.text):
+        assert text.count("ValueError: no") == 1
+        assert "direct cause" not in text
+
+
+def test_a_cause_that_a_user_sets_is_printed(capfd):
+    error = errors.TrainingError("rank 1 failed: ValueError: no", FAILURES, ValueError("no"))
+    with pytest.raises(errors.TrainingError) as caught:
+        raise error from OSError("the disk is full")
+    assert isinstance(error.__cause__, OSError)
+    traceback.print_exception(caught.value)
+    assert capfd.readouterr().err.startswith("OSError: the disk is full\n\nThe above exception was the direct cause")
+
+
+def test_an_original_exception_that_cannot_be_pickled_is_left_behind():
+    error = errors.TrainingError("rank 1 failed", FAILURES, ValueError(threading.Lock()))
+    assert pickle.loads(pickle.dumps(error)).__cause__ is None
 
 
 def test_except_clauses_for_pyspark_keep_working():

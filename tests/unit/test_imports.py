@@ -2,6 +2,8 @@
 
 import ast
 import json
+import pydoc
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -58,9 +60,17 @@ def test_names_of_the_package_load_on_first_use():
     for name in distributor.__all__:
         assert getattr(distributor, name) is not None
         assert name in dir(distributor)
-    assert not {"Any", "TYPE_CHECKING", "annotations"} & set(dir(distributor))
+    assert {name for name in dir(distributor) if name[:2] != "__"} == set(distributor.__all__) - {"__version__"}
     with pytest.raises(AttributeError, match="no_such_name"):
         distributor.no_such_name
+
+
+def test_help_begins_with_the_public_names():
+    first_screen, modules, _ = pydoc.render_doc(distributor, renderer=pydoc.plaintext).partition("PACKAGE CONTENTS")
+    assert modules
+    assert all(re.search(rf"\b{name}\b", first_screen) for name in distributor.__all__ if name != "__version__")
+    assert len(first_screen.splitlines()) <= 40
+    assert max(map(len, first_screen.splitlines())) <= 80
 
 
 def is_type_checking(node):
@@ -109,7 +119,7 @@ def later():
 @pytest.mark.parametrize(
     ("package", "allowed"),
     [
-        ("torch", {"launcher.py", "payload.py", "deepspeed_checkpoint.py", "extensions.py"}),
+        ("torch", {"launcher.py", "lookups.py", "payload.py", "deepspeed_checkpoint.py", "extensions.py"}),
         ("deepspeed", {"deepspeed_checkpoint.py", "extensions.py"}),
         ("cloudpickle", {"payload.py", "shipping.py"}),
         ("cryptography", {"channel/server.py"}),
@@ -153,13 +163,15 @@ def test_no_other_package_is_needed():
         ("timings.py", {"outcomes"}),
         ("advice.py", {"job", "modules"}),
         ("job.py", set()),
+        ("allocator.py", set()),
+        ("lookups.py", set()),
         ("processes.py", set()),
         ("network.py", set()),
         ("control.py", set()),
         ("folders.py", set()),
         ("environment.py", {"processes"}),
         ("exchange.py", {"network"}),
-        ("start.py", {"control", "environment", "folders", "processes"}),
+        ("start.py", {"allocator", "control", "environment", "folders", "processes"}),
         ("channel/frames.py", set()),
         ("channel/node.py", {"channel.frames", "network"}),
         ("devices.py", {"errors"}),
@@ -172,6 +184,7 @@ def test_no_other_package_is_needed():
         ("launch/torchrun.py", {"devices", "environment", "job", "processes"}),
         ("launch/deepspeed.py", {"job", "launch.torchrun"}),
         ("versions.py", set()),
+        ("java.py", set()),
         ("placement.py", {"devices", "errors", "job"}),
         (
             "views/__init__.py",
@@ -181,7 +194,7 @@ def test_no_other_package_is_needed():
         ("views/plain.py", {"job", "views", "views.snapshot", "wording"}),
         ("views/terminal.py", {"job", "views", "views.snapshot", "wording"}),
         ("views/notebook.py", {"cells", "errors", "job", "timings", "views", "views.snapshot", "wording"}),
-        ("dry_run.py", {"job", "launch", "shipping", "wording"}),
+        ("dry_run.py", {"devices", "environment", "job", "launch", "shipping", "wording"}),
         # It runs in Spark's workers, which lack the package: what it uses is pickled with it.
         (
             "schedulers/spark_task.py",

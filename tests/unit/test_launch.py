@@ -102,6 +102,28 @@ def test_node_environment_on_cpus(node_rank, mark):
     }
 
 
+@pytest.mark.parametrize("where", ["task", "job"])
+def test_what_the_user_says_of_gloos_connections_holds(where):
+    said = {"TORCH_GLOO_LAZY_INIT": "0"}
+    asked = job(33, env=said if where == "job" else {})
+    made = plan(asked, base_env=said if where == "task" else {}, executors="a" * 33)
+    assert "TORCH_DIST_INIT_BARRIER" not in made.node_env
+    assert made.node_env.get("TORCH_GLOO_LAZY_INIT") == (None if where == "task" else "0")
+
+
+@pytest.mark.parametrize("use_gpu", [False, True])
+def test_only_ranks_on_cpus_keep_memory(use_gpu):
+    made = plan(job(use_gpu=use_gpu), gpus=("0",) if use_gpu else (), executors="abc")
+    assert made.keep_memory is not use_gpu
+
+
+@pytest.mark.parametrize(("ranks", "use_gpu", "lazy"), [(33, False, True), (32, False, False), (33, True, False)])
+def test_only_many_ranks_on_cpus_connect_when_they_first_talk(ranks, use_gpu, lazy):
+    asked = job(ranks, use_gpu=use_gpu)
+    made = plan(asked, gpus=("0",) if use_gpu else (), executors=[chr(ord("a") + rank) for rank in range(ranks)])
+    assert ("TORCH_GLOO_LAZY_INIT" in made.node_env, "TORCH_DIST_INIT_BARRIER" in made.node_env) == (lazy, lazy)
+
+
 def test_node_environment_on_gpus():
     request = job(2, use_gpu=True, ranks_per_task=2)
     made = plan(request, executors="a", gpus=("0", "1"), visible_devices="4,6")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hypothesis import given, settings, strategies as st
 
-from distributor.channel.frames import Log
+from distributor.channel.frames import UNCAUGHT, Log
 from distributor.logs import Logs
 
 
@@ -72,6 +72,21 @@ def test_the_last_line_is_remembered() -> None:
     logs.take(Log(0, 1, 0, b"first\nsecond\n\n"))
     logs.take(Log(1, 2, 0, b" 10%\r 20%"))
     assert logs.last_lines == {0: "second", 1: " 20%"}
+
+
+def test_an_uncaught_exception_is_held_until_the_end_and_kept_in_order(tmp_path: Path) -> None:
+    logs, console = make(tmp_path)
+    for rank in range(2):
+        logs.take(Log(rank, 2, 0, b"before\n"))
+        logs.take(Log(rank, UNCAUGHT, 0, b"Trace"))
+        logs.take(Log(rank, 2, 7, b"between\n"))
+        logs.take(Log(rank, UNCAUGHT, 0, b"Traceback\n"))
+        logs.take(Log(rank, 2, 15, b"after\n"))
+        assert (tmp_path / f"rank-{rank}.stderr").read_bytes() == b"before\nTracebetween\nback\nafter\n"
+    assert console.shown == {(0, 2): b"before\nbetween\nafter\n", (1, 2): b"before\nbetween\nafter\n"}
+    assert logs.offsets([1]) == [[1, 2, 21], [1, UNCAUGHT, 10]]
+    logs.release([0])
+    assert console.shown == {(0, 2): b"before\nbetween\nafter\n", (1, 2): b"before\nbetween\nafter\nTraceback\n"}
 
 
 def test_a_full_disk_ends_the_files_and_not_the_run(tmp_path: Path) -> None:

@@ -139,6 +139,58 @@ def test_text_lists_what_came_after_the_root():
     )
 
 
+def trace(line, error, path="/work/train.py"):
+    return f'Traceback (most recent call last):\n  File "{path}", line {line}, in train\n    step()\n{error}\n'
+
+
+def test_ranks_that_fail_alike_are_told_together():
+    alike = [
+        failure(rank, message="ValueError: at 0x7f", traceback=trace(7, f"ValueError: at 0x7f{rank}"))
+        for rank in (1, 2, 3)
+    ]
+    text = outcomes.describe(alike)
+    assert text == f"ranks 1-3 on host-b, host-a failed: ValueError: at 0x7f\n\n{alike[0].traceback.rstrip()}"
+
+
+def test_many_hosts_are_counted():
+    alike = [replace(failure(rank), host=f"host-{rank}") for rank in range(4)]
+    assert outcomes.describe(alike) == "ranks 0-3 on 4 hosts failed: ValueError: bad"
+    assert outcomes.describe(alike[:3]) == "ranks 0-2 on host-0, host-1, host-2 failed: ValueError: bad"
+
+
+def test_echoes_are_a_line_with_the_place_in_the_users_code():
+    inside = '  File "/opt/lib/python3.12/site-packages/torch/distributed/c10d_logger.py", line 83, in wrapper\n'
+    echoes = [
+        failure(
+            rank,
+            2.0,
+            "RuntimeError",
+            f"RuntimeError: Connection closed by peer [10.0.0.1]:{port}",
+            traceback=trace(40, "").rstrip("\n") + "\n" + inside + f"RuntimeError: Connection closed by peer :{port}",
+        )
+        for rank, port in ((0, 4711), (2, 4711), (3, 4711))
+    ]
+    text = outcomes.describe([failure(1, traceback=trace(31, "ValueError: bad")), *echoes])
+    assert text.endswith(
+        "After it, and perhaps because of it:\n"
+        "  ranks 0, 2-3 on host-a, host-b: RuntimeError: Connection closed by peer [10.0.0.1]:4711 (at train.py:40)"
+    )
+    assert text.count("Traceback") == 1
+
+
+def test_each_traceback_that_leads_elsewhere_is_told_once():
+    root = failure(1, traceback=trace(31, "ValueError: bad"))
+    same_place = failure(2, 2.0, message="ValueError: rank 2", traceback=trace(31, "ValueError: rank 2"))
+    elsewhere = failure(3, 3.0, "KeyError", "KeyError: 'lr'", traceback=trace(5, "KeyError: 'lr'", "Cell In[2]"))
+    text = outcomes.describe([root, same_place, elsewhere])
+    assert text.count("Traceback") == 2
+    assert "  rank 2 on host-a: ValueError: rank 2\n  rank 3 on host-b: KeyError: 'lr'\n    Traceback" in text
+    many = [failure(rank, 3.0, "KeyError", f"KeyError: {rank}", traceback=trace(rank, "KeyError")) for rank in range(9)]
+    text = outcomes.describe([root, *many])
+    assert text.count("Traceback") == 1 + 4
+    assert text.endswith("  rank 8 on host-a: KeyError: 8 (at train.py:8)")
+
+
 @pytest.mark.parametrize(
     ("found", "world_size", "expected"),
     [

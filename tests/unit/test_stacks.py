@@ -1,6 +1,7 @@
 """What ranks are doing: from real dumps of real waits, and from texts of other Pythons."""
 
 import contextlib
+import linecache
 import os
 import pickle
 import signal
@@ -8,11 +9,12 @@ import subprocess
 import sys
 import textwrap
 import time
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, strategies as st
 
-from distributor import launcher, payload, rank, stacks
+from distributor import cells, launcher, payload, rank, stacks
 from distributor.stacks import Frame, Stacks, Thread
 
 #: Registers, then runs a script: the outermost frames are not the user's, like those of a launcher.
@@ -487,6 +489,22 @@ def test_stacks_show_each_text_once():
         f"rank 3:\n{SILENT}"
     )
     assert str(Stacks()) == "no ranks are running"
+
+
+def test_a_cell_is_named_as_the_notebook_names_it(monkeypatch):
+    """As the driver takes it: ranks know a file."""
+    monkeypatch.setitem(linecache.cache, "/tmp/ipykernel_1/22.py", (9, None, ["x = 1\n", "    wait()\n"], "22.py"))
+    compiler = SimpleNamespace(format_code_name=lambda path: ("Cell", "In[5]"))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace(compile=compiler)))
+    text = (
+        'Current thread 0x1 (most recent call first):\n  File "/opt/lib/python3.12/threading.py", line 3 in wait\n'
+        '  File "/tmp/ipykernel_1/22.py", line 2 in train\n  File "/x/distributor/rank.py", line 1 in _call\n'
+    )
+    told = Stacks({0: cells.readable(text), 1: cells.readable(text)})
+    assert str(told) == (
+        "ranks 0-1 in wait at Cell In[5]:2\n\nranks 0-1:\nCurrent thread 0x1 (most recent call first):\n"
+        '  File "/opt/lib/python3.12/threading.py", line 3 in wait\n  Cell In[5], line 2 in train\n    wait()'
+    )
 
 
 def test_stacks_are_a_mapping_that_travels():

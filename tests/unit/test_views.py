@@ -36,13 +36,12 @@ def at(status: Status, **known: object) -> Snapshot:
 @pytest.mark.parametrize(
     ("snapshot", "words"),
     [
-        (at(Status.WAITING), "waiting for its nodes"),
-        (at(Status.WAITING, detail="waiting for 4 slots: 1 free"), "waiting for 4 slots: 1 free"),
-        (at(Status.WAITING, detail="the cluster has 1 slot"), "waiting: the cluster has 1 slot"),
+        (at(Status.WAITING), "starting"),
+        (at(Status.WAITING, detail="waiting for 4 task slots: 1 is free"), "waiting for 4 task slots: 1 is free"),
+        (at(Status.STARTING, detail="importing torch on 1 of 2 nodes"), "importing torch on 1 of 2 nodes"),
         (at(Status.WAITING, detail="sending 90 MiB to the server"), "sending 90 MiB to the server"),
-        (at(Status.STARTING, nodes_up=1, placement=PLACEMENT), "starting: ranks are up on 1 of 2 nodes"),
         (at(Status.RUNNING, ranks_up=3), "running: 3 of 4 ranks up"),
-        (at(Status.RUNNING, ranks_up=0), "running: all ranks have ended"),
+        (at(Status.RUNNING, ranks_up=0), "finishing: all ranks have ended"),
         (at(Status.STOPPING, detail="a rank failed"), "stopping: a rank failed"),
         (at(Status.STOPPING), "stopping"),
         (at(Status.SUCCEEDED), "succeeded"),
@@ -67,16 +66,23 @@ class TestPlain:
         assert shown.footer == ()
         return list(shown.notes)
 
-    def test_what_takes_long_is_said_once(self) -> None:
+    def test_what_takes_long_is_said(self) -> None:
         view = PlainView()
-        waiting = at(Status.WAITING, detail="4 slots: 1 free")
+        waiting = at(Status.WAITING, detail="waiting for 4 task slots: 1 is free", name="digits")
+        told = "run digits (3f2a): waiting for 4 task slots: 1 is free, 4.0 s"
         assert self.shown(view, replace(waiting, since=1)) == []
-        assert self.shown(view, replace(waiting, since=4)) == ["run 3f2a: waiting: 4 slots: 1 free"]
-        assert self.shown(view, replace(waiting, since=5)) == []
-        changed = replace(waiting, detail="4 slots: 2 free")
+        assert self.shown(view, replace(waiting, since=4, lasting=4)) == [told]
+        assert self.shown(view, replace(waiting, since=5, lasting=5)) == []
+        changed = replace(waiting, detail="importing torch on 2 nodes")
         assert self.shown(view, replace(changed, since=6)) == []  # too soon after the last
-        assert self.shown(view, replace(changed, since=20)) == ["run 3f2a: waiting: 4 slots: 2 free"]
-        assert self.shown(view, replace(changed, since=90)) == []
+        told = "run digits (3f2a): importing torch on 2 nodes, 34 s"
+        assert self.shown(view, replace(changed, since=40, lasting=34)) == [told]
+
+    def test_what_goes_on_is_said_again_ever_less_often(self) -> None:
+        view = PlainView()
+        importing = at(Status.WAITING, detail="importing torch on 2 nodes")
+        told = [since for since in range(3000) if self.shown(view, replace(importing, since=since))]
+        assert told == [3, 13, 26, 52, 104, 208, 416, 832, 1432, 2032, 2632]
 
     def test_a_quick_run_says_nothing(self) -> None:
         view = PlainView()
@@ -266,6 +272,9 @@ class TestNotebook:
         assert "total" not in text
         assert notebook.render(failed, unfolded=True).count("<details open") == 2
         assert notebook.render(failed).count("<details open") == 0
+        raised = replace(failed, raised=True)  # the error below it has the traceback
+        assert "traceback of" not in notebook.render(raised)
+        assert "traceback of rank 3" in notebook.render(raised, unfolded=True)
 
     @pytest.mark.parametrize("status", list(Status))
     def test_every_status(self, status: Status) -> None:
