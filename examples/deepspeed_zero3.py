@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 from typing import Any
 
@@ -168,7 +167,6 @@ def main() -> None:
     if options.master:
         from pyspark.sql import SparkSession
 
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         SparkSession.builder.master(options.master).config("spark.ui.enabled", "false").getOrCreate()
 
     # bf16 and DeepSpeed's own Adam on GPUs; on CPUs, what needs no fast bf16 and less to compile.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 import time
 from typing import Any
@@ -69,9 +68,10 @@ def train(epochs: int = 30, learning_rate: float = 0.05, batch_size: int = 32) -
 
 def main() -> None:
     """Trains locally and, where Java is, on Spark with two executor JVMs; prints accuracy and where the time went."""
+    import pyspark
     import torch
 
-    from distributor import TorchDistributor
+    from distributor import TorchDistributor, java
 
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--num-processes", type=int, default=2)
@@ -81,12 +81,10 @@ def main() -> None:
 
     print(f"--- {options.num_processes} ranks on this machine, without Spark")
     local = show(TorchDistributor(options.num_processes, local_mode=True, use_gpu=options.use_gpu))
-    if shutil.which("java") is None:
-        print("No Java here, so no Spark part: install a JRE 17 (Debian: apt-get install openjdk-17-jre-headless).")
+    if (reason := java.problem(pyspark.__version__)) is not None:
+        print(f"The part on Spark is left out: {reason}")
         return
 
-    # Executors on this machine run "python3" otherwise, which need not be the one that torch is installed for.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
 
     print(f"--- the same function on Spark, master {options.master}")
