@@ -508,8 +508,8 @@ class _Agent:
                 tail = logs.tails.get(global_rank, b"").decode(errors="replace")
                 failed = told is not None and told.state == "failed"
                 by_us = stopped if exit is None else exit["stopped"]
-                if by_us and not failed:
-                    outcomes.append(Outcome(global_rank, node.host, "stopped"))
+                if by_us and not failed:  # one that had returned was about to end
+                    outcomes.append(told or Outcome(global_rank, node.host, "stopped"))
                 else:
                     failure = self._failure(order, local_rank, tail, oom)
                     outcomes.append(Outcome(global_rank, node.host, "failed", failure))

@@ -27,7 +27,7 @@ from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
-from distributor import allocator, layout, lookups, modules, payload
+from distributor import allocator, layout, lookups, modules, parting, payload
 from distributor.activity import ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL
 from distributor.job import Failure, Function, Module, NodeOrder, Outcome, Script
 from distributor.processes import die_with_parent
@@ -340,16 +340,17 @@ def _user_frames(frames: TracebackType | None) -> TracebackType | None:
     return rest
 
 
-def _end_soon(code: int) -> None:
-    patience = threading.Timer(_FAILED_PATIENCE, os._exit, (code,))
-    patience.daemon = True
-    patience.start()
+def _end_soon(code: int, patience: float = _FAILED_PATIENCE) -> None:
+    end = threading.Timer(patience, os._exit, (code,))
+    end.daemon = True
+    end.start()
 
 
 def _finalize(code: int) -> int:
     """What the interpreter does at its end: waits for threads, runs exit callbacks, flushes what is still open.
 
-    A rank that failed has no time for threads that do not end: the others wait in collectives for it.
+    A rank that failed has no time for threads that do not end: the others wait in collectives for it. One that returned
+    has some for the others.
     """
     if code != 0:
         _end_soon(code)
@@ -362,4 +363,7 @@ def _finalize(code: int) -> int:
             except Exception:  # closed, or its pipe is
                 continue
     ctypes.CDLL(None).fflush(None)  # what C and C++ extensions have printed
+    if code == 0:
+        _end_soon(code, parting.PATIENCE)
+        parting.await_others()
     return code

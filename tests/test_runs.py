@@ -39,6 +39,11 @@ def test_run_returns_the_value_of_rank_0_whoever_finishes_last(make: Make, tmp_p
     assert make(3).run(trainings.rank0_returns_last, str(tmp_path)) == 0
 
 
+def test_a_rank_that_returns_stays_until_others_have_connected(make: Make, tmp_path: Path) -> None:
+    """Those may still be on their way out of ``init_process_group``, which its end would make fail."""
+    assert make(3).submit(trainings.outlive, str(tmp_path / "returned")).results() == [True] * 3
+
+
 def test_the_rank_contract_is_torchruns(make: Make, mode: str) -> None:
     names = (
         "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE "

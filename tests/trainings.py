@@ -47,6 +47,23 @@ def all_reduce() -> float:
     return total.item()
 
 
+def outlive(returned: str) -> bool:
+    """Only joins the process group; whether rank 0 is still there a moment after it has returned."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    if rank() == 0:
+        Path(f"{returned}.new").write_text(str(os.getpid()))
+        os.rename(f"{returned}.new", returned)
+        return True
+    while not os.path.exists(returned):
+        time.sleep(0.001)
+    pid, end = int(Path(returned).read_text()), time.monotonic() + 1.0
+    while time.monotonic() < end and os.path.exists(f"/proc/{pid}"):
+        time.sleep(0.001)
+    return os.path.exists(f"/proc/{pid}")
+
+
 def ask_for_name(address: str) -> None:
     """Asks the rank's own resolver for the name of an address; an answer need not come."""
     with suppress(socket.gaierror):
