@@ -1,8 +1,9 @@
 """How every task of a run learns what the others have to say, once, before any of them starts something.
 
 Over the channel the driver answers as soon as it has heard all; Spark's own ``allGather`` polls once a second. Either
-all tasks use the one or all use the other: a task that cannot reach the driver goes to ``allGather`` at once, and the
-driver, which then does not hear of it, sends the others there. Standard library only, pickled by value into workers.
+all tasks use the one or all use the other: a task that cannot reach the driver for :data:`CONNECT_TIMEOUT` goes to
+``allGather``, and the driver, which then does not hear of it, sends the others there. Standard library only, pickled by
+value into workers.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from distributor import network
 #: Where the driver listens: host, port, certificate (PEM), token.
 Endpoint = tuple[str, int, str, bytes]
 
-#: Seconds to reach the driver before a task goes another way.
-_CONNECT_TIMEOUT = 5.0
+#: Seconds to reach the driver before a task goes another way, and not less: before them, a run that nobody has told the
+#: driver of cannot have begun.
+CONNECT_TIMEOUT = 5.0
 
 #: Seconds before another attempt.
 _RETRY = 0.2
@@ -32,7 +34,7 @@ class StoppedError(Exception):
 
 def exchange(
     mine: Mapping[str, Any],
-    attempt: int,
+    attempt: tuple[int, int],
     endpoint: Endpoint | None,
     gather: Callable[[str], Iterable[str]],
     patience: float,
@@ -41,7 +43,7 @@ def exchange(
 
     Args:
         mine: plain values, with the task's ``"partition"``.
-        attempt: number of this attempt of the task, unlike that of any other.
+        attempt: numbers of the task's stage, and of this attempt of the task, unlike that of any other.
         endpoint: the driver, ``None`` to use ``gather`` without asking.
         gather: ``BarrierTaskContext.allGather``.
         patience: seconds that a driver that was reached may be silent.
@@ -57,7 +59,7 @@ def exchange(
     return sorted(everyone, key=lambda entry: entry["partition"]), told is not None
 
 
-def tell(endpoint: Endpoint, events: Iterable[Mapping[str, Any]], timeout: float = _CONNECT_TIMEOUT) -> None:
+def tell(endpoint: Endpoint, events: Iterable[Mapping[str, Any]], timeout: float = CONNECT_TIMEOUT) -> None:
     """Tells the driver some events and waits until it has read them.
 
     Args:
@@ -82,7 +84,7 @@ def _over_channel(
     if endpoint is None:
         return None
     told = False  # from then on the driver may count on this task, and this task has to wait for the driver's word
-    end = 0.0
+    end = time.monotonic() + CONNECT_TIMEOUT
     while True:
         try:
             with _connect(endpoint) as line:
@@ -92,9 +94,10 @@ def _over_channel(
                 answer = _read(line)
             break
         except (OSError, ValueError):
+            pass
+        if time.monotonic() > end:
             if not told:
                 return None
-        if time.monotonic() > end:
             raise StoppedError(f"heard nothing from the driver for {patience:g} s")
         time.sleep(_RETRY)
     if answer["order"] == "stop":
@@ -114,7 +117,7 @@ def _wait_for_ever(line: socket.socket, patience: float) -> None:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 5)
 
 
-def _connect(endpoint: Endpoint, timeout: float = _CONNECT_TIMEOUT) -> socket.socket:
+def _connect(endpoint: Endpoint, timeout: float = CONNECT_TIMEOUT) -> socket.socket:
     host, port, certificate, token = endpoint
     line = socket.create_connection((host, port), timeout)
     try:

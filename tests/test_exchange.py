@@ -41,7 +41,7 @@ class Tasks:
     def start(self, partition: int, at: Endpoint | None, attempt: int = 0, patience: float = 30.0) -> Future[Facts]:
         where = None if at is None else (at.host, at.port, at.certificate, at.token)
         mine = {"partition": partition, "facts": {"attempt": attempt}}
-        return self._pool.submit(self._exchange, mine, 100 * attempt + partition, where, patience)
+        return self._pool.submit(self._exchange, mine, (0, 100 * attempt + partition), where, patience)
 
     def _exchange(self, mine: Any, attempt: int, at: Any, patience: float) -> Facts:
         gathered = self.gathered
@@ -156,7 +156,7 @@ def test_the_facts_of_a_task_that_has_ended_do_not_count(serving: Any) -> None:
     """Its executor was killed: Spark starts all tasks again, and those of before must not be mixed with them."""
     it, at = serving(2)
     line = exchange._connect((at.host, at.port, at.certificate, at.token))
-    line.sendall(exchange._pack({"event": "facts", "attempt": 0, "facts": {"partition": 0, "facts": "old"}}))
+    line.sendall(exchange._pack({"event": "facts", "attempt": [0, 0], "facts": {"partition": 0, "facts": "old"}}))
     watch.until(lambda: len(it._facts.here) == 1)
     line.close()
     watch.until(lambda: not it._facts.here)
@@ -165,16 +165,33 @@ def test_the_facts_of_a_task_that_has_ended_do_not_count(serving: Any) -> None:
     assert [each.result(watch.DEADLINE) for each in told] == [everyone(2, 1)] * 2
 
 
-def test_attempts_of_a_stage_are_not_mixed() -> None:
-    """Those of before may still be there when Spark has started all tasks again."""
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        pytest.param((0, 1, 11), [(0, 0, 13), (0, 1, 12)], id="of-a-stage"),
+        pytest.param((0, 1, 11), [(1, 0, 12), (1, 1, 13)], id="of-two-stages"),
+    ],
+)
+def test_attempts_are_not_mixed(old: tuple[int, int, int], new: list[tuple[int, int, int]]) -> None:
+    """Those of before may still be there when all tasks have been started again."""
     facts, writers = server._Facts(2), [cast(Any, object()) for _ in range(3)]
-    facts.take(writers[0], 1, 11, {"old": 1})
-    facts.take(writers[1], 0, 13, {"new": 0})
+    facts.take(writers[0], server._Told(*old, {"old": 1}))
+    assert facts.told == 1
+    facts.take(writers[1], server._Told(*new[0], {"new": 0}))
     assert facts.answer() is None
-    facts.take(writers[2], 1, 12, {"new": 1})
+    facts.take(writers[2], server._Told(*new[1], {"new": 1}))
+    assert facts.told == 2
     answer = facts.answer()
     assert answer is not None
-    assert {"new": 0} in answer["facts"] and {"new": 1} in answer["facts"] and len(answer["facts"]) == 2
+    assert sorted(answer["facts"], key=str) == [{"new": 0}, {"new": 1}]
+
+
+def test_tasks_of_a_stage_before_are_not_answered() -> None:
+    facts, writers = server._Facts(1), [cast(Any, object()) for _ in range(2)]
+    facts.take(writers[0], server._Told(1, 0, 5, {"new": 0}))
+    facts.take(writers[1], server._Told(0, 0, 4, {"old": 0}))
+    assert facts.waiting() == [writers[0]]
+    assert facts.answer() == {"order": "facts", "facts": [{"new": 0}]}
 
 
 def test_a_stage_that_is_started_again_in_part_ends(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,6 +247,6 @@ def test_facts_that_make_no_sense_do_no_harm(serving: Any) -> None:
     _, at = serving(1)
     for facts in ({}, {"partition": "x"}, [], None):
         with exchange._connect((at.host, at.port, at.certificate, at.token)) as line:
-            line.sendall(exchange._pack({"event": "facts", "attempt": 0, "facts": facts}))
+            line.sendall(exchange._pack({"event": "facts", "attempt": [0, 0], "facts": facts}))
             assert line.recv(1) == b""
     assert Tasks(1).start(0, at).result(watch.DEADLINE) == everyone(1)

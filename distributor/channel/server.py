@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from distributor.channel import frames
 from distributor.channel.node import Endpoint
@@ -59,20 +59,30 @@ class _Peer:
     leaving: asyncio.TimerHandle | None = None
 
 
+class _Told(NamedTuple):
+    """What a task has told: its Spark stage, its partition, the number of its attempt, and its facts."""
+
+    stage: int
+    partition: int
+    attempt: int
+    facts: dict[str, Any]
+
+
 class _Facts:
     """The facts of tasks whose connections last: once there are those of all, the answer to each.
 
-    Spark may start all tasks again, while the last of those of before are still there. It numbers the tasks that it
-    starts together without gaps: others are not of one attempt. Were that not so, all would use Spark's own way.
+    Tasks may be started again, in a stage of a later number or by Spark in the same one, while the last of those of
+    before are still there. Only the newest stage counts, and in it Spark numbers the tasks that it starts together
+    without gaps: others are not of one attempt. Were that not so, all would use Spark's own way.
     """
 
     def __init__(self, tasks: int) -> None:
         self.tasks = tasks
         #: Whether they are not going to be complete here.
         self.given_up = False
-        #: What is told over each connection: a task's partition, its attempt, and its facts.
-        self.here: dict[asyncio.StreamWriter, tuple[int, int, dict[str, Any]]] = {}
-        self._complete: dict[int, tuple[int, dict[str, Any]]] = {}
+        #: What is told over each connection.
+        self.here: dict[asyncio.StreamWriter, _Told] = {}
+        self._complete: dict[int, _Told] = {}
         self._answered: set[asyncio.StreamWriter] = set()
         #: Whether some tasks have had the facts of all.
         self.begun = False
@@ -80,17 +90,30 @@ class _Facts:
         self.accept: Callable[[list[dict[str, Any]]], bool] = lambda facts: True
         self._refused = False
 
-    def take(self, writer: asyncio.StreamWriter, partition: int, attempt: int, facts: dict[str, Any]) -> None:
-        self.here[writer] = (partition, attempt, facts)
-        if self._complete and self._complete[partition][0] != attempt:
+    def take(self, writer: asyncio.StreamWriter, told: _Told) -> None:
+        self.here[writer] = told
+        current = self._current()
+        if writer not in current:
+            return
+        if self._complete and self._complete[told.partition] != told:
             self._complete = {}
-        newest = {part: (number, entry) for part, number, entry in self.here.values()}
-        numbers = [number for number, _ in newest.values()]
-        if not self._complete and len(newest) == self.tasks == max(numbers) - min(numbers) + 1:
-            self._refused = not self.accept([entry for _, entry in newest.values()])
+        newest = {entry.partition: entry for entry in current.values()}
+        attempts = [entry.attempt for entry in newest.values()]
+        if not self._complete and len(newest) == self.tasks == max(attempts) - min(attempts) + 1:
+            self._refused = not self.accept([entry.facts for entry in newest.values()])
             if not self._refused:
                 self._complete = newest
                 self.begun = True
+
+    def _current(self) -> dict[asyncio.StreamWriter, _Told]:
+        """Those of the newest stage."""
+        newest = max((told.stage for told in self.here.values()), default=0)
+        return {writer: told for writer, told in self.here.items() if told.stage == newest}
+
+    @property
+    def told(self) -> int:
+        """How many tasks have told their facts."""
+        return min(len(self._current()), self.tasks)
 
     def forget(self, writer: asyncio.StreamWriter) -> None:
         self.here.pop(writer, None)
@@ -107,7 +130,7 @@ class _Facts:
 
     def waiting(self) -> list[asyncio.StreamWriter]:
         """Connections to answer to, each once."""
-        waiting = [writer for writer in self.here if writer not in self._answered]
+        waiting = [writer for writer in self._current() if writer not in self._answered]
         self._answered.update(waiting)
         return waiting
 
@@ -124,7 +147,7 @@ class _Facts:
             return {"order": "stop", "reason": "Spark has placed the tasks badly"}
         if not self._complete:
             return None
-        return {"order": "facts", "facts": [facts for _, facts in self._complete.values()]}
+        return {"order": "facts", "facts": [told.facts for told in self._complete.values()]}
 
 
 class ChannelServer:
@@ -162,7 +185,7 @@ class ChannelServer:
     @property
     def told(self) -> int:
         """How many tasks have told their facts and wait for those of the others."""
-        return min(len(self._facts.here), self._facts.tasks)
+        return self._facts.told
 
     def __enter__(self) -> ChannelServer:
         self._thread.start()
@@ -330,7 +353,9 @@ class ChannelServer:
         if self._stop is not None:
             self._send(writer, self._stop)
         facts = self._facts
-        facts.take(writer, int(message["facts"]["partition"]), int(message["attempt"]), dict(message["facts"]))
+        stage, attempt = message["attempt"]
+        mine = dict(message["facts"])
+        facts.take(writer, _Told(int(stage), int(mine["partition"]), int(attempt), mine))
         if self._fallback is not None and facts.settled:
             self._fallback.cancel()
             self._fallback = None

@@ -17,7 +17,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
-from distributor import network, notices, outcomes, shipping, start
+from distributor import exchange, network, notices, outcomes, shipping, start
 from distributor.channel.frames import Log
 from distributor.channel.server import ChannelServer
 from distributor.errors import (
@@ -56,8 +56,8 @@ _OUTPUT = struct.Struct("!IBQ")  # rank, stream, offset
 _CHUNK_CLASSIC = 8 << 20
 _CHUNK_CONNECT = 1 << 20
 
-#: Seconds that Spark's allGather takes at least: it sleeps between looks.
-_GATHER_SECONDS = 1.0
+#: Seconds that tasks take at least to begin without the driver: Spark's allGather sleeps for one between its looks.
+_EARLIEST = exchange.CONNECT_TIMEOUT + 1.0
 
 #: How often Spark is asked to start a run whose tasks it loses before they begin.
 _ATTEMPTS = 3
@@ -320,13 +320,13 @@ class SparkScheduler:
         deadline = time.monotonic() + job.start_timeout
         lost = refused = 0
         while True:
-            earliest = time.monotonic() + _GATHER_SECONDS
+            start = time.monotonic()
             try:
                 collected = _sort(self._collect_classic(job, task))
             except Exception as error:
                 # Spark gives a barrier job up with the first task it loses: to a worker that was about to end with the
                 # job before, say. As long as no task can have begun, nothing has happened that counts.
-                waiting = not server.begun and (server.reached or time.monotonic() < earliest)
+                waiting = not server.begun and (server.reached or self._ran(time.monotonic() - start) < _EARLIEST)
                 harmless = waiting and lost + 1 < _ATTEMPTS and not self._cancelled.is_set()
                 if not (harmless and spark_errors.is_lost_worker(error)):
                     raise
@@ -480,16 +480,26 @@ class SparkScheduler:
 
     def _failed_hosts(self) -> list[str]:
         """Where tasks of this run have failed, as far as Spark knows."""
-        hosts = set()
+        return sorted({str(task.host()) for task in self._failed_tasks()})
+
+    def _ran(self, at_most: float) -> float:
+        """Seconds from the start of the tasks that have failed to their ends; ``at_most`` where Spark does not know."""
+        with suppress(Exception):
+            return max(task.duration().get() for task in self._failed_tasks()) / 1000
+        return at_most
+
+    def _failed_tasks(self) -> list[Any]:
+        """Spark's own view of the tasks of this run that have failed, as far as it has one."""
+        failed = []
         with suppress(Exception):  # on Connect, or where the context has just stopped
             scala = self._session.sparkContext._jsc.sc()
             scala.listenerBus().waitUntilEmpty(_LISTENERS_MS)  # what has happened is told a little later
             store = scala.statusStore()
             for stage in self._stages():
                 tasks = store.taskList(stage.stageId(), stage.currentAttemptId(), _MOST_TASKS)
-                failed = (tasks.apply(index) for index in range(tasks.size()))
-                hosts |= {str(task.host()) for task in failed if task.status() == "FAILED"}
-        return sorted(hosts)
+                every = (tasks.apply(index) for index in range(tasks.size()))
+                failed += [task for task in every if task.status() == "FAILED"]
+        return failed
 
     def _times(self) -> dict[str, float]:
         """When Spark submitted the stage, in seconds since the epoch, if it still knows."""

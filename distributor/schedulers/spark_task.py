@@ -116,7 +116,7 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
         try:
             everyone, reached = exchange.exchange(
                 {"partition": partition, "held": held, "facts": mine},
-                context.taskAttemptId(),
+                (context.stageId(), context.taskAttemptId()),
                 shipment["endpoint"] if shipment["exchange"] else None,
                 context.allGather,
                 shipment["silence"],
