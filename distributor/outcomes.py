@@ -16,7 +16,7 @@ from typing import Any
 from distributor import cells, errors, payload, stacks
 from distributor.channel.frames import Log
 from distributor.job import Failure, NodeReport
-from distributor.wording import count, ranges, who
+from distributor.wording import count, who
 
 #: How a rank's exception looks when the cause is the loss of another: gloo's, NCCL's and the store's own words.
 _CONSEQUENCE = re.compile(
@@ -99,8 +99,9 @@ def values(collected: Collected, world_size: int, advise: Advise = lambda failur
     missing = sorted(set(range(world_size)) - {rank for rank, o in outcomes.items() if o.state != "stopped"})
     if missing:
         gave_up = [f"the node on {report.host} {report.gave_up}" for report in collected.reports if report.gave_up]
+        were = "was stopped before it finished" if len(missing) == 1 else "were stopped before they finished"
         raise errors.NodeLostError(
-            f"ranks {ranges(missing)} were stopped before they finished: "
+            f"{who(missing)} {were}: "
             + ("; ".join(gave_up) or "an executor was lost, or the Spark job was ended from outside; no rank says why")
         )
     unreturned = [outcomes[rank] for rank in sorted(outcomes) if outcomes[rank].state == "unreturned"]

@@ -284,8 +284,14 @@ def test_what_a_node_lacks_is_no_failure_of_training():
         pytest.param(
             collected("finished", "stopped", "stopped", "stopped", "finished", "stopped"),
             errors.NodeLostError,
-            ["ranks 1-3, 5 were stopped", "no rank says why"],
+            ["ranks 1-3, 5 were stopped before they finished: ", "no rank says why"],
             id="stopped-without-a-reason",
+        ),
+        pytest.param(
+            collected("finished", "finished", "stopped", "finished", "finished", "finished"),
+            errors.NodeLostError,
+            ["rank 2 was stopped before it finished: ", "no rank says why"],
+            id="one-stopped-without-a-reason",
         ),
         pytest.param(collected("finished"), errors.NodeLostError, ["ranks 1-5 "], id="never-reported"),
         pytest.param(Collected(), errors.NodeLostError, ["ranks 0-5 "], id="nobody-reported"),
@@ -330,7 +336,7 @@ def test_a_node_that_gave_the_driver_up_says_so():
     found = Collected((replace(report, gave_up="heard nothing from the driver for 30 s"),))
     with pytest.raises(errors.NodeLostError) as caught:
         outcomes.values(found, 1)
-    told = f"ranks 0 were stopped before they finished: the node on {report.host} heard nothing from the driver for 30"
+    told = f"rank 0 was stopped before it finished: the node on {report.host} heard nothing from the driver for 30"
     assert str(caught.value) == f"{told} s"
 
 
