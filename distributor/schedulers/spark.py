@@ -320,13 +320,13 @@ class SparkScheduler:
         deadline = time.monotonic() + job.start_timeout
         lost = refused = 0
         while True:
-            start = time.monotonic()
+            submitted = time.monotonic()
             try:
                 collected = _sort(self._collect_classic(job, task))
             except Exception as error:
                 # Spark gives a barrier job up with the first task it loses: to a worker that was about to end with the
                 # job before, say. As long as no task can have begun, nothing has happened that counts.
-                waiting = not server.begun and (server.reached or self._ran(time.monotonic() - start) < _EARLIEST)
+                waiting = not server.begun and (server.reached or self._ran(time.monotonic() - submitted) < _EARLIEST)
                 harmless = waiting and lost + 1 < _ATTEMPTS and not self._cancelled.is_set()
                 if not (harmless and spark_errors.is_lost_worker(error)):
                     raise
