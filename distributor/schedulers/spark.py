@@ -485,7 +485,7 @@ class SparkScheduler:
     def _ran(self, at_most: float) -> float:
         """Seconds from the start of the tasks that have failed to their ends; ``at_most`` where Spark does not know."""
         with suppress(Exception):
-            return max(task.duration().get() for task in self._failed_tasks()) / 1000
+            return float(max(task.duration().get() for task in self._failed_tasks())) / 1000
         return at_most
 
     def _failed_tasks(self) -> list[Any]:
