@@ -2,8 +2,8 @@
 
 ``init_process_group`` returns on one rank when that one is connected with all; another may need a moment more, and
 fails if this one's sockets close meanwhile. A function that calls nothing else would fail by chance. Torch's remedy is
-a barrier in ``init_process_group`` (``TORCH_DIST_INIT_BARRIER``), which also makes ``new_group`` wait for ranks that are
-not in the group; this one is at the end of a rank and bounded.
+a barrier in ``init_process_group`` (``TORCH_DIST_INIT_BARRIER``), which also makes ``new_group`` wait for ranks that
+are not in the group; this one is at the end of a rank and bounded.
 """
 
 from __future__ import annotations
