@@ -34,7 +34,7 @@ class StoppedError(Exception):
 
 def exchange(
     mine: Mapping[str, Any],
-    attempt: tuple[int, int],
+    attempt: tuple[str, int],
     endpoint: Endpoint | None,
     gather: Callable[[str], Iterable[str]],
     patience: float,
@@ -43,7 +43,8 @@ def exchange(
 
     Args:
         mine: plain values, with the task's ``"partition"``.
-        attempt: numbers of the task's stage, and of this attempt of the task, unlike that of any other.
+        attempt: what this task has in common with those alone that Spark started with it, and the number of this
+            attempt, higher than that of any before.
         endpoint: the driver, ``None`` to use ``gather`` without asking.
         gather: ``BarrierTaskContext.allGather``.
         patience: seconds that a driver that was reached may be silent.

@@ -41,7 +41,7 @@ class Tasks:
     def start(self, partition: int, at: Endpoint | None, attempt: int = 0, patience: float = 30.0) -> Future[Facts]:
         where = None if at is None else (at.host, at.port, at.certificate, at.token)
         mine = {"partition": partition, "facts": {"attempt": attempt}}
-        return self._pool.submit(self._exchange, mine, (0, 100 * attempt + partition), where, patience)
+        return self._pool.submit(self._exchange, mine, ("", 100 * attempt + partition), where, patience)
 
     def _exchange(self, mine: Any, attempt: int, at: Any, patience: float) -> Facts:
         gathered = self.gathered
@@ -156,7 +156,7 @@ def test_the_facts_of_a_task_that_has_ended_do_not_count(serving: Any) -> None:
     """Its executor was killed: Spark starts all tasks again, and those of before must not be mixed with them."""
     it, at = serving(2)
     line = exchange._connect((at.host, at.port, at.certificate, at.token))
-    line.sendall(exchange._pack({"event": "facts", "attempt": [0, 0], "facts": {"partition": 0, "facts": "old"}}))
+    line.sendall(exchange._pack({"event": "facts", "attempt": ["", 0], "facts": {"partition": 0, "facts": "old"}}))
     watch.until(lambda: len(it._facts.here) == 1)
     line.close()
     watch.until(lambda: not it._facts.here)
@@ -168,11 +168,11 @@ def test_the_facts_of_a_task_that_has_ended_do_not_count(serving: Any) -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        pytest.param((0, 1, 11), [(0, 0, 13), (0, 1, 12)], id="of-a-stage"),
-        pytest.param((0, 1, 11), [(1, 0, 12), (1, 1, 13)], id="of-two-stages"),
+        pytest.param(("a", 1, 11), [("a", 0, 13), ("a", 1, 12)], id="of-a-wave"),
+        pytest.param(("a", 1, 11), [("b", 0, 12), ("b", 1, 13)], id="of-two-waves"),
     ],
 )
-def test_attempts_are_not_mixed(old: tuple[int, int, int], new: list[tuple[int, int, int]]) -> None:
+def test_attempts_are_not_mixed(old: tuple[str, int, int], new: list[tuple[str, int, int]]) -> None:
     """Those of before may still be there when all tasks have been started again."""
     facts, writers = server._Facts(2), [cast(Any, object()) for _ in range(3)]
     facts.take(writers[0], server._Told(*old, {"old": 1}))
@@ -186,10 +186,10 @@ def test_attempts_are_not_mixed(old: tuple[int, int, int], new: list[tuple[int, 
     assert sorted(answer["facts"], key=str) == [{"new": 0}, {"new": 1}]
 
 
-def test_tasks_of_a_stage_before_are_not_answered() -> None:
+def test_tasks_of_a_wave_before_are_not_answered() -> None:
     facts, writers = server._Facts(1), [cast(Any, object()) for _ in range(2)]
-    facts.take(writers[0], server._Told(1, 0, 5, {"new": 0}))
-    facts.take(writers[1], server._Told(0, 0, 4, {"old": 0}))
+    facts.take(writers[0], server._Told("b", 0, 5, {"new": 0}))
+    facts.take(writers[1], server._Told("a", 0, 4, {"old": 0}))
     assert facts.waiting() == [writers[0]]
     assert facts.answer() == {"order": "facts", "facts": [{"new": 0}]}
 
@@ -247,6 +247,6 @@ def test_facts_that_make_no_sense_do_no_harm(serving: Any) -> None:
     _, at = serving(1)
     for facts in ({}, {"partition": "x"}, [], None):
         with exchange._connect((at.host, at.port, at.certificate, at.token)) as line:
-            line.sendall(exchange._pack({"event": "facts", "attempt": [0, 0], "facts": facts}))
+            line.sendall(exchange._pack({"event": "facts", "attempt": ["", 0], "facts": facts}))
             assert line.recv(1) == b""
     assert Tasks(1).start(0, at).result(watch.DEADLINE) == everyone(1)

@@ -60,9 +60,9 @@ class _Peer:
 
 
 class _Told(NamedTuple):
-    """What a task has told: its Spark stage, its partition, the number of its attempt, and its facts."""
+    """What a task has told: which tasks it was started with, its partition, the number of its attempt, its facts."""
 
-    stage: int
+    wave: str
     partition: int
     attempt: int
     facts: dict[str, Any]
@@ -71,9 +71,9 @@ class _Told(NamedTuple):
 class _Facts:
     """The facts of tasks whose connections last: once there are those of all, the answer to each.
 
-    Tasks may be started again, in a stage of a later number or by Spark in the same one, while the last of those of
-    before are still there. Only the newest stage counts, and in it Spark numbers the tasks that it starts together
-    without gaps: others are not of one attempt. Were that not so, all would use Spark's own way.
+    Tasks may be started again while the last of those of before are still there. Only the newest wave counts, that of
+    the task with the highest number, and in it Spark numbers the tasks that it starts together without gaps: others are
+    not of one attempt. Were that not so, all would use Spark's own way.
     """
 
     def __init__(self, tasks: int) -> None:
@@ -106,9 +106,9 @@ class _Facts:
                 self.begun = True
 
     def _current(self) -> dict[asyncio.StreamWriter, _Told]:
-        """Those of the newest stage."""
-        newest = max((told.stage for told in self.here.values()), default=0)
-        return {writer: told for writer, told in self.here.items() if told.stage == newest}
+        """Those of the newest wave."""
+        newest = max(self.here.values(), key=lambda told: told.attempt, default=None)
+        return {writer: told for writer, told in self.here.items() if newest is not None and told.wave == newest.wave}
 
     @property
     def told(self) -> int:
@@ -353,9 +353,9 @@ class ChannelServer:
         if self._stop is not None:
             self._send(writer, self._stop)
         facts = self._facts
-        stage, attempt = message["attempt"]
+        wave, attempt = message["attempt"]
         mine = dict(message["facts"])
-        facts.take(writer, _Told(int(stage), int(mine["partition"]), int(attempt), mine))
+        facts.take(writer, _Told(str(wave), int(mine["partition"]), int(attempt), mine))
         if self._fallback is not None and facts.settled:
             self._fallback.cancel()
             self._fallback = None

@@ -11,6 +11,7 @@ another by ``allGather``: a task that is killed while it waits there takes its e
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import os
 import pickle
@@ -88,7 +89,8 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
     times = {"task": time.time()}
     context = BarrierTaskContext.get()
     partition = context.partitionId()
-    executor = context.getTaskInfos()[partition].address
+    executors = [task.address for task in context.getTaskInfos()]
+    executor = executors[partition]
     # Spark names a task's executor by the address that its connection to the driver comes from; the one at which other
     # executors fetch from it is what it was started with.
     known_as = processes.executor_host(processes.executor_of_this()) or executor.rpartition(":")[0]
@@ -116,7 +118,7 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
         try:
             everyone, reached = exchange.exchange(
                 {"partition": partition, "held": held, "facts": mine},
-                (context.stageId(), context.taskAttemptId()),
+                (_wave(context.stageId(), executors), context.taskAttemptId()),
                 shipment["endpoint"] if shipment["exchange"] else None,
                 context.allGather,
                 shipment["silence"],
@@ -142,6 +144,11 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
     finally:
         listener.close()
         hold.close()
+
+
+def _wave(stage: int, executors: list[str]) -> str:
+    """What tasks have in common that Spark has started together: an executor that is lost does not come back."""
+    return hashlib.sha256(f"{stage} {executors}".encode()).hexdigest()
 
 
 def _roles(facts: list[dict[str, Any]], key: bytes | None) -> tuple[int, int | None] | None:

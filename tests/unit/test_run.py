@@ -114,7 +114,7 @@ def test_a_task_that_was_heard_is_no_reason_to_warn(
     with running(scheduler) as run:
         at = watch.until(lambda: scheduler.at)
         events = {
-            "facts": {"event": "facts", "attempt": [0, 0], "facts": {"partition": 0, "facts": {}}},
+            "facts": {"event": "facts", "attempt": ["", 0], "facts": {"partition": 0, "facts": {}}},
             "importing": {"event": "importing", "node": "a", "nodes": 2, "module": "torch"},
         }
         with exchange._connect((at.host, at.port, at.certificate, at.token)) as line:
