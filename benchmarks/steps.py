@@ -108,7 +108,7 @@ class Steps:
         self._folder = tempfile.mkdtemp()
         self._script = Path(self._folder, "loop.py")
         self._script.write_text(SCRIPT)
-        self._threads = max(1, (os.cpu_count() or 1) // _PROCESSES)
+        self._threads = max(1, len(os.sched_getaffinity(0)) // _PROCESSES)
         self._env = {"OMP_NUM_THREADS": str(self._threads)}
         checkouts = {"distributor": str(Path(__file__).parent.parent), **({"before": before} if before else {})}
         master = f"local[{_PROCESSES}]" if where == "executors" else None
@@ -191,7 +191,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="of each run")
     parser.add_argument("--before", help="a checkout of this package to compare with")
     options = parser.parse_args()
-    print(f"{os.cpu_count()} CPUs, Python {platform.python_version()}, torch {torch.__version__}")
+    print(f"{len(os.sched_getaffinity(0))} CPUs, Python {platform.python_version()}, torch {torch.__version__}")
     for where in options.where:
         for loop in options.loops or LOOPS:
             measure(loop, where, options.rounds, options.before, options.steps)
