@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
+import deepspeed_trainings
 import pytest
 from sessions import LOCAL, MASTERS, Make, Sessions
 
-from distributor import TorchDistributor
+from distributor import DeepspeedTorchDistributor, Run, TorchDistributor
 
 # Several processes run tests side by side. What a test looks for, files and processes, is found by this folder, which
 # all that it starts has in its environment. The name is short: paths of sockets are bounded.
@@ -50,6 +52,24 @@ def sessions() -> Iterator[Sessions]:
     shared = Sessions()
     yield shared
     shared.stop()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that has failed leaves no run to those after it."""
+    report = yield
+    if report.when == "call" and report.failed:
+        for run in [found for found in gc.get_objects() if type(found) is Run and not found.wait(0)]:
+            run.kill()
+    return report
+
+
+@pytest.fixture(scope="session")
+def deepspeed() -> None:
+    """DeepSpeed with its extensions, which take a minute and more to build, once on a machine."""
+    pytest.importorskip("deepspeed")
+    distributor = DeepspeedTorchDistributor(2, 1, True, False, deepspeed_trainings.config(0), logs="none")
+    distributor.run(deepspeed_trainings.warm_up)
 
 
 @pytest.fixture(scope="session", params=[pytest.param(master, marks=pytest.mark.spark) for master in MASTERS])

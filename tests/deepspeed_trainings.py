@@ -85,6 +85,11 @@ def start() -> Any:
     return deepspeed
 
 
+def warm_up() -> None:
+    """Builds what DeepSpeed loads on CPUs, where it is not there yet."""
+    start()
+
+
 def curves(count: int) -> dict[str, list[float]]:
     """Losses of plain DistributedDataParallel and of each ZeRO stage."""
     deepspeed = start()

@@ -26,7 +26,7 @@ from distributor import (
     zero,
 )
 
-pytest.importorskip("deepspeed")
+pytestmark = pytest.mark.usefixtures("deepspeed")
 
 MakeDeepspeed = Callable[..., DeepspeedTorchDistributor]
 

@@ -188,7 +188,7 @@ def test_every_block_of_code_runs_or_says_why_not(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     if "import deepspeed" in page.read_text():
-        pytest.importorskip("deepspeed")
+        request.getfixturevalue("deepspeed")
     if wants_spark(page):
         request.getfixturevalue("sessions").get(MASTER)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
