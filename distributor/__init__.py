@@ -31,11 +31,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from distributor.api import (
-        DeepspeedTorchDistributor as DeepspeedTorchDistributor,
-        TorchDistributor as TorchDistributor,
-    )
-    from distributor.autotuning import autotune as autotune
+    from distributor.api.distributor import TorchDistributor as TorchDistributor
+    from distributor.deepspeed.autotune import autotune as autotune
+    from distributor.deepspeed.distributor import DeepspeedTorchDistributor as DeepspeedTorchDistributor
+    from distributor.deepspeed.zero import suggest_zero as suggest_zero, zero as zero
     from distributor.errors import (
         ConfigurationError as ConfigurationError,
         DistributorError as DistributorError,
@@ -48,20 +47,19 @@ if TYPE_CHECKING:
         StartError as StartError,
         TrainingError as TrainingError,
     )
-    from distributor.job import Status as Status
-    from distributor.run import Run as Run
-    from distributor.zero_stages import suggest_zero as suggest_zero, zero as zero
+    from distributor.run.handle import Run as Run
+    from distributor.values.job import Status as Status
 
 __version__ = "0.1.0"
 
 _WHERE = {
-    "TorchDistributor": "distributor.api",
-    "DeepspeedTorchDistributor": "distributor.api",
-    "autotune": "distributor.autotuning",
-    "suggest_zero": "distributor.zero_stages",
-    "zero": "distributor.zero_stages",
-    "Run": "distributor.run",
-    "Status": "distributor.job",
+    "TorchDistributor": "distributor.api.distributor",
+    "DeepspeedTorchDistributor": "distributor.deepspeed.distributor",
+    "autotune": "distributor.deepspeed.autotune",
+    "suggest_zero": "distributor.deepspeed.zero",
+    "zero": "distributor.deepspeed.zero",
+    "Run": "distributor.run.handle",
+    "Status": "distributor.values.job",
     **dict.fromkeys(
         (
             "ConfigurationError",
@@ -79,7 +77,7 @@ _WHERE = {
     ),
 }
 
-_MODULES = ("deepspeed_checkpoint", "runtime")
+_MODULES = {"deepspeed_checkpoint": "distributor.deepspeed.checkpoint", "runtime": "distributor.runtime"}
 
 __all__ = ["__version__", *_WHERE, *_MODULES]
 
@@ -103,7 +101,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if name in _MODULES:
-        return import_module(f"distributor.{name}")
+        return import_module(_MODULES[name])
     return getattr(import_module(_WHERE[name]), name)
 
 

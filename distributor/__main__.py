@@ -12,7 +12,7 @@ def main() -> NoReturn:
     if problem is not None:
         print(f"distributor: {problem}", file=sys.stderr)
         sys.exit(2)
-    from distributor.cli import start
+    from distributor.cli.command import start
 
     start()
 

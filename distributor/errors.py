@@ -28,11 +28,11 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from distributor import cells
-from distributor.wording import shortened
+from distributor.text import cells
+from distributor.text.wording import shortened
 
 if TYPE_CHECKING:
-    from distributor.job import Failure
+    from distributor.values.outcome import Failure
 
 
 #: Characters of an error that a notebook shows. ``str(error)`` has all.

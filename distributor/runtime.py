@@ -11,7 +11,6 @@ import json
 import os
 from typing import Any
 
-from distributor.deepspeed_config import unfilled
 from distributor.errors import ConfigurationError
 from distributor.launch.deepspeed import CONFIG_PATH
 
@@ -37,6 +36,8 @@ def deepspeed_config() -> dict[str, Any]:
             "there is no DeepSpeed configuration here: it is there inside a rank of "
             "DeepspeedTorchDistributor(deepspeedConfig=...)"
         )
+    from distributor.deepspeed.config import unfilled
+
     with open(path, encoding="utf-8") as file:
         config: dict[str, Any] = json.load(file)
     if left := unfilled(config):

@@ -19,9 +19,10 @@ from sessions import Make, Sessions
 
 from distributor import Status, TorchDistributor
 from distributor.channel import frames
-from distributor.channel.frames import Log
-from distributor.channel.node import Endpoint, Uplink, over_tls
+from distributor.channel.node import Uplink, over_tls
 from distributor.channel.server import ChannelServer
+from distributor.values.outcome import Log
+from distributor.values.plan import Endpoint
 
 
 class Listener:

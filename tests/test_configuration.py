@@ -15,8 +15,8 @@ import trainings
 import watch
 
 from distributor import ConfigurationError, DeepspeedTorchDistributor, PayloadError, ResourceError, TorchDistributor
-from distributor.job import Module, Script
 from distributor.schedulers import local
+from distributor.values.job import Module, Script
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("an agent was started")
 
-    monkeypatch.setattr("distributor.start.start_agent", refuse)
+    monkeypatch.setattr("distributor.hosting.start.start_agent", refuse)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_what_lives_on_the_driver_only_is_told_apart() -> None:
 
 def test_deepspeed_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     distributor = DeepspeedTorchDistributor(1, 1, True, False, {"train_batch_size": 1})
-    monkeypatch.setattr("distributor.modules.find", lambda name, folders=(): None)
+    monkeypatch.setattr("distributor.shipping.modules.find", lambda name, folders=(): None)
     with pytest.raises(ConfigurationError, match=r"deepspeedConfig needs deepspeed, which .* has not: pip install"):
         distributor.run(trainings.rank)
     assert DeepspeedTorchDistributor(1, 1, True, False).plan(trainings.rank).launch_path == "deepspeed"
@@ -377,8 +377,8 @@ def test_a_log_dir_that_cannot_be(tmp_path: Path) -> None:
     ],
 )
 def test_more_than_this_machine_has(arguments: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distributor.processes.cpu_count", lambda: 4)
-    monkeypatch.setattr("distributor.limits.total_memory", lambda: 4 << 30)
+    monkeypatch.setattr("distributor.machine.processes.cpu_count", lambda: 4)
+    monkeypatch.setattr("distributor.machine.limits.total_memory", lambda: 4 << 30)
     with pytest.raises(ResourceError) as caught:
         TorchDistributor(2, local_mode=True, use_gpu=False, **arguments).run(trainings.rank)
     assert text in str(caught.value)

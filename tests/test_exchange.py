@@ -15,12 +15,13 @@ from proxy import Proxy
 from sessions import MASTERS, Sessions
 from test_channel import Listener
 
-from distributor import TorchDistributor, exchange
-from distributor.channel import server
-from distributor.channel.node import Endpoint
+from distributor import TorchDistributor
+from distributor.channel import server, task
+from distributor.channel.facts import Facts, Told
 from distributor.channel.server import ChannelServer
+from distributor.values.plan import Endpoint
 
-Facts = list[dict[str, Any]]
+Entries = list[dict[str, Any]]
 
 
 class Tasks:
@@ -38,14 +39,14 @@ class Tasks:
         self.gathered += 1
         return list(self._texts)
 
-    def start(self, partition: int, at: Endpoint | None, attempt: int = 0, patience: float = 30.0) -> Future[Facts]:
+    def start(self, partition: int, at: Endpoint | None, attempt: int = 0, patience: float = 30.0) -> Future[Entries]:
         where = None if at is None else (at.host, at.port, at.certificate, at.token)
         mine = {"partition": partition, "facts": {"attempt": attempt}}
         return self._pool.submit(self._exchange, mine, ("", 100 * attempt + partition), where, patience)
 
-    def _exchange(self, mine: Any, attempt: int, at: Any, patience: float) -> Facts:
+    def _exchange(self, mine: Any, attempt: int, at: Any, patience: float) -> Entries:
         gathered = self.gathered
-        everyone, reached = exchange.exchange(mine, attempt, at, self._gather, patience)
+        everyone, reached = task.exchange(mine, attempt, at, self._gather, patience)
         assert reached == (self.gathered == gathered)
         return everyone
 
@@ -64,7 +65,7 @@ def serving() -> Iterator[Callable[[int], tuple[ChannelServer, Endpoint]]]:
         it.__exit__()
 
 
-def everyone(count: int, attempt: int = 0) -> Facts:
+def everyone(count: int, attempt: int = 0) -> Entries:
     return [{"partition": partition, "facts": {"attempt": attempt}} for partition in range(count)]
 
 
@@ -113,7 +114,7 @@ def test_tasks_that_are_placed_badly_end_and_others_may_come(serving: Any, monke
     it.accept_if(lambda facts: placed.append(facts) or len(placed) == 2)
     tasks = Tasks(2)
     for told in [tasks.start(partition, at, attempt=1) for partition in range(2)]:
-        with pytest.raises(exchange.StoppedError, match="placed the tasks badly"):
+        with pytest.raises(task.StoppedError, match="placed the tasks badly"):
             told.result(watch.DEADLINE)
     watch.until(lambda: not it._facts.here)
     assert not it.begun and it.start_again() and not it.start_again()
@@ -155,8 +156,8 @@ def test_tasks_that_spark_starts_again_learn_of_each_other(serving: Any) -> None
 def test_the_facts_of_a_task_that_has_ended_do_not_count(serving: Any) -> None:
     """Its executor was killed: Spark starts all tasks again, and those of before must not be mixed with them."""
     it, at = serving(2)
-    line = exchange._connect((at.host, at.port, at.certificate, at.token))
-    line.sendall(exchange._pack({"event": "facts", "attempt": ["", 0], "facts": {"partition": 0, "facts": "old"}}))
+    line = task._connect((at.host, at.port, at.certificate, at.token))
+    line.sendall(task._pack({"event": "facts", "attempt": ["", 0], "facts": {"partition": 0, "facts": "old"}}))
     watch.until(lambda: len(it._facts.here) == 1)
     line.close()
     watch.until(lambda: not it._facts.here)
@@ -174,12 +175,12 @@ def test_the_facts_of_a_task_that_has_ended_do_not_count(serving: Any) -> None:
 )
 def test_attempts_are_not_mixed(old: tuple[str, int, int], new: list[tuple[str, int, int]]) -> None:
     """Those of before may still be there when all tasks have been started again."""
-    facts, writers = server._Facts(2), [cast(Any, object()) for _ in range(3)]
-    facts.take(writers[0], server._Told(*old, {"old": 1}))
+    facts, writers = Facts(2), [cast(Any, object()) for _ in range(3)]
+    facts.take(writers[0], Told(*old, {"old": 1}))
     assert facts.told == 1
-    facts.take(writers[1], server._Told(*new[0], {"new": 0}))
+    facts.take(writers[1], Told(*new[0], {"new": 0}))
     assert facts.answer() is None
-    facts.take(writers[2], server._Told(*new[1], {"new": 1}))
+    facts.take(writers[2], Told(*new[1], {"new": 1}))
     assert facts.told == 2
     answer = facts.answer()
     assert answer is not None
@@ -187,9 +188,9 @@ def test_attempts_are_not_mixed(old: tuple[str, int, int], new: list[tuple[str, 
 
 
 def test_tasks_of_a_wave_before_are_not_answered() -> None:
-    facts, writers = server._Facts(1), [cast(Any, object()) for _ in range(2)]
-    facts.take(writers[0], server._Told("b", 0, 5, {"new": 0}))
-    facts.take(writers[1], server._Told("a", 0, 4, {"old": 0}))
+    facts, writers = Facts(1), [cast(Any, object()) for _ in range(2)]
+    facts.take(writers[0], Told("b", 0, 5, {"new": 0}))
+    facts.take(writers[1], Told("a", 0, 4, {"old": 0}))
     assert facts.waiting() == [writers[0]]
     assert facts.answer() == {"order": "facts", "facts": [{"new": 0}]}
 
@@ -201,7 +202,7 @@ def test_a_stage_that_is_started_again_in_part_ends(serving: Any, monkeypatch: p
     tasks = Tasks(2)
     for it in [tasks.start(partition, at) for partition in range(2)]:
         it.result(watch.DEADLINE)
-    with pytest.raises(exchange.StoppedError, match="Spark has started the tasks again"):
+    with pytest.raises(task.StoppedError, match="Spark has started the tasks again"):
         tasks.start(0, at, 1).result(watch.DEADLINE)
 
 
@@ -227,7 +228,7 @@ def test_a_run_that_is_stopped_does_not_begin(serving: Any, when: str) -> None:
     if when == "after":
         watch.until(lambda: len(it._facts.here) == 1)
         it.stop("cancelled")
-    with pytest.raises(exchange.StoppedError, match="cancelled"):
+    with pytest.raises(task.StoppedError, match="cancelled"):
         waiting.result(watch.DEADLINE)
 
 
@@ -238,7 +239,7 @@ def test_a_driver_that_goes_is_given_up() -> None:
         waiting = Tasks(2).start(0, at, patience=0.5)
         watch.until(lambda: len(it._facts.here) == 1)
     start = time.monotonic()
-    with pytest.raises(exchange.StoppedError, match=r"heard nothing from the driver for 0\.5 s"):
+    with pytest.raises(task.StoppedError, match=r"heard nothing from the driver for 0\.5 s"):
         waiting.result(watch.DEADLINE)
     assert time.monotonic() - start < watch.DEADLINE
 
@@ -246,7 +247,7 @@ def test_a_driver_that_goes_is_given_up() -> None:
 def test_facts_that_make_no_sense_do_no_harm(serving: Any) -> None:
     _, at = serving(1)
     for facts in ({}, {"partition": "x"}, [], None):
-        with exchange._connect((at.host, at.port, at.certificate, at.token)) as line:
-            line.sendall(exchange._pack({"event": "facts", "attempt": ["", 0], "facts": facts}))
+        with task._connect((at.host, at.port, at.certificate, at.token)) as line:
+            line.sendall(task._pack({"event": "facts", "attempt": ["", 0], "facts": facts}))
             assert line.recv(1) == b""
     assert Tasks(1).start(0, at).result(watch.DEADLINE) == everyone(1)

@@ -23,9 +23,9 @@ from test_channel import Listener, hello, stranger, trusted
 
 from distributor import Status, TorchDistributor, TrainingError
 from distributor.channel import frames, server as channel_server
-from distributor.channel.frames import Log
-from distributor.channel.node import Endpoint
 from distributor.channel.server import ChannelServer
+from distributor.values.outcome import Log
+from distributor.values.plan import Endpoint
 
 #: Bytes by which the driver may grow under attack: a few megabytes of buffers, however much was sent.
 GROWTH = 64 << 20

@@ -18,8 +18,8 @@ from proxy import Proxy
 from sessions import Make, Sessions
 
 from distributor import NodeLostError, StallError, Status, TorchDistributor
-from distributor.channel.node import Endpoint
 from distributor.channel.server import ChannelServer
+from distributor.values.plan import Endpoint
 
 
 def talk() -> None:

@@ -23,11 +23,12 @@ import trainings
 import watch
 from sessions import Make
 
-from distributor import ResourceError, Run, StartError, Status, TorchDistributor, TrainingError, processes
-from distributor.folders import PREFIX
-from distributor.job import Function, Job
-from distributor.payload import dump_function
+from distributor import ResourceError, Run, StartError, Status, TorchDistributor, TrainingError
+from distributor.machine import processes
+from distributor.machine.folders import PREFIX
 from distributor.schedulers.local import LocalScheduler
+from distributor.shipping.payload import dump_function
+from distributor.values.job import Function, Job
 
 
 @pytest.mark.slow
@@ -103,7 +104,7 @@ def test_a_failure_stops_other_nodes_without_the_channel(tmp_path: Path, monkeyp
 def test_a_node_that_does_not_reach_the_channel_is_no_late_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from distributor import start
+    from distributor.hosting import start
 
     start_agent, started = start.start_agent, []
 
@@ -303,7 +304,7 @@ def test_stdin_of_the_driver_is_not_the_ranks(make_local: Make) -> None:
 
 def test_an_out_of_memory_kill_is_explained(make_local: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel's own count is the evidence; it is simulated, since a real one could take the tests with it."""
-    from distributor import agent
+    from distributor.node import agent
 
     assert agent._describe_exit(-9, oom=False) == ("signal", "killed by SIGKILL")
     kind, message = agent._describe_exit(-9, oom=True)
@@ -340,7 +341,7 @@ def test_the_example_script_runs_as_the_readme_says(
 
 
 def test_resources_of_each_rank(make_local: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distributor.processes.cpu_count", lambda: 8)
+    monkeypatch.setattr("distributor.machine.processes.cpu_count", lambda: 8)
     run = make_local(2, cpus_per_process=3, memory_per_process="1m", max_processes_per_node=2)
     assert [env["OMP_NUM_THREADS"] for env in run.submit(trainings.environment, "OMP_NUM_THREADS").results()] == [
         "3",

@@ -28,8 +28,8 @@ from distributor import (
     TorchDistributor,
     TrainingError,
 )
-from distributor.schedulers import spark as spark_scheduler
-from distributor.schedulers.spark_session import context_for_tasks
+from distributor.schedulers.spark import scheduler as spark_scheduler
+from distributor.schedulers.spark.session import context_for_tasks
 
 pytestmark = pytest.mark.spark
 
@@ -198,7 +198,7 @@ def test_a_run_that_is_placed_badly_is_placed_again(
     one_jvm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     answers = [False, False, True]
-    monkeypatch.setattr("distributor.schedulers.spark_slots.is_spread", lambda job, facts: answers.pop(0))
+    monkeypatch.setattr("distributor.schedulers.spark.slots.is_spread", lambda job, facts: answers.pop(0))
     run = on_executors(2, max_processes_per_node=2).submit(trainings.all_reduce)
     assert run.results() == [3.0, 3.0]
     assert answers == []
@@ -207,7 +207,7 @@ def test_a_run_that_is_placed_badly_is_placed_again(
 
 
 def test_a_run_is_not_placed_again_for_ever(one_jvm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distributor.schedulers.spark_slots.is_spread", lambda job, facts: False)
+    monkeypatch.setattr("distributor.schedulers.spark.slots.is_spread", lambda job, facts: False)
     with pytest.raises(StartError, match=r"start_timeout=3 s"):
         on_executors(2, max_processes_per_node=2, start_timeout=3).run(trainings.all_reduce)
 
@@ -410,7 +410,7 @@ def test_too_few_executors_are_waited_for_and_then_named(sessions: Sessions) -> 
         seen.set()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("distributor.schedulers.spark_slots.Slots.most", most)
+        patch.setattr("distributor.schedulers.spark.slots.Slots.most", most)
         with pytest.raises(StartError, match=r"start_timeout=1 s: .*needs 3 task slots at once.* has 2"):
             on_executors(3, start_timeout=1).run(trainings.rank)
     assert seen.is_set()

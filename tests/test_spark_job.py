@@ -32,9 +32,9 @@ from distributor import (
     TrainingError,
 )
 from distributor.channel.server import ChannelServer, Endpoint
-from distributor.run import Run
-from distributor.schedulers import spark_task
-from distributor.schedulers.spark import SparkScheduler
+from distributor.run.handle import Run
+from distributor.schedulers.spark import task
+from distributor.schedulers.spark.scheduler import SparkScheduler
 
 pytestmark = pytest.mark.spark
 
@@ -201,7 +201,7 @@ def test_a_job_that_nobody_cancels_ends_by_itself(
     session: Any, ranks: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(SparkScheduler, "_fail_job", lambda *_: None)
-    monkeypatch.setattr("distributor.schedulers.spark._FAILED_MARGIN", 1.0)
+    monkeypatch.setattr("distributor.schedulers.spark.scheduler._FAILED_MARGIN", 1.0)
     run = on_executors(ranks, grace_period=1).submit(trainings.fail_on_rank_1, "raise", str(tmp_path / "stamp"))
     with pytest.raises(TrainingError, match="^rank 1 on .* failed: ValueError") as caught:
         run.result(timeout=watch.DEADLINE)
@@ -290,7 +290,7 @@ def courier() -> Iterator[Courier]:
     """A task that waits for a row: its socket, its address, and a wait for what it took."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         taken: list[list[bytes] | None] = []
-        thread = threading.Thread(target=lambda: taken.append(spark_task._take_rows(listener, KEY, 4.0)))
+        thread = threading.Thread(target=lambda: taken.append(task._take_rows(listener, KEY, 4.0)))
         thread.start()
 
         def wait() -> list[bytes] | None:
@@ -303,10 +303,10 @@ def courier() -> Iterator[Courier]:
 
 def test_a_row_is_taken_from_the_holder_only(courier: Courier, monkeypatch: pytest.MonkeyPatch) -> None:
     listener, to, wait = courier
-    monkeypatch.setattr(spark_task, "_PEER_TIMEOUT", 0.5)
+    monkeypatch.setattr(task, "_PEER_TIMEOUT", 0.5)
     with socket.create_connection(listener.getsockname()):  # says nothing
-        assert not spark_task._send_rows(to, b"x" * 32, [b"R a forged row"], 5.0)
-        assert spark_task._send_rows(to, KEY, [b"R" + b"row" * 100_000], 5.0)
+        assert not task._send_rows(to, b"x" * 32, [b"R a forged row"], 5.0)
+        assert task._send_rows(to, KEY, [b"R" + b"row" * 100_000], 5.0)
     assert wait() == [b"R" + b"row" * 100_000]
 
 
@@ -314,7 +314,7 @@ def test_a_row_that_never_comes(
     courier: Courier,
 ) -> None:
     _, to, wait = courier
-    assert not spark_task._send_rows(to, b"x" * 32, [b"R a forged row"], 5.0)
+    assert not task._send_rows(to, b"x" * 32, [b"R a forged row"], 5.0)
     assert wait() is None
 
 
@@ -356,7 +356,7 @@ def test_encryption_can_be_forgone(sessions: Sessions, caplog: pytest.LogCapture
 
 @pytest.mark.slow
 def test_deepspeed_has_a_key_of_its_own(sessions: Sessions) -> None:
-    from distributor.job import Job, Script
+    from distributor.values.job import Job, Script
 
     job = Job("run", 2, Script("train.py", b""), False, launch_path="deepspeed")
     settings = {"spark.authenticate": "true", "spark.authenticate.secret": "s3cret"}
@@ -386,7 +386,7 @@ def listening_on(monkeypatch: pytest.MonkeyPatch, ports: tuple[int, int]) -> lis
         def run(self, job: Any, server: ChannelServer) -> Any:
             return super().run(replace(job, driver_ports=ports), server)
 
-    monkeypatch.setattr("distributor.schedulers.spark.SparkScheduler", Ranged)
+    monkeypatch.setattr("distributor.schedulers.spark.scheduler.SparkScheduler", Ranged)
     return watch.endpoints(monkeypatch)
 
 

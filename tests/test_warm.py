@@ -20,7 +20,9 @@ import trainings
 import watch
 from sessions import Make
 
-from distributor import RunCancelledError, Status, TorchDistributor, TrainingError, folders, processes
+from distributor import RunCancelledError, Status, TorchDistributor, TrainingError
+from distributor.machine import folders
+from distributor.values import environment
 
 
 def started_by() -> int:
@@ -61,7 +63,7 @@ def look() -> dict[str, Any]:
         """Inode numbers and the run's own folder differ from run to run."""
         return target.partition(":")[0] if ":[" in target else re.sub("/distributor-[^/]*", "/FOLDER", target)
 
-    mine = ("TORCHELASTIC_RUN_ID", "MASTER_PORT", processes.NODE_ID)
+    mine = ("TORCHELASTIC_RUN_ID", "MASTER_PORT", environment.NODE_ID)
     limits = [name for name in dir(resource) if name.startswith("RLIMIT_")]
     own = [name for name, module in sys.modules.items() if "polluting" in str(getattr(module, "__file__", ""))]
     return {

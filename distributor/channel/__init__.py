@@ -1,5 +1,5 @@
-"""The live connection between a node and the driver: log lines and events up, orders down.
+"""Lines between processes. Runs at both ends; may import ``machine``.
 
-It carries only what is live. Results and the reasons of failures travel in band, through the Spark job, so a lost
-channel costs log lines and speed of reaction, never the truth.
+The channel between a node and the driver carries only what is live. Results and the reasons of failures travel in band,
+through the Spark job, so a lost channel costs log lines and speed of reaction, never the truth.
 """

@@ -14,8 +14,9 @@ import asyncio
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from distributor.values.outcome import Log
 
 #: A longer frame is refused before it is read.
 MAX_BODY = 4 << 20
@@ -27,8 +28,6 @@ _HEADER = struct.Struct("!IB")
 _LOG = struct.Struct("!IBQ")
 _JSON_KIND, _LOG_KIND = 1, 2
 
-#: The stream of what Python prints of an exception that nobody caught.
-UNCAUGHT = 3
 
 #: How the warning of a node begins that has no channel.
 UNREACHED = "cannot reach the driver"
@@ -40,16 +39,6 @@ class ProtocolError(Exception):
 
 class CutError(ProtocolError):
     """The connection ended inside a frame."""
-
-
-@dataclass(frozen=True)
-class Log:
-    """A piece of a rank's output: ``offset`` is where it stands in all that the rank wrote to that stream."""
-
-    rank: int
-    stream: int
-    offset: int
-    data: bytes
 
 
 def pack(message: Mapping[str, Any]) -> bytes:

@@ -6,11 +6,12 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
-from distributor import network
 from distributor.channel import frames
+from distributor.machine import network
+from distributor.values import outcome
+from distributor.values.plan import Endpoint
 
 #: Seconds to reach the driver before the run goes on without the channel.
 CONNECT_TIMEOUT = 10.0
@@ -25,16 +26,6 @@ Dial = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
 
 #: How far the driver has each stream of each rank, in bytes.
 Offsets = dict[tuple[int, int], int]
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """Where the driver listens. ``certificate`` (PEM) is the only one that nodes accept, ``token`` what they show."""
-
-    host: str
-    port: int
-    certificate: str = field(repr=False)
-    token: bytes = field(repr=False)
 
 
 def over_tls(endpoint: Endpoint) -> Dial:
@@ -124,7 +115,7 @@ class Uplink:
         """Sends what may be missed."""
         self._write(frames.pack(message))
 
-    async def send_log(self, log: frames.Log) -> None:
+    async def send_log(self, log: outcome.Log) -> None:
         """Sends a piece of a log, and waits while the driver is behind or the connection is down."""
         await self._welcome.wait()
         self._write(frames.pack_log(log))

@@ -7,17 +7,18 @@ import hmac
 import secrets
 import socket
 import ssl
-import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from distributor.channel import frames
-from distributor.channel.node import Endpoint
+from distributor.channel.facts import Facts, Told
+from distributor.channel.tls import make_tls
+from distributor.values import outcome
+from distributor.values.plan import Endpoint
 
 #: Seconds that a stranger may take to show the token.
 _HELLO_TIMEOUT = 10.0
@@ -40,7 +41,7 @@ T = TypeVar("T")
 class Listener(Protocol):
     """What the channel tells; called in the channel's thread."""
 
-    def on_log(self, log: frames.Log) -> None: ...
+    def on_log(self, log: outcome.Log) -> None: ...
 
     def on_event(self, node: str, event: dict[str, Any]) -> None: ...
 
@@ -59,97 +60,6 @@ class _Peer:
     leaving: asyncio.TimerHandle | None = None
 
 
-class _Told(NamedTuple):
-    """What a task has told: which tasks it was started with, its partition, the number of its attempt, its facts."""
-
-    wave: str
-    partition: int
-    attempt: int
-    facts: dict[str, Any]
-
-
-class _Facts:
-    """The facts of tasks whose connections last: once there are those of all, the answer to each.
-
-    Tasks may be started again while the last of those of before are still there. Only the newest wave counts, that of
-    the task with the highest number, and in it Spark numbers the tasks that it starts together without gaps: others are
-    not of one attempt. Were that not so, all would use Spark's own way.
-    """
-
-    def __init__(self, tasks: int) -> None:
-        self.tasks = tasks
-        #: Whether they are not going to be complete here.
-        self.given_up = False
-        #: What is told over each connection.
-        self.here: dict[asyncio.StreamWriter, _Told] = {}
-        self._complete: dict[int, _Told] = {}
-        self._answered: set[asyncio.StreamWriter] = set()
-        #: Whether some tasks have had the facts of all.
-        self.begun = False
-        #: Whether a run may begin as its tasks are placed.
-        self.accept: Callable[[list[dict[str, Any]]], bool] = lambda facts: True
-        self._refused = False
-
-    def take(self, writer: asyncio.StreamWriter, told: _Told) -> None:
-        self.here[writer] = told
-        current = self._current()
-        if writer not in current:
-            return
-        if self._complete and self._complete[told.partition] != told:
-            self._complete = {}
-        newest = {entry.partition: entry for entry in current.values()}
-        attempts = [entry.attempt for entry in newest.values()]
-        if not self._complete and len(newest) == self.tasks == max(attempts) - min(attempts) + 1:
-            self._refused = not self.accept([entry.facts for entry in newest.values()])
-            if not self._refused:
-                self._complete = newest
-                self.begun = True
-
-    def _current(self) -> dict[asyncio.StreamWriter, _Told]:
-        """Those of the newest wave."""
-        newest = max(self.here.values(), key=lambda told: told.attempt, default=None)
-        return {writer: told for writer, told in self.here.items() if newest is not None and told.wave == newest.wave}
-
-    @property
-    def told(self) -> int:
-        """How many tasks have told their facts."""
-        return min(len(self._current()), self.tasks)
-
-    def forget(self, writer: asyncio.StreamWriter) -> None:
-        self.here.pop(writer, None)
-        self._answered.discard(writer)
-
-    def give_up(self) -> None:
-        """They will not be complete."""
-        self.given_up = True
-
-    def start_again(self) -> bool:
-        """Forgets that the tasks were refused, if they were; those have ended."""
-        refused, self._refused = self._refused, False
-        return refused
-
-    def waiting(self) -> list[asyncio.StreamWriter]:
-        """Connections to answer to, each once."""
-        waiting = [writer for writer in self._current() if writer not in self._answered]
-        self._answered.update(waiting)
-        return waiting
-
-    @property
-    def settled(self) -> bool:
-        """Whether all were here, and may begin or not."""
-        return bool(self._complete) or self._refused
-
-    def answer(self) -> dict[str, Any] | None:
-        """What all are told; ``None`` as long as some are missing."""
-        if self.given_up:
-            return {"order": "gather"}
-        if self._refused:
-            return {"order": "stop", "reason": "Spark has placed the tasks badly"}
-        if not self._complete:
-            return None
-        return {"order": "facts", "facts": [told.facts for told in self._complete.values()]}
-
-
 class ChannelServer:
     """Serves one run. Use as a context manager: leaving it ends every connection and the thread.
 
@@ -162,7 +72,7 @@ class ChannelServer:
     def __init__(self, listener: Listener, timeout: float = 30.0, tasks: int = 0) -> None:
         self._listener = listener
         self._timeout = timeout
-        self._facts = _Facts(tasks)
+        self._facts = Facts(tasks)
         self._token = secrets.token_bytes(_TOKEN_BYTES)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="distributor-channel", daemon=True)
@@ -209,7 +119,7 @@ class ChannelServer:
         Raises:
             OSError: the address is not of this machine, or no port of those is free.
         """
-        context, certificate = _make_tls()
+        context, certificate = make_tls()
         self._listening = _bind(bind, range(ports[0], ports[1] + 1) if ports is not None else (0,))
         port = self._listening.getsockname()[1]
         self.address = f"{advertise}:{port}"
@@ -313,16 +223,16 @@ class ChannelServer:
             while (message := await frames.read(reader)) is not None:
                 if node is None:
                     self.reached = True
-                    if not isinstance(message, frames.Log) and message["event"] == "facts":
+                    if not isinstance(message, outcome.Log) and message["event"] == "facts":
                         await self._exchange(message, reader, writer)
                         return
-                    if not isinstance(message, frames.Log) and message["event"] == "importing":
+                    if not isinstance(message, outcome.Log) and message["event"] == "importing":
                         self._listener.on_event(str(message["node"]), message)  # a task whose node is not up yet
                         return
                     node = self._welcome(message, writer)
                     continue
                 self._peers[node].heard = self._loop.time()
-                if isinstance(message, frames.Log):
+                if isinstance(message, outcome.Log):
                     self._listener.on_log(message)
                     continue
                 event = message["event"]
@@ -355,7 +265,7 @@ class ChannelServer:
         facts = self._facts
         wave, attempt = message["attempt"]
         mine = dict(message["facts"])
-        facts.take(writer, _Told(str(wave), int(mine["partition"]), int(attempt), mine))
+        facts.take(writer, Told(str(wave), int(mine["partition"]), int(attempt), mine))
         if self._fallback is not None and facts.settled:
             self._fallback.cancel()
             self._fallback = None
@@ -381,13 +291,13 @@ class ChannelServer:
             for writer in self._facts.waiting():
                 self._send(writer, answer)
 
-    def _welcome(self, message: dict[str, Any] | frames.Log, writer: asyncio.StreamWriter) -> str:
+    def _welcome(self, message: dict[str, Any] | outcome.Log, writer: asyncio.StreamWriter) -> str:
         """Makes a connection that of the node it says hello for, in place of an older one.
 
         Raises:
             KeyError, TypeError: it does not say hello.
         """
-        if isinstance(message, frames.Log) or message["event"] != "hello":
+        if isinstance(message, outcome.Log) or message["event"] != "hello":
             raise TypeError("no hello")
         node = str(message["node"])
         before = self._peers.get(node)
@@ -467,35 +377,3 @@ def _bind(address: str, ports: range | tuple[int, ...]) -> socket.socket:
             failed = error
     assert failed is not None
     raise failed
-
-
-def _make_tls() -> tuple[ssl.SSLContext, str]:
-    """A server context with a key made for this run, and its certificate as PEM."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "distributor")])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))  # clocks of a cluster differ
-        .not_valid_after(now + timedelta(days=365))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-        .public_bytes(serialization.Encoding.PEM)
-    )
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    with tempfile.NamedTemporaryFile(prefix="distributor-tls-") as file:  # ssl reads keys from files only; mode 0600
-        file.write(certificate + private)
-        file.flush()
-        context.load_cert_chain(file.name)
-    return context, certificate.decode()

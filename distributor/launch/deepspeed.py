@@ -9,8 +9,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from distributor.job import DeepspeedOptions, Function, Job, Node, Placement, Plan, Target
 from distributor.launch.torchrun import Torchrun
+from distributor.values.job import DeepspeedOptions, Function, Job, Target
+from distributor.values.placement import Node, Placement
+from distributor.values.plan import Call, Plan
 
 #: Where a rank finds its final configuration. Read by ``distributor.runtime``.
 CONFIG_PATH = "DISTRIBUTOR_DEEPSPEED_CONFIG"
@@ -45,8 +47,11 @@ class Deepspeed:
             rank_env=tuple({**env, **_launcher_env(placement, node)} for env in plan.rank_env),
             files=files,
             elsewhere=_shared_memory(placement, node),
-            extensions=asked.extensions,
-            extensions_timeout=asked.extensions_timeout,
+            first=Call(
+                "distributor.deepspeed.extensions",
+                "load",
+                {"names": asked.extensions, "timeout": asked.extensions_timeout},
+            ),
         )
 
 

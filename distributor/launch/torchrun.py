@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from distributor import devices, environment
-from distributor.job import Job, Node, Placement, Plan
-from distributor.processes import NODE_ID, node_id
+from distributor.machine import devices
+from distributor.values import environment
+from distributor.values.environment import NODE_ID, node_id
+from distributor.values.job import Job
+from distributor.values.placement import Node, Placement
+from distributor.values.plan import Plan
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 

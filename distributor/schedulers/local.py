@@ -13,13 +13,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from distributor import control, devices, folders, limits, network, placement, processes, shipping, start
-from distributor.agent import AgentOrder
-from distributor.channel.frames import Log
+from distributor.channel import control
 from distributor.channel.server import ChannelServer
 from distributor.errors import ConfigurationError, ResourceError
-from distributor.job import Job, Module, NodeFacts, NodeReport, Placement, Resources, Step, Target, TaskProfile
-from distributor.outcomes import Collected
+from distributor.hosting import agents, start
+from distributor.hosting.report import pieces, rest
+from distributor.launch import placement
+from distributor.machine import devices, folders, limits, network, processes
+from distributor.shipping import package
+from distributor.values import environment
+from distributor.values.job import Job, Module, Resources, Step, Target, TaskProfile, warmth
+from distributor.values.outcome import Collected, Log, NodeReport
+from distributor.values.placement import NodeFacts, Placement
+from distributor.values.plan import AgentOrder
 
 #: Ranks of one machine talk over loopback: nobody else can reach their ports.
 _ADDRESS = "127.0.0.1"
@@ -50,7 +56,7 @@ class LocalScheduler:
     def __init__(self, nodes: int = 1, gpus: Sequence[str] | None = None) -> None:
         self._nodes = nodes
         self._gpus = gpus
-        self._agents: list[start.Agent] = []
+        self._agents: list[agents.Agent] = []
         self._lock = threading.Lock()
         self._cancelled = False
 
@@ -172,7 +178,7 @@ class LocalScheduler:
         claimed = folders.claim(folder)  # until the agent does: this process may be killed before
         agent = line = None
         try:
-            root = shipping.package_root()
+            root = package.package_root()
             channel, theirs = socket.socketpair()
             with theirs:
                 server.attach(channel)
@@ -180,7 +186,7 @@ class LocalScheduler:
                     root,
                     {"channel": theirs, "store": listener},
                     owner=os.getpid(),
-                    warmth=start.warmth(job),
+                    warmth=warmth(job),
                     task_cpus=lead.cpus,
                     wanted=lambda: not self._cancelled,
                     importing=lambda module: server.hear(
@@ -208,15 +214,15 @@ class LocalScheduler:
                 return _Part(None)
             return _Part(
                 pickle.loads(report["report"]),
-                {rank: list(control.pieces(path, _CHUNK)) for rank, path in report["values"].items()},
-                [Log(*piece) for piece in control.rest(report["rest"], _CHUNK)],
+                {rank: list(pieces(path, _CHUNK)) for rank, path in report["values"].items()},
+                [Log(*piece) for piece in rest(report["rest"], _CHUNK)],
             )
         finally:
             if line is not None:
                 line.close()  # the agent has done its part: it removes the folder and ends
             if agent is not None:
                 agent.wait()
-            processes.kill_node(processes.node_id(job.run_id, lead.partition))
+            processes.kill_node(environment.node_id(job.run_id, lead.partition))
             folders.remove(folder)
             claimed.close()
 

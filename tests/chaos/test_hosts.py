@@ -102,7 +102,7 @@ def test_a_start_removes_what_a_killed_process_left() -> None:
             print(hosts.name, flush=True)
             time.sleep(600)
     """
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")}
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True, env=env
     ) as owner:

@@ -195,7 +195,7 @@ def test_nothing_outlives_the_driver(number: signal.Signals, path: str, mode: st
     ready = tmp_path / "ready"
     ready.mkdir()
     script = tmp_path / "driver.py"
-    script.write_text(textwrap.dedent(DRIVER.format(tests=str(Path(__file__).parent.parent))))
+    script.write_text(textwrap.dedent(DRIVER.format(tests=str(Path(__file__).parents[1] / "support"))))
     with subprocess.Popen(
         [sys.executable, str(script), mode, path, str(ready)],
         stdout=subprocess.PIPE,

@@ -15,7 +15,7 @@ from clusters import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.slow]
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[1] / "support"
 
 #: What a client does; its answers are the lines of a file.
 CLIENT = """
@@ -57,7 +57,7 @@ def client(request: pytest.FixtureRequest, cluster: Cluster, url: str, tmp_path:
         script = tmp_path / "client.py"
         script.write_text(CLIENT + textwrap.dedent(code))
         done = subprocess.run(
-            [*before, "env", f"PYTHONPATH={TESTS}:{TESTS.parent}", sys.executable, str(script), url, str(answers)],
+            [*before, "env", f"PYTHONPATH={TESTS}:{TESTS.parents[1]}", sys.executable, str(script), url, str(answers)],
             capture_output=True,
             text=True,
             timeout=180,

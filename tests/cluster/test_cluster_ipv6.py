@@ -13,7 +13,7 @@ from hosts import Hosts
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.slow]
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[1] / "support"
 
 #: A driver of its own: a JVM that has begun with IPv4 stays with it.
 DRIVER = """
@@ -40,7 +40,7 @@ def test_addresses_of_ipv6(cluster: Cluster) -> None:
             env={
                 **os.environ,
                 **hosts.java_environ(),
-                "PYTHONPATH": f"{TESTS}:{TESTS.parent}",
+                "PYTHONPATH": f"{TESTS}:{TESTS.parents[1]}",
                 "PYSPARK_PYTHON": sys.executable,
                 "SPARK_LOCAL_IP": hosts.driver_address,
             },

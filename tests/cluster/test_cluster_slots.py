@@ -14,7 +14,7 @@ import watch
 from clusters import Cluster
 
 from distributor import ConfigurationError, ResourceError, StartError, TorchDistributor
-from distributor.schedulers import spark_slots
+from distributor.schedulers.spark import slots
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.slow]
 
@@ -22,13 +22,13 @@ pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.slow]
 def test_cpus_of_a_run(cluster: Cluster) -> None:
     """Two CPUs for each rank of this run, where the session's own tasks have one; equal runs share a profile."""
     session = cluster.session()
-    before = len(spark_slots._profiles)
+    before = len(slots._profiles)
     for _ in range(2):
         run = TorchDistributor(2, use_gpu=False, cpus_per_process=2).submit(trainings.environment, "OMP_NUM_THREADS")
         assert [env["OMP_NUM_THREADS"] for env in run.results()] == ["2", "2"]
         assert run.placement is not None
         assert {node.host for node in run.placement.nodes} == {"host-a", "host-c"}  # host-b has but one
-    assert len(spark_slots._profiles) == before + 1
+    assert len(slots._profiles) == before + 1
     assert session.sparkContext.parallelize(range(6), 6).map(lambda _: 1).sum() == 6  # its own tasks are as before
 
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from distributor import TorchDistributor
-from distributor.devices import local_gpus
+from distributor.machine.devices import local_gpus
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,7 +10,7 @@ import deepspeed_trainings as trainings
 import pytest
 
 from distributor import DeepspeedTorchDistributor, zero
-from distributor.devices import local_gpus
+from distributor.machine.devices import local_gpus
 
 pytest.importorskip("deepspeed")
 

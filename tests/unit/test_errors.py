@@ -12,7 +12,7 @@ import pytest
 
 import distributor
 from distributor import errors
-from distributor.job import Failure
+from distributor.values.outcome import Failure
 
 CLASSES = [
     value

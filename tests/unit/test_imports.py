@@ -35,19 +35,19 @@ def loaded_by(statement):
     [
         ("import distributor", {"torch", "pyspark", "deepspeed", "pandas", "cloudpickle", "asyncio"}),
         ("from distributor import TorchDistributor", {"torch", "pyspark", "pandas", "rich", "IPython"}),
-        ("import distributor.cli", {"torch", "pyspark", "pandas", "IPython"}),
-        ("import distributor.agent", {"torch", "pyspark", "pandas", "cryptography"}),
-        ("import distributor.rank", {"torch", "pyspark", "pandas"}),
+        ("import distributor.cli.command", {"torch", "pyspark", "pandas", "IPython"}),
+        ("import distributor.node.agent", {"torch", "pyspark", "pandas", "cryptography"}),
+        ("import distributor.rank.process", {"torch", "pyspark", "pandas"}),
         ("import distributor.schedulers.local", {"torch", "pyspark", "pandas"}),
-        ("import distributor.schedulers.spark", {"torch", "pandas", "pyspark.sql"}),
-        ("import distributor.schedulers.spark, pyspark.sql, pyspark.worker", {"pandas", "torch"}),
+        ("import distributor.schedulers.spark.scheduler", {"torch", "pandas", "pyspark.sql"}),
+        ("import distributor.schedulers.spark.scheduler, pyspark.sql, pyspark.worker", {"pandas", "torch"}),
         (
             "from distributor import DeepspeedTorchDistributor, zero, suggest_zero",
             {"torch", "deepspeed", "yaml", "hjson"},
         ),
         ("from distributor import autotune, runtime, deepspeed_checkpoint", {"torch", "deepspeed", "pyspark"}),
-        ("import distributor.start, distributor.exchange", {"asyncio", "torch", "pyspark"}),
-        ("import distributor.schedulers.spark_task", {"torch", "pyspark", "cloudpickle"}),
+        ("import distributor.start, distributor.channel.task", {"asyncio", "torch", "pyspark"}),
+        ("import distributor.schedulers.spark.task", {"torch", "pyspark", "cloudpickle"}),
     ],
 )
 def test_an_import_loads_only_what_it_needs(statement, absent):
@@ -116,27 +116,81 @@ def later():
     assert imports_of(source) == {"a.b", "d", "d.e", "g", "h.i", "h.i.j"}
 
 
+#: What a room may import beside ``values``, ``text`` and ``errors``; a wing anything, but no room imports a wing.
+ROOMS = {
+    "machine": set(),
+    "channel": {"machine"},
+    "shipping": set(),
+    "launch": {"machine"},
+    "hosting": {"channel", "machine"},
+    "rank": {"shipping", "machine", "channel"},
+    "node": {"rank", "launch", "channel", "shipping", "machine"},
+    "outcomes": {"shipping"},
+    "display": {"outcomes"},
+    "schedulers": {"hosting", "outcomes", "channel", "shipping", "launch", "machine"},
+    "run": {"schedulers.base", "display", "outcomes", "channel"},
+    "api": {"run", "schedulers", "display", "launch", "shipping", "machine"},
+}
+BELOW = {"text": set(), "values": set(), "errors": {"text"}}
+WINGS = {"cli", "deepspeed"}
+DOORS = {"__init__", "__main__", "runtime"}
+
+
+def names_within(name):
+    """What a file imports of the package, as ``room.module``."""
+    modules = {path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in FILES}
+    own = {module.removeprefix("distributor.") for module in IMPORTS[name] if module.startswith("distributor.")}
+    return own & modules
+
+
+def room_of(name):
+    return name.removesuffix(".py").partition("/")[0].partition(".")[0]
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_arrows_between_rooms_go_down(name):
+    room = room_of(name)
+    if room in WINGS | DOORS:
+        return
+    allowed = BELOW[room] if room in BELOW else ROOMS[room] | set(BELOW)
+    for module in names_within(name):
+        assert room_of(module) == room or module in allowed or room_of(module) in allowed, module
+    assert not any(module.startswith(".") for module in IMPORTS[name])
+
+
+def test_every_folder_is_a_room_or_a_wing():
+    assert {room_of(name) for name in FILES} == {*ROOMS, *BELOW, *WINGS, *DOORS}
+
+
+@pytest.mark.parametrize("room", [*ROOMS, *WINGS, "text", "values"])
+def test_a_room_says_where_it_runs(room):
+    source = ast.parse(FILES[f"{room}/__init__.py"])
+    assert [type(node) for node in source.body] == [ast.Expr]
+    assert re.search(r"\b(Runs|Run) |A wing", ast.get_docstring(source))
+
+
 @pytest.mark.parametrize(
     ("package", "allowed"),
     [
-        ("torch", {"launcher.py", "lookups.py", "payload.py", "deepspeed_checkpoint.py", "extensions.py"}),
-        ("deepspeed", {"deepspeed_checkpoint.py", "extensions.py"}),
-        ("cloudpickle", {"payload.py", "shipping.py"}),
-        ("cryptography", {"channel/server.py"}),
+        (
+            "torch",
+            {
+                "node/launcher.py",
+                "rank/lookups.py",
+                "shipping/payload.py",
+                "deepspeed/checkpoint.py",
+                "deepspeed/extensions.py",
+            },
+        ),
+        ("deepspeed", {"deepspeed/checkpoint.py", "deepspeed/extensions.py"}),
+        ("cloudpickle", {"shipping/payload.py", "shipping/package.py"}),
+        ("cryptography", {"channel/tls.py"}),
         ("pyspark", {name for name in FILES if name.startswith("schedulers/")}),
         ("pyarrow", {name for name in FILES if name.startswith("schedulers/")}),
-        ("rich", {"views/terminal.py"}),
-        ("rich_click", {"cli.py"}),
-        ("IPython", {"views/notebook.py"}),
-        ("distributor.schedulers", {"api.py", "cli.py", *(name for name in FILES if name.startswith("schedulers/"))}),
-        ("distributor.api", {"autotuning.py", "cli.py"}),
-        # What stands beside the core: the core imports none of it.
-        ("distributor.autotuning", set()),
-        ("distributor.cli", {"__main__.py"}),
-        ("distributor.dry_run", {"cli.py"}),
-        ("distributor.deepspeed_checkpoint", set()),
-        ("distributor.runtime", set()),
-        ("distributor.zero_stages", set()),
+        ("rich", {"display/terminal.py"}),
+        ("rich_click", {"cli/command.py"}),
+        ("IPython", {"display/notebook.py"}),
+        ("distributor.cli", {"__main__.py", "cli/command.py"}),
     ],
 )
 def test_who_may_import(package, allowed):
@@ -149,61 +203,3 @@ def test_no_other_package_is_needed():
     known |= {"click", "rich", "rich_click", "IPython"}  # on the driver, for what it shows
     used = {module.partition(".")[0] for modules in IMPORTS.values() for module in modules}
     assert used <= known | sys.stdlib_module_names
-
-
-@pytest.mark.parametrize(
-    ("name", "allowed"),
-    [
-        ("errors.py", {"cells", "wording"}),
-        ("cells.py", set()),
-        ("modules.py", set()),
-        ("wording.py", set()),
-        ("nodes.py", {"job", "wording"}),
-        ("stacks.py", {"wording"}),
-        ("timings.py", {"outcomes"}),
-        ("advice.py", {"job", "modules"}),
-        ("job.py", set()),
-        ("allocator.py", set()),
-        ("lookups.py", set()),
-        ("processes.py", set()),
-        ("network.py", set()),
-        ("control.py", set()),
-        ("folders.py", set()),
-        ("environment.py", {"processes"}),
-        ("exchange.py", {"network"}),
-        ("start.py", {"allocator", "control", "environment", "folders", "processes"}),
-        ("channel/frames.py", set()),
-        ("channel/node.py", {"channel.frames", "network"}),
-        ("devices.py", {"errors"}),
-        ("limits.py", {"wording"}),
-        ("tables.py", set()),
-        ("deepspeed_config.py", {"errors"}),
-        ("zero_stages.py", {"deepspeed_config", "errors", "limits", "tables"}),
-        ("extensions.py", {"errors", "folders"}),
-        ("deepspeed_checkpoint.py", {"errors"}),
-        ("launch/torchrun.py", {"devices", "environment", "job", "processes"}),
-        ("launch/deepspeed.py", {"job", "launch.torchrun"}),
-        ("versions.py", set()),
-        ("java.py", set()),
-        ("placement.py", {"devices", "errors", "job"}),
-        (
-            "views/__init__.py",
-            {"cells", "console", "views.snapshot", "views.notebook", "views.plain", "views.terminal"},
-        ),
-        ("views/snapshot.py", {"job", "wording"}),
-        ("views/plain.py", {"job", "views", "views.snapshot", "wording"}),
-        ("views/terminal.py", {"job", "views", "views.snapshot", "wording"}),
-        ("views/notebook.py", {"cells", "errors", "job", "timings", "views", "views.snapshot", "wording"}),
-        ("dry_run.py", {"devices", "environment", "job", "launch", "shipping", "wording"}),
-        # It runs in Spark's workers, which lack the package: what it uses is pickled with it.
-        (
-            "schedulers/spark_task.py",
-            {"control", "devices", "exchange", "folders", "network", "processes", "start", "versions"},
-        ),
-    ],
-)
-def test_what_a_module_may_use_of_the_package(name, allowed):
-    modules = {path.removesuffix(".py").replace("/", ".") for path in FILES}
-    own = {module.removeprefix("distributor.") for module in IMPORTS[name] if module.startswith("distributor.")}
-    assert own & modules <= allowed
-    assert not any(module.startswith(".") for module in IMPORTS[name])

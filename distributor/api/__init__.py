@@ -1,0 +1,1 @@
+"""What users ask, checked. Runs on the driver; may import every room."""

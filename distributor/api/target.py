@@ -1,0 +1,83 @@
+"""What is to be run: a callable, a script or a module, and its arguments."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from distributor.errors import ConfigurationError, PayloadError
+from distributor.shipping import payload
+from distributor.values.job import Script
+
+
+def find_script(script: str | os.PathLike[str], working_dir: Path | None) -> Path:
+    """Where a script is: in ``working_dir``, or else in the current directory.
+
+    Raises:
+        PayloadError: it is in neither, or is no Python file.
+    """
+    path = Path(script)
+    if path.suffix != ".py":
+        raise PayloadError(
+            f"{str(path)!r} is not a .py file: pass the path of a Python script, a callable, "
+            "or use run_module('pkg.train') for a module"
+        )
+    places = {"": Path()} if path.is_absolute() else _places(working_dir)
+    found = next((folder / path for folder in places.values() if os.path.exists(folder / path)), None)
+    if found is None:
+        where = "" if path.is_absolute() else f" in {' or '.join(places)}"
+        raise PayloadError(f"there is no script {str(path)!r}{where}")
+    return found
+
+
+def _places(working_dir: Path | None) -> dict[str, Path]:
+    """Where scripts and modules are looked for, in order, each with its name for people."""
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:
+        raise ConfigurationError("the driver's current directory does not exist any more: change to one") from None
+    first = {} if working_dir is None else {f"working_dir {working_dir}": working_dir.absolute()}
+    return {**first, f"the current directory {here}": here}
+
+
+def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Finds what every rank would fail with before it has begun."""
+    if inspect.iscoroutinefunction(function):
+        raise ConfigurationError(
+            f"{payload.name_of(function)} is a coroutine function, whose call does nothing yet: pass a function that "
+            "runs it, with asyncio.run"
+        )
+    try:
+        # What a decorator wraps may well be called with other arguments than itself.
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):  # some that are written in C have none
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        plain = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
+        told = signature.replace(parameters=plain, return_annotation=signature.empty)
+        raise ConfigurationError(f"{payload.name_of(function)}{told} cannot be called like that: {error}") from None
+
+
+def check_argv(args: Sequence[Any]) -> tuple[str, ...]:
+    """Arguments of a script as its command line has them; numbers and paths are written out, as PySpark does."""
+    for index, arg in enumerate(args, start=1):
+        if not isinstance(arg, (str, os.PathLike)) and not hasattr(arg, "__float__"):
+            raise ConfigurationError(
+                f"arguments of a script have to be strings, numbers or paths; argument {index} is {arg!r} "
+                f"({type(arg).__name__})"
+            )
+    return tuple(map(str, args))
+
+
+def within(script: Script, folder: Path) -> Script:
+    """A script that lies in the working directory runs there, beside the modules it imports."""
+    try:
+        inside = Path(script.path).resolve().relative_to(folder.resolve())
+    except ValueError:
+        return script
+    return Script(script.path, script.source, script.argv, str(inside))

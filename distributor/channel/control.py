@@ -1,0 +1,56 @@
+"""The private line between an agent and the process that started it: its task's Python worker, or the driver itself.
+
+A socket pair inherited by the agent carries length-prefixed pickles of plain values. Nobody else can reach it; its end
+is how each side learns that the other is gone. Standard library only, and self-contained: one end lives in Spark's
+Python workers, where this package is not installed.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import struct
+from typing import Any
+
+#: What a warm process answers that has to be replaced.
+OUTDATED = b"outdated"
+
+
+#: What one answers that must not be forked; the reason follows.
+UNFIT = b"unfit "
+
+
+def peer_user(connection: socket.socket) -> int:
+    """The user whose process is at the other end (unix(7), SO_PEERCRED)."""
+    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(user)
+
+
+def send(sock: socket.socket, message: Any) -> None:
+    """Sends one message."""
+    data = pickle.dumps(message, protocol=5)
+    sock.sendall(struct.pack("!Q", len(data)))
+    sock.sendall(data)
+
+
+def receive(sock: socket.socket) -> Any:
+    """Receives one message, ``None`` when the other side is gone."""
+    header = _read_exactly(sock, 8)
+    if header is None:
+        return None
+    data = _read_exactly(sock, struct.unpack("!Q", header)[0])
+    return None if data is None else pickle.loads(data)
+
+
+def _read_exactly(sock: socket.socket, size: int) -> bytearray | None:
+    buffer = bytearray(size)
+    view, filled = memoryview(buffer), 0
+    while filled < size:
+        try:
+            count = sock.recv_into(view[filled:])
+        except ConnectionError:
+            return None
+        if count == 0:
+            return None
+        filled += count
+    return buffer

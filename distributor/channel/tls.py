@@ -1,0 +1,39 @@
+"""A certificate of one run."""
+
+from __future__ import annotations
+
+import ssl
+import tempfile
+from datetime import UTC, datetime, timedelta
+
+
+def make_tls() -> tuple[ssl.SSLContext, str]:
+    """A server context with a key made for this run, and its certificate as PEM."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "distributor")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))  # clocks of a cluster differ
+        .not_valid_after(now + timedelta(days=365))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+        .public_bytes(serialization.Encoding.PEM)
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with tempfile.NamedTemporaryFile(prefix="distributor-tls-") as file:  # ssl reads keys from files only; mode 0600
+        file.write(certificate + private)
+        file.flush()
+        context.load_cert_chain(file.name)
+    return context, certificate.decode()

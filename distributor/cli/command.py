@@ -1,0 +1,374 @@
+"""The command line: ``distributor run``, in torchrun's habits.
+
+The exit code is the truth: 0, that of the failed rank, 128 + signal, 2 for a request that is wrong, 1 for all else.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import rich_click as click
+from click.shell_completion import get_completion_class
+
+from distributor import __version__
+from distributor.api.distributor import TorchDistributor
+from distributor.api.target import find_script
+from distributor.cli.dry_run import describe
+from distributor.deepspeed.distributor import DeepspeedTorchDistributor
+from distributor.errors import ConfigurationError, DistributorError, StartError, TrainingError
+from distributor.schedulers.spark import preflight, session as spark_session
+from distributor.values.job import Module
+
+#: Exit code of a request that is wrong.
+_USAGE = 2
+
+#: What to say instead of torchrun's options.
+_TORCHRUN = {
+    "--nproc-per-node": "is torchrun's: --num-processes counts all ranks together, and --max-processes-per-node those "
+    "of one executor",
+    "--nnodes": "is torchrun's: --num-processes counts all ranks together, and Spark finds the nodes for them",
+    "--redirects": "is torchrun's: --log-dir keeps every rank's output, --logs says whose is shown",
+    "--max-restarts": "is torchrun's: a rank that fails ends the run",
+    **dict.fromkeys(
+        (
+            *("--master-addr", "--master-port", "--node-rank", "--standalone"),
+            *("--rdzv-backend", "--rdzv-conf", "--rdzv-endpoint", "--rdzv-id"),
+        ),
+        "is torchrun's: leave it out, nodes find each other",
+    ),
+}
+
+_WHAT, _WHERE, _RANKS, _OUTPUT, _LIMITS = "What to run", "Where", "Each rank", "Output", "Time limits"
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="distributor")
+def main() -> None:
+    """Train deep networks with PyTorch on this machine or on Apache Spark."""
+
+
+@main.command(context_settings={"allow_interspersed_args": False})
+@click.argument("script", type=click.Path())
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.option("-m", "--module", is_flag=True, panel=_WHAT, help="SCRIPT is a module, as with python -m.")
+@click.option(
+    "--working-dir",
+    type=click.Path(exists=True, file_okay=False),
+    panel=_WHAT,
+    help="A project folder: ranks run in it, executors in a copy.",
+)
+@click.option(
+    "--deepspeed", metavar="FILE", type=click.Path(), panel=_WHAT, help="Train with DeepSpeed and this configuration."
+)
+@click.option(
+    "--no-script-arguments",
+    is_flag=True,
+    panel=_WHAT,
+    help="A script gets no --deepspeed --deepspeed_config PATH after its own arguments.",
+)
+@click.option("--name", panel=_WHAT, help="Of the run, for the status and the Spark UI.")
+@click.option("--dry-run", is_flag=True, panel=_WHAT, help="Print the plan and start nothing.")
+@click.option("-n", "--num-processes", type=int, default=1, show_default=True, panel=_WHERE, help="World size.")
+@click.option("--local", is_flag=True, panel=_WHERE, help="On this machine, without Spark.")
+@click.option(
+    "--master", metavar="URL", panel=_WHERE, help="Spark: spark://host:7077, yarn, local-cluster[2,1,1024], sc://host."
+)
+@click.option("--conf", metavar="K=V", multiple=True, panel=_WHERE, help="A Spark setting; may be given again.")
+@click.option("--max-processes-per-node", type=int, panel=_WHERE, help="Ranks of one executor at most.")
+@click.option("--driver-ports", metavar="A-B", panel=_WHERE, help="Ports the driver may listen on.")
+@click.option("--use-gpu/--no-gpu", default=True, panel=_RANKS, help="A GPU for each rank (default), or CPUs only.")
+@click.option("--gpus-per-process", type=int, panel=_RANKS, help="GPUs of each rank.")
+@click.option("--cpus-per-process", type=int, panel=_RANKS, help="CPUs of each rank, and its OpenMP threads.")
+@click.option("--memory-per-process", metavar="SIZE", panel=_RANKS, help="Memory of each rank, such as 8g.")
+@click.option("--env", metavar="K=V", multiple=True, panel=_RANKS, help="A variable for all ranks; may be given again.")
+@click.option(
+    "--forward-env", metavar="PATTERN", multiple=True, panel=_RANKS, help="Variables of here for all ranks: 'WANDB_*'."
+)
+@click.option(
+    "--start-method", type=click.Choice(["fork", "spawn"]), default="fork", panel=_RANKS, help="How ranks start."
+)
+@click.option("--logs", default="all", show_default=True, panel=_OUTPUT, help="Whose lines: all, rank0, none, or 0,3.")
+@click.option("--fold-logs", is_flag=True, panel=_OUTPUT, help="Identical lines of several ranks once.")
+@click.option(
+    "--prefix/--no-prefix", default=True, panel=_OUTPUT, help="Begin lines with their rank and host (default)."
+)
+@click.option("--log-dir", type=click.Path(), panel=_OUTPUT, help="Every rank's whole output, in files of this folder.")
+@click.option("--progress/--no-progress", default=True, panel=_OUTPUT, help="Show what the run is doing (default).")
+@click.option(
+    "--start-timeout", type=float, default=600.0, show_default=True, panel=_LIMITS, help="Seconds until ranks are up."
+)
+@click.option("--stall-timeout", type=float, panel=_LIMITS, help="Seconds without a sign of life that end the run.")
+@click.option(
+    "--grace-period",
+    type=float,
+    default=10.0,
+    show_default=True,
+    panel=_LIMITS,
+    help="Seconds from SIGTERM to SIGKILL.",
+)
+@click.option(
+    "--heartbeat-timeout",
+    type=float,
+    default=30.0,
+    show_default=True,
+    panel=_LIMITS,
+    help="Seconds of silence that end the run.",
+)
+def run(
+    script: str,
+    args: tuple[str, ...],
+    module: bool,
+    dry_run: bool,
+    deepspeed: str | None,
+    no_script_arguments: bool,
+    num_processes: int,
+    local: bool,
+    master: str | None,
+    conf: Sequence[str],
+    driver_ports: str | None,
+    use_gpu: bool,
+    env: Sequence[str],
+    logs: str,
+    prefix: bool,
+    **options: Any,
+) -> None:
+    """Train SCRIPT as so many cooperating processes. What follows SCRIPT belongs to it.
+
+    \b
+    Examples:
+      distributor run -n 4 --local --no-gpu train.py --lr 0.1
+      distributor run -n 16 --master spark://host:7077 --working-dir . train.py
+      distributor run -n 8 --deepspeed ds.json -m pkg.train --epochs 3
+
+    Without --local and --master it runs on the session of spark-submit, or else on this machine. The exit code is that
+    of the rank that failed, 128 + the number of the signal that killed it, 2 if something is wrong with the request,
+    130 after Ctrl-C.
+    """
+    if local and master:
+        raise click.UsageError(f"--local and --master {master} exclude each other: leave out one of them")
+    if master:
+        preflight.check_master(master)
+    on_spark = bool(master) or (not local and _in_spark_submit())
+    for option, value in (("--conf", conf[0] if conf else None), ("--driver-ports", driver_ports)):
+        if value is not None and not on_spark:
+            raise click.UsageError(f"{option} {value} is for runs on Spark: add --master, or leave it out")
+    everything: dict[str, Any] = {
+        **options,
+        "env": dict(_pair("--env", setting) for setting in env),
+        "logs": [int(rank) for rank in logs.split(",")] if re.fullmatch(r"\d+(,\d+)*", logs) else logs,
+        "log_prefix": prefix,
+        "driver_ports": None if driver_ports is None else _ports(driver_ports),
+        "keep_warm": 0.0,  # this process ends with the run
+    }
+    local_mode = False if master else None if on_spark else True
+    distributor: TorchDistributor
+    if deepspeed is None:
+        distributor = TorchDistributor(num_processes, local_mode, use_gpu, **everything)
+    else:
+        distributor = DeepspeedTorchDistributor(
+            num_processes, 1, local_mode, use_gpu, deepspeed, script_arguments=not no_script_arguments, **everything
+        )
+    settings = dict(_pair("--conf", setting) for setting in conf)
+    if dry_run:
+        _print_plan(distributor, Module(script, args) if module else script, args, on_spark, master, settings)
+        return
+    if master and not _in_spark_submit():
+        if not module:
+            find_script(script, None if options["working_dir"] is None else Path(options["working_dir"]))
+        preflight.check(master, os.environ, use_gpu)
+        if options["progress"]:
+            click.echo(f"[distributor] starting a Spark session with master {master}", err=True)
+    session = _session(master, settings) if on_spark else None
+    try:
+        if module:
+            distributor.run_module(script, *args)
+        else:
+            distributor.run(script, *args)
+    finally:
+        if session is not None:
+            session.stop()
+
+
+@main.command("script-path")
+def script_path() -> None:
+    """Print what spark-submit can start: spark-submit ... $(distributor script-path) run ..."""
+    click.echo(Path(__file__).parents[1] / "__main__.py")
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print a completion script: eval "$(distributor completion bash)"."""
+    made = get_completion_class(shell)
+    assert made is not None
+    click.echo(made(main, {}, "distributor", "_DISTRIBUTOR_COMPLETE").source())
+
+
+def start() -> NoReturn:
+    """Entry point of the command; ends the process with the exit code that is true."""
+    sys.exit(call(sys.argv[1:]))
+
+
+def call(arguments: Sequence[str]) -> int:
+    """Runs a command line, says what went wrong on stderr, and returns the exit code.
+
+    Args:
+        arguments: what follows the command's name.
+    """
+    before = signal.signal(signal.SIGTERM, _end)
+    shown = logging.StreamHandler()
+    shown.setFormatter(logging.Formatter("[distributor] %(message)s"))
+    silent = logging.NullHandler()  # else py4j tells at length that it was interrupted
+    logging.getLogger().addHandler(silent)
+    logger = logging.getLogger("distributor")
+    logger.addHandler(shown)
+    try:
+        ended = main.main(list(arguments), prog_name="distributor", standalone_mode=False)
+        return ended if isinstance(ended, int) else 0
+    except click.NoSuchOption as error:
+        advice = _TORCHRUN.get(error.option_name.replace("_", "-"))
+        return _complain(f"{error.option_name} {advice}" if advice else error.format_message(), _USAGE)
+    except click.ClickException as error:
+        return _complain(" ".join(error.format_message().split()), _USAGE)
+    except (KeyboardInterrupt, click.Abort):
+        return _complain("interrupted", 128 + signal.SIGINT)
+    except _Terminated:
+        return _complain("terminated", 128 + signal.SIGTERM)
+    except ConfigurationError as error:
+        return _complain(as_options(" ".join(str(error).split())) + _misplaced(arguments), _USAGE)
+    except DistributorError as error:
+        return _complain(as_options(str(error)) if isinstance(error, StartError) else str(error), exit_code(error))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        logger.removeHandler(shown)
+        logging.getLogger().removeHandler(silent)
+
+
+def exit_code(error: DistributorError) -> int:
+    """That of the rank that failed, or 128 + the signal that killed it, as a shell has it; else 1.
+
+    >>> exit_code(DistributorError("no rank to blame"))
+    1
+    """
+    if isinstance(error, TrainingError) and error.signal is not None:
+        return 128 + int(signal.Signals[error.signal])
+    return (isinstance(error, TrainingError) and error.exit_code) or 1
+
+
+def as_options(text: str) -> str:
+    """An error's text with options in place of the arguments that it speaks of.
+
+    >>> as_options("use_gpu=True, but ...: pass use_gpu=False, or lower num_processes")
+    '--use-gpu (the default), but ...: pass --no-gpu, or lower --num-processes'
+    """
+    for argument, option in {
+        "use_gpu=True": "--use-gpu (the default)",
+        "use_gpu=False": "--no-gpu",
+        "local_mode=True": "--local",
+        "local_mode=False": "--master URL",
+        "numGpus": "--num-processes",
+        "deepspeedConfig": "--deepspeed",
+        ", a callable, or use run_module('pkg.train')": ", or -m pkg.train",
+        "logs names": "--logs names",
+        "logs has to be 'all', 'rank0', 'none' or a list of ranks": "--logs takes all, rank0, none or ranks (0,3)",
+    }.items():
+        text = text.replace(argument, option)
+    names = "|".join(parameter.name or "" for parameter in run.params if "_" in (parameter.name or ""))
+    return re.sub(
+        rf"\b({names})(=?)", lambda found: "--" + found[1].replace("_", "-") + found[2].replace("=", " "), text
+    )
+
+
+def _misplaced(arguments: Sequence[str]) -> str:
+    """What to say of a command line with our own options after the script, whose they are; ``""`` for another."""
+    own = {name for parameter in run.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    context = run.make_context("run", list(arguments[1:]), resilient_parsing=True)
+    found = [word for word in context.params.get("args") or () if word.partition("=")[0] in own and word[:1] == "-"]
+    if not found:
+        return ""
+    return f" ({', '.join(found)} after the script belong{'s' * (len(found) == 1)} to it: what is ours comes before)"
+
+
+def _print_plan(
+    distributor: TorchDistributor,
+    target: str | Module,
+    args: Sequence[str],
+    on_spark: bool,
+    master: str | None,
+    settings: dict[str, str],
+) -> None:
+    job = distributor.plan(target, *(() if isinstance(target, Module) else args))
+    if on_spark:
+        where = f"Spark, master {master}" if master else "the Spark session of spark-submit"
+        click.echo(describe(job, where))
+        for name, value in settings.items():
+            click.echo(f"{name}={value}")
+        return
+    from distributor.schedulers.local import LocalScheduler
+
+    click.echo(describe(job, "this machine", LocalScheduler().placed(job)))
+
+
+def _session(master: str | None, settings: dict[str, str]) -> Any:
+    """A session that this command has to stop; that of spark-submit is as good as its own."""
+    handlers = {number: signal.signal(number, _give_up) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        # Spark's bar of tasks has no end of line: what follows it would be glued to it.
+        settings = {"spark.ui.showConsoleProgress": "false", **settings}
+        with ThreadPoolExecutor(1) as another:  # not in the main thread, where Spark would set a handler of its own
+            return another.submit(spark_session.create, master, settings).result()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _give_up(number: int, _frame: FrameType | None) -> NoReturn:
+    """Ends all while Spark starts, which takes long where no master answers: py4j is in the middle of something.
+
+    An exception from there would be followed by pages of Java.
+    """
+    spark_session.end_java()
+    os._exit(_complain("interrupted" if number == signal.SIGINT else "terminated", 128 + number))
+
+
+def _in_spark_submit() -> bool:
+    return "PYSPARK_GATEWAY_PORT" in os.environ or "SPARK_REMOTE" in os.environ
+
+
+def _pair(option: str, setting: str) -> tuple[str, str]:
+    name, equals, value = setting.partition("=")
+    if not equals or not name:
+        raise click.UsageError(f"{option} takes NAME=VALUE, not {setting!r}")
+    return name, value
+
+
+def _ports(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    if found is None:
+        raise click.UsageError(f"--driver-ports takes a port or two such as 4700-4710, not {text!r}")
+    first, last = int(found[1]), int(found[2] or found[1])
+    if not 1 <= first <= last <= 65535:
+        raise click.UsageError(f"--driver-ports takes a port or the first and the last of some, not {text!r}")
+    return first, last
+
+
+class _Terminated(BaseException):
+    """SIGTERM: ranks get their grace, then the command ends."""
+
+
+def _end(_signal: int, _frame: FrameType | None) -> None:
+    raise _Terminated
+
+
+def _complain(text: str, code: int) -> int:
+    click.echo(f"distributor: {text}", err=True)
+    return code

@@ -1,0 +1,148 @@
+"""What a run would do, in words: for a look before it starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+
+from distributor.launch.paths import PATHS
+from distributor.machine import devices
+from distributor.shipping.package import package_zip
+from distributor.text.wording import count, size
+from distributor.values import environment
+from distributor.values.job import Function, Job, Module, Script, Target
+from distributor.values.placement import Node, Placement
+from distributor.values.plan import Plan
+
+#: Stand for what is decided as a run starts: a folder of its own, ports, and on Spark who runs where, with which CPUs,
+#: GPUs and network interface.
+_FOLDER = "$RUN_FOLDER"
+_PORT = "$PORT"
+_MASTER = "$MASTER"
+_CPUS = "$CPUS_OF_TASK"
+_GPUS = "$GPUS_OF_NODE"
+_INTERFACE = "$INTERFACE"
+_NODES = "$NODES"
+_RANKS = "$RANKS_OF_NODE"
+_OPEN = (_FOLDER, _PORT, _MASTER, _CPUS, _GPUS, _INTERFACE, _NODES, _RANKS)
+
+#: What is in variables of such names is nobody else's business.
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
+
+
+def describe(job: Job, where: str, placement: Placement | None = None) -> str:
+    """The plan of a run: where it runs, each rank's command and environment, the configuration, what is shipped.
+
+    Args:
+        job: as :meth:`TorchDistributor.plan` gives it.
+        where: for people.
+        placement: who runs where; ``None`` where that is decided as the run starts.
+
+    Example:
+        >>> job = TorchDistributor(2, True, use_gpu=False).plan("train.py")  # doctest: +SKIP
+        >>> print(describe(job, "this machine"))  # doctest: +SKIP
+        run           train.py
+        on            this machine: 2 ranks, on CPUs
+        ...
+    """
+    plan = _plan(job, placement)
+    rows = [
+        ("run", _words(job.target)),
+        ("on", f"{where}: {count(job.num_processes, 'rank')}, {_devices(job, placement)}"),
+        ("placement", "by Spark, as the run starts" if placement is None else str(placement)),
+        ("command", f"{_command(plan.target)}   (in each rank, through torch's elastic agent: {job.launch_path})"),
+        ("ships", _shipped(job) if placement is None else "nothing: ranks run here"),
+        ("limits", _limits(job)),
+    ]
+    lines = [f"{name:<13} {text}" for name, text in rows]
+    lines += ["", "environment of every rank, on top of its machine's:", *_variables(plan.node_env)]
+    lines += ["", "environment of rank 0:", *_variables(plan.rank_env[0])]
+    if any(name in line for line in lines for name in _OPEN):
+        lines += [
+            "",
+            "What begins with $ is decided as the run starts.",
+        ]
+    if job.deepspeed is not None and job.deepspeed.config is not None:
+        lines += ["", "DeepSpeed's configuration:", json.dumps(json.loads(job.deepspeed.config), indent=2)]
+    return "\n".join(lines)
+
+
+def _plan(job: Job, placement: Placement | None) -> Plan:
+    """What node 0 would do."""
+    path = PATHS[job.launch_path]
+    if placement is not None:
+        plan = path.plan(job, placement, placement.master, os.environ, {}, _FOLDER)
+        return replace(plan, rank_env=tuple({**env, "MASTER_PORT": _PORT} for env in plan.rank_env))
+    cpus = job.cpus_per_process or 1
+    node = Node(0, "?", "?", _MASTER, 0, 0, 0, job.num_processes, task_cpus=cpus * job.ranks_per_task)
+    # Executors have an environment of their own: nobody knows what it says of network interfaces.
+    plan = path.plan(job, Placement((node,)), node, {}, environment.sockets({}, _INTERFACE), _FOLDER)
+    decided = {name: _GPUS for name in devices.VISIBLE_DEVICES if job.use_gpu}
+    if job.cpus_per_process is None:
+        decided["OMP_NUM_THREADS"] = _CPUS
+    of_rank = {"MASTER_PORT": _PORT, "GROUP_WORLD_SIZE": _NODES, "LOCAL_WORLD_SIZE": _RANKS}
+    return replace(
+        plan,
+        node_env={**plan.node_env, **decided, **job.env},
+        rank_env=tuple({**env, **of_rank} for env in plan.rank_env),
+    )
+
+
+def _words(target: Target) -> str:
+    if isinstance(target, Function):
+        return f"function {target.name}"
+    return f"{'script' if isinstance(target, Script) else 'module'} {_name(target)}"
+
+
+def _name(target: Script | Module) -> str:
+    if isinstance(target, Module):
+        return target.name
+    path = os.path.relpath(target.path)
+    return target.path if path.startswith("..") else path
+
+
+def _command(target: Target) -> str:
+    if isinstance(target, Function):
+        return f"{target.name}(...)"
+    start = ["python", "-m"] if isinstance(target, Module) else ["python"]
+    words = [*start, _name(target), *target.argv]
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    """As a shell takes it, but for what is not known yet."""
+    return word if any(name in word for name in _OPEN) else shlex.quote(word)
+
+
+def _devices(job: Job, placement: Placement | None) -> str:
+    if not job.use_gpu:
+        return "on CPUs"
+    return f"with {count(job.gpus_per_process, 'GPU')} each{', asked of Spark' if placement is None else ''}"
+
+
+def _shipped(job: Job) -> str:
+    parts = [f"this package ({size(len(package_zip()))})"]
+    if isinstance(job.target, Script):
+        parts.append(f"the script ({size(len(job.target.source))})")
+    if job.working_dir is not None and job.working_dir.archive is not None:
+        parts.append(f"{job.working_dir.path} ({size(len(job.working_dir.archive))})")
+    return ", ".join(parts)
+
+
+def _limits(job: Job) -> str:
+    stall = "never" if job.stall_timeout is None else f"{job.stall_timeout:g} s"
+    return (
+        f"start within {job.start_timeout:g} s, {job.grace_period:g} s to save when stopped, "
+        f"stalled after: {stall}, heartbeats every {job.heartbeat_timeout:g} s at least"
+    )
+
+
+def _variables(env: Mapping[str, str | None]) -> list[str]:
+    return [
+        f"  {name} is removed" if value is None else f"  {name}={'***' if _SECRET.search(name) else _quoted(value)}"
+        for name, value in sorted(env.items())
+    ]

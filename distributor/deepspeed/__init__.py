@@ -1,0 +1,1 @@
+"""DeepSpeed: configurations, ZeRO, tuning, checkpoints, extensions. A wing: no room imports it."""

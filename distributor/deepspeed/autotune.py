@@ -1,0 +1,269 @@
+"""Tries DeepSpeed configurations as short runs, one after the other, and tells which is best.
+
+DeepSpeed's own autotuner starts its experiments through ssh and its launcher, which a Spark cluster lacks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from distributor.deepspeed import config as deepspeed_config
+from distributor.deepspeed.config import Config
+from distributor.deepspeed.distributor import DeepspeedTorchDistributor
+from distributor.errors import ConfigurationError, PayloadError, ResourceError, StartError, TrainingError
+from distributor.run.handle import Run
+from distributor.text.tables import table
+
+#: Metrics of which less is better.
+_LESS = ("latency", "loss", "memory", "seconds", "time")
+
+#: How a rank says that it has no memory left: torch's words for GPUs and CPUs, DeepSpeed's, Python's and ours.
+_OUT_OF_MEMORY = (
+    "OutOfMemoryError",
+    "out of memory",
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "MemoryError",
+    "for lack of memory",
+)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One configuration and what came of it.
+
+    Attributes:
+        values: what was tried, by path (``"zero_optimization.stage"``).
+        state: ``"finished"``, ``"out of memory"``, ``"too slow"`` (longer than ``timeout``), ``"refused"`` (the
+            configuration is wrong) or ``"failed"``.
+        metric: as the function measured it; ``None`` unless it finished.
+        seconds: the whole run took.
+        reason: the first line of what went wrong.
+        config: the configuration with the values in it, and with what is "auto" in it: it is for any number of ranks.
+    """
+
+    values: Mapping[str, Any]
+    state: Literal["finished", "out of memory", "too slow", "refused", "failed"]
+    metric: float | None = None
+    seconds: float = 0.0
+    reason: str = ""
+    config: Config = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """All experiments, in the order in which they ran; ``print`` it for the table.
+
+    Attributes:
+        metric: its name.
+        experiments: each with what came of it.
+        best: the one with the best metric; ``None`` if none finished.
+    """
+
+    metric: str
+    experiments: tuple[Experiment, ...]
+    best: Experiment | None
+
+    @property
+    def best_config(self) -> Config:
+        """The best configuration, for ``deepspeedConfig=`` or ``distributor.with_config``.
+
+        Raises:
+            TrainingError: no experiment finished.
+        """
+        if self.best is None:
+            raise TrainingError(f"no experiment finished:\n{self}")
+        return self.best.config
+
+    def __str__(self) -> str:
+        names = list(dict.fromkeys(name for each in self.experiments for name in each.values))
+        rows = [
+            [
+                str(number),
+                *(str(each.values.get(name, "")) for name in names),
+                "" if each.metric is None else f"{each.metric:,.4g}",
+                f"{each.seconds:.1f}",
+                each.state + (" <- best" if each is self.best else f": {each.reason}" if each.reason else ""),
+            ]
+            for number, each in enumerate(self.experiments, start=1)
+        ]
+        return table(["", *names, self.metric, "seconds", "outcome"], rows)
+
+
+def autotune(
+    fn: Callable[..., Any],
+    space: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]],
+    metric: str = "throughput",
+    *,
+    distributor: DeepspeedTorchDistributor | None = None,
+    mode: Literal["max", "min"] | None = None,
+    timeout: float | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    on_experiment: Callable[[Experiment], None] | None = None,
+) -> Tuning:
+    """Runs a short training for each configuration of a space and compares what it measured.
+
+    An experiment that runs out of memory, fails or takes too long is one row of the table; the next one goes on.
+
+    Args:
+        fn: the training function, kept short: it trains some steps with ``runtime.deepspeed_config()`` and returns its
+            measurement on rank 0, as a number or as a mapping with the metric in it.
+        space: values by the path of a setting, of which every combination is tried
+            (``{"zero_optimization.stage": [1, 2, 3]}``), or a list of combinations.
+        metric: its name: ``"throughput"`` (samples per second), or what your function calls it.
+        distributor: runs the experiments, each with its own configuration with the values in it; by default one process
+            where ``DeepspeedTorchDistributor()`` runs it.
+        mode: whether ``"max"`` or ``"min"`` is best; by default less is better of ``latency``, ``loss``, ``memory``,
+            ``seconds`` and ``time``, more of everything else.
+        timeout: seconds that one experiment may take, its start included.
+        args, kwargs: of the function.
+        on_experiment: called with each experiment as it ends, to show how far it is.
+
+    Raises:
+        ConfigurationError: the space is wrong, the function cannot be shipped or does not return the metric, or there
+            are no GPUs or slots for it.
+        RunCancelledError: an experiment was cancelled from outside; so is the rest.
+        KeyboardInterrupt: after Ctrl-C, once the ranks of the current experiment are told to end.
+
+    Example:
+        >>> tuning = autotune(
+        ...     train_some_steps,
+        ...     {"train_micro_batch_size_per_gpu": [4, 8, 16], "zero_optimization.stage": [1, 2, 3]},
+        ...     distributor=DeepspeedTorchDistributor(numGpus=8, deepspeedConfig=zero(2)),
+        ... )  # doctest: +SKIP
+        >>> print(tuning)  # doctest: +SKIP
+        >>> DeepspeedTorchDistributor(numGpus=64, deepspeedConfig=tuning.best_config).run(train)  # doctest: +SKIP
+    """
+    if mode not in (None, "max", "min"):
+        raise ConfigurationError(f"mode has to be 'max' or 'min', not {mode!r}")
+    less = metric in _LESS if mode is None else mode == "min"
+    runner = DeepspeedTorchDistributor() if distributor is None else distributor
+    base = deepspeed_config.read(runner.deepspeed_config or {})
+
+    def submit(config: Config) -> Run:
+        return runner.with_config(config).submit(fn, *args, **(kwargs or {}))
+
+    experiments = []
+    for values in combinations(space):
+        experiment = _try(values, merged(base, values), submit, metric, timeout)
+        experiments.append(experiment)
+        if on_experiment is not None:
+            on_experiment(experiment)
+    return Tuning(metric, tuple(experiments), best(experiments, less))
+
+
+def combinations(space: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What is to be tried.
+
+    >>> combinations({"a": [1, 2], "b.c": [3]})
+    [{'a': 1, 'b.c': 3}, {'a': 2, 'b.c': 3}]
+
+    Raises:
+        ConfigurationError: it is empty, or of another form.
+    """
+    if isinstance(space, Mapping):
+        for name, values in space.items():
+            if isinstance(values, (str, bytes)) or not isinstance(values, Sequence) or not values:
+                raise ConfigurationError(f"space: {name!r} has to have a list of values, not {values!r}")
+        found = [dict(zip(space, values)) for values in itertools.product(*space.values())] if space else []
+    else:
+        found = [dict(values) for values in _mappings(space)]
+    if not found:
+        raise ConfigurationError(f"space is empty: {space!r}")
+    return found
+
+
+def _mappings(space: Any) -> Iterator[Mapping[str, Any]]:
+    if isinstance(space, (str, bytes)) or not isinstance(space, Sequence):
+        raise ConfigurationError(f"space has to map paths to lists of values, or be a list of mappings, not {space!r}")
+    for values in space:
+        if not isinstance(values, Mapping):
+            raise ConfigurationError(f"space has to be a list of mappings; one of them is {values!r}")
+        yield values
+
+
+def merged(config: Config, values: Mapping[str, Any]) -> Config:
+    """A configuration with values set by path.
+
+    >>> merged({"zero_optimization": {"stage": 1}}, {"zero_optimization.stage": 3, "bf16.enabled": True})
+    {'zero_optimization': {'stage': 3}, 'bf16': {'enabled': True}}
+    """
+    result = deepspeed_config.read(config)
+    for path, value in values.items():
+        *sections, last = path.split(".")
+        place = result
+        for section in sections:
+            inner = place.setdefault(section, {})
+            if not isinstance(inner, dict):
+                raise ConfigurationError(f"space: {path!r} goes through {section!r}, which is {inner!r}")
+            place = inner
+        place[last] = value
+    return deepspeed_config.read(result)
+
+
+def best(experiments: Sequence[Experiment], less: bool) -> Experiment | None:
+    """The first of those with the best metric that is a number at all."""
+    finished = [each for each in experiments if each.metric is not None and math.isfinite(each.metric)]
+    if not finished:
+        return None
+    return (min if less else max)(finished, key=lambda each: each.metric or 0.0)
+
+
+def is_out_of_memory(error: TrainingError) -> bool:
+    """Whether any rank says so: which of them is first depends on the others' sizes."""
+    told = [(each.kind, each.message, each.traceback, each.log_tail) for each in error.failures]
+    texts = [str(error), *(" ".join(each) for each in told)]
+    return any(words in text for words in _OUT_OF_MEMORY for text in texts)
+
+
+def _try(
+    values: Mapping[str, Any], config: Config, submit: Callable[[Config], Run], metric: str, timeout: float | None
+) -> Experiment:
+    begun = time.monotonic()
+
+    def ended(state: Any, measured: float | None = None, reason: str = "") -> Experiment:
+        return Experiment(values, state, measured, time.monotonic() - begun, reason, config)
+
+    try:
+        run = submit(config)
+    except (PayloadError, ResourceError):  # nothing to do with these values
+        raise
+    except ConfigurationError as error:
+        return ended("refused", reason=_first_line(error))
+    try:
+        if not run.wait(timeout):
+            run.cancel()
+            run.wait()
+            return ended("too slow", reason=f"longer than {timeout:g} s")
+        value = run.result()
+    except (TrainingError, StartError) as error:
+        state = "out of memory" if isinstance(error, TrainingError) and is_out_of_memory(error) else "failed"
+        return ended(state, reason=_first_line(error))
+    except BaseException:  # Ctrl-C
+        run.cancel("interrupted", say_where=True)
+        raise
+    return ended("finished", _measured(value, metric))
+
+
+def _measured(value: Any, metric: str) -> float:
+    if isinstance(value, Mapping):
+        if metric not in value:
+            raise ConfigurationError(
+                f"the function has to return {metric!r}; what rank 0 returned has {', '.join(map(repr, value))}"
+            )
+        value = value[metric]
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise ConfigurationError(
+            f"the function has to return {metric!r}, as a number or in a mapping, from rank 0; it returned {value!r}"
+        )
+    return float(value)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,291 @@
+"""DeepSpeed's extensions in C++ and CUDA, inside a rank: built once per node, before training, or a reason why not.
+
+torch builds such an extension in a folder where the process that builds leaves a file, and all others wait until that
+file is gone: for ever, if the one that built was killed (``torch/utils/file_baton.py``). Here that is a lock of the
+kernel's, which ends with its holder, and the wait for it has a deadline.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib
+import os
+import platform
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib import metadata
+from typing import Any
+
+from distributor.errors import StartError
+from distributor.machine import folders
+
+#: Seconds between looks at whether another process has built what this one waits for.
+_LOOK = 0.05
+
+#: Seconds after which a rank that waits says so.
+_PATIENCE = 2.0
+
+#: How often a rank tries to load an extension of which others are building.
+_ATTEMPTS = 3
+
+#: What to do where DeepSpeed's own check of an extension says no.
+_ADVICE = {
+    "AsyncIOBuilder": "offloading to NVMe needs libaio and its headers (apt-get install libaio-dev; elsewhere, name "
+    "their folders in CFLAGS and LDFLAGS)",
+    "CPUAdamBuilder": 'an optimizer with "torch_adam": true and nothing offloaded needs none',
+    "FusedAdamBuilder": 'an optimizer with "torch_adam": true needs none',
+}
+
+
+def load(names: Sequence[str], timeout: float, local_rank: int) -> None:
+    """Loads extensions, of which the first rank to come builds what is not there yet.
+
+    Also has torch wait with a deadline wherever this process builds or loads any extension later on.
+
+    Args:
+        names: of builders in ``deepspeed.ops.op_builder``.
+        timeout: seconds that a rank waits for another one that builds.
+        local_rank: whose device is asked what to build for.
+
+    Raises:
+        StartError: DeepSpeed, or what the build needs, is not there; the build failed; another took too long.
+    """
+    _find_ninja()
+    _set_baton(timeout)
+    if not names:
+        _set_cache_folder("")
+        return
+    try:
+        from deepspeed.accelerator import get_accelerator
+        from deepspeed.git_version_info import installed_ops
+    except ImportError as error:
+        raise StartError(
+            f"there is a deepspeedConfig, but {sys.executable} cannot import deepspeed ({error}): install it in the "
+            "Python of the executors (pip install deepspeed)"
+        ) from error
+    accelerator = get_accelerator()
+    accelerator.set_device(local_rank)  # asking a GPU what it can do would otherwise put something on the first one
+    _set_cache_folder(_gpus())
+    for name in names:
+        builder = accelerator.create_op_builder(name)
+        if builder is None or type(builder).__name__ == "NotImplementedBuilder":
+            raise StartError(
+                f"DeepSpeed has no {name.removesuffix('Builder')} for {accelerator.device_name()!r} devices, which the "
+                f"deepspeedConfig asks for{_advice(name)}"
+            )
+        if not installed_ops.get(builder.name, False):
+            missing = missing_tool(_needs_cuda(builder))
+            if missing is not None:
+                raise StartError(f"DeepSpeed compiles its {builder.name} on first use: {missing}{_advice(name)}")
+            if not builder.is_compatible(verbose=False):
+                reason = builder.error_log or "what it needs is not on this machine"
+                raise StartError(f"DeepSpeed cannot build its {builder.name}: {reason}{_advice(name)}")
+        try:
+            _build(builder)
+        except Exception as error:
+            text = f"DeepSpeed cannot load its {builder.name}: {type(error).__name__}: {error}"
+            raise StartError(f"{text}{_advice(name)}") from error
+
+
+def _build(builder: Any) -> None:
+    """Builds or loads; again, if whoever was building it has left before it was there."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            builder.load(verbose=False)
+            return
+        except ImportError:
+            tools = importlib.import_module("torch.utils.cpp_extension")
+            tools.JIT_EXTENSION_VERSIONER.entries.pop(builder.name, None)  # it takes it for built
+    builder.load(verbose=False)
+
+
+def missing_tool(cuda: bool) -> str | None:
+    """What a build lacks on this machine and how to get it, or ``None``.
+
+    Args:
+        cuda: whether it has parts for GPUs.
+    """
+    compiler = os.environ.get("CXX", "c++")
+    if shutil.which((shlex.split(compiler) or [""])[0]) is None:  # it may be "ccache g++"
+        named = "CXX names one" if "CXX" in os.environ else "CXX may name another"
+        return f"there is no C++ compiler {compiler!r} on the PATH (apt-get install g++; {named})"
+    if shutil.which("ninja") is None:
+        return "there is no 'ninja' on the PATH (pip install ninja)"
+    if cuda:
+        from torch.utils.cpp_extension import CUDA_HOME
+
+        if CUDA_HOME is None or shutil.which(os.path.join(CUDA_HOME, "bin", "nvcc")) is None:
+            return (
+                f"there is no nvcc in {CUDA_HOME or 'any usual place'} (install the CUDA toolkit of the version that "
+                "torch was built with, and name its folder in CUDA_HOME)"
+            )
+    return None
+
+
+def _set_cache_folder(gpus: str) -> None:
+    if "TORCH_EXTENSIONS_DIR" not in os.environ:
+        os.environ["TORCH_EXTENSIONS_DIR"] = cache_folder(gpus)
+
+
+def _gpus() -> str:
+    """The kinds of the GPUs that this process sees."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return ""
+    kinds = {torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}
+    return f"{torch.version.cuda} {sorted(kinds)}"
+
+
+def cache_folder(gpus: str = "") -> str:
+    """Where this node keeps built extensions, from run to run: below ``~/.cache``, or a private folder in ``/tmp``.
+
+    One for each combination of Python, torch, DeepSpeed and kinds of processor and GPUs: they are compiled for the
+    machine's own instructions, and home folders may be shared between machines.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    versions = [
+        _version("torch"),
+        _version("deepspeed"),
+        _processor(),
+        gpus,
+        os.environ.get("TORCH_CUDA_ARCH_LIST", ""),
+    ]
+    digest = hashlib.sha256("\n".join(versions).encode()).hexdigest()[:12]
+    name = f"py{sys.version_info.major}{sys.version_info.minor}-{digest}"
+    parents: tuple[Callable[[], str], ...] = (lambda: os.path.join(home, "distributor"), _private_parent)
+    for parent in parents:
+        folder = os.path.join(parent(), "torch_extensions", name)
+        with suppress(OSError):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            if os.access(folder, os.W_OK | os.X_OK):
+                return folder
+    raise StartError(
+        f"built extensions can be kept neither in {home} nor in /tmp: name a folder in TORCH_EXTENSIONS_DIR"
+    )
+
+
+def _private_parent() -> str:
+    """In the temporary directory, where anybody may have made a folder of that name before."""
+    folder = os.path.join(tempfile.gettempdir(), f"distributor_cache_{os.geteuid()}")
+    try:
+        folders.make_private(folder)
+    except PermissionError as error:
+        raise StartError(f"{error}: remove it, or name a folder in TORCH_EXTENSIONS_DIR") from error
+    return folder
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+def _processor() -> str:
+    """Architecture and instructions of this machine."""
+    with suppress(OSError), open("/proc/cpuinfo") as lines:
+        for line in lines:
+            if line.startswith(("flags", "Features")):
+                return f"{platform.machine()} {line}"
+    return platform.machine()
+
+
+def _find_ninja() -> None:
+    """pip puts ninja beside Python, which need not be on the PATH of an executor."""
+    if shutil.which("ninja") is None:
+        beside = os.path.dirname(sys.executable)
+        if shutil.which("ninja", path=beside) is not None:
+            os.environ["PATH"] = os.pathsep.join([*filter(None, [os.environ.get("PATH")]), beside])
+
+
+def _needs_cuda(builder: Any) -> bool:
+    import torch
+    from deepspeed.ops.op_builder.builder import CUDAOpBuilder
+
+    return isinstance(builder, CUDAOpBuilder) and torch.cuda.is_available()
+
+
+def _advice(name: str) -> str:
+    return f"; {_ADVICE[name]}" if name in _ADVICE else ""
+
+
+def _set_baton(timeout: float) -> None:
+    """Puts :class:`Baton` in the place of torch's, in this process."""
+
+    def make(path: str, *_: Any, **__: Any) -> Baton:
+        return Baton(path, timeout)
+
+    with suppress(ImportError):  # it needs setuptools, which whoever builds nothing need not have
+        module = importlib.import_module("torch.utils.cpp_extension")
+        if hasattr(module, "FileBaton"):
+            module.FileBaton = make  # type: ignore[attr-defined]
+
+
+class Baton:
+    """Who holds it builds; with the members of ``torch.utils.file_baton.FileBaton``.
+
+    Args:
+        path: of torch's lock file, in the folder of one extension.
+        timeout: seconds that :meth:`wait` waits at most.
+    """
+
+    def __init__(self, path: str, timeout: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = path
+        self._name = os.path.basename(os.path.dirname(path))
+        self._timeout = timeout
+        self._clock = clock
+        self._lock: int | None = None
+
+    def try_acquire(self) -> bool:
+        """Whether this process builds now; it has to release the baton then."""
+        self._lock = self._try(fcntl.LOCK_EX)
+        if self._lock is None:
+            return False
+        if not any(name.endswith(".so") for name in os.listdir(os.path.dirname(self._path))):
+            print(
+                f"[distributor] building {self._name} for this node: that takes up to a few minutes, once",
+                file=sys.stderr,
+            )
+        return True
+
+    def wait(self) -> None:
+        """Waits until nobody builds.
+
+        Raises:
+            TimeoutError: the time is over.
+        """
+        start, said = self._clock(), False
+        while (lock := self._try(fcntl.LOCK_SH)) is None:
+            waited = self._clock() - start
+            if waited > _PATIENCE and not said:
+                said = True
+                print(f"[distributor] waiting for another process that builds {self._name}", file=sys.stderr)
+            if waited > self._timeout:
+                raise TimeoutError(
+                    f"another process has been building in {os.path.dirname(self._path)} for {self._timeout:g} s: wait "
+                    "for it, or pass a longer extensions_timeout="
+                )
+            time.sleep(_LOOK)
+        os.close(lock)
+
+    def release(self) -> None:
+        """Lets others build or load."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _try(self, kind: int) -> int | None:
+        lock = os.open(f"{self._path}.kernel", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return None
+        return lock

@@ -1,0 +1,349 @@
+"""ZeRO made easy: a complete configuration for a stage, and which stage a model needs. Imports no torch.
+
+Sources: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", arXiv:1910.02054;
+https://deepspeed.readthedocs.io/en/latest/memory.html for the estimates.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from distributor.deepspeed.config import ACCUMULATION, AUTO, MICRO, STAGES, TRAIN, Config, positive
+from distributor.errors import ConfigurationError
+from distributor.machine import limits
+from distributor.text.tables import table
+
+Offload = Literal["none", "cpu", "nvme"]
+
+_COMMENTS = {
+    TRAIN: "samples per optimizer step, of all ranks together: micro batch x accumulation x ranks",
+    MICRO: "samples per rank and forward pass: what has to fit into a GPU's memory",
+    ACCUMULATION: "forward passes per optimizer step",
+    "gradient_clipping": "largest norm of the gradients; DeepSpeed clips to 1.0 if nothing is said, 0 does not clip",
+    "optimizer.type": "AdamW: DeepSpeed's fused one on GPUs, its own for CPUs where the optimizer is offloaded",
+    "optimizer.params.lr": "learning rate",
+    "optimizer.params.torch_adam": "true: torch's own, of which nothing is compiled",
+    "zero_allow_untested_optimizer": "lets ZeRO work with optimizers that DeepSpeed did not test",
+    "bf16.enabled": "weights, gradients and activations in bfloat16, a master copy of the weights in fp32",
+    "fp16.enabled": "weights, gradients and activations in float16, with a loss scale that adapts itself",
+    "fp16.loss_scale": "0: adapts itself",
+    "fp16.initial_scale_power": "begins with a loss scale of 2 to the power of it",
+    "zero_optimization.stage": "what is split among ranks: 1 optimizer states, 2 + gradients, 3 + parameters",
+    "zero_optimization.overlap_comm": "reduces gradients while the backward pass goes on",
+    "zero_optimization.contiguous_gradients": "copies gradients into one buffer: no fragmented memory",
+    "zero_optimization.reduce_bucket_size": "elements that are reduced at a time: more is quicker and takes memory",
+    "zero_optimization.allgather_bucket_size": "elements that are gathered at a time",
+    "zero_optimization.stage3_prefetch_bucket_size": "elements that are fetched before they are needed",
+    "zero_optimization.stage3_param_persistence_threshold": "parameters smaller than that stay whole on every rank",
+    "zero_optimization.stage3_max_live_parameters": "parameters that may be whole on a rank at one time",
+    "zero_optimization.stage3_max_reuse_distance": "what is used again within so many parameters is kept",
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save": "save_16bit_model writes the whole model",
+    "zero_optimization.offload_optimizer.device": "where optimizer states live and are updated",
+    "zero_optimization.offload_param.device": "where parameters live between uses",
+    "zero_optimization.offload_optimizer.nvme_path": "a folder on a fast disk of each node",
+    "zero_optimization.offload_param.nvme_path": "a folder on a fast disk of each node",
+    "zero_optimization.offload_optimizer.pin_memory": "page-locked memory: quicker copies, cannot be swapped out",
+    "zero_optimization.offload_param.pin_memory": "page-locked memory: quicker copies, cannot be swapped out",
+}
+
+
+class CommentedConfig(dict[str, Any]):
+    """A DeepSpeed configuration, an ordinary dict; ``str()`` shows it as JSON with a comment at each value.
+
+    DeepSpeed reads that text as it is, comments included.
+    """
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self, "", 0))
+
+
+def zero(
+    stage: Literal[0, 1, 2, 3] = 2,
+    offload: Offload = "none",
+    precision: Literal["bf16", "fp16", "fp32"] = "bf16",
+    *,
+    micro_batch_size: int | Literal["auto"] = "auto",
+    gradient_accumulation_steps: int | Literal["auto"] = "auto",
+    learning_rate: float | Literal["auto"] = "auto",
+    gradient_clipping: float = 1.0,
+    nvme_path: str | None = None,
+    torch_adam: bool = False,
+) -> CommentedConfig:
+    """A complete DeepSpeed configuration for a ZeRO stage.
+
+    Args:
+        stage: what is split among ranks: 0 nothing, 1 optimizer states, 2 gradients as well, 3 parameters as well.
+        offload: where optimizer states go (and parameters with stage 3): ``"cpu"``, the host's memory, with stage 1 or
+            more; ``"nvme"``, a disk, with stage 3.
+        precision: of weights and gradients while they are computed with.
+        micro_batch_size: samples per rank and forward pass.
+        gradient_accumulation_steps: forward passes per optimizer step.
+        learning_rate: of AdamW.
+        gradient_clipping: largest norm of the gradients, 0 for any.
+        nvme_path: a folder on a fast disk of each node, for ``offload="nvme"``.
+        torch_adam: uses torch's AdamW, which needs no compiler on executors, and is slow where it is offloaded.
+
+    Returns:
+        A dict for ``deepspeedConfig=``; ``print`` it to see what each value does.
+
+    Raises:
+        ConfigurationError: a value is wrong, or does not go with the stage.
+
+    Example:
+        >>> zero(3, micro_batch_size=4)["zero_optimization"]["stage"]
+        3
+    """
+    if isinstance(stage, bool) or stage not in STAGES:
+        raise ConfigurationError(f"stage has to be 0, 1, 2 or 3, not {stage!r}")
+    if offload not in ("none", "cpu", "nvme"):
+        raise ConfigurationError(f"offload has to be 'none', 'cpu' or 'nvme', not {offload!r}")
+    if precision not in ("bf16", "fp16", "fp32"):
+        raise ConfigurationError(f"precision has to be 'bf16', 'fp16' or 'fp32', not {precision!r}")
+    for name, size in (
+        ("micro_batch_size", micro_batch_size),
+        ("gradient_accumulation_steps", gradient_accumulation_steps),
+    ):
+        if size != AUTO:
+            positive(name, size)
+    needed = {"none": 0, "cpu": 1, "nvme": 3}[offload]
+    if stage < needed:
+        raise ConfigurationError(
+            f"offload={offload!r} needs stage {needed}{' or more' if needed == 1 else ''}, not {stage}"
+        )
+    if offload == "nvme" and not nvme_path:
+        raise ConfigurationError("offload='nvme' needs nvme_path, a folder on a fast disk of each node")
+    optimizer: Config = {"lr": learning_rate, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
+    if torch_adam:
+        optimizer["torch_adam"] = True
+    config = CommentedConfig(
+        {
+            TRAIN: AUTO,
+            MICRO: micro_batch_size,
+            ACCUMULATION: gradient_accumulation_steps,
+            "gradient_clipping": gradient_clipping,
+            "optimizer": {"type": "AdamW", "params": optimizer},
+        }
+    )
+    if precision == "fp16":
+        config["fp16"] = {"enabled": True, "loss_scale": 0, "initial_scale_power": 16}
+    elif precision == "bf16":
+        config["bf16"] = {"enabled": True}
+    config["zero_optimization"] = _zero_section(stage, offload, nvme_path)
+    return config
+
+
+def _zero_section(stage: int, offload: Offload, nvme_path: str | None) -> Config:
+    section: Config = {"stage": stage}
+    if stage:
+        section |= {"overlap_comm": True, "contiguous_gradients": True, "reduce_bucket_size": AUTO}
+    if stage in (1, 2):
+        section["allgather_bucket_size"] = AUTO
+    if stage == 3:
+        section |= {
+            "stage3_prefetch_bucket_size": AUTO,
+            "stage3_param_persistence_threshold": AUTO,
+            "stage3_max_live_parameters": 1_000_000_000,
+            "stage3_max_reuse_distance": 1_000_000_000,
+            "stage3_gather_16bit_weights_on_model_save": True,
+        }
+    if offload != "none":
+        place: Config = {"device": offload, "pin_memory": True}
+        if offload == "nvme":
+            place["nvme_path"] = nvme_path
+        section["offload_optimizer"] = dict(place)
+        if stage == 3:
+            section["offload_param"] = dict(place)
+    return section
+
+
+def _lines(value: Mapping[str, Any], path: str, depth: int, end: str = "") -> Iterator[str]:
+    yield "  " * depth + ("{" if not path else f'"{path.rpartition(".")[2]}": {{')
+    for index, (name, inner) in enumerate(value.items(), start=1):
+        here, comma = f"{path}.{name}" if path else name, "," if index < len(value) else ""
+        if isinstance(inner, Mapping):
+            yield from _lines(inner, here, depth + 1, comma)
+        else:
+            comment = f"  // {_COMMENTS[here]}" if here in _COMMENTS else ""
+            yield f"{'  ' * (depth + 1)}{json.dumps(name)}: {json.dumps(inner)}{comma}{comment}"
+    yield "  " * depth + "}" + end
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a stage needs for parameters, gradients and optimizer states; activations come on top.
+
+    Attributes:
+        stage: ZeRO stage.
+        offload: where optimizer states (and parameters, with stage 3) are.
+        gpu_bytes: of each GPU.
+        host_bytes: of each node's memory, for all its ranks together.
+        fits: whether both are there; ``None`` where nobody said how much there is.
+    """
+
+    stage: int
+    offload: Literal["none", "cpu"]
+    gpu_bytes: int
+    host_bytes: int
+    fits: bool | None = None
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """What :func:`suggest_zero` found; ``print`` it for the table.
+
+    Attributes:
+        parameters: of the model.
+        estimates: of each stage, from the quickest to the one that takes least of a GPU.
+        best: the first that fits; ``None`` if none does, or nobody said how much memory there is.
+    """
+
+    parameters: int
+    estimates: tuple[Estimate, ...]
+    best: Estimate | None
+
+    def config(self, **options: Any) -> CommentedConfig:
+        """The configuration for the best one: :func:`zero` with its stage and offload, and these options.
+
+        Raises:
+            ConfigurationError: none fits.
+        """
+        if self.best is None:
+            raise ConfigurationError(
+                "no stage is known to fit: say how much memory there is (gpu_memory='80g'), use more GPUs, or "
+                "zero(3, offload='nvme', nvme_path=...)"
+            )
+        return zero(self.best.stage, self.best.offload, **options)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        rows = [
+            [
+                f"{each.stage}  {STAGES[each.stage]}",
+                each.offload,
+                _size(each.gpu_bytes),
+                _size(each.host_bytes),
+                {None: "", True: "yes", False: "no"}[each.fits] + (" <- best" if each is self.best else ""),
+            ]
+            for each in self.estimates
+        ]
+        if self.best is not None:
+            hint = ""
+        elif self.estimates[0].fits is None:
+            hint = "\nwhat fits is known with gpu_memory='80g'"
+        else:
+            hint = "\nnone fits: more GPUs or nodes, or zero(3, offload='nvme', nvme_path=...)"
+        head = ["ZeRO stage", "offload", "per GPU", "per host", "fits"]
+        return f"{self.parameters:,} parameters, Adam, mixed precision; without activations\n{table(head, rows)}{hint}"
+
+
+def suggest_zero(
+    model_or_parameter_count: Any,
+    *,
+    num_gpus_per_node: int = 1,
+    nnodes: int = 1,
+    gpu_memory: int | str | None = None,
+    host_memory: int | str | None = None,
+    largest_layer_parameters: int | None = None,
+    activation_share: float = 0.3,
+) -> Suggestion:
+    """Which ZeRO stage fits, with what each needs of every GPU and host.
+
+    The estimates are those of DeepSpeed's ``estimate_zero2_model_states_mem_needs`` and ``estimate_zero3_...``
+    (Adam, mixed precision; the model is made whole on every rank first, but for stage 3, made within ``zero.Init``;
+    with an offloaded optimizer, stage 2 takes more of each host the more GPUs there are in all). GB are 2**30 bytes.
+    Stages 0 and 1 follow from the same terms. The least sharded one that fits is the quickest.
+
+    Args:
+        model_or_parameter_count: a torch module (on any device, "meta" included), or how many parameters it has.
+        num_gpus_per_node: GPUs, and ranks, of each node.
+        nnodes: nodes.
+        gpu_memory: of each GPU, in bytes or as ``"80g"``.
+        host_memory: of each node, likewise; without it, offloading is taken to fit.
+        largest_layer_parameters: of the largest layer, which stage 3 keeps whole; of a module it is known, of a number
+            it is guessed to be a 40th.
+        activation_share: of a GPU's memory that is left to activations and fragmentation.
+
+    Raises:
+        ConfigurationError: a value is wrong.
+
+    Example:
+        >>> print(suggest_zero(7_000_000_000, num_gpus_per_node=8, gpu_memory="80g"))
+        7,000,000,000 parameters, Adam, mixed precision; without activations
+        ZeRO stage           offload   per GPU  per host         fits
+        0  none                 none  130.4 GB  312.9 GB           no
+        1  optimizer states     none   39.1 GB  312.9 GB  yes <- best
+        2  + gradients          none   27.7 GB  312.9 GB          yes
+        3  + parameters         none   15.3 GB    7.8 GB          yes
+        2  + gradients           cpu   13.0 GB  312.9 GB          yes
+        3  + parameters          cpu    0.7 GB  176.0 GB          yes
+    """
+    parameters, largest = _count(model_or_parameter_count)
+    if largest_layer_parameters is not None:
+        largest = positive("largest_layer_parameters", largest_layer_parameters)
+    per_node, nodes = positive("num_gpus_per_node", num_gpus_per_node), positive("nnodes", nnodes)
+    gpu = None if gpu_memory is None else _bytes("gpu_memory", gpu_memory)
+    host = None if host_memory is None else _bytes("host_memory", host_memory)
+    if not 0 <= activation_share < 1:
+        raise ConfigurationError(f"activation_share has to be from 0 to below 1, not {activation_share!r}")
+    estimates = []
+    for stage, offload in ((0, "none"), (1, "none"), (2, "none"), (3, "none"), (2, "cpu"), (3, "cpu")):
+        gpu_bytes, host_bytes = estimate(parameters, largest, stage, offload == "cpu", per_node, nodes)
+        fits = None
+        if gpu is not None:
+            fits = gpu_bytes <= gpu * (1 - activation_share) and (host is None or host_bytes <= host)
+        estimates.append(Estimate(stage, "cpu" if offload == "cpu" else "none", gpu_bytes, host_bytes, fits))
+    return Suggestion(parameters, tuple(estimates), next((each for each in estimates if each.fits), None))
+
+
+def estimate(
+    parameters: int, largest: int, stage: int, offload: bool, num_gpus_per_node: int, nnodes: int
+) -> tuple[int, int]:
+    """Bytes of a GPU and of a host for parameters, gradients and optimizer states.
+
+    Bytes per parameter: 2 for it and 2 for its gradient in 16 bits; 4 each for its master copy, its gradient in fp32
+    and Adam's two moments. Whatever is in the host's memory takes half as much again in buffers.
+    """
+    gpus, buffers = num_gpus_per_node * nnodes, 1.5
+    whole_on_each_rank = 4 * num_gpus_per_node * parameters * buffers  # as it is made, before it is split
+    if stage < 3 and not offload:
+        whole, split = {0: (20, 0), 1: (4, 16), 2: (2, 18)}[stage]
+        return int(whole * parameters + split * parameters / gpus), int(whole_on_each_rank)
+    if stage < 3:
+        return 2 * parameters, int(parameters * max(4 * gpus, 16) * buffers)
+    layer = 4 * largest
+    if not offload:
+        return int(layer + 18 * parameters / gpus), int(4 * largest * num_gpus_per_node * buffers)
+    return layer, int(18 * parameters / nnodes * buffers)
+
+
+def _count(model: Any) -> tuple[int, int]:
+    """Parameters in all and of the largest layer; shared ones count once."""
+    if hasattr(model, "parameters") and hasattr(model, "modules"):
+        parameters = sum(parameter.numel() for parameter in {id(each): each for each in model.parameters()}.values())
+        largest = max(
+            sum(parameter.numel() for parameter in module.parameters(recurse=False)) for module in model.modules()
+        )
+        if parameters == 0:
+            raise ConfigurationError(f"the model {type(model).__qualname__} has no parameters")
+        return parameters, largest
+    if isinstance(model, float) and model == int(model):  # 7e9
+        model = int(model)
+    parameters = positive("the number of parameters", model)
+    return parameters, max(1, parameters // 40)
+
+
+def _bytes(name: str, value: Any) -> int:
+    if not isinstance(value, str):
+        if positive(name, value) < 1 << 20:
+            raise ConfigurationError(f"{name} is {value} bytes: say '{value}g' if you mean gigabytes")
+        return int(value)
+    try:
+        return limits.parse_memory(value)
+    except ValueError:
+        raise ConfigurationError(f"{name} has to be a number of bytes or a size as '80g', not {value!r}") from None
+
+
+def _size(size: int) -> str:
+    return f"{size / 2**30:.1f} GB" if size >= 100 << 20 else f"{size / 2**20:.1f} MB"

@@ -1,0 +1,24 @@
+"""Which view fits where the driver runs."""
+
+from __future__ import annotations
+
+import sys
+
+from distributor.display.screen import is_terminal
+from distributor.display.view import View
+from distributor.text import cells
+
+
+def choose() -> View:
+    """The view for where this process shows its output."""
+    if getattr(cells.shell(), "kernel", None) is not None:  # a Jupyter front end shows what this process displays
+        from distributor.display.notebook import NotebookView
+
+        return NotebookView()
+    if is_terminal(sys.stderr):
+        from distributor.display.terminal import TerminalView
+
+        return TerminalView()
+    from distributor.display.plain import PlainView
+
+    return PlainView()

@@ -1,0 +1,78 @@
+"""Occasional lines, for outputs that keep everything: files, pipes, the log of a job."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from distributor.display.snapshot import Snapshot, folded, state, timed
+from distributor.display.view import Packed, Shown
+from distributor.text.wording import duration, size
+from distributor.values.job import Status
+
+#: Seconds for which a run does not change before that is worth a line.
+_PATIENCE = 3.0
+
+#: Seconds from one line to the next of the same status. What has not changed is said again ever less often.
+_PAUSE = 10.0
+
+#: Seconds from one line of a run that goes on to the next, and the longest time between others.
+_STILL_THERE = 600.0
+
+#: Lines of ranks that such a line shows.
+_LINES = 4
+
+
+class PlainView:
+    """Says what takes long."""
+
+    interval = 1.0
+    announces = True
+
+    def __init__(self) -> None:
+        self._said = ""
+        self._status: Status | None = None
+        self._last = 0.0  # how long the status had lasted at the last line of it
+
+    @contextmanager
+    def packing(self, folder: str) -> Iterator[Packed]:
+        """Says so once if it takes long."""
+        began, said = time.monotonic(), False
+
+        def packed(done: int, total: int) -> None:
+            nonlocal said
+            if not said and time.monotonic() - began > _PATIENCE and sys.stderr is not None:
+                said = True
+                print(f"[distributor] packing {folder}: {size(total)}", file=sys.stderr, flush=True)
+
+        yield packed
+
+    def show(self, snapshot: Snapshot, awaited: bool) -> Shown:
+        """A line where one is due."""
+        if snapshot.ended or snapshot.since < _PATIENCE:
+            return Shown()
+        if snapshot.status is not self._status:
+            self._status, self._said, self._last = snapshot.status, "", 0.0
+        text = state(snapshot)
+        if snapshot.since < self._due(text):
+            return Shown()
+        self._said, self._last = text, snapshot.since
+        notes = [f"run {snapshot.label}: {timed(snapshot)}"]
+        if snapshot.status is Status.RUNNING:
+            notes = [f"{notes[0]} after {duration(snapshot.seconds)}"]
+            notes += [f"  {ranks}: {line}" for ranks, line in folded(snapshot.lines, _LINES)]
+        return Shown(notes=tuple(notes))
+
+    def _due(self, text: str) -> float:
+        """How long the status has to last until a line with this text is due."""
+        if self._status is Status.RUNNING:  # which is to be seen by what ranks write
+            return self._last + _STILL_THERE
+        if text != self._said:
+            return self._last + (_PAUSE if self._said else 0.0)
+        return self._last + min(_STILL_THERE, max(_PAUSE, self._last))
+
+    def show_again(self, snapshot: Snapshot) -> bool:
+        """Lines stay as they are."""
+        return False

@@ -1,0 +1,140 @@
+"""Writing to a terminal, a notebook or a file."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import unicodedata
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TextIO
+
+_COLOURS = (36, 33, 32, 35, 34, 31)  # cyan, yellow, green, magenta, blue, red
+
+
+#: What moves the cursor of a terminal or changes its colours.
+_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x1f\x7f-\x9f]")
+
+
+class Screen:
+    """Prints lines, and keeps a live line below them where the output can be redrawn."""
+
+    def __init__(self) -> None:
+        self._drawn: tuple[TextIO, str] | None = None
+        self._unflushed: TextIO | None = None
+
+    def print(self, out: TextIO | None, text: str) -> None:
+        """Prints whole lines, above the live one."""
+        if self._drawn is not None and can_redraw(out):
+            self.erase()
+        self._write(out, text)
+
+    def draw(self, out: TextIO | None, rank: int, prefix: str, text: str) -> None:
+        """Draws the live line, in place of the one before."""
+        if out is None:
+            return
+        terminal = is_terminal(out)
+        text = _CONTROL.sub("", f"{prefix} {text}" if prefix else text)
+        with suppress(Exception):
+            text = encodable(out, text)
+        if terminal:  # a line that is wrapped could not be erased
+            text = cut(text, shutil.get_terminal_size().columns - 1)
+        if self._drawn == (out, text):
+            return
+        if self._drawn is not None and (self._drawn[0] is not out or "\n" in self._drawn[1]):
+            self.erase()
+        if terminal:
+            start = text[: len(prefix)]
+            self._write(out, f"\r{coloured(out, rank, start)}{text[len(start) :]}\x1b[K")
+        else:
+            self._write(out, "\r" + text.ljust(len(self._drawn[1]) if self._drawn else 0))
+        self._drawn = (out, text)
+
+    def draw_block(self, out: TextIO | None, bar: str, footer: Sequence[str]) -> None:
+        """Draws several lines below an empty one on a terminal, in place of those before.
+
+        The cursor stays on the empty line: what others write to the terminal goes there, and is not erased with the
+        block.
+
+        Args:
+            out: the terminal.
+            bar: the state of a rank's progress bar, ``""`` for none.
+            footer: lines that fit.
+        """
+        lines = [cut(bar, shutil.get_terminal_size().columns - 1)] if bar else []
+        text = "\n".join(["", *lines, *footer])
+        if out is not None and self._drawn != (out, text):
+            self.erase()
+            self._write(out, f"{text}\r\x1b[{text.count(chr(10))}A")
+            self._drawn = (out, text)
+
+    def erase(self) -> None:
+        """Takes the live line, or the block, away."""
+        if self._drawn is not None:
+            out, text = self._drawn
+            wipe = "\x1b[J" if "\n" in text else "\x1b[K"
+            self._write(out, f"\r{wipe}" if is_terminal(out) else f"\r{' ' * len(text)}\r")
+            self._drawn = None
+
+    def flush(self) -> None:
+        """Shows what is printed."""
+        if self._unflushed is not None:
+            with suppress(Exception):
+                self._unflushed.flush()
+            self._unflushed = None
+
+    def _write(self, out: TextIO | None, text: str) -> None:
+        if out is not self._unflushed:  # stdout and stderr may be the same terminal: their order is kept
+            self.flush()
+        if out is not None:
+            self._unflushed = out
+            with suppress(Exception):  # a closed, full or odd output must not end the display
+                out.write(encodable(out, text))
+
+
+def output(stream: int) -> TextIO | None:
+    """Looked up each time: notebooks and tests replace them. ``None`` where the shell closed it."""
+    return sys.stdout if stream == 1 else sys.stderr
+
+
+def is_terminal(out: TextIO | None) -> bool:
+    """Whether an output is a terminal, on which lines can be drawn again and have colours."""
+    try:
+        return out is not None and not is_notebook(out) and out.isatty()
+    except Exception:  # closed, or not quite a file
+        return False
+
+
+def can_redraw(out: TextIO | None) -> bool:
+    """Return whether lines on an output can be drawn again."""
+    return is_notebook(out) or is_terminal(out)
+
+
+def is_notebook(out: TextIO | None) -> bool:
+    """Return whether an output is a notebook's."""
+    return type(out).__module__.startswith("ipykernel")
+
+
+def coloured(out: TextIO | None, rank: int, text: str) -> str:
+    """The text in the colour of a rank, on terminals whose user has nothing against it (https://no-color.org)."""
+    if os.environ.get("NO_COLOR") or not is_terminal(out):
+        return text
+    return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m"
+
+
+def encodable(out: TextIO, text: str) -> str:
+    """The text with what the output has no characters for in ASCII."""
+    encoding = getattr(out, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def cut(text: str, width: int) -> str:
+    """The beginning of a text that fits into so many columns of a terminal."""
+    columns = 0
+    for place, character in enumerate(text):
+        columns += 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        if columns > width:
+            return text[:place]
+    return text

@@ -1,0 +1,116 @@
+"""What is known of a run at one moment, and how it is said. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from distributor.text.wording import count, duration, who
+from distributor.values.job import Status
+from distributor.values.placement import Placement
+
+_ENDED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run at one moment.
+
+    Attributes:
+        run_id, title, world_size, name: of the job.
+        status: where the run stands.
+        seconds: since it was submitted, or that it took.
+        since: seconds for which it has had this status.
+        detail: what it does before its ranks are up, or why it is stopping; ``""`` if there is nothing to say.
+        lasting: seconds for which it has done what ``detail`` says, before its ranks are up.
+        nodes_up: nodes whose ranks have been started.
+        ranks_up: ranks that are running, as far as nodes have told.
+        placement: who runs where, once that is known.
+        lines: the last line of each rank that has written one.
+        timings: seconds by phase, of a run that has ended.
+        error: why it failed.
+        raised: whether somebody waits for its result, and is told by that error.
+    """
+
+    run_id: str
+    title: str
+    world_size: int
+    status: Status
+    seconds: float = 0.0
+    since: float = 0.0
+    detail: str = ""
+    lasting: float = 0.0
+    nodes_up: int = 0
+    ranks_up: int = 0
+    placement: Placement | None = None
+    lines: Mapping[int, str] = field(default_factory=dict)
+    timings: Mapping[str, float] = field(default_factory=dict)
+    error: BaseException | None = None
+    raised: bool = False
+    name: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The run for people: its name, if it has one, and its identifier."""
+        return self.run_id if self.name is None else f"{self.name} ({self.run_id})"
+
+    @property
+    def ended(self) -> bool:
+        return self.status in _ENDED
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes the run has, 0 while nobody knows."""
+        return 0 if self.placement is None else len(self.placement.nodes)
+
+
+def state(snapshot: Snapshot) -> str:
+    """Where a run stands, in words without a time.
+
+    >>> state(Snapshot("3f2a", "train", 4, Status.RUNNING, ranks_up=4))
+    'running: 4 of 4 ranks up'
+    """
+    detail = f": {snapshot.detail}" if snapshot.detail else ""
+    if snapshot.status in (Status.WAITING, Status.STARTING):
+        return snapshot.detail or "starting"
+    if snapshot.status is Status.RUNNING:
+        if snapshot.ranks_up == 0:
+            return "finishing: all ranks have ended"
+        return f"running: {snapshot.ranks_up} of {count(snapshot.world_size, 'rank')} up"
+    if snapshot.status is Status.FAILED:
+        return f"failed: {reason(snapshot)}"
+    return f"stopping{detail}" if snapshot.status is Status.STOPPING else str(snapshot.status.value)
+
+
+def timed(snapshot: Snapshot) -> str:
+    """Where a run stands, with the time that a step takes before its ranks are up.
+
+    >>> timed(Snapshot("3f2a", "train", 4, Status.WAITING, detail="importing torch on 2 nodes", lasting=34.2))
+    'importing torch on 2 nodes, 34 s'
+    """
+    return f"{state(snapshot)}, {duration(snapshot.lasting)}" if snapshot.lasting >= 1 else state(snapshot)
+
+
+def reason(snapshot: Snapshot) -> str:
+    """Why a run failed, in one line."""
+    return str(snapshot.error).partition("\n")[0] or type(snapshot.error).__name__
+
+
+def folded(lines: Mapping[int, str], most: int) -> list[tuple[str, str]]:
+    """The last lines of ranks, those that are alike once: ``(ranks, line)``, by lowest rank.
+
+    Args:
+        lines: by rank.
+        most: how many to give at most; what is left out is the last entry.
+
+    >>> folded({0: "epoch 3", 1: "epoch 3", 2: "epoch 2"}, 4)
+    [('ranks 0-1', 'epoch 3'), ('rank 2', 'epoch 2')]
+    """
+    by_line: dict[str, list[int]] = {}
+    for rank in sorted(lines):
+        by_line.setdefault(lines[rank], []).append(rank)
+    entries = [(who(ranks), line) for line, ranks in by_line.items()]
+    if len(entries) <= most:
+        return entries
+    rest = sorted(rank for ranks in list(by_line.values())[most - 1 :] for rank in ranks)
+    return [*entries[: most - 1], (who(rest), "...")]

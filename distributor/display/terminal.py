@@ -1,0 +1,103 @@
+"""A live status below the log of a terminal. Rich draws it; ``console`` keeps it in its place.
+
+Rich's own ``Live`` is not used: it takes ``sys.stdout`` and ``sys.stderr`` over, and lays out again every line that
+ranks write.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, Group, RenderableType
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from distributor.display.snapshot import Snapshot, folded, timed
+from distributor.display.view import Packed, Shown
+from distributor.text.wording import count, duration
+from distributor.values.job import Status
+
+_STYLES = {
+    Status.WAITING: "yellow",
+    Status.STARTING: "cyan",
+    Status.RUNNING: "green",
+    Status.STOPPING: "magenta",
+}
+
+#: Last lines of ranks that are shown.
+_LINES = 4
+
+
+class TerminalView:
+    """A spinner, what the run is doing, and the last line of each rank, those that are alike once."""
+
+    interval = 0.2
+    announces = True
+
+    def __init__(self) -> None:
+        self._spinner = Spinner("dots" if _is_utf8() else "line")
+
+    @contextmanager
+    def packing(self, folder: str) -> Iterator[Packed]:
+        """A bar."""
+        columns = (TextColumn("packing {task.description}"), BarColumn(), DownloadColumn(binary_units=True))
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task(folder, total=None)
+            yield lambda done, total: progress.update(task, completed=done, total=total)
+
+    def show(self, snapshot: Snapshot, awaited: bool) -> Shown:
+        """The status while somebody waits for the run, and a line once it has ended; why it failed, its error tells."""
+        if snapshot.status in (Status.SUCCEEDED, Status.CANCELLED):
+            ended = f"{snapshot.status.value} {'in' if snapshot.status is Status.SUCCEEDED else 'after'}"
+            return Shown(notes=(f"run {snapshot.label} {ended} {duration(snapshot.seconds)}",))
+        if snapshot.ended or not awaited:
+            return Shown()
+        return Shown(footer=self._lines(snapshot))
+
+    def show_again(self, snapshot: Snapshot) -> bool:
+        """What a terminal has shown stays as it is."""
+        return False
+
+    def _lines(self, snapshot: Snapshot) -> tuple[str, ...]:
+        # One column less than there are: a terminal that is full to the edge wraps.
+        console = Console(
+            width=max(20, shutil.get_terminal_size().columns - 1),
+            force_terminal=True,
+            no_color=bool(os.environ.get("NO_COLOR")),
+            highlight=False,
+            stderr=True,
+        )
+        with console.capture() as captured:
+            console.print(self._render(snapshot))
+        return tuple(captured.get().splitlines())
+
+    def _render(self, snapshot: Snapshot) -> RenderableType:
+        style = _STYLES[snapshot.status]
+        head = Text(no_wrap=True, overflow="ellipsis")
+        spinner = self._spinner.render(time.monotonic())
+        head.append(spinner.plain if isinstance(spinner, Text) else "*", style=style)
+        head.append(f" {timed(snapshot)}", style=f"bold {style}")
+        about = [f"run {snapshot.label}"]
+        if snapshot.lasting < 1:  # else another time stands there already
+            about.insert(0, duration(snapshot.seconds))
+        if snapshot.nodes and not snapshot.detail:  # which says it itself
+            about.insert(1, f"on {count(snapshot.nodes, 'node')}")
+        head.append("  " + ", ".join(about), style="dim")
+        entries = folded(snapshot.lines, _LINES)
+        lines = Table.grid(padding=(0, 2), pad_edge=False)
+        lines.add_column(no_wrap=True, style="cyan", min_width=max((len(ranks) + 2 for ranks, _ in entries), default=0))
+        lines.add_column(no_wrap=True, overflow="ellipsis")
+        for ranks, line in entries:
+            lines.add_row(f"  {ranks}", Text(line, no_wrap=True, overflow="ellipsis"))
+        return Group(head, lines) if snapshot.lines else head
+
+
+def _is_utf8() -> bool:
+    return (getattr(sys.stderr, "encoding", None) or "").lower().replace("-", "") == "utf8"

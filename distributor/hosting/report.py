@@ -1,0 +1,23 @@
+"""What the files of a report hold, in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+
+def pieces(path: str, chunk: int, offset: int = 0) -> Iterator[bytes]:
+    """A file from an offset on, in pieces of so many bytes."""
+    with open(path, "rb") as file:
+        file.seek(offset)
+        while piece := file.read(chunk):
+            yield piece
+
+
+def rest(files: Iterable[Mapping[str, Any]], chunk: int) -> Iterator[tuple[int, int, int, bytes]]:
+    """What the channel did not bring of the ranks' output, as a report lists it: rank, stream, offset, piece."""
+    for file in files:
+        offset = file["offset"]
+        for piece in pieces(file["path"], chunk, offset):
+            yield file["rank"], file["stream"], offset, piece
+            offset += len(piece)

@@ -1,0 +1,88 @@
+"""From the facts of all tasks to who runs where: pure functions, the same answer on every node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distributor.errors import ResourceError
+from distributor.machine import devices
+from distributor.values.job import Job
+from distributor.values.placement import Node, NodeFacts, Placement
+
+
+def place(facts: Sequence[NodeFacts], job: Job) -> Placement:
+    """Merges tasks of one executor into one node and numbers nodes and ranks.
+
+    Nodes are ordered by their lowest partition; ranks are contiguous on a node, so
+    ``RANK = (ranks of the nodes before) + LOCAL_RANK`` as torchrun numbers them.
+
+    Args:
+        facts: one entry per task, in any order.
+        job: for the ranks per task, their GPUs if any are wanted, and how many ranks a node may have.
+
+    Raises:
+        ResourceError: two ranks would share a device, a task has fewer GPUs than its ranks need, or a node more ranks
+            than it may.
+    """
+    by_executor: dict[str, list[NodeFacts]] = {}
+    for fact in sorted(facts, key=lambda fact: fact.partition):
+        by_executor.setdefault(fact.executor, []).append(fact)
+    nodes: list[Node] = []
+    first_rank = 0
+    for node_rank, tasks in enumerate(by_executor.values()):
+        lead = tasks[0]
+        ranks = len(tasks) * job.ranks_per_task
+        node = Node(
+            node_rank=node_rank,
+            executor=lead.executor,
+            host=lead.host,
+            address=lead.address,
+            port=lead.port,
+            leader=lead.partition,
+            first_rank=first_rank,
+            local_world_size=ranks,
+            gpus=_node_gpus(tasks, job) if job.use_gpu else (),
+            task_cpus=lead.cpus,
+        )
+        if job.max_processes_per_node is not None and ranks > job.max_processes_per_node:
+            raise ResourceError(
+                f"Spark put {ranks} ranks on executor {lead.executor} ({lead.host}), more than the "
+                f"{job.max_processes_per_node} that max_processes_per_node or memory_per_process allow: others were "
+                "busy or smaller. Free them, or start the session with executors of one size (spark.executor.cores)"
+            )
+        nodes.append(node)
+        first_rank += ranks
+    _refuse_shared_gpus(nodes, [tasks[0].machine or tasks[0].executor for tasks in by_executor.values()])
+    return Placement(tuple(nodes))
+
+
+def _node_gpus(tasks: Sequence[NodeFacts], job: Job) -> tuple[str, ...]:
+    """The devices of a node's ranks in the order in which they see them: see ``Node``."""
+    by_rank: list[tuple[str, ...]] = []
+    needed = job.ranks_per_task * job.gpus_per_process
+    for task in tasks:
+        visible = devices.parse_visible(task.visible_devices)
+        mapped = devices.through_mapping(task.gpus, visible, task.host)
+        if len(mapped) < needed:
+            raise ResourceError(
+                f"task {task.partition} on {task.host} has {len(mapped)} GPUs ({', '.join(mapped) or 'none'}), and "
+                f"{job.ranks_per_task} ranks that use {job.gpus_per_process} each: set spark.task.resource.gpu.amount "
+                "to the GPUs of one task"
+            )
+        by_rank += [mapped[first : first + job.gpus_per_process] for first in range(0, needed, job.gpus_per_process)]
+    return tuple(gpu for turn in zip(*by_rank) for gpu in turn)
+
+
+def _refuse_shared_gpus(nodes: Sequence[Node], machines: Sequence[str]) -> None:
+    """Two ranks on one device hang in NCCL's first collective, or run each other out of memory."""
+    owners: dict[tuple[str, str], int] = {}
+    for node, machine in zip(nodes, machines):
+        for index, gpu in enumerate(node.gpus):
+            rank = node.first_rank + index % node.local_world_size
+            device = (machine if gpu.isdecimal() else "", gpu)  # other names are unique in the world
+            if device in owners:
+                raise ResourceError(
+                    f"ranks {owners[device]} and {rank} on {node.host} would share GPU {gpu}: give each task whole "
+                    "GPUs of its own (spark.task.resource.gpu.amount=1 and a discovery script that names each once)"
+                )
+            owners[device] = rank

@@ -1,0 +1,1 @@
+"""Facts of this machine: processes, network, devices. Runs everywhere; standard library, ``values`` and ``text``."""

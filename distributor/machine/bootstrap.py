@@ -1,0 +1,78 @@
+"""Starting a process of this package, and how that is recognised: its arguments and its mark."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+from distributor.machine.processes import stat
+from distributor.values.environment import NODE_ID
+
+# proc(5), /proc/PID/stat: where the arguments and the environment lie that the process was started with. The kernel
+# shows what is there now, and a fork has a copy: this is how servers change what ps shows for their children.
+_ARGUMENTS, _ENVIRONMENT = 45, 47
+
+
+def overwrite_argument(old: str, new: str) -> None:
+    """Shows other arguments in place of one that this process was started with, which must be at least as long."""
+    _overwrite("cmdline", _ARGUMENTS, old.encode(), new.encode())
+
+
+def overwrite_environ(old: str, new: str) -> None:
+    """Shows another environment entry in place of one that this process was started with; ``getenv`` is not changed."""
+    _overwrite("environ", _ENVIRONMENT, old.encode(), new.encode())
+
+
+def _overwrite(file: str, field: int, old: bytes, new: bytes) -> None:
+    if len(new) > len(old):
+        raise ValueError(f"{new!r} is longer than {old!r}")
+    with open(f"/proc/self/{file}", "rb") as shown:
+        at = (b"\0" + shown.read()).index(b"\0" + old + b"\0")
+    fields = stat(os.getpid())
+    assert fields is not None
+    ctypes.memmove(int(fields[field]) + at, new.ljust(len(old), b"\0"), len(old))
+
+
+#: What is started as a process, by the name that its command line shows.
+_PARTS = {
+    "warm": "distributor.node.warm",
+    "agent": "distributor.node.agent",
+    "launcher": "distributor.node.launcher",
+    "rank": "distributor.rank.process",
+}
+
+#: Run by ``python -c``: imports the package from a given place without shadowing anything, nor the current directory.
+_BOOTSTRAP = f"""
+PARTS = {_PARTS}
+import sys
+root, part, *args = sys.argv[1:]
+sys.path[:] = [path for path in sys.path if path]
+import importlib.util
+if root.endswith(".zip"):
+    sys.path.insert(0, root)
+else:
+    at = root + "/distributor"
+    spec = importlib.util.spec_from_file_location("distributor", at + "/__init__.py", submodule_search_locations=[at])
+    sys.modules["distributor"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["distributor"])
+importlib.import_module(PARTS[part]).main(*args)
+"""
+
+
+def command(root: str, part: str, *args: str) -> list[str]:
+    """The command line that runs a part's ``main(*args)`` with the package found at ``root``."""
+    return [sys.executable, "-c", _BOOTSTRAP, root, part, *args]
+
+
+#: An argument of a warm process that leaves room for those that its forks show instead.
+PLACEHOLDER = "-" * 40
+
+
+#: The environment entry that its forks show their node's mark in place of.
+UNMARKED = f"{NODE_ID}=".ljust(80, "-")
+
+
+def title(part: str, argument: object = PLACEHOLDER) -> str:
+    """The arguments by which a process is known: a part of this package, and what it was called with."""
+    return f"{part}\0{argument}".ljust(len(f"warm\0{PLACEHOLDER}"), "\0")

@@ -1,0 +1,115 @@
+"""What a machine grants its processes, where torch needs more of it than defaults give; sizes as people write them."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from distributor.text.wording import mebibytes
+
+#: Bytes of /dev/shm for each rank: a container's default of 64 MiB in all is what data loaders and NCCL break at.
+_SHM_PER_RANK = 64 << 20
+_SHM_LEAST = 256 << 20
+
+#: Powers of two of the units in which sizes are written.
+_UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one machine, as a process there has them.
+
+    Attributes:
+        shared_memory: bytes of /dev/shm; ``None`` if there is none.
+        locked_memory: bytes that may be locked (``ulimit -l``); ``None``: any number.
+        address_space: bytes that may be mapped (``ulimit -v``); ``None``: any number.
+        infiniband: whether there is an InfiniBand or RoCE device.
+    """
+
+    shared_memory: int | None
+    locked_memory: int | None
+    address_space: int | None
+    infiniband: bool
+
+
+def here() -> Limits:
+    """Those of this process."""
+    try:
+        shm = os.statvfs("/dev/shm")  # noqa: S108
+        shared_memory = shm.f_frsize * shm.f_blocks
+    except OSError:
+        shared_memory = None
+    try:
+        infiniband = bool(os.listdir("/sys/class/infiniband"))
+    except OSError:
+        infiniband = False
+    import resource  # not on every platform that a driver runs on
+
+    def soft(kind: int) -> int | None:
+        limit, _ = resource.getrlimit(kind)
+        return None if limit == resource.RLIM_INFINITY else limit
+
+    return Limits(shared_memory, soft(resource.RLIMIT_MEMLOCK), soft(resource.RLIMIT_AS), infiniband)
+
+
+def total_memory() -> int:
+    """Bytes of memory of this machine, or of this process's control group if that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            with open(path) as file:
+                total = min(total, int(file.read()))
+        except (OSError, ValueError):  # no such group, or "max"
+            continue
+    return total
+
+
+def shortages(limits: Limits, ranks: int, use_gpu: bool) -> list[str]:
+    """What is too little, and what to do: each completes a sentence that begins with the host.
+
+    Args:
+        limits: of the node.
+        ranks: how many it has.
+        use_gpu: whether they use GPUs.
+    """
+    found = []
+    needed = max(_SHM_LEAST, ranks * _SHM_PER_RANK)
+    if limits.shared_memory is not None and limits.shared_memory < needed:
+        found.append(
+            f"has {mebibytes(limits.shared_memory)} of /dev/shm: data loaders with workers and NCCL may die of it "
+            f"('bus error', 'unable to mmap'). Give {mebibytes(needed)} or more: docker run --shm-size, on Kubernetes "
+            "an emptyDir of medium Memory mounted there"
+        )
+    if use_gpu and limits.infiniband and limits.locked_memory is not None:
+        found.append(
+            f"has InfiniBand, but lets processes lock {mebibytes(limits.locked_memory)} of memory only (ulimit -l): "
+            "NCCL cannot register its buffers ('ibv_reg_mr failed'). Set memlock to unlimited for what starts "
+            "executors (limits.conf, LimitMEMLOCK, docker run --ulimit memlock=-1), or NCCL_IB_DISABLE=1 in env="
+        )
+    if limits.address_space is not None:
+        found.append(
+            f"limits the address space of each process to {mebibytes(limits.address_space)} (ulimit -v; Spark sets it "
+            "from spark.executor.pyspark.memory): torch maps more than it uses, and CUDA far more. Unset it, and set "
+            "spark.executor.memoryOverhead instead"
+        )
+    return found
+
+
+def parse_memory(text: str, unit: str = "") -> int:
+    """Bytes of a size as Spark writes them.
+
+    Args:
+        text: a number with ``k``, ``m``, ``g`` or ``t`` (of 1024), and maybe a ``b`` after it.
+        unit: what a bare number counts.
+
+    Raises:
+        ValueError: it is not of that form.
+
+    >>> parse_memory("8g"), parse_memory("512MB"), parse_memory("1.5k"), parse_memory("2", "m")
+    (8589934592, 536870912, 1536, 2097152)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?\s*", text.lower())
+    if match is None:
+        raise ValueError(text)
+    return int(float(match[1]) * (1 << _UNITS[match[2] or ("" if match[3] else unit)]))

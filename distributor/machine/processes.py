@@ -1,0 +1,258 @@
+"""Processes on Linux: their ties to the one above, their end, and why the kernel ended them.
+
+Standard library only. Every process of a node carries ``DISTRIBUTOR_NODE_ID`` in the environment it was started with,
+and so do its children, whatever session or process group they move to: that is how all of them are found again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import select
+import signal
+import sys
+import time
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+
+from distributor.values.environment import NODE_ID
+
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+_PR_SET_CHILD_SUBREAPER = 36
+_SYS_PIDFD_OPEN = 434  # the same number on every architecture, Linux 5.3 and later
+
+
+def die_with_parent(parent: int) -> None:
+    """Asks the kernel to SIGKILL this process when its parent ends, however it ends (prctl(2), PR_SET_PDEATHSIG).
+
+    Args:
+        parent: pid of the process that should be the parent. If it is gone already, this process ends at once.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the new parent of descendants whose own parent ends (prctl(2), PR_SET_CHILD_SUBREAPER)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def pidfd_open(pid: int) -> int:
+    """A descriptor that becomes readable when a process ends (pidfd_open(2)).
+
+    Python lacks it where it was built against old headers, as conda's is; then the kernel is asked directly.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+        OSError: the kernel does not have it, or a sandbox forbids it.
+    """
+    if hasattr(os, "pidfd_open"):
+        return os.pidfd_open(pid)
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor = int(libc.syscall(_SYS_PIDFD_OPEN, pid, 0))
+    if descriptor < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return descriptor
+
+
+def kill_by(descriptor: int, pid: int) -> None:
+    """SIGKILLs the process of a process descriptor, unless it has ended."""
+    with suppress(ProcessLookupError):
+        if hasattr(signal, "pidfd_send_signal"):
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        elif not readable([descriptor], 0):  # where Python lacks it, as conda's does
+            os.kill(pid, signal.SIGKILL)
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL`` for 9; real-time signals have no name of their own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def processes_of(node_id: str) -> list[int]:
+    """Pids of the live processes of a node on this machine, as far as this user may see them; never this process."""
+    mark = f"{NODE_ID}={node_id}".encode()
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdecimal() or int(entry) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{entry}/environ", "rb") as environ:
+                if mark not in environ.read().split(b"\0"):
+                    continue
+        except OSError:  # gone, or another user's
+            continue
+        if start_time(int(entry)) is not None:
+            found.append(int(entry))
+    return found
+
+
+def descendants(ancestor: int) -> list[int]:
+    """Pids of the live children of a process, their children, and so on."""
+    return _below(ancestor, _children())
+
+
+def _children() -> dict[int, list[int]]:
+    """Pids of the live children of every process that this user may see."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdecimal() and (fields := stat(int(entry))) is not None:
+            children.setdefault(int(fields[1]), []).append(int(entry))
+    return children
+
+
+def _below(ancestor: int, children: Mapping[int, list[int]]) -> list[int]:
+    found, ahead = [], [ancestor]
+    while ahead:
+        below = children.get(ahead.pop(), [])
+        found += below
+        ahead += below
+    return found
+
+
+def kill_node(node_id: str, ancestor: int | None = None, deadline: float = 10.0) -> list[int]:
+    """SIGKILLs what is left of a node's processes, and again what that left, until nothing is there.
+
+    Args:
+        node_id: the mark they carry.
+        ancestor: all descendants of this process go as well: a child with an environment of its own has no mark.
+        deadline: seconds to try; a process in uninterruptible sleep can outlast it.
+
+    Returns:
+        Pids that are still there.
+    """
+    end = time.monotonic() + deadline
+    while True:
+        left = sorted({*processes_of(node_id), *(descendants(ancestor) if ancestor is not None else ())})
+        if not left or time.monotonic() > end:
+            return left
+        for pid in left:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        wait_gone(left, min(1.0, deadline))
+
+
+def readable(descriptors: Iterable[int], timeout: float) -> list[int]:
+    """Waits until some of the descriptors are readable, at most so many seconds, and says which."""
+    poll = select.poll()  # select() ends at descriptor 1023
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in poll.poll(timeout * 1000)]
+
+
+def wait_gone(pids: Collection[int], deadline: float) -> None:
+    """Waits until processes have ended (zombies count as ended), or the deadline in seconds has passed."""
+    end = time.monotonic() + deadline
+    for pid in pids:
+        try:
+            handle = pidfd_open(pid)
+        except OSError:
+            continue
+        try:
+            readable([handle], max(0.0, end - time.monotonic()))
+        finally:
+            os.close(handle)
+
+
+def start_time(pid: int) -> str | None:
+    """When a process started, in clock ticks since boot: with the pid, it names one process for good (proc(5)).
+
+    ``None`` if it has ended, reaped by its parent or not.
+    """
+    fields = stat(pid)
+    return None if fields is None else fields[19]
+
+
+def stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat from the state on; ``None`` if the process has ended, reaped or not."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            fields = stat.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in ("Z", "X") else fields
+
+
+def state(pid: int) -> str | None:
+    """A process's state as proc(5) has it: ``R``, ``S``, ``D``, ``T``, ...; ``None`` if it has ended."""
+    fields = stat(pid)
+    return None if fields is None else fields[0]
+
+
+def cpu_seconds(pids: Iterable[int]) -> dict[int, float]:
+    """CPU time that processes and their descendants, ended ones that they waited for included, have used so far."""
+    children = _children()
+    used = {}
+    for pid in pids:
+        stats = [fields for each in (pid, *_below(pid, children)) if (fields := stat(each)) is not None]
+        ticks = sum(int(value) for fields in stats for value in fields[11:15])  # utime, stime, cutime, cstime
+        used[pid] = ticks / os.sysconf("SC_CLK_TCK")
+    return used
+
+
+def machine() -> str:
+    """A name for where numbers of devices mean the same ones: a machine, or a container with its own; ``""``: unknown.
+
+    A container has mounts or control groups of its own; both number from 0 what they let through.
+    """
+    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as boot, open("/proc/self/cgroup") as groups:
+        return " ".join([boot.read().strip(), os.readlink("/proc/self/ns/mnt"), *groups.read().split()])
+    return ""
+
+
+#: What a process has from the one that started it, by its lines in /proc/PID/status (proc(5)).
+_INHERITED = re.compile(
+    "Umask|Uid|Gid|Groups|SigBlk|SigIgn|CapInh|CapPrm|CapEff|CapBnd|CapAmb|NoNewPrivs|Seccomp|Cpus_allowed|Mems_allowed"
+)
+
+
+def inherited() -> dict[str, str]:
+    """Everything but environment, current directory and descriptors that a process started by this thread would have.
+
+    Ids, capabilities, signal dispositions, CPUs, resource limits, niceness, control groups and name spaces (proc(5)).
+    """
+    found = {}
+    with open("/proc/thread-self/status") as status:
+        for line in status:
+            name, _, value = line.partition(":")
+            if _INHERITED.fullmatch(name):
+                found[name] = value.strip()
+    for name in ("limits", "cgroup", "oom_score_adj"):
+        with suppress(OSError), open(f"/proc/self/{name}") as file:
+            found[name] = file.read()
+    for name in sorted(os.listdir("/proc/self/ns")):
+        with suppress(OSError):
+            found[f"ns/{name}"] = os.readlink(f"/proc/self/ns/{name}")
+    fields = stat(os.getpid())
+    found["nice"] = fields[16] if fields is not None else ""
+    return found
+
+
+def oom_kills(vmstat: str = "/proc/vmstat") -> int:
+    """How many processes the kernel has killed for lack of memory since boot, memory limits of cgroups included.
+
+    Source: the ``oom_kill`` line of /proc/vmstat, Linux 4.13 and later; 0 where it is not there.
+    """
+    try:
+        with open(vmstat) as lines:
+            for line in lines:
+                name, _, value = line.partition(" ")
+                if name == "oom_kill":
+                    return int(value)
+    except (OSError, ValueError):
+        return 0
+    return 0
+
+
+def cpu_count() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

@@ -1,0 +1,74 @@
+"""Which Python and torch are where, and which differences matter. This package and cloudpickle travel with the job.
+
+Standard library only: ``here`` runs inside Spark's Python workers.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from distributor.values.placement import NodeFacts
+
+
+def here() -> dict[str, str]:
+    """The versions of this process's Python and torch, which is not imported for that."""
+    versions = {"Python": platform.python_version()}
+    try:
+        versions["torch"] = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        pass
+    return versions
+
+
+def conflict(driver: Mapping[str, str], facts: Sequence[NodeFacts]) -> str | None:
+    """The difference with which the run cannot work, in words; ``None`` if there is none.
+
+    Functions are shipped as bytecode, which belongs to one minor version of Python. Ranks with different minor versions
+    of torch hang or corrupt each other: what they send in collectives is private to a version.
+
+    Args:
+        driver: :func:`here` on the driver.
+        facts: of all tasks, in any order.
+    """
+    by_partition = sorted(facts, key=lambda fact: fact.partition)
+    first = by_partition[0]
+    for fact in by_partition:
+        ours, theirs = driver.get("Python", ""), fact.versions.get("Python", "")
+        if ours and theirs and _minor(ours) != _minor(theirs):
+            return (
+                f"Python is {theirs} on {fact.host} and {ours} on the driver: functions need the same minor version. "
+                "Name another Python before the session starts (PYSPARK_PYTHON, spark.pyspark.python)"
+            )
+        ours, theirs = first.versions.get("torch", ""), fact.versions.get("torch", "")
+        if ours and theirs and _minor(ours) != _minor(theirs):
+            return (
+                f"torch is {theirs} on {fact.host} and {ours} on {first.host}: ranks need the same version. "
+                "Install one on all hosts, or ship one environment (--archives)"
+            )
+    return None
+
+
+def differences(driver: Mapping[str, str], facts: Sequence[NodeFacts], own: NodeFacts) -> list[str]:
+    """What is different about one node, and need not matter: each completes a sentence that begins with its host."""
+    first = min(facts, key=lambda fact: fact.partition)
+    ours = own.versions.get("torch", "")
+    found = []
+    if ours and ours != first.versions.get("torch", ours):
+        found.append(f"has torch {ours}, {first.host} has {first.versions['torch']}: install one version on all hosts")
+    if ours and _minor(ours) != _minor(driver.get("torch", ours)):
+        found.append(
+            f"has torch {ours}, the driver {driver['torch']}: tensors and modules may not survive the way between them"
+        )
+    return found
+
+
+def _minor(version: str) -> list[str]:
+    """
+    >>> _minor("2.13.0+cpu") == _minor("2.13.1")
+    True
+    """
+    return version.split("+")[0].split(".")[:2]

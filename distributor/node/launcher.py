@@ -1,0 +1,382 @@
+"""The process that starts a node's ranks: it imports torch once and forks them, under torch's elastic agent.
+
+It runs no user code, starts no Python thread and no parallel region, and never touches CUDA, so that forking from it is
+safe. It watches its ranks by process descriptors: an exit is seen at once, with its true code. Everything that talks
+(log lines, orders, the driver) is the agent's, in another process.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Any, NoReturn, cast
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list what it exports
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    SimpleElasticAgent,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+from torch.distributed.elastic.events.api import Event
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from distributor.machine import bootstrap
+from distributor.machine.bootstrap import overwrite_argument, overwrite_environ
+from distributor.machine.processes import die_with_parent, pidfd_open, readable
+from distributor.rank import lookups, process
+from distributor.values import layout
+from distributor.values.environment import NODE_ID
+from distributor.values.layout import ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL
+from distributor.values.plan import NodeOrder
+
+#: Ranks of a node must not be left waiting for slower nodes' ranks to finish: those may train for days.
+_EXIT_BARRIER_TIMEOUT = 365 * 24 * 3600.0
+
+#: Set in the store when ranks of a node failed, so that the other nodes hear of it even without the channel.
+_FAILED_KEY = "distributor/failed"
+
+#: How many nodes have passed the exit barrier, and set once all have.
+_LEFT_KEY = "distributor/left"
+_ALL_LEFT_KEY = "distributor/all_left"
+
+#: Seconds that node 0 waits for that.
+_LEAVE_TIMEOUT = 5.0
+
+#: Signals that stop the ranks.
+_HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+#: Seconds between looks at that key.
+_FAILED_POLL = 1.0
+
+
+def main(path: str, agent_pid: str) -> None:
+    """Entry point of a process started anew: runs the ranks of this node to their end."""
+    die_with_parent(int(agent_pid))
+    order = _read(path)
+    for inherited in (order.event_fd, order.store_fd):
+        if inherited is not None:
+            os.set_inheritable(inherited, False)  # ranks that are started anew have no part in it
+    _launch(order)
+
+
+def become(path: str, agent_pid: int, owner: int) -> None:
+    """Entry point of a fork of the agent: makes it what a process started anew would be, then runs the ranks.
+
+    Args:
+        path: of the order.
+        agent_pid: the agent.
+        owner: whose agent it is.
+    """
+    order = _read(path)
+    log = os.open(layout.launcher_log(order.folder), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    os.close(log)
+    os.environ.clear()
+    os.environ.update(order.environ)
+    overwrite_argument(bootstrap.title("agent", owner), bootstrap.title("launcher", agent_pid))
+    overwrite_environ(bootstrap.UNMARKED, f"{NODE_ID}={order.environ[NODE_ID]}")
+    _launch(order)
+
+
+def _read(path: str) -> NodeOrder:
+    with open(path, "rb") as file:
+        order: NodeOrder = pickle.load(file)
+    if order.start_method == "fork":
+        os.unlink(path)  # ranks that are started anew read it again
+    return order
+
+
+def _launch(order: NodeOrder) -> NoReturn:
+    """Runs the ranks to their end; exits with 0 whatever became of them, once that was told."""
+    for number in _HANDLED:
+        signal.signal(number, _raise_signal)
+    for stacks_signal in (ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL):
+        signal.signal(stacks_signal, signal.SIG_IGN)  # the default would end a rank that is asked before it can answer
+    try:
+        _tell(order, {"event": "ready", "time": time.time()})
+        spec = WorkerSpec(
+            role="default",
+            local_world_size=order.plan.node.local_world_size,
+            rdzv_handler=_PlacedRendezvous(order),
+            entrypoint=process.become,
+            max_restarts=0,
+            monitor_interval=0.001,  # _monitor_workers itself blocks until there is something to see
+        )
+        lookups.switch_off(order.folder)
+        agent = _RankAgent(spec, order)
+        agent.fork_ranks()
+        result = agent.run()
+        if not result.is_failed():
+            _tell(order, {"event": "passed"})  # the exit barrier: the ranks of all nodes have succeeded
+    except SignalException:
+        pass
+    except BaseException as error:
+        _tell(
+            order,
+            {"event": "error", "message": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()},
+        )
+    finally:
+        sys.stderr.flush()
+        # The store's server thread must not outlive what it serves, nor be joined by a destructor.
+        os._exit(0)
+
+
+def _raise_signal(number: int, _frame: Any) -> None:
+    raise SignalException(f"got signal {number}", signal.Signals(number))
+
+
+def _tell(order: NodeOrder, event: dict[str, Any]) -> None:
+    """One event as a line of JSON to the agent; short writes to a pipe are atomic (pipe(7), PIPE_BUF)."""
+    with suppress(BrokenPipeError):
+        os.write(order.event_fd, json.dumps(event).encode() + b"\n")
+
+
+class _PlacedRendezvous(RendezvousHandler):
+    """A rendezvous whose outcome is known: the placement. Only the store has to be brought up."""
+
+    def __init__(self, order: NodeOrder) -> None:
+        self._order = order
+        self._store: TCPStore | None = None
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def get_backend(self) -> str:
+        return "distributor"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        node, master = self._order.plan.node, self._order.placement.master
+        listener: dict[str, int] = {} if self._order.store_fd is None else {"master_listen_fd": self._order.store_fd}
+        before = time.monotonic()
+        self._store = TCPStore(
+            master.address,
+            master.port,
+            is_master=bool(listener),
+            wait_for_workers=False,
+            timeout=timedelta(seconds=self._order.start_timeout),
+            **listener,  # type: ignore[arg-type]
+        )
+        text = lookups.warning(time.monotonic() - before, master.address) if listener else None
+        if text is not None:
+            _tell(self._order, {"event": "warning", "text": text})
+        return RendezvousInfo(
+            self._store,
+            node.node_rank,
+            len(self._order.placement.nodes),
+            RendezvousStoreInfo(master.address, master.port),
+        )
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return self._order.run_id
+
+    def shutdown(self) -> bool:
+        return True
+
+
+@dataclass
+class _Rank:
+    """A rank's process. ``signalled`` once we told it to go; ``exit`` is its wait status as an exit code."""
+
+    local_rank: int
+    pid: int
+    pidfd: int
+    exit: int | None = None
+    signalled: bool = field(default=False)
+
+
+class _RankAgent(SimpleElasticAgent):
+    """Torch's elastic agent with ranks that are forked from this process, or started anew."""
+
+    def __init__(self, spec: WorkerSpec, order: NodeOrder) -> None:
+        super().__init__(spec, exit_barrier_timeout=_EXIT_BARRIER_TIMEOUT)
+        self._order = order
+        self._ranks: list[_Rank] = []
+        self._gate: int | None = None  # what forked ranks wait at, until it is open
+        self._next_look = 0.0
+        self._end: float | None = None  # of the grace, once ranks have been told to stop
+
+    def fork_ranks(self) -> None:
+        """Forks the ranks, which wait until they are let go.
+
+        Before there is a rendezvous store: its thread, in C++, holds locks of libc now and then (it looks names up as
+        ranks connect), and a fork at such a moment would wait for such a lock for ever.
+        """
+        if self._order.start_method != "fork":
+            return
+        gc.collect()
+        gc.freeze()  # what is here now stays shared between the ranks: no collector writes to its pages
+        sys.stdout.flush()
+        sys.stderr.flush()
+        waiting, self._gate = os.pipe()
+        for local_rank in range(self._order.plan.node.local_world_size):
+            self._start(local_rank, partial(self._fork, local_rank, waiting))
+        os.close(waiting)
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        for local_rank in range(len(self._ranks), self._order.plan.node.local_world_size):
+            self._start(local_rank, partial(self._spawn, local_rank))
+        if self._gate is not None:
+            os.write(self._gate, b"x" * len(self._ranks))
+            os.close(self._gate)
+            self._gate = None
+        pids = {entry.local_rank: entry.pid for entry in self._ranks}
+        _tell(self._order, {"event": "started", "pids": pids, "time": time.time()})
+        return pids
+
+    def _start(self, local_rank: int, start: Callable[[], int]) -> None:
+        # A signal between fork and the reset of its handler would raise our exception inside a rank.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+        try:
+            pid = start()
+            self._ranks.append(_Rank(local_rank, pid, pidfd_open(pid)))
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+
+    def _fork(self, local_rank: int, waiting: int) -> int:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent(parent)
+            let_go = os.read(waiting, 1)
+            os.close(waiting)
+            if self._gate is None or not let_go:
+                os._exit(1)
+            os.close(self._gate)
+            process.become(self._order, local_rank, parent)
+        return pid
+
+    def _spawn(self, local_rank: int) -> int:
+        command = bootstrap.command(
+            self._order.root, "rank", str(layout.order(self._order.folder)), str(local_rank), str(os.getpid())
+        )
+        environ = {**self._order.environ, **self._order.plan.rank_env[local_rank]}
+        return os.posix_spawn(sys.executable, command, environ)
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._await_exits(_FAILED_POLL)
+        failed = [entry for entry in self._ranks if entry.exit not in (None, 0)]
+        if failed:
+            with suppress(Exception):
+                self._store.set(_FAILED_KEY, str(self._order.plan.node.node_rank))  # type: ignore[attr-defined]
+            return RunResult(
+                state=WorkerState.FAILED,
+                failures={
+                    worker_group.workers[entry.local_rank].global_rank: ProcessFailure(
+                        entry.local_rank, entry.pid, entry.exit or 0, ""
+                    )
+                    for entry in failed
+                },
+            )
+        if all(entry.exit == 0 for entry in self._ranks):
+            return RunResult(WorkerState.SUCCEEDED, {worker.global_rank: None for worker in worker_group.workers})
+        if len(self._order.placement.nodes) > 1 and self._another_node_failed():
+            return RunResult(state=WorkerState.FAILED)
+        return RunResult(state=WorkerState.HEALTHY)
+
+    def _another_node_failed(self) -> bool:
+        """Looks at the store once a second; a store that is gone means that node 0 is."""
+        if time.monotonic() < self._next_look:
+            return False
+        self._next_look = time.monotonic() + _FAILED_POLL
+        try:
+            return bool(self._store.check([_FAILED_KEY]))  # type: ignore[attr-defined]
+        except Exception:
+            return True
+
+    def _await_exits(self, timeout: float) -> None:
+        """Waits until a rank exits, at most so many seconds, and reaps all that have."""
+        running = {entry.pidfd: entry for entry in self._ranks if entry.exit is None}
+        ready = readable(running, timeout)
+        now = time.time()
+        # A signal between the two would leave a pid that is reaped but not known to be.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+        try:
+            for pidfd in ready:
+                self._reap(running[pidfd], now)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+
+    def _reap(self, entry: _Rank, now: float) -> None:
+        _, status = os.waitpid(entry.pid, 0)
+        os.close(entry.pidfd)
+        entry.exit = os.waitstatus_to_exitcode(status)
+        _tell(
+            self._order,
+            {
+                "event": "exited",
+                "local_rank": entry.local_rank,
+                "code": entry.exit,
+                "stopped": entry.signalled,
+                "time": now,
+            },
+        )
+
+    def _exit_barrier(self) -> None:
+        """The store goes with node 0, which therefore waits until the others have heard that all have come.
+
+        Torch's agents do not: one that has not heard it yet looks for the store for a second or two.
+        """
+        super()._exit_barrier()  # type: ignore[no-untyped-call]
+        nodes, store = len(self._order.placement.nodes), cast(Any, self._store)
+        if nodes > 1:
+            with suppress(Exception):  # the store is gone already, or a node is
+                if store.add(_LEFT_KEY, 1) == nodes:
+                    store.set(_ALL_LEFT_KEY, "")
+                if self._order.plan.node.node_rank == 0:
+                    store.wait([_ALL_LEFT_KEY], timedelta(seconds=_LEAVE_TIMEOUT))
+
+    def _stop_workers(self, worker_group: WorkerGroup, *_: Any, **__: Any) -> None:
+        self._shutdown()
+
+    def _shutdown(self, *_: Any, **__: Any) -> None:
+        """SIGTERM, the grace, SIGKILL; ranks that have not begun need no grace.
+
+        The order to stop may come while another failure has them stopped: each hears of it once, and has one grace.
+        """
+        if self._end is None:
+            self._end = time.monotonic() + (self._order.grace_period if self._gate is None else 0.0)
+            self._signal_running(signal.SIGTERM)
+        while self._running() and time.monotonic() < self._end:
+            self._await_exits(max(0.0, self._end - time.monotonic()))
+        self._signal_running(signal.SIGKILL)
+        while self._running():
+            self._await_exits(60.0)
+
+    def _running(self) -> list[_Rank]:
+        return [entry for entry in self._ranks if entry.exit is None]
+
+    def _signal_running(self, number: signal.Signals) -> None:
+        for entry in self._running():
+            entry.signalled = True
+            os.kill(entry.pid, number)
+
+    def _construct_event(self, state: str, source: Any, *_: Any, **__: Any) -> Event:
+        """Torch's own looks up the fully qualified host name for each event: seconds each where DNS does not answer."""
+        return Event(f"torchelastic.worker.status.{state}", source, metadata={"hostname": socket.gethostname()})

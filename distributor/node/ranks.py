@@ -1,0 +1,77 @@
+"""What an agent knows of its ranks."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from distributor.machine import processes
+from distributor.node.launching import Launcher
+from distributor.values import layout
+from distributor.values.plan import NodeOrder
+
+#: The rest of a traceback from the imports of the launcher on. Source lines of a package in a zip are not told.
+_IMPORTS_TORCH = re.compile(r'distributor/node/launcher\.py", line \d+, in <module>\n.*', re.DOTALL)
+
+
+@dataclass
+class Ranks:
+    """What the launcher has told of its ranks."""
+
+    started: bool = False
+    exits: dict[int, dict[str, Any]] = field(default_factory=dict)
+    pids: dict[int, int] = field(default_factory=dict)
+    passed: bool = False
+    error: dict[str, Any] | None = None
+
+    def note(self, event: dict[str, Any]) -> None:
+        if event["event"] == "started":
+            self.started = True
+            self.pids = {int(local_rank): pid for local_rank, pid in event["pids"].items()}
+        elif event["event"] == "exited":
+            self.exits[event["local_rank"]] = event
+        elif event["event"] == "passed":
+            self.passed = True
+        elif event["event"] == "error":
+            self.error = event
+
+    @property
+    def alive_pids(self) -> dict[int, int]:
+        return {local_rank: pid for local_rank, pid in self.pids.items() if local_rank not in self.exits}
+
+    @property
+    def alive(self) -> bool:
+        return bool(self.alive_pids)
+
+    def start_error(self, launcher: Launcher, order: NodeOrder, stopping: bool) -> tuple[str, str] | None:
+        """Why no rank was started, if so and not by our own order."""
+        if self.error is not None:
+            return (
+                "StartError",
+                f"the launcher on {order.host} failed: {self.error['message']}\n\n{self.error['traceback']}",
+            )
+        if self.started or stopping:
+            return None
+        said = layout.launcher_log(order.folder).read_text(errors="replace").strip()
+        if (why := _without_torch(said)) is not None:
+            return "StartError", (
+                f"torch cannot be imported on {order.host} by {sys.executable} ({why}): install it there, or name "
+                "another Python before the session starts (the environment variable PYSPARK_PYTHON, or "
+                "spark.pyspark.python)"
+            )
+        code = launcher.returncode or 0
+        ended = f"was killed by {processes.signal_name(-code)}" if code < 0 else f"ended with code {code}"
+        return "StartError", f"the launcher on {order.host} {ended}, before any rank was up\n{said}".rstrip()
+
+
+def _without_torch(said: str) -> str | None:
+    """Why torch cannot be imported, if that is what a launcher has said: its module begins with that.
+
+    >>> _without_torch('  File "distributor/node/launcher.py", line 26, in <module>\\nImportError: no torch')
+    'ImportError: no torch'
+    """
+    traceback = _IMPORTS_TORCH.search(said)
+    last = said.rpartition("\n")[2]
+    return last if traceback and "torch" in traceback[0] and re.match(r"\w+Error: ", last) else None

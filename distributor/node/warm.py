@@ -1,0 +1,295 @@
+"""The warm process of an executor or a driver: it has imported torch, and forks the agents of runs.
+
+It runs no user code, touches no accelerator, and starts no thread and no parallel region, so that forking from it is
+safe, and nothing of one run can be seen by the next. It ends when its executor or driver ends, however that happens,
+and when nobody has needed it for a while. How runs find it: :mod:`distributor.start`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import hmac
+import importlib
+import json
+import os
+import shutil
+import socket
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from distributor.channel import control
+from distributor.channel.control import OUTDATED, UNFIT, peer_user
+from distributor.machine import bootstrap, folders, processes
+from distributor.rank import lookups
+
+#: Seconds that a connection gets to say what it wants.
+_ASK_TIMEOUT = 2.0
+
+_TOKEN_BYTES = 32
+
+#: Seconds of one wait; the kernel counts milliseconds with 31 bits.
+_LONGEST_WAIT = 3600.0
+
+#: Descriptors that come with a request: current directory, standard output and error, and at most three sockets.
+_MOST_DESCRIPTORS = 6
+
+
+def main(_placeholder: str, folder: str, owner_pid: str, listener: str, keep: str, preload: str) -> None:
+    """Entry point; leaves a process that is nobody's child, and returns."""
+    if os.fork() == 0:
+        try:
+            _serve(folder, int(owner_pid), socket.socket(fileno=int(listener)), float(keep), json.loads(preload))
+        except BaseException:
+            traceback.print_exc()  # into the log of its folder
+        finally:
+            os._exit(1)
+
+
+def _serve(folder: str, owner_pid: int, listener: socket.socket, keep: float, preload: list[str]) -> None:
+    with folders.claim(folder) as lock:
+        owner = processes.pidfd_open(owner_pid)
+        Path(folder, "pid").write_text(f"{os.getpid()} {processes.start_time(os.getpid())}")
+        notes, unfit = _import(preload, Path(folder, "importing"))
+        lookups.switch_off(folder)
+        files = _files_of_modules()
+        gc.collect()
+        gc.freeze()  # what is here now stays shared between all forks: no collector writes to its pages
+        if not Path(folder, "socket").is_socket():
+            return  # replaced meanwhile, or its folder is gone
+        Path(folder, "ready").touch()
+        folders.remove_stale()  # of who was cancelled while this imported
+        _Warm(folder, owner, listener, lock.fileno(), keep, files, notes, unfit).run()
+
+
+def _import(preload: list[str], now: Path) -> tuple[list[str], str | None]:
+    """Imports all that agents, launchers and ranks need.
+
+    Args:
+        preload: modules beside torch.
+        now: a file that says which of them is being imported, for those who wait.
+
+    Returns:
+        What could not be preloaded, in words, and why this process must not be forked, if so.
+
+    Raises:
+        ImportError: torch is not there.
+    """
+    _say(now, "torch")
+    for name in (
+        "torch",
+        "distributor.node.agent",
+        "distributor.node.launcher",
+        "asyncio",
+        "ssl",
+        "concurrent.futures.thread",
+    ):
+        importlib.import_module(name)
+    notes = []
+    for name in preload:
+        _say(now, name)
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            notes.append(f"cannot preload {name!r} ({type(error).__name__}: {error}): ranks import it themselves")
+    # Only Python's: those of OpenBLAS and OpenMP, which libraries start as they load, look after forks themselves.
+    threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    if threads:
+        names = ", ".join(threads)
+        return notes, f"cannot fork ranks: preload={preload} starts threads ({names}), which no fork has: leave it out"
+    if _is_bad_fork():
+        return notes, f"cannot fork ranks: preload={preload} uses a GPU, which no fork can after that: leave it out"
+    return notes, None
+
+
+def _say(file: Path, text: str) -> None:
+    with suppress(OSError):  # a full disk must not keep anybody from importing
+        file.write_text(text)
+
+
+def _is_bad_fork() -> bool:
+    """Whether torch refuses GPUs to forks of this process: somebody has asked CUDA for devices, say."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(int(sys.modules["torch"].cuda._is_in_bad_fork()))
+    return os.waitpid(pid, 0)[1] != 0
+
+
+def _files_of_modules() -> dict[str, tuple[int, int]]:
+    """Where the loaded modules came from, and what tells whether a file is still the same."""
+    found = {}
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str):
+            with suppress(OSError):  # inside a zip
+                found[file] = _version(file)
+    return found
+
+
+def _version(file: str) -> tuple[int, int]:
+    about = os.stat(file)
+    return about.st_mtime_ns, about.st_size
+
+
+class _Warm:
+    def __init__(
+        self,
+        folder: str,
+        owner: int,
+        listener: socket.socket,
+        lock: int,
+        keep: float,
+        files: dict[str, tuple[int, int]],
+        notes: list[str],
+        unfit: str | None,
+    ) -> None:
+        self._folder = folder
+        self._owner = owner
+        self._listener: socket.socket | None = listener
+        self._token = Path(folder, "token").read_bytes()
+        self._lock = lock
+        self._keep = keep
+        self._files = files
+        self._notes = notes
+        self._unfit = unfit
+        self._agents: dict[int, int] = {}  # pids by process descriptor
+
+    def run(self) -> None:
+        """Serves until the owner ends, or nobody has asked for long enough."""
+        end = time.monotonic() + self._keep
+        while self._listener is not None or self._agents:
+            watched = [self._owner, *self._agents]
+            if self._listener is not None:
+                watched.append(self._listener.fileno())
+            ready = processes.readable(watched, _LONGEST_WAIT if self._agents else self._left(end))
+            if self._owner in ready:
+                break
+            for descriptor in ready:
+                if descriptor in self._agents:
+                    os.waitpid(self._agents.pop(descriptor), 0)
+                    os.close(descriptor)
+            if self._listener is not None and self._listener.fileno() in ready:
+                self._answer(self._listener)
+            if ready or self._agents:
+                end = time.monotonic() + self._keep
+            elif time.monotonic() >= end and self._leave_if_nobody_comes():
+                return
+        self._leave()
+
+    def _left(self, end: float) -> float:
+        return min(_LONGEST_WAIT, max(0.0, end - time.monotonic()))
+
+    def _answer(self, listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):  # whoever asked has gone
+            if peer_user(connection) != os.geteuid():
+                return
+            connection.settimeout(_ASK_TIMEOUT)
+            shown, descriptors, _, _ = socket.recv_fds(
+                connection, _TOKEN_BYTES, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+            )
+            try:
+                if not hmac.compare_digest(shown, self._token):
+                    return
+                request = control.receive(connection)
+                if request is None:
+                    return
+                if "retire" in request or self._is_outdated():
+                    self._retire()
+                    connection.sendall(OUTDATED)
+                    return
+                if self._unfit is not None:
+                    connection.sendall(UNFIT + self._unfit.encode())
+                    return
+                pid = self._fork(request, descriptors, connection)
+                agent = processes.pidfd_open(pid)
+                self._agents[agent] = pid
+                socket.send_fds(connection, [str(pid).encode()], [agent])
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+
+    def _is_outdated(self) -> bool:
+        """Whether a file of a loaded module was changed: a package was installed, or the user edits it."""
+        try:
+            return any(_version(file) != version for file, version in self._files.items())
+        except OSError:
+            return True
+
+    def _retire(self) -> None:
+        """Serves nobody else; what it has forked is not disturbed, and its files stay for them."""
+        if self._listener is not None:
+            with suppress(OSError):  # nobody can have replaced it before that
+                os.unlink(Path(self._folder, "socket"))
+            self._listener.close()
+            self._listener = None
+
+    def _leave_if_nobody_comes(self) -> bool:
+        try:
+            descriptor = os.open(self._folder, os.O_RDONLY)
+        except OSError:
+            return True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self._listener is not None and processes.readable([self._listener.fileno()], 0):
+                return False
+            self._remove_folder()
+            return True
+        except OSError:  # somebody is just about to connect
+            return False
+        finally:
+            os.close(descriptor)
+
+    def _leave(self) -> None:
+        with suppress(OSError):
+            descriptor = os.open(self._folder, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                self._remove_folder()
+            finally:
+                os.close(descriptor)
+
+    def _remove_folder(self) -> None:
+        """Unless another process serves it by now, which has a token of its own."""
+        if Path(self._folder, "token").read_bytes() == self._token:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _fork(self, request: dict[str, Any], descriptors: list[int], connection: socket.socket) -> int:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            self._become_agent(request, descriptors, connection)
+        return pid
+
+    def _become_agent(self, request: dict[str, Any], descriptors: list[int], connection: socket.socket) -> NoReturn:
+        """In the fork: what a process started anew by the one that asked would be, then an agent."""
+        try:
+            assert self._listener is not None
+            for descriptor in (self._owner, self._lock, *self._agents):
+                os.close(descriptor)
+            self._listener.close()
+            connection.close()
+            os.setsid()
+            here, out, err, *rest = descriptors
+            os.fchdir(here)
+            for descriptor, target in ((out, 1), (err, 2)):
+                os.dup2(descriptor, target)
+            for descriptor in (here, out, err):
+                os.close(descriptor)
+            os.environ.clear()
+            os.environ.update(request["environ"])
+            bootstrap.overwrite_argument(bootstrap.title("warm"), bootstrap.title("agent", request["owner"]))
+            sockets = {name: socket.socket(fileno=descriptor) for name, descriptor in zip(request["names"], rest)}
+            from distributor.node import agent
+
+            agent.serve(sockets, request["owner"], self._notes)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(0)

@@ -1,0 +1,1 @@
+"""From what came back to values or one exception. Runs on the driver, pure; may import ``shipping``."""

@@ -1,0 +1,83 @@
+"""What to do about a failure that the driver understands better than the rank: something is here, and was not there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import socket
+
+from distributor.shipping import modules
+from distributor.values.job import Job, Module, Script
+from distributor.values.outcome import Failure
+
+_NO_MODULE = re.compile(r"No module named '?(?P<name>\w+(?:\.\w+)*)")
+_NO_FILE = re.compile(r"No such file or directory: '(?P<path>.+?)'")
+
+
+def advise(failure: Failure, job: Job) -> str:
+    """A sentence or two for the user; ``""`` where there is nothing to add.
+
+    Args:
+        failure: the root of what went wrong.
+        job: what had been asked for.
+    """
+    if failure.kind in ("ModuleNotFoundError", "ImportError") and (found := _NO_MODULE.search(failure.message)):
+        return _about_module(found["name"], failure, job)
+    if failure.kind == "FileNotFoundError" and (found := _NO_FILE.search(failure.message)):
+        return _about_file(found["path"], failure, job)
+    return ""
+
+
+def _about_module(name: str, failure: Failure, job: Job) -> str:
+    here = [] if job.working_dir is None else [job.working_dir.path]
+    if isinstance(job.target, Script):
+        here.append(os.path.dirname(job.target.path))
+    if isinstance(job.target, Module):
+        here.append(os.getcwd())
+    package = name.partition(".")[0]
+    spec = modules.find(package, here)
+    if spec is None or modules.find(name, here) is None:
+        asked = isinstance(job.target, Module) and job.target.name == name
+        where = "" if job.working_dir is None else f"working_dir {job.working_dir.path}, "
+        told = f"{name} is not on the driver either: not in {where}the current directory {os.getcwd()} or Python's path"
+        return told if asked else ""
+    places = [*(spec.submodule_search_locations or ()), *([spec.origin] if spec.origin else [])]
+    if not places or not os.path.exists(places[0]):  # built in
+        return ""
+    if spec.loader is None and not any(entry.endswith(".py") for entry in os.listdir(places[0])):  # just a folder
+        return ""
+    if modules.is_installed(places[0]):
+        return (
+            f"{package} is installed on the driver, but not on {failure.host}: install it there, or ship an "
+            "environment that has it (spark.archives)"
+        )
+    folder = os.path.dirname(os.path.abspath(places[0]))
+    if job.working_dir is not None and job.working_dir.path == folder:
+        return ""
+    return f"{package} is on the driver, in {folder}. {_ship(folder)}"
+
+
+def _about_file(path: str, failure: Failure, job: Job) -> str:
+    try:
+        if os.stat(path).st_ctime >= failure.time:  # it has come since
+            return ""
+    except OSError:
+        return ""
+    if os.path.isabs(path):
+        if failure.host == socket.gethostname():  # the same files
+            return ""
+        return (
+            f"{path} is on the driver, and was not found on {failure.host}: put it on storage that all hosts share, or "
+            "into the project folder that working_dir= names"
+        )
+    here = os.getcwd()
+    if job.working_dir is None:
+        return f"{path} is in the driver's current directory, {here}. {_ship(here)}"
+    if job.working_dir.path == here:
+        return ""
+    return f"{path} is in the driver's current directory, {here}, but ranks run in working_dir, {job.working_dir.path}"
+
+
+def _ship(folder: str) -> str:
+    return f"Executors get it with working_dir={folder!r} (--working-dir {shlex.quote(folder)})"

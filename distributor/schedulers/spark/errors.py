@@ -1,0 +1,74 @@
+"""Spark's exceptions as ours: the reason in words, without the Java stack around it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from distributor.errors import (
+    DistributorError,
+    NodeLostError,
+    ResourceError,
+    ResultError,
+    RunCancelledError,
+    StartError,
+)
+from distributor.values.job import Job
+
+
+def translate(error: Exception, job: Job, hosts: Sequence[str] = ()) -> DistributorError:
+    """Spark's exception as one of ours: the reason in one line, and no Java stack.
+
+    Args:
+        error: what Spark raised.
+        job: what was to run.
+        hosts: where its tasks have failed, if that is known.
+    """
+    text = str(error)
+    where = f" on {', '.join(hosts)}" if hosts else ""
+    if "spark.driver.maxResultSize" in text:
+        size = re.search(r"Total size of serialized results of \d+ tasks? \(([^)]*)\)", text)
+        return ResultError(
+            f"the return values{f' ({size.group(1)})' if size else ''} are larger than spark.driver.maxResultSize "
+            "allows: raise that setting (and spark.driver.memory with it), or write a checkpoint to shared storage and "
+            "return its path"
+        )
+    if re.search(r"cancelled|canceled|interrupted|OPERATION_CANCELED", text, re.IGNORECASE):
+        return RunCancelledError(f"the Spark job of run {job.run_id} was cancelled: {reason(text)}")
+    if "BarrierJobSlotsNumberCheckFailed" in text or "requires more slots" in text:
+        return ResourceError(
+            f"num_processes={job.num_processes} needs {job.num_tasks} task slots at once, and the cluster has fewer: "
+            f"{reason(text)}"
+        )
+    if "PYTHON_VERSION_MISMATCH" in text:
+        mismatch = _line_with("PYTHON_VERSION_MISMATCH", text)
+        return StartError(
+            f"the Spark job failed{where}: {mismatch} Name another Python before the session starts (PYSPARK_PYTHON, "
+            "spark.pyspark.python)"
+        )
+    return NodeLostError(f"the Spark job of run {job.run_id} failed{where}: {reason(text)}")
+
+
+def is_lost_worker(error: Exception) -> bool:
+    """Whether Spark says that it lost a Python worker, rather than that the worker failed.
+
+    It may have given a new task a worker that it was about to end with the task before (SPARK-54217): the worker exits,
+    or Spark closes the socket to it.
+    """
+    return bool(re.search(r"Python worker exited unexpectedly|java\.net\.SocketException", str(error)))
+
+
+def _line_with(word: str, text: str) -> str:
+    return next(line.strip() for line in text.splitlines() if word in line).partition(f"[{word}] ")[2]
+
+
+def reason(text: str) -> str:
+    """Why, from a Java exception's text: Spark's own line, and the Python exception in a worker if there was one."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("at ")]
+    at = next((index for index, line in enumerate(lines) if re.search(r"Job aborted|cancelled|Lost task", line)), 0)
+    spark, *after = lines[at:] or [""]
+    if spark.endswith("finished unsuccessfully.") and after:  # a barrier task; the next line says why
+        spark += f" {after[0].partition('. ')[0]}"
+    spark = re.sub(r"^[:\s]*(?:[\w.$]+(?:Exception|Error): )+", "", spark)[:500] or "no reason given"
+    in_worker = [line for line in lines if re.match(r"(?!org\.|java\.|scala\.|py4j\.)[\w.]*(Error|Exception): ", line)]
+    return f"{spark} (in a Python worker: {in_worker[-1][:500]})" if in_worker else spark

@@ -1,0 +1,28 @@
+"""The executor that a Python worker belongs to."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from distributor.machine.processes import stat
+
+
+def executor_of_this() -> int:
+    """Pid of the Spark executor that this Python worker serves: the nearest JVM above it, else its parent."""
+    pid = os.getpid()
+    while (fields := stat(pid)) is not None and int(fields[1]) > 1:
+        pid = int(fields[1])
+        with suppress(OSError), open(f"/proc/{pid}/comm") as name:
+            if name.read().startswith("java"):
+                return pid
+    return os.getppid()
+
+
+def executor_host(pid: int) -> str | None:
+    """What a Spark executor was told to call its host; ``None`` if that process is none."""
+    with suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/cmdline") as line:
+        arguments = line.read().split("\0")
+        if any(argument.endswith("ExecutorBackend") for argument in arguments):
+            return arguments[arguments.index("--hostname") + 1]
+    return None

@@ -1,0 +1,178 @@
+"""What a Spark session needs before it is started: a Java that is new enough, a master that answers.
+
+Spark itself finds out after a minute or more, and says so in pages of Java.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from urllib.parse import urlsplit
+
+from distributor.errors import ConfigurationError, ResourceError
+from distributor.schedulers.spark import java
+
+#: What Spark takes for a master, and for the address of a Connect server.
+#: Source: https://github.com/apache/spark/blob/master/core/src/main/scala/org/apache/spark/SparkContext.scala
+#: (SparkMasterRegex)
+_WITHIN = r"local(\[(\d+|\*)(\s*,\s*\d+)?\])?"
+_CLUSTER = r"local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]"
+_MASTER = rf"{_WITHIN}|{_CLUSTER}|yarn|(spark|k8s|sc)://.+"
+
+#: Where a Connect server listens if no port is named; Spark wants the port of a master named, which is mostly 7077.
+#: Sources: https://github.com/apache/spark/blob/master/sql/connect/docs/client-connection-string.md,
+#: https://spark.apache.org/docs/latest/spark-standalone.html (SPARK_MASTER_PORT)
+_CONNECT_PORT = 15002
+
+#: Seconds that a master gets to take a connection, and that its name gets to be resolved: two tries of the resolver's.
+_PATIENCE = 4.0
+_RESOLVER = 10.0
+
+#: By which gRPC goes another way than straight to the address.
+#: Source: https://grpc.github.io/grpc/core/md_doc_environment_variables.html
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+
+
+def check_master(master: str) -> None:
+    """Finds what Spark would refuse.
+
+    Raises:
+        ConfigurationError: it is no master's address.
+    """
+    if re.fullmatch(_MASTER, master) is None:
+        raise ConfigurationError(
+            f"{master!r} is no master that Spark knows: spark://host:7077, yarn, k8s://https://host:443, "
+            "local-cluster[2,1,1024], local[4], or sc://host for Spark Connect"
+        )
+    addresses(master)
+
+
+def check(master: str, environ: Mapping[str, str], use_gpu: bool) -> None:
+    """Finds why Spark could not start before it tries to. Nothing is started.
+
+    Args:
+        master: as the user gives it.
+        environ: the driver's environment.
+        use_gpu: whether ranks are to have GPUs.
+
+    Raises:
+        ConfigurationError: there is no pyspark, no Java that is new enough, or no master that answers.
+        ResourceError: GPUs are wanted where Spark has none to give.
+    """
+    if use_gpu and re.fullmatch(_WITHIN, master):
+        raise no_executors(master)
+    try:
+        from pyspark.version import __version__ as spark
+    except ImportError as error:
+        raise ConfigurationError(
+            f"training on Spark needs pyspark, which cannot be imported ({error}): pip install 'distributor[spark]'"
+        ) from None
+    if not master.startswith("sc://") and (reason := java.problem(spark, environ)) is not None:
+        raise ConfigurationError(
+            f"no Spark session with master {master}: {reason}; or train on this machine with local_mode=True, which "
+            "needs no Java"
+        )
+    configured = environ.get("HADOOP_CONF_DIR") or environ.get("YARN_CONF_DIR") or _has_settings(environ)
+    if master == "yarn" and not configured:
+        raise ConfigurationError(
+            "with master yarn, Spark finds the cluster by its configuration, and neither HADOOP_CONF_DIR nor "
+            "YARN_CONF_DIR is set: set one to the folder of yarn-site.xml and core-site.xml"
+        )
+    _check_answers(master, environ)
+
+
+def no_executors(master: str) -> ResourceError:
+    """Why there are no GPUs on a master whose tasks run within the driver's Java."""
+    return ResourceError(
+        f"use_gpu=True, but Spark with master {master} has no executors, and gives its tasks no GPUs: pass "
+        "local_mode=True to train on this machine's GPUs, or use_gpu=False to train on CPUs"
+    )
+
+
+def addresses(master: str) -> list[tuple[str, int]]:
+    """Hosts and ports that a URL names, any of which may answer; none where that takes Spark to know.
+
+    Raises:
+        ConfigurationError: it is a URL that names no host, or no port where Spark wants one.
+
+    >>> addresses("spark://a:7077,b:7078"), addresses("sc://[::1]/;user_id=me"), addresses("yarn")
+    ([('a', 7077), ('b', 7078)], [('::1', 15002)], [])
+    """
+    scheme, _, rest = master.partition("://")
+    if scheme == "spark":
+        return [_address(f"spark://{one}", None) for one in rest.split(",")]
+    return [_address(master, _CONNECT_PORT)] if scheme == "sc" else []
+
+
+def _address(url: str, default: int | None) -> tuple[str, int]:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or default
+    except ValueError as error:
+        raise ConfigurationError(f"the master {url!r} is no URL: {error}") from None
+    if not host:
+        raise ConfigurationError(f"the master {url!r} names no host: spark://host:7077, or sc://host")
+    if port is None:
+        raise ConfigurationError(f"the master {url!r} names no port: it is 7077 unless the master was told otherwise")
+    if default is None and (parts.path or parts.query or parts.fragment):
+        raise ConfigurationError(f"the master {url!r} has more than host and port: spark://{parts.netloc}")
+    return host, port
+
+
+def _check_answers(master: str, environ: Mapping[str, str]) -> None:
+    """Looks whether somebody listens at one of a master's addresses; where a proxy is set, that is asked, not they."""
+    asked = addresses(master)
+    if not asked or (master.startswith("sc://") and any(environ.get(name) for name in _PROXIES)):
+        return
+    answers: SimpleQueue[str | None] = SimpleQueue()
+    for host, port in asked:
+        # Nothing ends a look-up of a name early: the thread may outlive this.
+        threading.Thread(target=lambda host=host, port=port: answers.put(_try(host, port)), daemon=True).start()
+    deadline = time.monotonic() + _RESOLVER + _PATIENCE
+    reasons: list[str] = []
+    while len(reasons) < len(asked):
+        try:
+            reason = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+        except Empty:
+            reasons.append(f"the name server does not answer within {_RESOLVER:g} s")
+            break
+        if reason is None:
+            return
+        reasons.append(reason)
+    what = "Spark Connect server" if master.startswith("sc://") else "master"
+    raise ConfigurationError(
+        f"no Spark session with master {master}: {'; '.join(sorted(reasons))}. Does the {what} run, and is this its "
+        "address as seen from here?"
+    )
+
+
+def _try(host: str, port: int) -> str | None:
+    """Why nothing answers at a host's port; ``None`` if something does."""
+    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        return f"the name {host!r} is not known here ({getattr(error, 'strerror', None) or error})"
+    deadline, reason = time.monotonic() + _PATIENCE, ""
+    for left, (family, kind, protocol, _, address) in zip(range(len(found), 0, -1), found, strict=True):
+        try:
+            with socket.socket(family, kind, protocol) as trial:
+                trial.settimeout(max(0.1, (deadline - time.monotonic()) / left))
+                trial.connect(address)
+                return None
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+    return f"nothing answers at {shown} ({reason})"
+
+
+def _has_settings(environ: Mapping[str, str]) -> bool:
+    """Whether Spark's own scripts read a file of the user's, which may say where the cluster is."""
+    home = environ.get("SPARK_HOME")
+    folder = environ.get("SPARK_CONF_DIR") or (os.path.join(home, "conf") if home else None)
+    return folder is not None and Path(folder, "spark-env.sh").is_file()

@@ -1,0 +1,72 @@
+"""The rows that tasks send back in band."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from distributor.values.outcome import Collected, Log
+
+OUTPUT = struct.Struct("!IBQ")  # rank, stream, offset
+
+
+class FailedRows:
+    """The rows of a failed run, brought by an accumulator: Spark delivers those as each task ends, before the job does.
+
+    It is the accumulator's parameter on the driver; in its place, tasks get one that PySpark has, which only adds.
+
+    Args:
+        expected: how many tasks bring rows.
+        on_complete: called with all rows once they are here, in a thread of its own.
+    """
+
+    def __init__(self, expected: int, on_complete: Callable[[Sequence[bytes]], None]) -> None:
+        self._expected = expected
+        self._on_complete = on_complete
+        self._by_task: dict[int, tuple[bytes, ...]] = {}
+
+    @property
+    def rows(self) -> list[bytes]:
+        return [row for rows in list(self._by_task.values()) for row in rows]
+
+    @property
+    def complete(self) -> bool:
+        return 0 < self._expected <= len(self._by_task)
+
+    def zero(self, _value: object) -> tuple[()]:
+        return ()
+
+    def addInPlace(self, _value: object, update: Iterable[tuple[int, tuple[bytes, ...]]]) -> tuple[()]:  # noqa: N802
+        """Called by PySpark while Spark's scheduler waits: must neither take long nor raise."""
+        before = self.complete
+        for partition, rows in update:
+            self._by_task.setdefault(partition, rows)  # should Spark start the stage again, the first is the truest
+        if self.complete and not before:
+            threading.Thread(target=self._on_complete, args=(self.rows,), name="distributor-fail", daemon=True).start()
+        return ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from pyspark.accumulators import AddingAccumulatorParam
+
+        return AddingAccumulatorParam, ((),)
+
+
+def sort(pieces: Iterable[bytes]) -> Collected:
+    """What the tasks yielded, by kind."""
+    reports, values, lost, logs = [], {}, [], []  # type: ignore[var-annotated]
+    for piece in pieces:
+        kind, body = piece[:1], memoryview(piece)[1:]
+        if kind == b"R":
+            reports.append(pickle.loads(body))
+        elif kind == b"V":
+            (rank,) = struct.unpack_from("!I", body)
+            values.setdefault(rank, []).append(body[4:])
+        elif kind == b"G":
+            rank, stream, offset = OUTPUT.unpack_from(body)
+            logs.append(Log(rank, stream, offset, bytes(body[OUTPUT.size :])))
+        else:
+            lost.append(bytes(body).decode())
+    return Collected(tuple(reports), values, tuple(lost), tuple(logs))

@@ -1,0 +1,355 @@
+"""What a run's tasks ask of Spark, and how many such tasks fit: slots, stage-level scheduling, memory, GPUs.
+
+Spark can give the tasks of one stage other CPUs and GPUs than the session's (a resource profile), but runs a barrier
+stage on the executors that are there: other executors come with dynamic allocation only, which barrier mode rules out.
+Source: https://spark.apache.org/docs/latest/configuration.html#stage-level-scheduling-overview
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from distributor.errors import ConfigurationError, ResourceError
+from distributor.machine.limits import parse_memory
+from distributor.schedulers.spark.session import conf, is_connect, master_of
+from distributor.text.wording import mebibytes
+from distributor.values.job import Job, Resources, TaskProfile
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+GPU = "gpu"
+_TASK_GPUS = "spark.task.resource.gpu.amount"
+_EXECUTOR_GPUS = "spark.executor.resource.gpu.amount"
+
+#: What Spark gives an executor beside its heap where nothing is set: a share of the heap, and at least so much.
+_OVERHEAD_SHARE = 0.1
+_OVERHEAD_LEAST = "384m"
+
+#: Profiles of each session: Spark keeps each one that it is given for as long as the application lives.
+_profiles: WeakKeyDictionary[SparkSession, dict[TaskProfile, Any]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What a session's settings say of its tasks and executors.
+
+    Attributes:
+        master: the master URL.
+        task_cpus: ``spark.task.cpus``.
+        task_gpus: ``spark.task.resource.gpu.amount`` as it is written.
+        executor_cores: of each executor; ``None`` if the settings do not say.
+        executor_gpus: of each executor.
+        memory_beside_heap: bytes that an executor has for what is not its JVM's heap, Python included; ``None`` if the
+            settings cannot be read.
+        no_profiles: why stages cannot have resources of their own; ``None`` if they can.
+    """
+
+    master: str
+    task_cpus: int = 1
+    task_gpus: str = "0"
+    executor_cores: int | None = None
+    executor_gpus: int = 0
+    memory_beside_heap: int | None = 384 << 20
+    no_profiles: str | None = None
+
+
+def cluster_of(session: SparkSession) -> Cluster:
+    """What a session's settings say."""
+    try:
+        memory = _memory_beside_heap(session)
+    except ValueError:
+        memory = None
+    master = master_of(session)
+    local = re.fullmatch(r"local(?:\[(\d+|\*).*\])?", master)
+    of_master = re.fullmatch(r"local-cluster\[\s*\d+\s*,\s*(\d+)\s*,.*", master)
+    cores: Any = conf(session, "spark.executor.cores")
+    if of_master is not None:
+        cores = of_master[1]
+    elif local is not None:
+        cores = local[1] or 1
+    if cores is None and master.startswith(("yarn", "k8s://")):
+        cores = 1
+    elif cores == "*":
+        cores = None if is_connect(session) else session.sparkContext.defaultParallelism
+    return Cluster(
+        master=master,
+        task_cpus=int(conf(session, "spark.task.cpus", "1")),
+        task_gpus=str(conf(session, _TASK_GPUS, "0")),
+        executor_cores=None if cores is None else int(cores),
+        executor_gpus=int(float(conf(session, _EXECUTOR_GPUS) or 0)),
+        memory_beside_heap=memory,
+        no_profiles=_why_no_profiles(session, master),
+    )
+
+
+def executors(session: SparkSession) -> Iterator[tuple[int, int]]:
+    """Cores and running tasks of each executor of a classic session that is there."""
+    scala = session.sparkContext._jsc.sc()
+    running = scala.taskScheduler().runningTasksByExecutors()
+    listed = scala.statusStore().executorList(True)
+    for index in range(listed.size()):
+        executor = listed.apply(index)
+        tasks = running.get(executor.id())
+        yield int(executor.totalCores()), int(tasks.get()) if tasks.isDefined() else 0  # a driver is there with 0 cores
+
+
+def _why_no_profiles(session: SparkSession, master: str) -> str | None:
+    """Why stages of a session cannot have resources of their own, ``None`` if they can."""
+    version = tuple(int(part) for part in re.findall(r"\d+", session.version)[:3])
+    if is_connect(session) and version < (4,):
+        return "Spark Connect has stage-level scheduling from Spark 4.0 on"
+    if master.startswith(("spark://", "local-cluster")):
+        return None if version >= (3, 4) else "Spark has stage-level scheduling here from 3.4 on"
+    if master.startswith(("yarn", "k8s://")):
+        return None if version >= (3, 5, 1) else "Spark has stage-level scheduling here from 3.5.1 on"
+    return f"Spark has no stage-level scheduling with master {master}"
+
+
+def shape(resources: Resources, cluster: Cluster) -> tuple[int, TaskProfile | None]:
+    """How many ranks each task hosts, and what it is to have if that is not what the session gives by itself.
+
+    Raises:
+        ConfigurationError: the GPU amount is no whole number, or does not divide ``num_processes``; or resources of
+            its own are asked for, and this cluster has no stage-level scheduling.
+        ResourceError: what is asked is more than an executor has.
+    """
+    ranks, gpus = _gpus(resources, cluster)
+    limit = node_limit(resources, cluster)
+    if limit is not None and limit < ranks:
+        raise ResourceError(
+            f"max_processes_per_node or memory_per_process allow {limit} rank{'s' * (limit > 1)} on an executor, but "
+            f"each task hosts {ranks} ({_TASK_GPUS}={cluster.task_gpus}): raise them, or give tasks fewer GPUs"
+        )
+    cpus = cluster.task_cpus if resources.cpus_per_process is None else ranks * resources.cpus_per_process
+    if cluster.executor_cores is not None and cpus > cluster.executor_cores:
+        raise ResourceError(
+            f"a task of {ranks} rank{'s' * (ranks > 1)} needs {cpus} cores (cpus_per_process="
+            f"{resources.cpus_per_process}), and each executor has {cluster.executor_cores}: lower "
+            "cpus_per_process, or raise spark.executor.cores"
+        )
+    default_gpus = float(cluster.task_gpus) if resources.use_gpu else gpus
+    if cpus == cluster.task_cpus and gpus == default_gpus:
+        return ranks, None
+    if cluster.no_profiles is not None:
+        raise ConfigurationError(
+            f"tasks of {cpus} CPU{'s' * (cpus > 1)}{f' and {gpus} GPUs' if gpus else ''} are not what this session "
+            f"gives (spark.task.cpus={cluster.task_cpus}, {_TASK_GPUS}={cluster.task_gpus}), and "
+            f"{cluster.no_profiles}: set these when the session starts, and leave out gpus_per_process and "
+            "cpus_per_process"
+        )
+    return ranks, TaskProfile(cpus, gpus)
+
+
+def _gpus(resources: Resources, cluster: Cluster) -> tuple[int, int]:
+    """Ranks and GPUs of one task."""
+    if not resources.use_gpu:
+        return 1, 0
+    text = cluster.task_gpus
+    try:
+        amount = float(text)
+    except ValueError:
+        raise ConfigurationError(f"{_TASK_GPUS} is {text!r}: it must be a whole number of GPUs per task") from None
+    each = resources.gpus_per_process
+    count = resources.num_processes
+    if each is not None:
+        if amount > 0 and amount == int(amount) and amount % each == 0 and count % (amount // each) == 0:
+            return int(amount) // each, int(amount)
+        if cluster.executor_gpus < each:
+            raise ResourceError(
+                f"gpus_per_process={each}, but {_EXECUTOR_GPUS} gives each executor {cluster.executor_gpus}: raise it "
+                "when the session starts (with a discovery script), or lower gpus_per_process"
+            )
+        return 1, each
+    if amount == 0 and cluster.executor_gpus > 0 and cluster.no_profiles is None:
+        return 1, 1
+    if amount == 0:
+        raise ResourceError(
+            f"use_gpu=True, but '{_TASK_GPUS}' was unset, so Spark gives tasks no GPU: set it (usually to 1) with "
+            f"{_EXECUTOR_GPUS} and a discovery script, or pass use_gpu=False to train on CPUs"
+        )
+    if amount != int(amount) or amount < 0:
+        raise ConfigurationError(
+            f"{_TASK_GPUS} is {text}: ranks cannot share a GPU (NCCL refuses two ranks on one device); set it to 1, or "
+            "pass gpus_per_process=1, which asks for whole GPUs for this run (stage-level scheduling)"
+        )
+    if count % int(amount):
+        raise ConfigurationError(
+            f"num_processes={count} must be a multiple of {_TASK_GPUS}={int(amount)}: "
+            "each task hosts as many ranks as it has GPUs"
+        )
+    return int(amount), int(amount)
+
+
+def node_limit(resources: Resources, cluster: Cluster) -> int | None:
+    """How many ranks one executor may host, ``None`` for any number.
+
+    Raises:
+        ConfigurationError: the settings of the executors' memory cannot be read.
+        ResourceError: not even one has the memory that it needs.
+    """
+    limits = [] if resources.max_processes_per_node is None else [resources.max_processes_per_node]
+    if resources.memory_per_process is not None:
+        if cluster.memory_beside_heap is None:
+            raise ConfigurationError(
+                "memory_per_process has to know what executors have beside their JVM heap, but one of the settings "
+                "spark.executor.memory, .memoryOverhead, .minMemoryOverhead and .pyspark.memory is no size such as '8g'"
+            )
+        fit = cluster.memory_beside_heap // resources.memory_per_process
+        if fit == 0:
+            raise ResourceError(
+                f"memory_per_process={mebibytes(resources.memory_per_process)}, but each executor has "
+                f"{mebibytes(cluster.memory_beside_heap)} beside its JVM heap (spark.executor.memoryOverhead and "
+                "spark.executor.pyspark.memory): raise spark.executor.memoryOverhead when the session starts. A run "
+                "cannot ask for other executors: Spark brings those by dynamic allocation, which barrier mode rules out"
+            )
+        limits.append(fit)
+    return min(limits, default=None)
+
+
+def _float(text: str) -> float:
+    """A number, 0 where it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+class Slots:
+    """The task slots of a session for the tasks of one job.
+
+    Args:
+        session: classic or Connect.
+        cluster: its settings.
+        job: what is asked.
+    """
+
+    def __init__(self, session: SparkSession, cluster: Cluster, job: Job) -> None:
+        self._session = session
+        self._cluster = cluster
+        self._job = job
+        # Without a profile of its own, a task takes the session's GPUs whether it wants them or not.
+        own = job.task_profile
+        self._cpus = cluster.task_cpus if own is None else own.cpus
+        self._gpus = _float(cluster.task_gpus) if own is None else float(own.gpus)
+
+    def most(self) -> int | None:
+        """Task slots that the cluster can have at most; ``None`` if that is not known."""
+        cores = self._cluster.executor_cores
+        if re.match(r"local(\[|$)", self._cluster.master):
+            return None if cores is None else self._usable(cores, 0)
+        of_master = re.match(r"local-cluster\[\s*(\d+)", self._cluster.master)
+        instances = of_master[1] if of_master is not None else conf(self._session, "spark.executor.instances")
+        if instances and int(instances) > 0 and cores is not None:
+            return int(instances) * self._usable(cores, 0)
+        return None
+
+    def total(self) -> int:
+        """Task slots of the executors that have come so far, whatever runs on them. Classic sessions only.
+
+        Where a node may have so many ranks only, its other slots do not count.
+        """
+        if self.limited:
+            return sum(self._usable(cores, 0) for cores, _ in executors(self._session))
+        scala = self._session.sparkContext._jsc.sc()
+        manager = scala.resourceProfileManager()
+        jvm_profile = manager.defaultResourceProfile()
+        if self._job.task_profile is not None:
+            jvm_profile = profile(self._session, self._job.task_profile)._java_resource_profile
+            manager.addResourceProfile(jvm_profile)
+        return int(scala.maxNumConcurrentTasks(jvm_profile))
+
+    def free(self) -> int:
+        """Those of them that nothing runs on.
+
+        Spark does not tell what is taken: what tasks take that are the session's own is assumed. Classic only.
+        """
+        free = sum(self._usable(cores, running) for cores, running in executors(self._session))
+        return free if self.limited else min(self.total(), free)  # with a limit, the total is made of the same terms
+
+    def ready(self) -> bool:
+        """Whether the run can be given to Spark, which then waits for slots that are busy. Classic only.
+
+        Spark deals the tasks of a barrier stage out evenly if it finds all their slots free. So where a node may have
+        so many ranks only, these are waited for.
+        """
+        return (self.free() if self.limited else self.total()) >= self._job.num_tasks
+
+    @property
+    def limited(self) -> bool:
+        """Whether a node may have so many ranks only."""
+        return self._job.max_processes_per_node is not None
+
+    def _usable(self, cores: int, running: int) -> int:
+        """Tasks that an executor with so many cores and tasks may have: cores, GPUs or the limit decide."""
+        fit = max(0, cores - running * self._cluster.task_cpus) // self._cpus
+        if self._gpus > 0:
+            gpus = self._cluster.executor_gpus - running * _float(self._cluster.task_gpus)
+            fit = min(fit, max(0, int(gpus / self._gpus)))
+        limit = self._job.max_processes_per_node
+        return fit if limit is None else min(fit, limit // self._job.ranks_per_task)
+
+    def too_few(self, slots: int) -> str:
+        """Why so many slots are too few, and what to do."""
+        job = self._job
+        gpu = f" with {self._gpus:g} GPU{'s' * (self._gpus > 1)} each ({_TASK_GPUS})" if self._gpus else ""
+        cpus = f" of {self._cpus} CPUs" if self._cpus > 1 else ""
+        most = job.max_processes_per_node
+        limit = "" if most is None else f", {most} rank{'s' * (most > 1)} at most on each executor"
+        smaller = "spark.task.cpus" if job.task_profile is None else "cpus_per_process"
+        larger = (
+            f"spark.executor.cores, or lower {smaller}"
+            if most is None
+            else "max_processes_per_node, or ask for less memory_per_process"
+        )
+        return (
+            f"num_processes={job.num_processes} needs {job.num_tasks} task slots at once{cpus}{gpu}{limit}, "
+            f"and the cluster ({self._cluster.master}) has {slots}: lower num_processes, or raise "
+            f"spark.executor.instances or {larger}"
+        )
+
+
+def is_spread(job: Job, facts: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether no executor has more ranks than it may.
+
+    Spark deals the tasks of a barrier stage out evenly, but among the executors that it finds free at one moment: to
+    one that has just come up, it gives all that fit.
+    """
+    limit = job.max_processes_per_node
+    most = max(Counter(entry["facts"]["executor"] for entry in facts).values())
+    return limit is None or most * job.ranks_per_task <= limit
+
+
+def profile(session: SparkSession, task: TaskProfile) -> Any:
+    """The resource profile of a session for such tasks; equal ones are made once."""
+    from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+
+    made = _profiles.setdefault(session, {})
+    if task not in made:
+        if is_connect(session):  # a profile is made for the session that is active in the thread
+            type(session)._set_default_and_active_session(session)  # type: ignore[attr-defined]
+        requests = TaskResourceRequests().cpus(task.cpus)
+        if task.gpus:
+            requests = requests.resource(GPU, task.gpus)
+        made[task] = ResourceProfileBuilder().require(requests).build
+    return made[task]
+
+
+def _memory_beside_heap(session: SparkSession) -> int:
+    """Bytes that executors have for Python by their settings, as YARN and Kubernetes count them into containers."""
+    heap = parse_memory(conf(session, "spark.executor.memory") or "1g", "m")
+    overhead = conf(session, "spark.executor.memoryOverhead")
+    if overhead:
+        beside = parse_memory(overhead, "m")
+    else:
+        factors = ("spark.executor.memoryOverheadFactor", "spark.kubernetes.memoryOverheadFactor")
+        share = float(next(filter(None, (conf(session, key) for key in factors)), _OVERHEAD_SHARE))
+        least = parse_memory(conf(session, "spark.executor.minMemoryOverhead") or _OVERHEAD_LEAST, "m")
+        beside = max(least, int(heap * share))
+    return beside + parse_memory(conf(session, "spark.executor.pyspark.memory") or "0", "m")

@@ -1,0 +1,1 @@
+"""What travels: functions, modules, this package, project folders. Runs on the driver, on nodes and in ranks."""

@@ -1,0 +1,68 @@
+"""What travels to executors beside the function: this package itself, and the user's project folder."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from distributor.values.job import Function, Job
+
+
+@cache
+def package_zip() -> bytes:
+    """This package and cloudpickle as an importable zip: executors need neither installed.
+
+    The driver's cloudpickle goes along since pickles name its functions, and those differ between its versions.
+    """
+    import cloudpickle
+
+    import distributor
+
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
+        for package in (distributor, cloudpickle):
+            (root,) = package.__path__
+            for path in sorted(Path(root).rglob("*.py")):
+                archive.write(path, f"{package.__name__}/{path.relative_to(root)}")
+    return buffer.getvalue()
+
+
+def package_root() -> str:
+    """The folder from which this very package can be imported on this machine."""
+    import distributor
+
+    (root,) = distributor.__path__
+    return str(Path(root).parent)
+
+
+def detach(job: Job, limit: int) -> tuple[Job, dict[str, bytes]]:
+    """Takes what is larger than a limit out of a job: the function with its arguments, the project folder.
+
+    Returns:
+        The rest, and the parts by name, for :func:`attach`.
+
+    Example:
+        >>> rest, parts = detach(job, 1 << 20)  # doctest: +SKIP
+        >>> attach(rest, parts) == job  # doctest: +SKIP
+    """
+    parts = {}
+    if isinstance(job.target, Function) and len(job.target.pickled) > limit:
+        parts["function"] = job.target.pickled
+        job = replace(job, target=replace(job.target, pickled=b""))
+    if job.working_dir is not None and len(job.working_dir.archive or b"") > limit:
+        parts["working_dir"] = job.working_dir.archive or b""
+        job = replace(job, working_dir=replace(job.working_dir, archive=b""))
+    return job, parts
+
+
+def attach(job: Job, parts: Mapping[str, bytes]) -> Job:
+    """Puts back what :func:`detach` took out."""
+    if "function" in parts and isinstance(job.target, Function):
+        job = replace(job, target=replace(job.target, pickled=parts["function"]))
+    if "working_dir" in parts and job.working_dir is not None:
+        job = replace(job, working_dir=replace(job.working_dir, archive=parts["working_dir"]))
+    return job

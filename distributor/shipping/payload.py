@@ -1,0 +1,226 @@
+"""Functions, values and exceptions as bytes: the only user of cloudpickle.
+
+What is trained is pickled on the driver with everything of the user's own modules *by value*, since executors have no
+copy of them; installed packages travel by reference. Values and exceptions come back the same way.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import ModuleType
+from typing import Any, BinaryIO
+
+import cloudpickle
+
+from distributor.errors import PayloadError, ResultError
+from distributor.shipping import modules
+
+_PROTOCOL = 5
+
+#: cloudpickle has one registry of modules for all threads.
+_registry_lock = threading.RLock()
+
+
+def dump_function(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], by_value: bool = True
+) -> bytes:
+    """Pickles a call for the ranks.
+
+    Args:
+        function, args, kwargs: the call.
+        by_value: with the user's own modules by value; not needed where ranks can import them.
+
+    Raises:
+        PayloadError: it cannot be pickled; the text names the variable or argument at fault where one can be found.
+    """
+    with _own_modules_by_value() if by_value else nullcontext():
+        try:
+            pickled: bytes = cloudpickle.dumps((function, tuple(args), dict(kwargs)), protocol=_PROTOCOL)
+            return pickled
+        except Exception as error:
+            label, value = _find_culprit(function, args, kwargs)
+            told = f"{name_of(function)} cannot be pickled for the ranks"
+            if type(value).__module__.startswith("pyspark."):
+                raise PayloadError(
+                    f"{told}: {label}, since it lives on the driver only. Ranks read data from files or shared "
+                    "storage: write a DataFrame there (df.write.parquet), or pass what is small (df.toPandas())"
+                ) from error
+            raise PayloadError(
+                told
+                + (f": {label}" if label else "")
+                + f" ({_one_line(error)}). Create such objects inside the function, or pass what they are made from."
+            ) from error
+
+
+def load_function(pickled: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """The inverse of :func:`dump_function`, inside a rank."""
+    function, args, kwargs = pickle.loads(pickled)
+    return function, args, kwargs
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """How to call a callable in messages: partials and instances have no name of their own."""
+    inner = getattr(function, "func", function)
+    return str(getattr(inner, "__qualname__", None) or type(inner).__qualname__)
+
+
+def dump_value(value: Any, file: BinaryIO) -> None:
+    """Streams a rank's return value to a file; tensors on accelerators are moved to the CPU.
+
+    The driver need not have the device that a rank trained on.
+    """
+    _ValuePickler(file, protocol=_PROTOCOL).dump(value)
+
+
+def dump_exception(error: BaseException) -> bytes | None:
+    """The pickled exception, or ``None`` if it does not survive the journey.
+
+    Exceptions whose ``__init__`` takes other arguments than ``args`` pickle but fail to unpickle: both are tried here.
+    """
+    try:
+        pickled: bytes = cloudpickle.dumps(error, protocol=_PROTOCOL)
+        pickle.loads(pickled)
+        return pickled
+    except Exception:
+        return None
+
+
+def load_exception(pickled: bytes | None) -> BaseException | None:
+    """The exception as the driver can see it; ``None`` if it cannot (a class of a package it lacks, say)."""
+    if pickled is None:
+        return None
+    try:
+        loaded = pickle.loads(pickled)
+    except Exception:
+        return None
+    return loaded if isinstance(loaded, BaseException) else None
+
+
+def load_value(chunks: Sequence[bytes], rank: int) -> Any:
+    """A rank's return value from the pieces it came in.
+
+    Raises:
+        ResultError: the driver cannot unpickle it, typically since it lacks a package.
+    """
+    try:
+        return pickle.load(io.BufferedReader(_ChunkReader(chunks), buffer_size=1 << 20))
+    except Exception as error:
+        raise ResultError(
+            f"the return value of rank {rank} cannot be unpickled on the driver: {_one_line(error).rstrip('.')}. "
+            "Return plain data (numbers, strings, a state dict: that of model.module for a DistributedDataParallel), "
+            "or install what it needs there"
+        ) from error
+
+
+class _ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no type hints
+    def reducer_override(self, obj: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is not None and type(obj) is torch.Tensor and obj.device.type not in ("cpu", "meta"):
+            return obj.cpu().__reduce_ex__(_PROTOCOL)
+        return super().reducer_override(obj)
+
+
+class _ChunkReader(io.RawIOBase):
+    """Reads pieces in sequence, without a second copy of the whole."""
+
+    def __init__(self, chunks: Sequence[bytes]) -> None:
+        self._chunks = chunks
+        self._index = 0
+        self._offset = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while self._index < len(self._chunks):
+            piece = memoryview(self._chunks[self._index])[self._offset : self._offset + len(buffer)]
+            if piece:
+                buffer[: len(piece)] = piece
+                self._offset += len(piece)
+                return len(piece)
+            self._index, self._offset = self._index + 1, 0
+        return 0
+
+
+@contextmanager
+def _own_modules_by_value() -> Iterator[None]:
+    """While pickling, modules that are not installed packages are pickled by value."""
+    with _registry_lock:
+        registered: list[ModuleType] = []
+        already = set(cloudpickle.list_registry_pickle_by_value())
+        try:
+            for module in modules.own_modules():
+                if module.__name__ not in already:
+                    cloudpickle.register_pickle_by_value(module)
+                    registered.append(module)
+            yield
+        finally:
+            for module in registered:
+                cloudpickle.unregister_pickle_by_value(module)
+
+
+def _find_culprit(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, Any]:
+    """Which closure variable, global, default or argument alone cannot be pickled, in words, and its value."""
+    candidates: list[tuple[str, Any]] = []
+    inner: Any = function
+    while isinstance(inner, functools.partial):
+        candidates += [(f"argument {index} of the partial", value) for index, value in enumerate(inner.args, start=1)]
+        candidates += [(f"argument '{name}' of the partial", value) for name, value in inner.keywords.items()]
+        inner = inner.func
+    method = inner
+    inner = getattr(method, "__func__", method)
+    code = getattr(inner, "__code__", None)
+    if code is not None:
+        positional = inner.__defaults__ or ()
+        names = code.co_varnames[code.co_argcount - len(positional) : code.co_argcount]
+        defaults = {**dict(zip(names, positional)), **(inner.__kwdefaults__ or {})}
+        candidates += [(f"the default of its argument '{name}'", value) for name, value in defaults.items()]
+        for name, cell in zip(code.co_freevars, inner.__closure__ or (), strict=False):
+            try:
+                candidates.append((f"the variable '{name}' that it uses", cell.cell_contents))
+            except ValueError:  # an empty cell
+                continue
+        candidates += [
+            (f"the global '{name}' that it uses", inner.__globals__[name])
+            for name in code.co_names
+            if name in inner.__globals__
+        ]
+    bound_to = getattr(method, "__self__", None)
+    if bound_to is not None:
+        candidates.append((f"the {type(bound_to).__qualname__} object it is bound to", bound_to))
+    candidates += [(f"argument {index}", value) for index, value in enumerate(args, start=1)]
+    candidates += [(f"argument '{name}'", value) for name, value in kwargs.items()]
+    for label, value in candidates:
+        if not _pickles(value):
+            if isinstance(value, ModuleType):
+                inside = [name for name, held in vars(value).items() if name != "__builtins__" and not _pickles(held)]
+                return f"{label} is a module of yours, which holds what cannot be pickled ({', '.join(inside)})", value
+            return f"{label} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be pickled", value
+    return "", None
+
+
+def _pickles(value: Any) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:
+        return False
+    return True
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """A reader sees the whole file or none."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(data)
+    partial.replace(path)

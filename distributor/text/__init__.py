@@ -1,0 +1,1 @@
+"""Words for people. Runs everywhere; imports nothing of the package."""

@@ -1,0 +1,1 @@
+"""The values that cross boundaries. Runs everywhere; standard library only, imports nothing of the package."""

@@ -1,0 +1,100 @@
+"""Who runs where: what tasks know of themselves, and the nodes that they become."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """What one task knows of itself before anything is decided. Local mode states the same facts for its node(s).
+
+    Attributes:
+        partition: index of the barrier task.
+        executor: name of its executor; tasks with the same name share a node.
+        host: name of the machine, for people.
+        address: IP address under which other nodes reach it.
+        port: port of a listening socket the task holds (the store's, if this node becomes node 0).
+        gpus: addresses of the GPUs that Spark gave to this task, or that local mode found.
+        visible_devices: the visible-devices setting already present there, ``None`` if unset.
+        cpus: CPUs of the task; in local mode, a rank's share of those of the machine.
+        versions: of Python and torch there.
+        machine: where device numbers mean the same devices: one machine, or one container. ``""``: nowhere else.
+    """
+
+    partition: int
+    executor: str
+    host: str
+    address: str
+    port: int
+    gpus: tuple[str, ...] = ()
+    visible_devices: str | None = None
+    cpus: int = 1
+    versions: Mapping[str, str] = field(default_factory=dict)
+    machine: str = ""
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> NodeFacts:
+        return cls(**{**fields, "gpus": tuple(fields["gpus"])})
+
+
+@dataclass(frozen=True)
+class Node:
+    """One executor (or this machine): a contiguous block of ranks under one agent.
+
+    ``leader`` is the partition whose task runs the agent; ``task_cpus`` are the CPUs of one task. ``gpus`` are in the
+    order in which ranks see them: first one of each rank, then the second of each, so that the one whose index is its
+    ``LOCAL_RANK`` is a rank's own, and all its own are every ``local_world_size``-th from there.
+    """
+
+    node_rank: int
+    executor: str
+    host: str
+    address: str
+    port: int
+    leader: int
+    first_rank: int
+    local_world_size: int
+    gpus: tuple[str, ...] = ()
+    task_cpus: int = 1
+
+    @property
+    def ranks(self) -> range:
+        return range(self.first_rank, self.first_rank + self.local_world_size)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Node:
+        return cls(**{**fields, "gpus": tuple(fields["gpus"])})
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Who runs where: the nodes in node-rank order. The same value on every node."""
+
+    nodes: tuple[Node, ...]
+
+    @property
+    def world_size(self) -> int:
+        return sum(node.local_world_size for node in self.nodes)
+
+    @property
+    def master(self) -> Node:
+        return self.nodes[0]
+
+    def node_of(self, executor: str) -> Node:
+        """The node that an executor is."""
+        return next(node for node in self.nodes if node.executor == executor)
+
+    def host_of(self, rank: int) -> str:
+        """The name of the machine of a rank, ``"?"`` for a rank that there is not."""
+        return next((node.host for node in self.nodes if rank in node.ranks), "?")
+
+    def __str__(self) -> str:
+        return "; ".join(
+            f"node {n.node_rank} on {n.host} ({n.address}): "
+            + (f"rank {n.first_rank}" if n.local_world_size == 1 else f"ranks {n.ranks.start}-{n.ranks.stop - 1}")
+            + (f", GPUs {','.join(n.gpus)}" if n.gpus else "")
+            for n in self.nodes
+        )

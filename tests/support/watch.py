@@ -1,0 +1,173 @@
+"""What a run may leave behind, looked for from outside: processes, files, descriptors."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+
+from distributor.channel.server import ChannelServer
+from distributor.machine import folders as private_folders
+from distributor.values.environment import NODE_ID
+from distributor.values.plan import Endpoint
+
+#: Seconds after which waiting for something that should be quick is a failure: generous, for busy machines.
+DEADLINE = 30.0
+
+#: Seconds from a failure to its exception on the driver, and from there until no process of the run is left.
+FAILURE_DEADLINE = 5.0
+
+#: Seconds from a kill to its exception: a node that ends without a word has some to come back, ranks to save.
+KILL_DEADLINE = 10.0
+
+#: Seconds from any kill until no process of the run is left.
+ORPHAN_DEADLINE = 15.0
+
+T = TypeVar("T")
+
+
+def processes(run_id: str = "") -> list[psutil.Process]:
+    """Live processes of a run: its agents, launchers, ranks and whatever ranks started.
+
+    By default, of any run that this process has started: other processes run tests beside it.
+    """
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() == psutil.STATUS_ZOMBIE or not (run_id or _is_of_these_tests(process)):
+                continue
+            mark = _mark(process)
+            agent = is_agent(process) and (not run_id or run_id in _agents_run(process))
+            if agent or (mark and mark.startswith(run_id)):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def _is_of_these_tests(process: psutil.Process) -> bool:
+    return process.environ().get("TMPDIR") == os.environ["TMPDIR"]
+
+
+def _mark(process: psutil.Process) -> str:
+    """A process's node, "" for none; warm processes have a placeholder."""
+    return process.environ().get(NODE_ID, "").strip("-")
+
+
+def shared_memory() -> list[Path]:
+    """What DeepSpeed's ranks on CPUs keep outside of any folder."""
+    return list(Path("/dev/shm").glob("deepspeed_*"))
+
+
+def warm_processes(owner: int | None = None) -> list[psutil.Process]:
+    """Warm processes of an executor or driver; by default those of this process and all below it."""
+    this = psutil.Process()
+    owners = {owner} if owner is not None else {this.pid, *(child.pid for child in this.children(recursive=True))}
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if _part(process) == "warm" and int(process.cmdline()[7]) in owners:
+                found.append(process)
+    return found
+
+
+def agents_of(owner: int) -> list[psutil.Process]:
+    """Agents that a Python worker or a driver has asked for."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if is_agent(process) and owner_of(process).pid == owner:
+                found.append(process)
+    return found
+
+
+def below(owner: int) -> list[psutil.Process]:
+    """All that runs for a driver in local mode: agents with what is below them, and warm processes."""
+    agents = agents_of(owner)
+    return [*agents, *(p for agent in agents for p in agent.children(recursive=True)), *warm_processes(owner)]
+
+
+def owner_of(agent: psutil.Process) -> psutil.Process:
+    """The Python worker or driver that asked for an agent, whose parent may be a warm process."""
+    return psutil.Process(int(agent.cmdline()[5]))
+
+
+def owners_of(agent: psutil.Process) -> list[psutil.Process]:
+    """Who asked for an agent, and what that runs in."""
+    owner = owner_of(agent)
+    return [owner, *owner.parents()]
+
+
+def _part(process: psutil.Process) -> str:
+    """The part of the package that a process runs, "" for other processes."""
+    try:
+        command = process.cmdline()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return ""
+    return command[4] if len(command) > 4 and "distributor." in command[2] else ""
+
+
+def is_agent(process: psutil.Process) -> bool:
+    return _part(process) == "agent"
+
+
+def is_launcher(process: psutil.Process) -> bool:
+    return _part(process) == "launcher" and not _is_rank(process)
+
+
+def _is_rank(process: psutil.Process) -> bool:
+    """Ranks are forks of their launcher, with its command line."""
+    parent = process.parent()
+    return parent is not None and parent.cmdline() == process.cmdline()
+
+
+def _agents_run(process: psutil.Process) -> str:
+    """An agent's run, by its launcher's mark."""
+    return " ".join(_mark(child) for child in process.children())
+
+
+def folders() -> set[Path]:
+    """Private folders of nodes that exist now."""
+    found = Path(tempfile.gettempdir()).glob(f"{private_folders.PREFIX}*")
+    return {folder for folder in found if not folder.name.startswith(f"{private_folders.PREFIX}warm-")}
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def until(condition: Callable[[], T], deadline: float = DEADLINE) -> T:
+    """Waits for a condition with a deadline; returns what it returned."""
+    end = time.monotonic() + deadline
+    while not (value := condition()):
+        assert time.monotonic() < end, f"not within {deadline} s"
+        time.sleep(0.02)  # a poll, with a deadline
+    return value
+
+
+def gone(run_id: str = "", deadline: float = FAILURE_DEADLINE) -> None:
+    """Asserts that no process of a run is left soon."""
+    end = time.monotonic() + deadline
+    while left := processes(run_id):
+        assert time.monotonic() < end, f"left behind: {[(p.pid, p.cmdline()[-3:]) for p in left]}"
+        time.sleep(0.02)  # a poll, with a deadline
+
+
+def endpoints(monkeypatch: pytest.MonkeyPatch) -> list[Endpoint]:
+    """Where the drivers of runs come to listen, in the order in which they do."""
+    seen: list[Endpoint] = []
+    listen = ChannelServer.listen
+
+    def remember(self: ChannelServer, *args: Any) -> Endpoint:
+        seen.append(listen(self, *args))
+        return seen[-1]
+
+    monkeypatch.setattr(ChannelServer, "listen", remember)
+    return seen

@@ -1,0 +1,410 @@
+"""The command line's decisions; that it runs anything is tested in ``test_command_line.py``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import distributor
+from distributor.cli import command
+from distributor.errors import (
+    ConfigurationError,
+    DistributorError,
+    NodeLostError,
+    RunCancelledError,
+    StartError,
+    TrainingError,
+)
+from distributor.values.outcome import Failure
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text("print(1)\n")
+    return str(path)
+
+
+class Fake:
+    """Takes note of what a distributor is asked for."""
+
+    asked: tuple[Any, dict[str, Any]]
+    ran: tuple[Any, ...]
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        Fake.asked = args, options
+
+    def run(self, *args: Any) -> None:
+        Fake.ran = ("run", *args)
+
+    def run_module(self, *args: Any) -> None:
+        Fake.ran = ("module", *args)
+
+
+@pytest.fixture
+def ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any master answers."""
+    monkeypatch.setattr("distributor.schedulers.spark.preflight.check", lambda *_: None)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
+    monkeypatch.setattr(command, "TorchDistributor", Fake)
+    monkeypatch.setattr(command, "DeepspeedTorchDistributor", Fake)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE"):
+        monkeypatch.delenv(name, raising=False)
+    return Fake
+
+
+def test_options_are_the_arguments_of_the_api(fake: type[Fake]) -> None:
+    given = (
+        "run -n 4 --local --no-gpu --env A=1 --env B=x=y --forward-env WANDB_* --working-dir . --log-dir logs "
+        "--logs 0,3 --fold-logs --no-prefix --no-progress "
+        "--cpus-per-process 2 --memory-per-process 8g "
+        "--max-processes-per-node 2 --start-timeout 5 --stall-timeout 6 --grace-period 7 --heartbeat-timeout 8 "
+        "--start-method spawn --name digits train.py --lr 0.1 --local"
+    )
+    assert command.call(given.split()) == 0
+    args, options = fake.asked
+    assert args == (4, True, False)
+    assert fake.ran == ("run", "train.py", "--lr", "0.1", "--local")
+    assert options == {
+        "name": "digits",
+        "env": {"A": "1", "B": "x=y"},
+        "forward_env": ("WANDB_*",),
+        "working_dir": ".",
+        "log_dir": "logs",
+        "logs": [0, 3],
+        "fold_logs": True,
+        "log_prefix": False,
+        "progress": False,
+        "driver_ports": None,
+        "gpus_per_process": None,
+        "cpus_per_process": 2,
+        "memory_per_process": "8g",
+        "max_processes_per_node": 2,
+        "start_timeout": 5.0,
+        "stall_timeout": 6.0,
+        "grace_period": 7.0,
+        "heartbeat_timeout": 8.0,
+        "start_method": "spawn",
+        "keep_warm": 0.0,
+    }
+
+
+def test_every_argument_of_the_api_has_an_option() -> None:
+    import inspect
+
+    own = {"num_processes", "local_mode", "keep_warm", "preload", "log_prefix", "working_dir_limit", "self"}
+    options = {parameter.name for parameter in command.run.params}
+    assert set(inspect.signature(distributor.TorchDistributor.__init__).parameters) - own <= options
+
+
+def test_a_module_and_its_arguments(fake: type[Fake]) -> None:
+    assert command.call(["run", "-n", "2", "-m", "pkg.train", "--lr", "0.1", "-n", "3"]) == 0
+    assert fake.asked[0] == (2, True, True)
+    assert fake.ran == ("module", "pkg.train", "--lr", "0.1", "-n", "3")
+
+
+def test_deepspeed(fake: type[Fake]) -> None:
+    assert command.call(["run", "-n", "2", "--deepspeed", "ds.json", "--no-script-arguments", "train.py"]) == 0
+    assert fake.asked[0] == (2, 1, True, True, "ds.json")
+    assert fake.asked[1]["script_arguments"] is False
+
+
+@pytest.mark.usefixtures("ready")
+def test_a_master_means_spark(script: str, fake: type[Fake], monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped, asked = [], []
+
+    class Session:
+        def stop(self) -> None:
+            stopped.append(True)
+
+    def create(master: str | None, settings: dict[str, str]) -> Session:
+        asked.append((master, settings))
+        return Session()
+
+    monkeypatch.setattr("distributor.schedulers.spark.session.create", create)
+    assert command.call(["run", "--master", "spark://a:7077", "--conf", "spark.executor.memory=8g", script]) == 0
+    assert fake.asked[0] == (1, False, True)
+    assert asked == [("spark://a:7077", {"spark.ui.showConsoleProgress": "false", "spark.executor.memory": "8g"})]
+    assert stopped == [True]
+
+
+@pytest.mark.usefixtures("ready")
+def test_signals_are_given_back_once_there_is_a_session(
+    script: str, fake: type[Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def create(*_: object) -> Any:
+        assert signal.getsignal(signal.SIGINT) is signal.getsignal(signal.SIGTERM) is command._give_up
+        assert threading.current_thread() is not threading.main_thread()  # or Spark would set a handler of its own
+        return SimpleNamespace(stop=lambda: None)
+
+    before = signal.getsignal(signal.SIGINT)
+    during = []
+    monkeypatch.setattr("distributor.schedulers.spark.session.create", create)
+    monkeypatch.setattr(Fake, "run", lambda *_: during.extend(map(signal.getsignal, (signal.SIGINT, signal.SIGTERM))))
+    assert command.call(["run", "--master", "sc://host", script]) == 0
+    assert during == [before, command._end]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_warnings_are_lines_of_ours(
+    fake: type[Fake], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Fake, "run", lambda *_: logging.getLogger("distributor").warning("vm cannot preload"))
+    assert command.call(["run", "train.py"]) == 0
+    assert capsys.readouterr().err == "[distributor] vm cannot preload\n"
+    assert not any(isinstance(handler, logging.StreamHandler) for handler in logging.getLogger("distributor").handlers)
+
+
+def test_under_spark_submit_its_session_decides(fake: type[Fake], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    monkeypatch.setattr("distributor.schedulers.spark.session.create", lambda *args: asked.append(args))
+    assert command.call(["run", "train.py"]) == 0
+    assert fake.asked[0] == (1, None, True)
+    assert asked == [(None, {"spark.ui.showConsoleProgress": "false"})]
+    assert command.call(["run", "--local", "train.py"]) == 0
+    assert fake.asked[0] == (1, True, True)
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("run", "Missing argument 'SCRIPT'"),
+        ("run -n x train.py", "'x' is not a valid integer"),
+        ("run --no-such-option train.py", "No such option"),
+        ("walk", "No such command 'walk'"),
+        ("run --local --master yarn train.py", "--local and --master yarn exclude each other: leave out one of them"),
+        ("run --conf a=b train.py", "--conf a=b is for runs on Spark: add --master, or leave it out"),
+        ("run --driver-ports 47 train.py", "--driver-ports 47 is for runs on Spark: add --master, or leave it out"),
+        (
+            "run --no-gpu --master foo://x train.py",
+            "'foo://x' is no master that Spark knows: spark://host:7077, yarn,",
+        ),
+        ("run --nproc-per-node 4 train.py", "--nproc-per-node is torchrun's: --num-processes counts all ranks"),
+        ("run --nproc_per_node=4 train.py", "--nproc_per_node is torchrun's: --num-processes counts all ranks"),
+        ("run --nnodes 2 train.py", "--nnodes is torchrun's: --num-processes counts all ranks together, and Spark"),
+        ("run --max-restarts 3 train.py", "--max-restarts is torchrun's: a rank that fails ends the run"),
+        ("run --rdzv-endpoint a:1 train.py", "--rdzv-endpoint is torchrun's: leave it out, nodes find each other"),
+        ("run --no-gpu -m no_such.module", "there is no module 'no_such.module' in the current directory /"),
+        ("run --no-gpu -m --working-dir / no.such", "there is no module 'no.such' in --working-dir /, the current dir"),
+        ("run --no-gpu --logs rank1 train.py", "--logs takes all, rank0, none or ranks (0,3), not 'rank1'"),
+        ("run --master yarn --driver-ports 9-8 t.py", "takes a port or the first and the last of some, not '9-8'"),
+        ("completion", "Missing argument"),
+        ("run --env A train.py", "--env takes NAME=VALUE, not 'A'"),
+        ("run --master yarn --driver-ports x train.py", "--driver-ports takes a port or two such as 4700-4710, not"),
+        ("run -n 0 --no-gpu train.py", "--num-processes has to be a positive integer, not 0"),
+        ("run --no-gpu --gpus-per-process 2 train.py", "--gpus-per-process 2 with --no-gpu: leave out one of them"),
+        ("run --no-gpu --logs 7 train.py", "--logs names rank 7; with --num-processes 1 there are 0 to 0"),
+        ("run -n 0 t.py --no-gpu --lr 1 -n 2", "not 0 (--no-gpu, -n after the script belong to it: what is ours comes"),
+        ("run -n 0 t.py --local=1", "not 0 (--local=1 after the script belongs to it: what is ours comes before)"),
+        ("run --no-gpu no_such.py", "there is no script 'no_such.py' in the current directory /"),
+        (
+            "run --no-gpu --working-dir / no_such.py",
+            "there is no script 'no_such.py' in --working-dir / or the current directory /",
+        ),
+        ("run --no-gpu /no_such.py", "there is no script '/no_such.py'\n"),
+        (
+            "run --no-gpu --master spark://127.0.0.1:1 no_such.py",
+            "there is no script 'no_such.py' in the current directory /",
+        ),
+        ("run --master spark://a t.py", "the master 'spark://a' names no port: it is 7077 unless the master was told"),
+        ("run --master spark://a:7077/x t.py", "'spark://a:7077/x' has more than host and port: spark://a:7077"),
+        ("run --master spark://a:b t.py", "the master 'spark://a:b' is no URL: "),
+        ("run --master sc://:1 t.py", "the master 'sc://:1' names no host: spark://host:7077, or sc://host"),
+        (
+            "run --no-gpu train.sh",
+            "'train.sh' is not a .py file: pass the path of a Python script, or -m pkg.train",
+        ),
+        ("run --no-gpu --deepspeed no.json train.py", "no.json"),
+    ],
+)
+def test_a_request_that_is_wrong_ends_in_one_line_and_2(
+    arguments: str, told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    assert command.call(arguments.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("distributor: ")
+    assert told in err
+    assert err.count("\n") == 1
+
+
+def test_without_pyspark_there_is_no_spark(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("pyspark", "pyspark.sql", "pyspark.version"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert command.call(["run", "--master", "local-cluster[2,1,1024]", "--no-gpu", script]) == 2
+    assert "training on Spark needs pyspark, which cannot be imported" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (TrainingError("", [Failure(1, 1, "a", "exit", "exited with code 7", exit_code=7)]), 7),
+        (TrainingError("", [Failure(1, 1, "a", "ValueError", "", exit_code=1)]), 1),
+        (TrainingError("", [Failure(1, 1, "a", "signal", "killed by SIGKILL", signal="SIGKILL")]), 137),
+        (TrainingError("", [Failure(1, 1, "a", "signal", "", signal="SIGSEGV")]), 139),
+        (TrainingError("", [Failure(1, 1, "a", "exit", "ended before it returned", exit_code=0)]), 1),
+        (TrainingError(""), 1),
+        (NodeLostError(""), 1),
+        (StartError(""), 1),
+        (RunCancelledError(""), 1),
+    ],
+)
+def test_exit_codes(error: DistributorError, code: int, fake: type[Fake], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Fake, "run", fail)
+    assert command.call(["run", "train.py"]) == command.exit_code(error) == code
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "num_processes=4 needs 4 slots: lower num_processes",
+            "--num-processes 4 needs 4 slots: lower --num-processes",
+        ),
+        ("pass use_gpu=False, or local_mode=False to", "pass --no-gpu, or --master URL to"),
+        ("numGpus has to be", "--num-processes has to be"),
+        ("start_timeout=1 s", "--start-timeout 1 s"),
+    ],
+)
+def test_errors_speak_of_options(said: str, told: str) -> None:
+    assert command.as_options(said) == told
+
+
+def test_a_dry_run(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run = ["run", "-n", "3", "--local", "--no-gpu", "--env", "A=b c", "--env", "API_KEY=geheim", "--dry-run"]
+    assert command.call([*run, script, "--lr", "0.1", "a b"]) == 0
+    out = capsys.readouterr().out
+    assert f"run           script {script}\n" in out
+    assert "on            this machine: 3 ranks, on CPUs\n" in out
+    assert ": ranks 0-2\n" in out
+    assert (
+        f"command       python {script} --lr 0.1 'a b'   (in each rank, through torch's elastic agent: torchrun)" in out
+    )
+    for variable in (
+        "A='b c'",
+        "API_KEY=***",
+        "CUDA_VISIBLE_DEVICES=''",
+        "RANK=0",
+        "WORLD_SIZE=3",
+        "MASTER_PORT=$PORT",
+    ):
+        assert f"\n  {variable}\n" in out
+    assert "geheim" not in out
+
+
+def test_a_dry_run_on_spark_starts_no_session(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distributor.schedulers.spark.session.create", lambda *_: pytest.fail("a session"))
+    monkeypatch.setattr("distributor.schedulers.spark.session.active_session", lambda: None)  # of another test
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pkg").mkdir()
+    config = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": "auto"}
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    run = ["run", "-n", "8", "--master", "spark://a:7077", "--conf", "spark.executor.cores=4", "--working-dir", "."]
+    assert command.call([*run, "--deepspeed", "ds.json", "--dry-run", "-m", "pkg.train", "--epochs", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "on            Spark, master spark://a:7077: 8 ranks, with 1 GPU each, asked of Spark\n" in out
+    assert "placement     by Spark, as the run starts\n" in out
+    assert (
+        "command       python -m pkg.train --epochs 3 --deepspeed --deepspeed_config $RUN_FOLDER/deepspeed.json   "
+        "(in each rank, through torch's elastic agent: deepspeed)\n"
+    ) in out
+    assert f"{tmp_path} (" in out
+    assert '"gradient_accumulation_steps": 1' in out
+    for variable in (
+        "MASTER_ADDR=$MASTER",
+        "CUDA_VISIBLE_DEVICES=$GPUS_OF_NODE",
+        "OMP_NUM_THREADS=$CPUS_OF_TASK",
+        "LOCAL_WORLD_SIZE=$RANKS_OF_NODE",
+        "GROUP_WORLD_SIZE=$NODES",
+        "NCCL_SOCKET_IFNAME==$INTERFACE",
+    ):
+        assert f"\n  {variable}\n" in out
+    assert "\nWhat begins with $ is decided as the run starts.\n" in out
+    assert out.endswith("spark.executor.cores=4\n")
+
+
+def test_a_dry_run_on_spark_tells_what_is_known(
+    script: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distributor.schedulers.spark.session.active_session", lambda: None)  # of another test
+    monkeypatch.setenv("OMP_NUM_THREADS", "77")  # the driver's own, which executors do not see
+    run = ["run", "-n", "8", "--master", "yarn", "--no-gpu", "--cpus-per-process", "4", "--dry-run"]
+    assert command.call([*run, script]) == 0
+    out = capsys.readouterr().out
+    assert "8 ranks, on CPUs\n" in out
+    assert "\n  CUDA_VISIBLE_DEVICES=''\n" in out
+    assert "\n  OMP_NUM_THREADS=4\n" in out
+
+
+def test_what_is_wrong_is_found_by_a_dry_run(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.call(["run", "--local", "--no-gpu", "--dry-run", "--cpus-per-process", "1000", script]) == 2
+    assert "--cpus-per-process asks for 1,000 CPUs" in capsys.readouterr().err
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.call(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == f"distributor, version {distributor.__version__}"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.call(["completion", shell]) == 0
+    assert "_DISTRIBUTOR_COMPLETE" in capsys.readouterr().out
+
+
+def test_help_tells_every_option(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert command.call(["run", "--help"]) == 0
+    out = capsys.readouterr().out
+    for parameter in command.run.params:
+        for option in parameter.opts:
+            assert option in out or option.upper() in out
+    for panel in ("What to run", "Where", "Each rank", "Output", "Time limits"):
+        assert panel in out
+
+
+def test_what_spark_submit_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.call(["script-path"]) == 0
+    assert Path(capsys.readouterr().out.strip()) == Path(distributor.__file__).with_name("__main__.py")
+
+
+def test_a_session_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyspark.sql import SparkSession
+
+    class Builder:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_: self
+
+        def getOrCreate(self) -> None:
+            raise RuntimeError(
+                "An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.\n"
+                ": org.apache.spark.SparkException: Could not parse Master URL: 'no'\n\tat org.apache.spark"
+            )
+
+    monkeypatch.setattr(SparkSession, "builder", Builder())
+    monkeypatch.setattr("distributor.schedulers.spark.session._start_java", lambda settings: None)
+    with pytest.raises(ConfigurationError) as caught:
+        command._session("yarn", {})
+    assert str(caught.value) == "no Spark session with master yarn: Could not parse Master URL: 'no'"

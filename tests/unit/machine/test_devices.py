@@ -1,0 +1,178 @@
+"""GPUs of a machine and visible-devices settings."""
+
+import pytest
+from hypothesis import given, strategies as st
+
+from distributor.errors import ResourceError
+from distributor.machine import devices
+
+names = st.one_of(st.integers(0, 15).map(str), st.from_regex(r"(GPU|MIG)-[0-9a-f]{4}", fullmatch=True))
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, None),
+        ({"CUDA_VISIBLE_DEVICES": ""}, ""),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, "1"),
+        ({"HIP_VISIBLE_DEVICES": "2"}, "2"),
+        ({"HIP_VISIBLE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": "1"}, "1"),
+        ({"HIP_VISIBLE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": ""}, ""),
+        ({"ROCR_VISIBLE_DEVICES": "3"}, None),
+    ],
+)
+def test_visible_devices(environ, expected):
+    assert devices.visible_devices(environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        (None, None),
+        ("", ()),
+        (" ", ()),
+        ("-1", ()),
+        ("NoDevFiles", ("NoDevFiles",)),
+        ("3", ("3",)),
+        (" 4 , 6 ", ("4", "6")),
+        ("0,-1,1", ("0",)),
+        ("0,,1", ("0",)),
+        ("GPU-aa,MIG-GPU-bb/1/0", ("GPU-aa", "MIG-GPU-bb/1/0")),
+    ],
+)
+def test_parse_visible(setting, expected):
+    assert devices.parse_visible(setting) == expected
+
+
+@given(st.lists(names))
+def test_names_survive_a_setting(listed):
+    setting = devices.rank_visibility(listed, True)["CUDA_VISIBLE_DEVICES"]
+    assert devices.parse_visible(setting) == tuple(listed)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "visible", "expected"),
+    [
+        ((), None, ()),
+        (("1", "0"), None, ("1", "0")),
+        (("1", "0"), ("4", "6"), ("6", "4")),
+        (("0",), ("MIG-1",), ("MIG-1",)),
+        (("GPU-aa", "1"), ("4", "6"), ("GPU-aa", "6")),
+        (("MIG-1",), (), ("MIG-1",)),
+    ],
+)
+def test_through_mapping(addresses, visible, expected):
+    assert devices.through_mapping(addresses, visible, "host-a") == expected
+
+
+@given(st.lists(names, min_size=1, max_size=8, unique=True), st.data())
+def test_indices_pick_from_the_mapping(visible, data):
+    picked = data.draw(st.permutations(range(len(visible))))
+    mapped = devices.through_mapping([str(index) for index in picked], visible, "host-a")
+    assert mapped == tuple(visible[index] for index in picked)
+
+
+@pytest.mark.parametrize(
+    ("address", "visible", "words"), [("2", ("4", "6"), ["GPU 2", "host-a", "only 2", "4,6"]), ("0", (), ["none"])]
+)
+def test_an_index_beyond_the_mapping_is_refused(address, visible, words):
+    with pytest.raises(ResourceError) as caught:
+        devices.through_mapping([address], visible, "host-a")
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, ("0", "1", "2")),
+        ({"CUDA_VISIBLE_DEVICES": ""}, ()),
+        ({"CUDA_VISIBLE_DEVICES": "7,GPU-aa"}, ("7", "GPU-aa")),
+        ({"HIP_VISIBLE_DEVICES": "1"}, ("1",)),
+        # HIP counts within what ROCR leaves.
+        ({"ROCR_VISIBLE_DEVICES": "4,6"}, ("0", "1")),
+        ({"ROCR_VISIBLE_DEVICES": "4,6", "HIP_VISIBLE_DEVICES": "1"}, ("1",)),
+    ],
+)
+def test_local_gpus(environ, expected):
+    assert devices.local_gpus(environ, count=lambda: 3) == expected
+
+
+@pytest.fixture
+def driver(tmp_path, monkeypatch):
+    """Puts an ``nvidia-smi`` with the given script in place, the only program there is; ``None`` for no driver."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(devices, "_count_amd", lambda _topology: 0)
+
+    def install(script):
+        if script is not None:
+            (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+            (tmp_path / "nvidia-smi").chmod(0o755)
+
+    return install
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        pytest.param(None, 0, id="no-driver"),
+        pytest.param("echo 'GPU 0: A'; exit 9", 0, id="driver-out-of-order"),
+        pytest.param("echo 'No devices were found'", 0, id="no-devices"),
+        pytest.param(
+            "[ $1 = -L ] && echo 'GPU 0: A (UUID: GPU-aa)' && echo '  MIG 1g.5gb Device 0' && echo 'GPU 1: B'",
+            2,
+            id="two",
+        ),
+    ],
+)
+def test_gpus_are_counted_by_their_driver(driver, script, expected):
+    driver(script)
+    assert devices.count_gpus() == expected
+    assert devices.local_gpus({}) == tuple(str(index) for index in range(expected))
+
+
+def write_topology(folder, nodes):
+    """AMD's topology: a folder per node with its properties, ``None`` for one that may not be read."""
+    for index, properties in enumerate(nodes):
+        path = folder / str(index) / "properties"
+        path.parent.mkdir()
+        if properties is None:
+            path.mkdir()  # an OSError for root, too, whom permissions do not keep out
+        else:
+            path.write_text(properties)
+
+
+CPU, GPU = "cpu_cores_count 64\nsimd_count 0\n", "cpu_cores_count 0\nsimd_count 440\n"
+
+
+@pytest.mark.parametrize(("nodes", "expected"), [([], 0), ([CPU], 0), ([CPU, GPU], 1), ([CPU, CPU, GPU, GPU], 2)])
+def test_amd_gpus_are_nodes_with_simd_units(tmp_path, nodes, expected):
+    write_topology(tmp_path, nodes)
+    assert devices._count_amd(str(tmp_path)) == expected
+
+
+def test_no_amd_driver(tmp_path):
+    assert devices._count_amd(str(tmp_path / "absent")) == 0
+
+
+# At both ends, whichever way the folder is listed.
+@pytest.mark.parametrize("nodes", [[None, GPU, GPU, None], ["\n", GPU, GPU, "\n"]], ids=["forbidden", "blank-line"])
+def test_amd_gpus_beside_nodes_of_other_containers_are_counted(tmp_path, nodes):
+    write_topology(tmp_path, nodes)
+    assert devices._count_amd(str(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("gpus", "use_gpu", "expected"), [(("4", "6"), True, "4,6"), (("4",), False, ""), ((), True, ""), ((), False, "")]
+)
+def test_rank_visibility(gpus, use_gpu, expected):
+    assert devices.rank_visibility(gpus, use_gpu) == {
+        "CUDA_VISIBLE_DEVICES": expected,
+        "HIP_VISIBLE_DEVICES": expected,
+    }
+
+
+def test_numbers_mean_what_amds_lower_filter_leaves():
+    assert devices.numbered_by("m", {}) == "m"
+    assert devices.numbered_by("m", {"ROCR_VISIBLE_DEVICES": "2,3"}) != devices.numbered_by("m", {})
+    assert devices.numbered_by("", {"ROCR_VISIBLE_DEVICES": "2,3"}) == ""

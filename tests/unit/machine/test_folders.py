@@ -1,0 +1,55 @@
+"""Private folders: made, claimed, and removed when their owner is gone."""
+
+import os
+import stat
+
+import pytest
+
+from distributor.machine import folders
+
+
+@pytest.fixture(autouse=True)
+def own_tmp(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
+def test_folders_are_private_and_named_after_the_run(tmp_path):
+    first, second = folders.make("run7"), folders.make("run7")
+    assert first != second
+    for folder in (first, second):
+        assert os.path.dirname(folder) == str(tmp_path)
+        assert os.path.basename(folder).startswith(f"{folders.PREFIX}run7-")
+        assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+
+
+def test_a_folder_goes_once_its_owner_has(tmp_path):
+    claimed, unclaimed, stale = (folders.make(name) for name in ("claimed", "unclaimed", "stale"))
+    folders.claim(stale).close()
+    with folders.claim(claimed):
+        folders.remove_stale()
+        assert os.path.exists(claimed)
+        assert os.path.exists(unclaimed)  # its owner is about to claim it
+        assert not os.path.exists(stale)
+
+
+def test_what_goes_with_a_folder_goes_with_it(tmp_path):
+    kept, one, two = (tmp_path / name for name in ("kept", "one", "two"))
+    for path in (kept, one, two):
+        path.touch()
+    first, stale = folders.make("first"), folders.make("stale")
+    folders.note_elsewhere(first, [str(one), str(tmp_path / "absent")])
+    folders.remove(first)
+    assert not os.path.exists(first) and not one.exists() and two.exists()
+    folders.note_elsewhere(stale, [str(two)])
+    folders.claim(stale).close()
+    folders.remove_stale()
+    assert not os.path.exists(stale) and not two.exists() and kept.exists()
+
+
+def test_what_others_can_write_to_is_not_private(tmp_path):
+    folder = folders.make("run7")
+    assert folders.is_private(folder)
+    os.chmod(folder, 0o770)
+    assert not folders.is_private(folder)
+    (tmp_path / "link").symlink_to(folder)
+    assert not folders.is_private(tmp_path / "link")

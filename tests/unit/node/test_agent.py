@@ -1,0 +1,62 @@
+"""What an agent says of a launcher that could not start its ranks."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import distributor
+from distributor.node import ranks
+from distributor.values import layout
+
+
+def started_without(folder: Path, *options: str) -> tuple[str, str] | None:
+    """Why no rank was started, after a launcher that was started with these options of Python has failed."""
+    root = str(Path(distributor.__file__).parents[1])
+    package = shutil.make_archive(str(folder / "package"), "zip", root, "distributor")  # as executors have it
+    import_it = f"import sys; sys.path.insert(0, {package!r}); import distributor.node.launcher"
+    with layout.launcher_log(folder).open("wb") as log:
+        done = subprocess.run([sys.executable, *options, "-c", import_it], stderr=log, cwd=folder, check=False)
+    launcher: Any = SimpleNamespace(returncode=done.returncode)
+    order: Any = SimpleNamespace(host="host-b", folder=str(folder))
+    return ranks.Ranks().start_error(launcher, order, stopping=False)
+
+
+def test_a_python_without_torch_is_a_sentence(tmp_path: Path) -> None:
+    assert started_without(tmp_path, "-S") == (
+        "StartError",
+        f"torch cannot be imported on host-b by {sys.executable} (ModuleNotFoundError: No module named 'torch'): "
+        "install it there, or name another Python before the session starts (the environment variable PYSPARK_PYTHON, "
+        "or spark.pyspark.python)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("import ctypes; ctypes.CDLL('libno.so')", "OSError: libno.so: cannot open shared object file"),
+        ("raise ImportError('libcudart.so.12')", "ImportError: libcudart.so.12"),
+    ],
+)
+def test_a_torch_that_is_broken_says_why(tmp_path: Path, source: str, why: str) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(source)
+    found = started_without(tmp_path, "-S")
+    assert found is not None
+    assert f"({why}" in found[1]
+    assert "\n" not in found[1]
+
+
+def test_a_launcher_that_fails_otherwise_shows_all_that_it_said(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(
+        "import os; print('out of', 'luck', file=__import__('sys').stderr)\nos._exit(3)"
+    )
+    found = started_without(tmp_path, "-S")
+    assert found == ("StartError", "the launcher on host-b ended with code 3, before any rank was up\nout of luck")

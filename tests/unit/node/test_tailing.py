@@ -1,0 +1,154 @@
+"""Following log files on a node: in order, whole, without waiting for anybody, and without filling the disk."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from distributor.channel.frames import MAX_LOG
+from distributor.node import tailing
+from distributor.node.tailing import Rest, Tailing
+from distributor.values.outcome import Log
+
+
+class Uplink:
+    """Remembers what it gets; ``has`` is what a driver would have of it."""
+
+    def __init__(self) -> None:
+        self.logs: list[Log] = []
+        self.said: list[dict[str, object]] = []
+
+    async def send_log(self, log: Log) -> None:
+        self.logs.append(log)
+
+    def send(self, message: dict[str, object]) -> None:
+        self.said.append(message)
+
+    def text(self, rank: int = 0, stream: int = 1) -> bytes:
+        return b"".join(log.data for log in self.logs if (log.rank, log.stream) == (rank, stream))
+
+
+def follow(path: Path, keep: bool = False, shipped: tuple[int, ...] | None = None) -> tuple[Tailing, Uplink]:
+    files, uplink = Tailing([(0, 1, path)], shipped, keep), Uplink()
+    files.ship_to(uplink)  # type: ignore[arg-type]
+    return files, uplink
+
+
+def drain(files: Tailing) -> None:
+    asyncio.run(files.drain())
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.binary(max_size=200), max_size=10))
+def test_what_is_written_arrives_once_and_in_order(tmp_path_factory: pytest.TempPathFactory, pieces) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path_factory.mktemp("logs") / "rank-0.stdout"
+    files, uplink = follow(path)
+    for piece in pieces:
+        with path.open("ab") as file:
+            file.write(piece)
+        drain(files)
+    assert uplink.text() == b"".join(pieces)
+    assert [log.offset for log in uplink.logs] == [
+        sum(len(p.data) for p in uplink.logs[:index]) for index in range(len(uplink.logs))
+    ]
+
+
+def test_a_file_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+    files, uplink = follow(tmp_path / "later")
+    drain(files)
+    (tmp_path / "later").write_bytes(b"now\n")
+    drain(files)
+    assert uplink.text() == b"now\n"
+
+
+def test_large_output_comes_in_bounded_pieces(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(bytes(3 * MAX_LOG + 5))
+    files, uplink = follow(path)
+    drain(files)
+    assert [len(log.data) for log in uplink.logs] == [MAX_LOG] * 3 + [5]
+
+
+def test_a_live_view_that_is_far_behind_skips_whole_lines_and_counts_them(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    lines = [b"line %07d\n" % number for number in range(1_000_000)]
+    path.write_bytes(b"".join(lines))
+    files, uplink = follow(path)
+    drain(files)
+    (said,) = uplink.said
+    shown = uplink.text().splitlines(keepends=True)
+    assert said == {
+        "event": "skipped",
+        "rank": 0,
+        "stream": 1,
+        "lines": 1_000_000 - len(shown),
+        "offset": said["offset"],
+    }
+    assert shown == lines[-len(shown) :]
+    assert uplink.logs[0].offset == said["offset"]
+    assert 0 < len(shown) * 13 <= tailing._KEEP_OF_LAG
+
+
+def test_nothing_is_skipped_where_the_driver_keeps_files(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"x\n" * (tailing.MAX_LAG // 2 + 10))
+    files, uplink = follow(path, keep=True)
+    drain(files)
+    assert uplink.said == []
+    assert len(uplink.text()) == path.stat().st_size
+
+
+def test_ranks_that_nobody_wants_to_see_are_not_sent_but_have_a_tail(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"x" * 100_000 + b"the end\n")
+    files, uplink = follow(path, shipped=())
+    drain(files)
+    assert uplink.logs == []
+    assert files.tails[0].endswith(b"the end\n")
+    assert len(files.tails[0]) <= tailing._TAIL_BYTES
+    assert files.rest() == []
+
+
+def test_after_a_break_it_goes_on_where_the_driver_is(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"0123456789")
+    files, uplink = follow(path)
+    drain(files)
+    files.driver_has({(0, 1): 4}, True)
+    drain(files)
+    assert [(log.offset, log.data) for log in uplink.logs] == [(0, b"0123456789"), (4, b"456789")]
+    assert files.tails[0] == b"0123456789"
+
+
+def test_the_rest_is_what_the_driver_does_not_have(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"0123456789")
+    files, _ = follow(path, keep=True)
+    assert files.rest() == [Rest(0, 1, str(path), 0)]
+    drain(files)
+    files.driver_has({(0, 1): 4}, False)
+    assert files.rest() == [Rest(0, 1, str(path), 4)]
+    files.driver_has({(0, 1): 10}, False)
+    assert files.rest() == []
+
+
+@pytest.mark.parametrize("shipped", [None, ()])
+def test_disk_space_of_what_is_done_with_is_given_back(tmp_path: Path, shipped: tuple[int, ...] | None) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"x" * (tailing.MAX_LAG - 1))
+    files, _ = follow(path, shipped=shipped)
+    before = path.stat().st_blocks
+    drain(files)
+    files.driver_has({(0, 1): tailing.MAX_LAG - 1}, False)
+    drain(files)
+    with path.open("ab") as file:
+        file.write(b"more")
+    assert path.stat().st_size == tailing.MAX_LAG + 3
+    if path.stat().st_blocks == before:
+        pytest.skip("this file system has no holes")
+    assert path.stat().st_blocks < before / 2
+    drain(files)
+    assert files.tails[0].endswith(b"xmore")

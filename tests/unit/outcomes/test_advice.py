@@ -1,0 +1,131 @@
+"""What the driver knows to say about a failure of a rank."""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from distributor.outcomes import verdict
+from distributor.outcomes.advice import advise
+from distributor.values.job import Function, Job, Module, Script, Target, WorkingDir
+from distributor.values.outcome import Failure
+
+
+def failure(kind: str, message: str, host: str = "elsewhere") -> Failure:
+    return Failure(0, 0, host, kind, f"{kind}: {message}", exit_code=1, time=time.time() + 60)
+
+
+def job(target: Target, working_dir: Path | None = None) -> Job:
+    return Job("3f2a", 1, target, False, working_dir=None if working_dir is None else WorkingDir(str(working_dir)))
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "project"
+    (folder / "lib").mkdir(parents=True)
+    for name in ("train.py", "beside.py", "lib/__init__.py", "lib/model.py", "settings.json"):
+        (folder / name).touch()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.parametrize("missing", ["beside", "lib", "lib.model"])
+def test_a_module_beside_the_script(project: Path, missing: str) -> None:
+    script = Script(str(project / "train.py"), b"")
+    ended = failure("ModuleNotFoundError", f"No module named '{missing}'")
+    assert advise(ended, job(script)) == (
+        f"{missing.partition('.')[0]} is on the driver, in {project}. Executors get it with "
+        f"working_dir={str(project)!r} (--working-dir {project})"
+    )
+    assert advise(ended, job(script, project)) == ""  # it was shipped
+
+
+def test_a_module_on_the_drivers_path(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(project))
+    ended = failure("ModuleNotFoundError", "No module named 'lib.model'")
+    for target in (Module("lib.train"), Function("train", b"")):
+        assert f"lib is on the driver, in {project}" in advise(ended, job(target))
+
+
+def test_a_module_of_the_current_directory(project: Path, tmp_path: Path) -> None:
+    ended = failure("ModuleNotFoundError", "No module named 'lib.model'")
+    assert advise(ended, job(Module("lib.model"))) == (
+        f"lib is on the driver, in {project}. Executors get it with working_dir={str(project)!r} "
+        f"(--working-dir {project})"
+    )
+    ended = failure("ModuleNotFoundError", "No module named 'lib.absent'")
+    assert advise(ended, job(Module("lib.absent"), tmp_path)) == (
+        f"lib.absent is not on the driver either: not in working_dir {tmp_path}, the current directory {project} or "
+        "Python's path"
+    )
+    assert advise(ended, job(Module("lib.model"))) == ""
+
+
+def test_a_package_that_is_installed_here_only() -> None:
+    ended = failure("ModuleNotFoundError", "No module named 'hypothesis'")
+    assert advise(ended, job(Module("train"))) == (
+        "hypothesis is installed on the driver, but not on elsewhere: install it there, or ship an environment that "
+        "has it (spark.archives)"
+    )
+
+
+def test_a_file_of_the_current_directory(project: Path, tmp_path: Path) -> None:
+    ended = failure("FileNotFoundError", "[Errno 2] No such file or directory: 'settings.json'")
+    told = f"settings.json is in the driver's current directory, {project}"
+    assert advise(ended, job(Module("train"))) == (
+        f"{told}. Executors get it with working_dir={str(project)!r} (--working-dir {project})"
+    )
+    assert advise(ended, job(Module("train"), tmp_path)) == f"{told}, but ranks run in working_dir, {tmp_path}"
+    assert advise(ended, job(Module("train"), project)) == ""
+
+
+def test_a_module_that_another_hides(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "click.py").touch()
+    ended = failure("ModuleNotFoundError", "No module named 'click.core'; 'click' is not a package")
+    assert advise(ended, job(Script(str(project / "train.py"), b""), project)) == ""
+
+
+def test_a_folder_is_no_module(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "datasets").mkdir()
+    (project / "datasets" / "data.csv").touch()
+    ended = failure("ModuleNotFoundError", "No module named 'datasets'")
+    assert advise(ended, job(Script(str(project / "train.py"), b""))) == ""
+
+
+def test_a_file_that_has_come_since(project: Path) -> None:
+    ended = failure("FileNotFoundError", f"[Errno 2] No such file or directory: {str(project / 'settings.json')!r}")
+    assert advise(replace(ended, time=1.0), job(Module("train"))) == ""
+
+
+def test_a_file_of_the_driver(project: Path) -> None:
+    path = str(project / "settings.json")
+    text = f"[Errno 2] No such file or directory: {path!r}"
+    assert advise(failure("FileNotFoundError", text), job(Module("train"))) == (
+        f"{path} is on the driver, and was not found on elsewhere: put it on storage that all hosts share, or into the "
+        "project folder that working_dir= names"
+    )
+    assert advise(failure("FileNotFoundError", text, socket.gethostname()), job(Module("train"))) == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("ModuleNotFoundError", "No module named 'no_such_module'"),
+        ("ModuleNotFoundError", "No module named 'sys'"),
+        ("ModuleNotFoundError", "in words of its own"),
+        ("FileNotFoundError", "[Errno 2] No such file or directory: 'no_such_file'"),
+        ("FileNotFoundError", "in words of its own"),
+        ("ValueError", "No module named 'beside'"),
+    ],
+)
+def test_where_there_is_nothing_to_say(project: Path, kind: str, message: str) -> None:
+    assert advise(failure(kind, message), job(Script(str(project / "train.py"), b""))) == ""
+
+
+def test_advice_follows_what_happened() -> None:
+    error = verdict.training_error([failure("ValueError", "x")], lambda root: f"look at rank {root.rank}")
+    assert str(error).splitlines()[:3] == ["rank 0 on elsewhere failed: ValueError: x", "", "look at rank 0"]

@@ -1,0 +1,424 @@
+"""The handle of a run beside its ranks: what it says of a driver that is out of reach, and views that do not work."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+import watch
+
+from distributor import NodeLostError, RunCancelledError, StartError, Status, TrainingError
+from distributor.channel import task
+from distributor.channel.server import ChannelServer
+from distributor.display.snapshot import Snapshot
+from distributor.display.view import Shown
+from distributor.run import handle as module
+from distributor.text import notices
+from distributor.values.job import Job, Module, Step
+from distributor.values.outcome import UNCAUGHT, Collected, Failure, Log, NodeReport, Outcome
+from distributor.values.placement import Node
+from distributor.values.plan import Endpoint
+
+
+class Scheduler:
+    """Listens as Spark's does, and has no tasks."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.waits: Step | None = Step("waiting for 2 task slots", ": 1 is free")
+        self.asked = 0
+        self.at: Endpoint | None = None
+        self.collected = Collected()
+        self.error: Exception | None = None
+
+    on_driver = False
+
+    def thread(self, target: Any) -> threading.Thread:
+        return threading.Thread(target=target)
+
+    def run(self, job: Job, server: ChannelServer) -> Collected:
+        self.at = server.listen("127.0.0.1", "127.0.0.1", None)
+        self.ended.wait(watch.DEADLINE)
+        if self.error is not None:
+            raise self.error
+        return self.collected
+
+    def cancel(self) -> None:
+        self.ended.set()
+
+    def waiting_for(self) -> Step | None:
+        self.asked += 1
+        return self.waits
+
+
+@contextmanager
+def running(scheduler: Scheduler, view: Any = None) -> Iterator[module.Run]:
+    run = module.Run(Job("3f2a", 2, Module("train"), False), scheduler, view=view)
+    try:
+        yield run
+    finally:
+        run.cancel()
+        assert run.wait(watch.DEADLINE)
+        assert run.status is Status.CANCELLED
+        with pytest.raises(RunCancelledError):
+            run.result()
+
+
+def test_a_driver_that_no_node_reaches_says_so_once_tasks_have_had_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_REACH_LOOK", 0.01)
+    monkeypatch.setattr(module, "_UNREACHED", 0.02)
+    scheduler = Scheduler()
+    with running(scheduler) as run:
+        watch.until(lambda: scheduler.asked > 4)
+        assert caplog.text == ""  # Spark may take long to start its tasks
+        scheduler.waits = None
+        watch.until(lambda: caplog.text)
+        assert run.snapshot().detail == "Spark runs the tasks, but no node has reached the driver"
+        run.on_event("a", hello())
+        assert run.snapshot().detail == "starting ranks: they are up on 0 of 1 node"
+        run.on_event("a", hello())  # after a break
+        run.cancel()
+        scheduler.ended.set()
+    assert "no node has reached the driver at 127.0.0.1:" in caplog.text
+    assert "open the ports that driver_ports= names" in caplog.text
+    assert caplog.text.count("no node has reached") == 1
+    assert (
+        caplog.text.count("the node on host-a (node 0, rank 0) has now reached the driver: its log lines follow") == 1
+    )
+
+
+@pytest.mark.parametrize("heard", ["facts", "importing"])
+def test_a_task_that_was_heard_is_no_reason_to_warn(
+    heard: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_REACH_LOOK", 0.01)
+    monkeypatch.setattr(module, "_UNREACHED", 0.1)
+    scheduler = Scheduler()
+    scheduler.waits = None
+    with running(scheduler) as run:
+        at = watch.until(lambda: scheduler.at)
+        events = {
+            "facts": {"event": "facts", "attempt": ["", 0], "facts": {"partition": 0, "facts": {}}},
+            "importing": {"event": "importing", "node": "a", "nodes": 2, "module": "torch"},
+        }
+        with task._connect((at.host, at.port, at.certificate, at.token)) as line:
+            line.sendall(task._pack(events[heard]))
+            watch.until(lambda: run._server is not None and run._server.reached)
+            asked = scheduler.asked
+            assert not run.wait(0.3)
+            assert scheduler.asked <= asked + 1
+    assert caplog.text == ""
+
+
+def test_what_nodes_import_is_said_with_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = Scheduler()
+    with running(scheduler) as run:
+        for node in ("a", "b"):
+            run.on_event(node, {"event": "importing", "nodes": 2, "module": "torch"})
+        shown = run.snapshot()
+        assert shown.detail == "importing torch on 2 nodes"
+        watch.until(lambda: run.snapshot().lasting > 0.2)
+        run.on_event("a", hello())
+        shown = run.snapshot()
+        assert shown.status is Status.STARTING
+        assert shown.detail == "importing torch on 1 node"  # of the one that has told the placement
+        assert shown.lasting > 0.2  # the same step as before
+        run.on_event("b", {"event": "importing", "nodes": 2, "module": ""})
+        assert run.snapshot().detail == "starting ranks: they are up on 0 of 1 node"
+        assert run.snapshot().lasting < 0.2
+        run.cancel()
+        scheduler.ended.set()
+
+
+def test_an_import_that_takes_too_long_is_the_reason_of_the_start_timeout() -> None:
+    scheduler = Scheduler()
+    run = module.Run(Job("3f2a", 2, Module("train"), False, start_timeout=0.5), scheduler)
+    run.on_event("a", {"event": "importing", "nodes": 2, "module": "deepspeed"})
+    told = r"did not start within start_timeout=0.5 s: it was importing deepspeed on 1 of 2 nodes"
+    with pytest.raises(StartError, match=told):
+        run.result(watch.DEADLINE)
+
+
+def test_a_name_is_told_wherever_the_run_is() -> None:
+    scheduler = Scheduler()
+    scheduler.ended.set()
+    run = module.Run(Job("3f2a", 2, Module("train"), False, name="digits"), scheduler)
+    assert run.wait(watch.DEADLINE)
+    assert run.name == "digits"
+    assert repr(run) == "<Run digits (3f2a): 2 processes, failed>"
+    assert run.snapshot().label == "digits (3f2a)"
+
+
+@pytest.mark.parametrize(
+    ("configure", "shown"),
+    [
+        (lambda logger: None, "[distributor] the node on b removes files\n"),
+        (lambda logger: logger.addHandler(logging.NullHandler()), ""),
+        (lambda logger: logger.addHandler(user_handler()), "distributor:the node on b removes files\n"),
+    ],
+)
+def test_warnings_say_who_speaks_unless_the_user_has_configured_logging(
+    configure: Any, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's
+    monkeypatch.setattr(notices.logger, "handlers", list(notices.logger.handlers))
+    configure(notices.logger)
+    gc.collect()  # runs of tests before this one, whose results nobody has asked for
+    capsys.readouterr()
+    with running(Scheduler()) as run:
+        run.on_event("b", {"event": "warnings", "host": "b", "texts": ["removes files"]})
+    assert capsys.readouterr().err == shown
+    notices.logger.warning("and after\nthe run")
+    after = {"": "", "d": "distributor:and after\nthe run\n", "[": "[distributor] and after\n[distributor] the run\n"}
+    assert capsys.readouterr().err == after[shown[:1]]
+
+
+def user_handler() -> logging.Handler:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(name)s:%(message)s"))
+    return handler
+
+
+def hello() -> dict[str, Any]:
+    return {"event": "hello", "placement": [asdict(Node(0, "a", "host-a", "1", 1, 0, 0, 1))]}
+
+
+def test_what_a_run_waits_for_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PATIENCE", 0.0)
+    scheduler = Scheduler()
+    with running(scheduler) as run:
+        watch.until(lambda: run.snapshot().detail == "waiting for 2 task slots: 1 is free")
+        before = scheduler.asked
+        for _ in range(100):
+            run.snapshot()
+        assert scheduler.asked - before <= 2  # Spark is not asked each time
+
+
+class Recorder:
+    """A view that takes note of what it is shown."""
+
+    interval = 0.01
+    announces = False
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[Snapshot, bool]] = []
+
+    def show(self, snapshot: Snapshot, awaited: bool) -> Shown:
+        self.shown.append((snapshot, awaited))
+        return Shown()
+
+
+def test_the_last_that_a_view_is_shown_is_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A display that is slow to close leaves a view time to show the end again.
+    monkeypatch.setattr(module.Logs, "close", lambda logs: threading.Event().wait(20 * Recorder.interval))
+    view = Recorder()
+    with running(Scheduler(), view) as run:
+        watch.until(lambda: len(view.shown) > 2)
+        assert not any(awaited for _, awaited in view.shown)
+        assert not run.wait(0.1)
+        assert view.shown[-1][1]
+    assert [snapshot.status for snapshot, _ in view.shown].count(Status.CANCELLED) == 1
+    assert view.shown[-1][0].status is Status.CANCELLED
+
+
+FAILED = NodeReport(0, "a", (Outcome(0, "a", "failed", Failure(0, 0, "a", "KeyError", "KeyError: 'lr'")),))
+
+
+def test_advice_that_cannot_be_had_hides_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(Scheduler):
+        def run(self, job: Job, server: ChannelServer) -> Collected:
+            return Collected((FAILED,))
+
+    monkeypatch.setattr(module.advice, "advise", lambda *_: 1 / 0)
+    run = module.Run(Job("3f2a", 1, Module("train"), False), Failing())
+    with pytest.raises(TrainingError, match="KeyError: 'lr'"):
+        run.result(watch.DEADLINE)
+
+
+class Failing(Scheduler):
+    """Its only rank fails, once it is to end."""
+
+    def run(self, job: Job, server: ChannelServer) -> Collected:
+        super().run(job, server)
+        return Collected((FAILED,))
+
+
+def test_a_failure_that_nobody_waits_for_is_told_in_the_end(capfd: pytest.CaptureFixture[str]) -> None:
+    scheduler = Failing()
+    run = module.Run(Job("3f2a", 1, Module("train"), False), scheduler)
+    scheduler.ended.set()
+    assert run.wait(watch.DEADLINE)
+    (line,) = capfd.readouterr().err.splitlines()
+    told = "[distributor] run 3f2a has failed"
+    assert line == f"{told}: rank 0 on a failed: KeyError: 'lr' (its result() raises that, with all that is known)"
+    del run
+    gc.collect()
+    assert (
+        capfd.readouterr().err == f"{told}, and nobody has asked for its result: rank 0 on a failed: KeyError: 'lr'\n"
+    )
+
+
+def test_a_failure_that_somebody_waits_for_is_raised_and_no_more(capfd: pytest.CaptureFixture[str]) -> None:
+    scheduler = Failing()
+    run = module.Run(Job("3f2a", 1, Module("train"), False), scheduler)
+    threading.Timer(0.1, scheduler.ended.set).start()
+    for _ in range(2):
+        with pytest.raises(TrainingError, match="KeyError: 'lr'") as caught:
+            run.result(watch.DEADLINE)
+        frames = traceback.extract_tb(caught.value.__traceback__)
+        assert [frame.name for frame in frames] == [frames[0].name, "result", "_await"]
+    del run, caught
+    gc.collect()
+    assert capfd.readouterr().err == ""
+
+
+def test_what_no_error_tells_is_shown_in_the_end(capfd: pytest.CaptureFixture[str]) -> None:
+    with running(Scheduler()) as run:
+        run.on_log(Log(0, UNCAUGHT, 0, b"Traceback ...\nKeyError: 'lr'\n"))
+        assert capfd.readouterr().err == ""
+    assert capfd.readouterr().err == "[rank 0 ?] Traceback ...\n[rank 0 ?] KeyError: 'lr'\n"
+
+
+def test_the_status_says_which_rank_has_failed_while_others_save() -> None:
+    run = module.Run(Job("3f2a", 2, Module("train"), False, grace_period=600.0), Failing())
+    run.on_event("a", {"event": "hello", "placement": [asdict(Node(0, "a", "a", "1", 1, 0, 0, 2))]})
+    run.on_event("a", {"event": "failed", "failure": asdict(FAILED.outcomes[0].failure)})  # type: ignore[arg-type]
+    assert run.snapshot().detail.startswith("rank 0 failed: KeyError: 'lr', ranks have 600 s")
+    run.kill()
+    assert run.wait(watch.DEADLINE)
+
+
+@pytest.mark.parametrize("live", [True, False])
+@pytest.mark.parametrize(
+    ("message", "kind"), [("RuntimeError: Connection reset by peer", NodeLostError), ("ValueError: no", TrainingError)]
+)
+def test_a_lost_node_is_the_cause_of_what_its_loss_breaks(message: str, kind: type[Exception], live: bool) -> None:
+    """Which of the two the driver hears first is chance."""
+    failure = Failure(0, 0, "a", message.partition(":")[0], message)
+    scheduler = Scheduler()
+    if not live:
+        scheduler.collected = Collected((NodeReport(0, "a", (Outcome(0, "a", "failed", failure),)),))
+    run = module.Run(Job("3f2a", 2, Module("train"), False), scheduler)
+    for name in "ab":
+        run.on_event(name, {"event": "hello", "placement": [asdict(Node(0, "a", "a", "1", 1, 0, 0, 1))]})
+    if live:
+        run.on_event("a", {"event": "failed", "failure": asdict(failure)})
+        scheduler.error = RuntimeError("the job has ended")
+    run.on_lost("b", "its agent died")
+    scheduler.ended.set()
+    with pytest.raises(TrainingError) as caught:
+        run.result(watch.DEADLINE)
+    assert type(caught.value) is kind
+
+
+def test_what_has_failed_is_not_cancelled() -> None:
+    run = module.Run(Job("3f2a", 1, Module("train"), False, grace_period=600.0), Failing())
+    run.on_event("a", {"event": "hello", "placement": [asdict(Node(0, "a", "a", "1", 1, 0, 0, 1))]})
+    run.on_event("a", {"event": "failed"})
+    run.cancel()
+    assert run.status is Status.STOPPING
+    run.kill()
+    with pytest.raises(TrainingError, match="KeyError: 'lr'"):
+        run.result(watch.DEADLINE)
+    assert run.status is Status.FAILED
+
+
+def test_an_end_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
+    closing, go = threading.Event(), threading.Event()
+    monkeypatch.setattr(module.Logs, "close", lambda logs: (closing.set(), go.wait(watch.DEADLINE)))
+    scheduler = Scheduler()
+    scheduler.ended.set()
+    run = module.Run(Job("3f2a", 1, Module("train"), False), scheduler)
+    assert closing.wait(watch.DEADLINE)
+    ended = run.status
+    assert ended is Status.FAILED
+    run.cancel()
+    run.kill()
+    assert run.status is ended
+    assert not any(timer.is_alive() for timer in run._timers if not timer.finished.is_set())
+    go.set()
+    assert run.wait(watch.DEADLINE)
+    assert run.status is ended
+
+
+def test_a_handle_is_live_until_the_end_was_shown() -> None:
+    class Echo(Recorder):
+        def show_again(self, snapshot: Snapshot) -> bool:
+            return True
+
+    with running(Scheduler(), Echo()) as run:
+        run._ipython_display_()
+    with pytest.raises(NotImplementedError):
+        run._ipython_display_()
+    with running(Scheduler()) as run, pytest.raises(NotImplementedError):
+        run._ipython_display_()
+
+
+def test_a_view_that_fails_ends_no_run() -> None:
+    class Broken(Recorder):
+        def show(self, snapshot: Snapshot, awaited: bool) -> Shown:
+            super().show(snapshot, awaited)
+            raise OSError("the display is gone")
+
+    view = Broken()
+    with running(Scheduler(), view):
+        watch.until(lambda: len(view.shown) > 2)
+
+
+def test_a_view_that_hangs_holds_up_no_run() -> None:
+    class Stuck(Recorder):
+        hanging = threading.Event()
+
+        def show(self, snapshot: Snapshot, awaited: bool) -> Shown:
+            super().show(snapshot, awaited)
+            if len(self.shown) > 1:  # the first is in the thread that submits
+                self.hanging.wait(watch.DEADLINE)
+            return Shown()
+
+    view = Stuck()
+    with running(Scheduler(), view):
+        watch.until(lambda: len(view.shown) > 1)
+    view.hanging.set()
+
+
+def test_a_cancel_stops_ranks_where_nobody_can_say_where_they_stood(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = module.Run(Job("3f2a", 1, Module("train"), False), Scheduler())
+
+    def no_thread() -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(run, "_say_where", no_thread)
+    run.cancel(say_where=True)
+    with pytest.raises(RunCancelledError):
+        run.result(watch.DEADLINE)
+
+
+def test_an_end_that_cannot_be_told_is_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = Scheduler()
+    run = module.Run(Job("3f2a", 1, Module("train"), False), scheduler)
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    monkeypatch.setattr(run, "_tell_end", lambda: 1 / 0)
+    run.cancel()
+    assert run.wait(watch.DEADLINE)
+    assert run._logs.note not in [*notices._handler.displays]
+
+
+def test_a_run_that_cannot_begin_leaves_no_display() -> None:
+    class Stopped(Scheduler):
+        def thread(self, target: Any) -> threading.Thread:
+            raise RuntimeError("the context was stopped")
+
+    before = list(notices._handler.displays)
+    with pytest.raises(RuntimeError, match="the context was stopped"):
+        module.Run(Job("3f2a", 1, Module("train"), False), Stopped())
+    assert notices._handler.displays == before

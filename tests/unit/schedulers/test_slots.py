@@ -1,0 +1,214 @@
+"""What each Spark task of a run hosts and is to have, by what is asked and what the cluster has."""
+
+import pytest
+
+from distributor.errors import ConfigurationError, ResourceError
+from distributor.schedulers.spark.slots import Cluster, Slots, is_spread, node_limit, shape
+from distributor.values.job import Function, Job, Resources, TaskProfile
+
+GIB = 1 << 30
+
+
+def cluster(**fields):
+    return Cluster(**{"master": "spark://host:7077", "executor_cores": 4, **fields})
+
+
+def asked(num_processes=4, use_gpu=False, **fields):
+    return Resources(num_processes, use_gpu, **fields)
+
+
+@pytest.mark.parametrize(
+    ("resources", "there", "expected"),
+    [
+        pytest.param(asked(), cluster(), (1, None), id="nothing"),
+        pytest.param(asked(cpus_per_process=2), cluster(), (1, TaskProfile(2)), id="cpus"),
+        pytest.param(asked(cpus_per_process=2), cluster(task_cpus=2), (1, None), id="cpus-that-tasks-have"),
+        pytest.param(asked(cpus_per_process=1), cluster(task_cpus=2), (1, TaskProfile(1)), id="fewer-cpus"),
+        pytest.param(asked(), cluster(no_profiles="nowhere"), (1, None), id="nothing-needs-no-profile"),
+        # GPUs
+        pytest.param(asked(use_gpu=True), cluster(task_gpus="1", executor_gpus=4), (1, None), id="gpu"),
+        pytest.param(asked(use_gpu=True), cluster(task_gpus="2", executor_gpus=4), (2, None), id="ranks-by-gpus"),
+        pytest.param(asked(use_gpu=True), cluster(executor_gpus=4), (1, TaskProfile(1, 1)), id="tasks-have-none"),
+        pytest.param(
+            asked(use_gpu=True, gpus_per_process=1),
+            cluster(task_gpus="0.25", executor_gpus=1),
+            (1, TaskProfile(1, 1)),
+            id="tasks-share",
+        ),
+        pytest.param(
+            asked(use_gpu=True, gpus_per_process=2),
+            cluster(task_gpus="1", executor_gpus=4),
+            (1, TaskProfile(1, 2)),
+            id="two-gpus",
+        ),
+        pytest.param(
+            asked(use_gpu=True, gpus_per_process=2),
+            cluster(task_gpus="4", executor_gpus=4),
+            (2, None),
+            id="two-of-4",
+        ),
+        pytest.param(
+            asked(3, use_gpu=True, gpus_per_process=2),
+            cluster(task_gpus="4", executor_gpus=4),
+            (1, TaskProfile(1, 2)),
+            id="ranks-that-do-not-fill-tasks",
+        ),
+        pytest.param(
+            asked(use_gpu=True, cpus_per_process=2),
+            cluster(task_gpus="2", executor_gpus=2),
+            (2, TaskProfile(4, 2)),
+            id="cpus-of-two-ranks",
+        ),
+        # Ranks of a node
+        pytest.param(asked(max_processes_per_node=1), cluster(), (1, None), id="limit"),
+        pytest.param(asked(memory_per_process=GIB), cluster(memory_beside_heap=2 * GIB), (1, None), id="memory"),
+    ],
+)
+def test_the_shape_of_a_task(resources, there, expected):
+    assert shape(resources, there) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "limit"),
+    [
+        ({}, None),
+        ({"max_processes_per_node": 3}, 3),
+        ({"memory_per_process": GIB}, 2),
+        ({"memory_per_process": GIB, "max_processes_per_node": 1}, 1),
+        ({"memory_per_process": 100 << 20, "max_processes_per_node": 3}, 3),
+    ],
+)
+def test_ranks_of_one_executor(fields, limit):
+    assert node_limit(asked(**fields), cluster(memory_beside_heap=2 * GIB + 1)) == limit
+
+
+@pytest.mark.parametrize(
+    ("resources", "there", "error", "words"),
+    [
+        (asked(use_gpu=True), cluster(), ResourceError, "'spark.task.resource.gpu.amount' was unset"),
+        (
+            asked(use_gpu=True),
+            cluster(executor_gpus=4, no_profiles="no"),
+            ResourceError,
+            "'spark.task.resource.gpu.amount' was unset",
+        ),
+        (asked(use_gpu=True), cluster(task_gpus="half"), ConfigurationError, "is 'half': it must be a whole number"),
+        (asked(use_gpu=True), cluster(task_gpus="0.5"), ConfigurationError, "is 0.5: ranks cannot share a GPU"),
+        (asked(use_gpu=True), cluster(task_gpus="-1"), ConfigurationError, "is -1: ranks cannot share a GPU"),
+        (asked(use_gpu=True), cluster(task_gpus="3"), ConfigurationError, "num_processes=4 must be a multiple of"),
+        (
+            asked(use_gpu=True, gpus_per_process=2),
+            cluster(task_gpus="1", executor_gpus=1),
+            ResourceError,
+            "gpus_per_process=2, but spark.executor.resource.gpu.amount gives each executor 1",
+        ),
+        (
+            asked(use_gpu=True, max_processes_per_node=1),
+            cluster(task_gpus="2", executor_gpus=2),
+            ResourceError,
+            "allow 1 rank on an executor, but each task hosts 2",
+        ),
+        (
+            asked(cpus_per_process=8),
+            cluster(),
+            ResourceError,
+            "needs 8 cores (cpus_per_process=8), and each",
+        ),
+        (
+            asked(cpus_per_process=2),
+            cluster(no_profiles="there is no stage-level scheduling"),
+            ConfigurationError,
+            "tasks of 2 CPUs are not what this session gives (spark.task.cpus=1",
+        ),
+        (
+            asked(use_gpu=True, gpus_per_process=2),
+            cluster(task_gpus="1", executor_gpus=2, no_profiles="there is none"),
+            ConfigurationError,
+            "tasks of 1 CPU and 2 GPUs are not what this session gives",
+        ),
+    ],
+)
+def test_what_cannot_be(resources, there, error, words):
+    with pytest.raises(error) as caught:
+        shape(resources, there)
+    assert words in str(caught.value)
+
+
+def test_memory_that_not_even_one_rank_finds():
+    with pytest.raises(ResourceError, match=r"memory_per_process=8,192 MiB, but each executor has 1,024 MiB "):
+        node_limit(asked(memory_per_process=8 * GIB), cluster(memory_beside_heap=GIB))
+
+
+@pytest.mark.parametrize(
+    ("there", "fields", "cores", "running", "usable"),
+    [
+        pytest.param(cluster(), {}, 4, 0, 4, id="cores"),
+        pytest.param(cluster(), {}, 4, 3, 1, id="busy"),
+        pytest.param(cluster(task_cpus=2), {}, 5, 1, 1, id="two-cpus"),
+        pytest.param(cluster(), {"task_profile": TaskProfile(3)}, 8, 2, 2, id="profile"),
+        pytest.param(cluster(executor_gpus=2, task_gpus="1"), {"use_gpu": True}, 8, 0, 2, id="gpus"),
+        pytest.param(cluster(executor_gpus=2, task_gpus="1"), {"use_gpu": True}, 8, 2, 0, id="busy-gpus"),
+        pytest.param(cluster(executor_gpus=2, task_gpus="1"), {}, 8, 0, 2, id="gpus-that-nobody-wants"),
+        pytest.param(cluster(executor_gpus=2, task_gpus="0.25"), {}, 8, 0, 8, id="shared-gpus-that-nobody-wants"),
+        pytest.param(cluster(executor_gpus=4), {"task_profile": TaskProfile(1, 2)}, 8, 3, 2, id="gpus-of-a-profile"),
+        pytest.param(cluster(), {"max_processes_per_node": 3}, 8, 2, 3, id="limit"),
+        pytest.param(
+            cluster(executor_gpus=8, task_gpus="2"),
+            {"use_gpu": True, "ranks_per_task": 2, "max_processes_per_node": 5},
+            8,
+            0,
+            2,
+            id="limit-of-ranks",
+        ),
+        pytest.param(cluster(), {}, 0, 0, 0, id="the-driver"),
+    ],
+)
+def test_slots_of_an_executor(there, fields, cores, running, usable):
+    job = Job(**{"run_id": "run", "num_processes": 4, "target": Function("train", b""), "use_gpu": False, **fields})
+    assert Slots(None, there, job)._usable(cores, running) == usable
+
+
+@pytest.mark.parametrize(
+    ("executors", "ranks_per_task", "limit", "spread"),
+    [("aab", 1, None, True), ("aab", 1, 2, True), ("aab", 1, 1, False), ("ab", 2, 1, False), ("ab", 2, 2, True)],
+)
+def test_a_placement_that_is_as_asked(executors, ranks_per_task, limit, spread):
+    job = Job(
+        "run",
+        len(executors) * ranks_per_task,
+        Function("train", b""),
+        False,
+        ranks_per_task,
+        max_processes_per_node=limit,
+    )
+    assert is_spread(job, [{"facts": {"executor": name}} for name in executors]) == spread
+
+
+def test_memory_that_cannot_be_read():
+    with pytest.raises(ConfigurationError, match="memory_per_process has to know what executors have beside their JVM"):
+        node_limit(asked(memory_per_process=GIB), cluster(memory_beside_heap=None))
+    assert node_limit(asked(), cluster(memory_beside_heap=None)) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, ["needs 4 task slots at once, and", "spark.executor.cores, or lower spark.task.cpus"]),
+        (
+            {"task_profile": TaskProfile(2)},
+            ["at once of 2 CPUs, and", "executor.cores, or lower cpus_per_process"],
+        ),
+        (
+            {"max_processes_per_node": 1},
+            [
+                "at once, 1 rank at most on each executor, and",
+                "instances or max_processes_per_node, or ask",
+            ],
+        ),
+    ],
+)
+def test_what_helps_against_too_few_slots(fields, words):
+    job = Job(**{"run_id": "run", "num_processes": 4, "target": Function("train", b""), "use_gpu": False, **fields})
+    told = Slots(None, cluster(), job).too_few(3)
+    for word in [*words, "has 3: lower num_processes"]:
+        assert word in told

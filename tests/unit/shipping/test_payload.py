@@ -1,0 +1,374 @@
+"""Functions, values and exceptions as bytes. What is "elsewhere" here is a Python that lacks the user's modules."""
+
+import functools
+import importlib
+import io
+import itertools
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import types
+
+import cloudpickle
+import pytest
+from hypothesis import given, strategies as st
+
+from distributor.errors import PayloadError, ResultError
+from distributor.shipping import payload
+
+USER_CODE = """
+import enum, functools, math, threading
+from dataclasses import dataclass
+
+FACTOR = 10
+LOCK = threading.Lock()
+
+def helper(x):
+    return FACTOR * x
+
+def train(x, *, plus=0):
+    return helper(x) + plus
+
+def factorial(n):
+    return n * factorial(n - 1) if n else 1
+
+def closure(offset):
+    def inner(x):
+        return helper(x) + offset
+    return inner
+
+def with_lock():
+    return LOCK
+
+def with_default(x, lock=threading.Lock(), plus=0):
+    return lock
+
+def with_keyword_default(*, lock=threading.Lock()):
+    return lock
+
+square = lambda x: x * x
+partial = functools.partial(train, 2, plus=3)
+
+class Trainer:
+    def __init__(self, start):
+        self.start = start
+
+    def train(self, x):
+        return helper(x) + self.start
+
+    @classmethod
+    def make(cls, x):
+        return cls(x).start
+
+    __call__ = train
+
+@dataclass
+class Config:
+    rate: float
+
+class Phase(enum.Enum):
+    WARM = 1
+
+def results():
+    return Config(0.5), Phase.WARM, Trainer
+
+class Diverged(Exception):
+    pass
+
+def diverge():
+    raise Diverged("loss", math.inf)
+"""
+
+names = (f"user_module_{number}" for number in itertools.count())
+
+
+@pytest.fixture
+def user(tmp_path, monkeypatch):
+    """A module that the user wrote: loaded here, to be found nowhere else."""
+    name = next(names)
+    (tmp_path / f"{name}.py").write_text(USER_CODE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module(name)
+    del sys.modules[name]
+
+
+CALL = """
+import importlib.util, sys
+from distributor import payload
+assert not any(name.startswith("user_module") for name in sys.modules)
+assert importlib.util.find_spec({package!r}) is None
+function, args, kwargs = payload.load_function(sys.stdin.buffer.read())
+try:
+    payload.dump_value(function(*args, **kwargs), sys.stdout.buffer)
+except Exception as error:
+    sys.stdout.buffer.write(payload.dump_exception(error))
+"""
+
+
+def call_elsewhere(module, pickled):
+    """The bytes of what a call gives in another process."""
+    # The root folder: the current directory is on the import path of python -c.
+    command = [sys.executable, "-c", CALL.format(package=module.__name__.partition(".")[0])]
+    return subprocess.run(command, input=pickled, stdout=subprocess.PIPE, cwd=os.sep, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("expression", "args", "kwargs", "expected"),
+    [
+        pytest.param("train", (4,), {"plus": 2}, 42, id="function"),
+        pytest.param("factorial", (5,), {}, 120, id="recursive"),
+        pytest.param("closure(7)", (1,), {}, 17, id="closure"),
+        pytest.param("square", (3,), {}, 9, id="lambda"),
+        pytest.param("lambda x, f=train: f(x) + FACTOR", (1,), {}, 20, id="lambda-of-no-module"),
+        pytest.param("partial", (), {}, 23, id="partial"),
+        pytest.param("Trainer(5).train", (1,), {}, 15, id="bound-method"),
+        pytest.param("Trainer.make", (8,), {}, 8, id="class-method"),
+        pytest.param("Trainer(6)", (1,), {}, 16, id="callable-object"),
+        pytest.param("max", ([3, 9],), {}, 9, id="builtin"),
+        pytest.param("lambda f, **k: f(**k)", (dict,), {"a": [1]}, {"a": [1]}, id="arguments"),
+    ],
+)
+def test_callables_travel_with_the_users_modules(user, expression, args, kwargs, expected):
+    function = eval(expression, vars(user))
+    pickled = payload.dump_function(function, args, kwargs)
+    assert payload.load_value([call_elsewhere(user, pickled)], 0) == expected
+
+
+def test_modules_of_a_package_travel_together(tmp_path, monkeypatch):
+    folder = tmp_path / "user_module_package"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "model.py").write_text("def size():\n    return 3\n")
+    (folder / "train.py").write_text(
+        "from . import model\nfrom .model import size\ndef train():\n    return size() + model.size()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("user_module_package.train")
+    try:
+        assert payload.load_value([call_elsewhere(module, payload.dump_function(module.train, (), {}))], 0) == 6
+    finally:
+        for name in ("user_module_package", "user_module_package.model", "user_module_package.train"):
+            del sys.modules[name]
+
+
+def test_classes_by_value_come_back_as_the_drivers_own(user):
+    config, phase, trainer = payload.load_value([call_elsewhere(user, payload.dump_function(user.results, (), {}))], 0)
+    assert type(config) is user.Config
+    assert config == user.Config(0.5)
+    assert phase is user.Phase.WARM
+    assert trainer is user.Trainer
+
+
+def test_exceptions_of_the_users_modules_come_back_as_the_drivers_own(user):
+    error = payload.load_exception(call_elsewhere(user, payload.dump_function(user.diverge, (), {})))
+    assert type(error) is user.Diverged
+    assert error.args == ("loss", float("inf"))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_cloudpickles_registry_is_left_as_it_was(user, fails):
+    cloudpickle.register_pickle_by_value(user)  # the user's own registration has to stay
+    try:
+        try:
+            payload.dump_function(user.with_lock if fails else user.train, (), {})
+        except PayloadError:
+            assert fails
+        assert cloudpickle.list_registry_pickle_by_value() == {user.__name__}
+    finally:
+        cloudpickle.unregister_pickle_by_value(user)
+
+
+def closure_over(guard):
+    def train():
+        return guard
+
+    return train
+
+
+class Holder:
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def train(self):
+        pass
+
+
+def train(*args, **kwargs):
+    return args, kwargs
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs", "words"),
+    [
+        pytest.param(closure_over(threading.Lock()), (), {}, ["the variable 'guard'", "_thread.lock"], id="closure"),
+        pytest.param(closure_over([threading.Lock()]), (), {}, ["the variable 'guard'", "list"], id="inside-a-list"),
+        pytest.param("with_lock", (), {}, ["with_lock", "the global 'LOCK'", "_thread.lock"], id="global"),
+        pytest.param(train, (1, threading.Lock()), {}, ["argument 2 ", "_thread.lock"], id="argument"),
+        pytest.param(train, (1,), {"guard": threading.Lock()}, ["argument 'guard'", "_thread.lock"], id="keyword"),
+        pytest.param(Holder().train, (), {}, ["Holder.train", "the Holder object it is bound to"], id="bound-method"),
+        pytest.param(Holder(), (), {}, ["Holder", "'_thread.lock'"], id="callable-object"),
+        pytest.param(functools.partial(train), (threading.Lock(),), {}, ["train", "argument 1 "], id="of-a-partial"),
+        pytest.param("with_default", (), {}, ["the default of its argument 'lock'", "_thread.lock"], id="default"),
+        pytest.param(
+            "with_keyword_default",
+            (),
+            {},
+            ["the default of its argument 'lock'", "_thread.lock"],
+            id="default-of-a-keyword",
+        ),
+        pytest.param(
+            functools.partial(train, 1, threading.Lock()),
+            (),
+            {},
+            ["argument 2 of the partial", "_thread.lock"],
+            id="argument-in-a-partial",
+        ),
+        pytest.param(
+            functools.partial(train, guard=threading.Lock()),
+            (),
+            {},
+            ["argument 'guard' of the partial", "_thread.lock"],
+            id="keyword-in-a-partial",
+        ),
+    ],
+)
+def test_what_cannot_be_pickled_is_named(user, function, args, kwargs, words):
+    function = getattr(user, function) if isinstance(function, str) else function
+    with pytest.raises(PayloadError) as caught:
+        payload.dump_function(function, args, kwargs)
+    assert caught.value.__cause__ is not None
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (train, "train"),
+        (functools.partial(train, 1), "train"),
+        (Holder().train, "Holder.train"),
+        (Holder(), "Holder"),
+        (Holder, "Holder"),
+        (max, "max"),
+        (closure_over(1), "closure_over.<locals>.train"),
+    ],
+)
+def test_names_for_messages(function, name):
+    assert payload.name_of(function) == name
+
+
+class NeedsTwo(Exception):
+    """Pickles, and fails to unpickle: ``args`` are not what ``__init__`` takes."""
+
+    def __init__(self, where, why):
+        super().__init__(f"{where}: {why}")
+
+
+def with_attribute(value):
+    error = ValueError("bad")
+    error.detail = value
+    return error
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("bad"), KeyError("lr"), OSError(2, "No such file"), SystemExit(3), with_attribute([1, 2])]
+)
+def test_exceptions_survive(error):
+    copy = payload.load_exception(payload.dump_exception(error))
+    assert type(copy) is type(error)
+    assert (copy.args, vars(copy)) == (error.args, vars(error))
+
+
+@pytest.mark.parametrize("error", [NeedsTwo("here", "so"), with_attribute(threading.Lock())])
+def test_exceptions_that_do_not_survive(error):
+    assert payload.dump_exception(error) is None
+
+
+@pytest.mark.parametrize("pickled", [None, b"", b"no pickle", pickle.dumps("text"), b"cno_such_module\nno_such\n."])
+def test_exceptions_that_cannot_be_loaded(pickled):
+    assert payload.load_exception(pickled) is None
+
+
+def dumped(value):
+    file = io.BytesIO()
+    payload.dump_value(value, file)
+    return file.getvalue()
+
+
+@given(
+    st.recursive(st.none() | st.integers() | st.text() | st.binary(), st.lists, max_leaves=10),
+    st.lists(st.integers(0, 300), max_size=20),
+    st.sampled_from([bytes, memoryview]),
+)
+def test_values_come_in_pieces_of_any_size(value, cuts, kind):
+    data = dumped(value)
+    edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    pieces = [kind(data[start:end]) for start, end in itertools.pairwise(edges)]
+    assert payload.load_value(pieces, 0) == value
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096, (1 << 20) - 1, (1 << 20) + 1])
+def test_large_values_come_in_pieces(size):
+    # Larger than the buffer that pieces are read through; few pieces of one byte are enough.
+    value = os.urandom(3 << 20 if size > 7 else 1 << 10)
+    data = dumped({"weights": value, "again": [value, value]})
+    pieces = [data[start : start + size] for start in range(0, len(data), size)]
+    loaded = payload.load_value(pieces, 0)
+    assert loaded == {"weights": value, "again": [value, value]}
+    assert loaded["again"][0] is loaded["weights"]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        pytest.param([], id="nothing"),
+        pytest.param([b"no pickle"], id="no-pickle"),
+        pytest.param([dumped("text")[:-3]], id="cut"),
+        pytest.param([b"cno_such_module\nno_such\n."], id="no-such-module"),
+        pytest.param([pickle.dumps(NeedsTwo("here", "so"))], id="fails-to-load"),
+    ],
+)
+def test_values_that_cannot_be_loaded(pieces):
+    with pytest.raises(ResultError, match=r"rank 3 cannot be unpickled on the driver: \w+") as caught:
+        payload.load_value(pieces, 3)
+    assert caught.value.__cause__ is not None
+
+
+class Tensor:
+    """Stands for ``torch.Tensor``."""
+
+    def __init__(self, device):
+        self.device = types.SimpleNamespace(type=device)
+
+    def cpu(self):
+        return Tensor("cpu")
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cuda", "cpu"), ("cpu", "cpu"), ("meta", "meta")])
+def test_tensors_leave_their_accelerator(monkeypatch, device, expected):
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(Tensor=Tensor))
+    loaded = payload.load_value([dumped({"state": [Tensor(device)]})], 0)
+    assert loaded["state"][0].device.type == expected
+
+
+def test_a_value_that_cannot_be_pickled():
+    with pytest.raises(TypeError):
+        dumped(threading.Lock())
+
+
+def test_files_are_written_whole(tmp_path):
+    path = tmp_path / "rank-0.outcome"
+    path.write_bytes(b"old")
+    payload.write_atomically(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["rank-0.outcome"]
+
+
+def test_a_failed_write_leaves_the_file_alone(tmp_path):
+    path = tmp_path / "rank-0.outcome"
+    path.write_bytes(b"old")
+    with pytest.raises(TypeError):
+        payload.write_atomically(path, "no bytes")
+    assert path.read_bytes() == b"old"
