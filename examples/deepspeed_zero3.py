@@ -83,8 +83,7 @@ def train(steps: int = 150, width: int = 128, layers: int = 4, config: dict[str,
     import torch.distributed as dist
     from torch.nn import functional
 
-    from distributor.deepspeed import checkpoint
-    from distributor import runtime
+    from distributor import deepspeed_checkpoint, runtime
 
     deepspeed.init_distributed(verbose=False)
     model = gpt(width, layers)
@@ -114,7 +113,7 @@ def train(steps: int = 150, width: int = 128, layers: int = 4, config: dict[str,
     with torch.no_grad():
         total = loss_on(held_out, 64)
         dist.all_reduce(total)
-    weights = checkpoint.fp32_state_dict(engine)  # every rank takes part, rank 0 has it
+    weights = deepspeed_checkpoint.fp32_state_dict(engine)  # every rank takes part, rank 0 has it
     if not weights:
         return {}
     plain = gpt(width, layers)

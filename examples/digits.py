@@ -71,8 +71,7 @@ def main() -> None:
     import pyspark
     import torch
 
-    from distributor import TorchDistributor
-    from distributor.schedulers.spark import java
+    from distributor import TorchDistributor, java
 
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--num-processes", type=int, default=2)

@@ -104,15 +104,15 @@ def test_a_failure_stops_other_nodes_without_the_channel(tmp_path: Path, monkeyp
 def test_a_node_that_does_not_reach_the_channel_is_no_late_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from distributor.hosting import start
+    from distributor.hosting import host_node
 
-    start_agent, started = start.start_agent, []
+    start_agent, started = host_node.start_agent, []
 
     def without_channel(root: str, inherit: dict[str, Any], **options: Any) -> Any:
         started.append(root)
         return start_agent(root, {k: v for k, v in inherit.items() if k != "channel" or len(started) == 1}, **options)
 
-    monkeypatch.setattr(start, "start_agent", without_channel)
+    monkeypatch.setattr(host_node, "start_agent", without_channel)
     target = Function("test", dump_function(trainings.wait_for, (str(tmp_path / "go"),), {}))
     job = Job(secrets.token_hex(6), 2, target, False, start_timeout=4.0, collect="all")
     run = Run(job, LocalScheduler(2))

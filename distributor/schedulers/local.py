@@ -11,17 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from distributor.channel import control
 from distributor.channel.server import ChannelServer
 from distributor.errors import ConfigurationError, ResourceError
-from distributor.hosting import agents, start
+from distributor.hosting import agents
+from distributor.hosting.host_node import host_node
 from distributor.hosting.report import pieces, rest
 from distributor.launch import placement
-from distributor.machine import devices, folders, limits, network, processes
+from distributor.machine import devices, limits, network, processes
 from distributor.shipping import package
-from distributor.values import environment
 from distributor.values.job import Job, Module, Resources, Step, Target, TaskProfile, warmth
 from distributor.values.outcome import Collected, Log, NodeReport
 from distributor.values.placement import NodeFacts, Placement
@@ -174,15 +173,12 @@ class LocalScheduler:
     ) -> _Part:
         """One agent from its start to what it reports."""
         lead = next(fact for fact in facts if fact.executor == executor)
-        folder = folders.make(job.run_id)
-        claimed = folders.claim(folder)  # until the agent does: this process may be killed before
-        agent = line = None
-        try:
-            root = package.package_root()
+        root = package.package_root()
+        with host_node(job.run_id, lead.partition) as node:
             channel, theirs = socket.socketpair()
             with theirs:
                 server.attach(channel)
-                agent, line = start.start_agent(
+                agent = node.start(
                     root,
                     {"channel": theirs, "store": listener},
                     owner=os.getpid(),
@@ -202,14 +198,14 @@ class LocalScheduler:
                 job=pickle.dumps(job),
                 executor=executor,
                 facts=[asdict(fact) for fact in facts],
-                folder=folder,
+                folder=node.folder,
                 root=root,
                 sys_path=_import_path(job.target),
                 endpoint=None,
                 on_driver=True,
                 note=agent.note,
             )
-            report = _converse(line, order)
+            report = node.converse(vars(order))
             if report is None:
                 return _Part(None)
             return _Part(
@@ -217,14 +213,6 @@ class LocalScheduler:
                 {rank: list(pieces(path, _CHUNK)) for rank, path in report["values"].items()},
                 [Log(*piece) for piece in rest(report["rest"], _CHUNK)],
             )
-        finally:
-            if line is not None:
-                line.close()  # the agent has done its part: it removes the folder and ends
-            if agent is not None:
-                agent.wait()
-            processes.kill_node(environment.node_id(job.run_id, lead.partition))
-            folders.remove(folder)
-            claimed.close()
 
 
 def _in_threads(calls: list[Callable[[], T]]) -> list[T]:
@@ -246,15 +234,6 @@ def _in_threads(calls: list[Callable[[], T]]) -> list[T]:
     if raised:
         raise raised[0]
     return [results[index] for index in range(len(calls))]
-
-
-def _converse(line: socket.socket, order: AgentOrder) -> dict[str, Any] | None:
-    try:
-        control.send(line, vars(order))
-    except OSError:
-        return None
-    report: dict[str, Any] | None = control.receive(line)
-    return report
 
 
 def _facts(job: Job, ports: Sequence[int], gpus: Sequence[str]) -> list[NodeFacts]:

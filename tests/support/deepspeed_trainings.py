@@ -143,25 +143,25 @@ def engines(precision: str) -> Iterator[tuple[int, Any, Any]]:
 
 def save(folder: str, precision: str) -> dict[int, dict[str, Any]]:
     """Trains, saves and goes on, at each stage: the losses after the save, and the weights at it."""
-    from distributor.deepspeed import checkpoint
+    from distributor import deepspeed_checkpoint
 
     found = {}
     for stage, engine, dtype in engines(precision):
         steps(engine, 0, 5, dtype)
-        tag = checkpoint.save(engine, f"{folder}/{stage}", client_state={"epoch": stage})
-        weights = checkpoint.fp32_state_dict(engine)
+        tag = deepspeed_checkpoint.save(engine, f"{folder}/{stage}", client_state={"epoch": stage})
+        weights = deepspeed_checkpoint.fp32_state_dict(engine)
         found[stage] = {"tag": tag, "weights": weights, "losses": steps(engine, 5, 10, dtype)}
     return found
 
 
 def load(folder: str, precision: str) -> dict[int, dict[str, Any]]:
     """Goes on where :func:`save` was."""
-    from distributor.deepspeed import checkpoint
+    from distributor import deepspeed_checkpoint
 
     found = {}
     for stage, engine, dtype in engines(precision):
-        state = checkpoint.load(engine, f"{folder}/{stage}")
-        weights = checkpoint.fp32_state_dict(engine)
+        state = deepspeed_checkpoint.load(engine, f"{folder}/{stage}")
+        weights = deepspeed_checkpoint.fp32_state_dict(engine)
         found[stage] = {"state": state, "weights": weights, "losses": steps(engine, 5, 10, dtype)}
     return found
 
@@ -171,8 +171,7 @@ def checkpoints_that_are_none(folder: str) -> list[str]:
     deepspeed = start()
     import torch.distributed as dist
 
-    from distributor import ConfigurationError
-    from distributor.deepspeed import checkpoint
+    from distributor import ConfigurationError, deepspeed_checkpoint
 
     engine, *_ = deepspeed.initialize(model=network(), config=config(2))
     said = []
@@ -183,13 +182,13 @@ def checkpoints_that_are_none(folder: str) -> list[str]:
         except (ConfigurationError, RuntimeError) as error:
             said.append(f"{type(error).__name__}: {error}")
 
-    tell(lambda: checkpoint.load(engine, folder))
-    tell(lambda: checkpoint.load(engine, folder, "absent"))
+    tell(lambda: deepspeed_checkpoint.load(engine, folder))
+    tell(lambda: deepspeed_checkpoint.load(engine, folder, "absent"))
     steps(engine, 0, 1)
-    checkpoint.save(engine, folder, "one")
-    tell(lambda: checkpoint.load(engine, folder, "two"))
-    tell(lambda: checkpoint.save(engine, folder, "a/b"))
-    tell(lambda: checkpoint.save(engine, folder, "a_universal"))
+    deepspeed_checkpoint.save(engine, folder, "one")
+    tell(lambda: deepspeed_checkpoint.load(engine, folder, "two"))
+    tell(lambda: deepspeed_checkpoint.save(engine, folder, "a/b"))
+    tell(lambda: deepspeed_checkpoint.save(engine, folder, "a_universal"))
 
     def save_apart(folder: str, tag: str, client_state: Any) -> None:
         """As if each node had a folder of its own."""
@@ -198,20 +197,20 @@ def checkpoints_that_are_none(folder: str) -> list[str]:
             Path(folder, tag, "zero_pp_rank_0_mp_rank_00_optim_states.pt").touch()
 
     engine.save_checkpoint = save_apart
-    tell(lambda: checkpoint.save(engine, folder, "three"))
+    tell(lambda: deepspeed_checkpoint.save(engine, folder, "three"))
     with suppress(ConfigurationError):
-        checkpoint.save(engine, folder, "one")
+        deepspeed_checkpoint.save(engine, folder, "one")
     fresh, *_ = deepspeed.initialize(model=network(), config=config(2))
-    checkpoint.load(fresh, folder, "one")  # what was saved before
+    deepspeed_checkpoint.load(fresh, folder, "one")  # what was saved before
     third, *_ = deepspeed.initialize(model=network(), config=config(3))
-    tell(lambda: checkpoint.load(third, folder, "one"))
-    tell(lambda: checkpoint.save(third, folder, "early"))
+    tell(lambda: deepspeed_checkpoint.load(third, folder, "one"))
+    tell(lambda: deepspeed_checkpoint.save(third, folder, "early"))
     engine.zero_nvme_offload_optimizer = lambda: True
-    tell(lambda: checkpoint.save(engine, folder, "four"))
+    tell(lambda: deepspeed_checkpoint.save(engine, folder, "four"))
     other = {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}, "zero_allow_untested_optimizer": True}
     engine, *_ = deepspeed.initialize(model=network(), config=config(1, **other))
     steps(engine, 0, 1)
-    tell(lambda: checkpoint.save(engine, folder, "five"))
+    tell(lambda: deepspeed_checkpoint.save(engine, folder, "five"))
     return said
 
 
@@ -248,7 +247,7 @@ def save_all_of_it(folder: str) -> dict[int, dict[str, Any]]:
     """What is no plain trained weight, at each stage; saved twice under one tag."""
     import torch
 
-    from distributor.deepspeed import checkpoint
+    from distributor import deepspeed_checkpoint
 
     def change(model: Any) -> None:
         with torch.no_grad():
@@ -259,10 +258,10 @@ def save_all_of_it(folder: str) -> dict[int, dict[str, Any]]:
     for stage in STAGES:
         engine, plain = partly_trained(stage, change)
         steps(engine, 0, 3)
-        checkpoint.save(engine, f"{folder}/{stage}", "last")
+        deepspeed_checkpoint.save(engine, f"{folder}/{stage}", "last")
         steps(engine, 3, 5)
-        checkpoint.save(engine, f"{folder}/{stage}", "last", {"saved": 2})
-        found[stage] = checkpoint.fp32_state_dict(engine)
+        deepspeed_checkpoint.save(engine, f"{folder}/{stage}", "last", {"saved": 2})
+        found[stage] = deepspeed_checkpoint.fp32_state_dict(engine)
         if found[stage]:
             model = plain()
             model.load_state_dict(found[stage])
@@ -273,16 +272,16 @@ def save_all_of_it(folder: str) -> dict[int, dict[str, Any]]:
 
 def load_all_of_it(folder: str, again: bool) -> dict[int, dict[str, Any]]:
     """The same of engines that loaded it, with the settings of their groups; saved again from this number of ranks."""
-    from distributor.deepspeed import checkpoint
+    from distributor import deepspeed_checkpoint
 
     found = {}
     for stage in STAGES:
         engine, _ = partly_trained(stage, None)
-        state = checkpoint.load(engine, f"{folder}/{stage}")
+        state = deepspeed_checkpoint.load(engine, f"{folder}/{stage}")
         groups = [(group["weight_decay"], group["lr"]) for group in engine.optimizer.param_groups]
-        found[stage] = {"weights": checkpoint.fp32_state_dict(engine), "state": state, "groups": groups}
+        found[stage] = {"weights": deepspeed_checkpoint.fp32_state_dict(engine), "state": state, "groups": groups}
         if again:
-            checkpoint.save(engine, f"{folder}/{stage}", "last", state)
+            deepspeed_checkpoint.save(engine, f"{folder}/{stage}", "last", state)
     return found
 
 
@@ -322,8 +321,7 @@ def mixture(count: int) -> dict[str, Any]:
     from deepspeed.moe.layer import MoE
     from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
 
-    from distributor import ConfigurationError, runtime
-    from distributor.deepspeed import checkpoint
+    from distributor import ConfigurationError, deepspeed_checkpoint, runtime
 
     class Model(torch.nn.Module):
         def __init__(self) -> None:
@@ -344,7 +342,7 @@ def mixture(count: int) -> dict[str, Any]:
     losses = steps(engine, 0, count)
     local = [name for name, _ in model.named_parameters() if "deepspeed_experts" in name and name.endswith("weight")]
     try:
-        checkpoint.fp32_state_dict(engine)
+        deepspeed_checkpoint.fp32_state_dict(engine)
         refused = ""
     except ConfigurationError as error:
         refused = str(error)

@@ -23,12 +23,11 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, TypedDict
 
-from distributor.channel import control, task as exchange
-from distributor.hosting import start
+from distributor.channel import task as exchange
+from distributor.hosting.host_node import host_node
 from distributor.hosting.report import pieces, rest
-from distributor.machine import devices, folders, network, processes, versions
+from distributor.machine import devices, network, processes, versions
 from distributor.schedulers.spark.executor import executor_host, executor_of_this
-from distributor.values import environment
 from distributor.values.job import Warmth
 
 #: What a leader tells its siblings when the run has failed, and the courier the holder when it has its rows.
@@ -273,14 +272,11 @@ def _lead(
     keep_listening: bool,
 ) -> Generator[bytes, None, list[bytes] | None]:
     """Runs this executor's agent and yields what it reports, or returns that if the run has failed."""
-    folder = folders.make(shipment["run_id"])
-    claimed = folders.claim(folder)  # until the agent does: this worker may be killed before
-    agent = line = None
-    try:
-        root = os.path.join(folder, "package.zip")
+    with host_node(shipment["run_id"], mine["partition"]) as node:
+        root = os.path.join(node.folder, "package.zip")
         with open(root, "wb") as file:
             file.write(_content(shipment["package"]))
-        agent, line = start.start_agent(
+        agent = node.start(
             root,
             {"store": listener},
             owner=executor_of_this(),
@@ -297,7 +293,7 @@ def _lead(
             "parts": {part: _content(name) for part, name in shipment["parts"].items()},
             "executor": mine["executor"],
             "facts": facts,
-            "folder": folder,
+            "folder": node.folder,
             "root": root,
             "sys_path": [path for path in sys.path if path],
             "endpoint": shipment["endpoint"],
@@ -306,11 +302,7 @@ def _lead(
             "times": times,
             "note": agent.note,
         }
-        try:
-            control.send(line, order)
-            report = control.receive(line)
-        except OSError:
-            report = None
+        report = node.converse(order)
         if report is None:
             _tell_lost(shipment["endpoint"], str(mine["executor"]))
             return [b"L" + str(mine["host"]).encode()]
@@ -323,14 +315,6 @@ def _lead(
             for piece in pieces(path, shipment["chunk"]):
                 yield b"V" + struct.pack("!I", rank) + piece
         return None
-    finally:
-        if line is not None:
-            line.close()
-        if agent is not None:
-            agent.wait()
-        processes.kill_node(environment.node_id(shipment["run_id"], mine["partition"]))
-        folders.remove(folder)
-        claimed.close()
 
 
 def _content(what: bytes | str) -> bytes:
@@ -352,7 +336,7 @@ class _Importing:
     """Tells the driver what a warm process imports, until it is found out of reach.
 
     Not in a thread: the first thread of a process changes which signals its children ignore (the C library's own), and
-    with that what :func:`start.start_agent` finds a warm process by.
+    with that what :func:`start_agent` finds a warm process by.
     """
 
     def __init__(self, endpoint: exchange.Endpoint | None, executor: str, nodes: int) -> None:
