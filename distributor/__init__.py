@@ -10,7 +10,8 @@
 The executors of the active Spark session train; without one, this machine
 does. From a shell: distributor run --help.
 
-    TorchDistributor       how many processes, GPUs, output, limits; run
+    Distributor            how many processes, GPUs, output, limits; run
+    TorchDistributor       the same under PySpark's name
     DeepspeedTorchDistributor, zero, suggest_zero, autotune
                            the same with DeepSpeed, and its configuration
     Run, Status            what submit returns: results, stacks, cancel
@@ -31,7 +32,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from distributor.api.distributor import TorchDistributor as TorchDistributor
+    from distributor.api.distributor import Distributor as Distributor, TorchDistributor as TorchDistributor
     from distributor.deepspeed.autotune import autotune as autotune
     from distributor.deepspeed.distributor import DeepspeedTorchDistributor as DeepspeedTorchDistributor
     from distributor.deepspeed.zero import suggest_zero as suggest_zero, zero as zero
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _WHERE = {
+    "Distributor": "distributor.api.distributor",
     "TorchDistributor": "distributor.api.distributor",
     "DeepspeedTorchDistributor": "distributor.deepspeed.distributor",
     "autotune": "distributor.deepspeed.autotune",

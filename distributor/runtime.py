@@ -1,18 +1,148 @@
-"""What a training function may ask for inside a rank.
+"""What a training function may ask for inside a rank. All of it works outside a run as well.
+
+The functions about ranks follow torchrun's variables (``RANK``, ``WORLD_SIZE``, ...). Where those are not set, they
+answer as in a run of one rank, so that a script runs unchanged by hand.
 
 Example:
     >>> from distributor import runtime
-    >>> engine, *_ = deepspeed.initialize(model=model, config=runtime.deepspeed_config())  # doctest: +SKIP
+    >>> print(f"rank {runtime.rank()} of {runtime.world_size()}")
+    rank 0 of 1
+
+Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from distributor.errors import ConfigurationError
 from distributor.launch.deepspeed import CONFIG_PATH
+
+
+def rank() -> int:
+    """Return this process's rank, from 0 to ``world_size() - 1``.
+
+    Raises:
+        ConfigurationError: the variable is set to something else than a whole number; so do the next ones.
+    """
+    return _variable("RANK", 0)
+
+
+def world_size() -> int:
+    """Return the number of ranks that train together."""
+    return _variable("WORLD_SIZE", 1)
+
+
+def local_rank() -> int:
+    """Return this process's rank within its node; with GPUs, its device is ``cuda:LOCAL_RANK``."""
+    return _variable("LOCAL_RANK", 0)
+
+
+def local_world_size() -> int:
+    """Return the number of ranks on this node: one Spark executor, or one machine."""
+    return _variable("LOCAL_WORLD_SIZE", 1)
+
+
+def node_rank() -> int:
+    """Return the number of this node, from 0."""
+    return _variable("GROUP_RANK", 0)
+
+
+def attempt() -> int:
+    """Return how often the ranks have been started again: 0 in the first attempt."""
+    return _variable("TORCHELASTIC_RESTART_COUNT", 0)
+
+
+def accumulation_steps(global_batch: int, per_rank_batch: int) -> int:
+    """Return the number of micro-batches of each rank that make one global batch.
+
+    Args:
+        global_batch: samples of one optimizer step, over all ranks.
+        per_rank_batch: samples of one forward pass of one rank.
+
+    Raises:
+        ConfigurationError: the global batch is not a multiple of what all ranks take at once.
+
+    Example:
+        >>> accumulation_steps(256, 32)  # a run of one rank
+        8
+    """
+    at_once = per_rank_batch * world_size()
+    if per_rank_batch < 1 or global_batch < 1 or global_batch % at_once:
+        raise ConfigurationError(
+            f"global_batch={global_batch!r} must be a multiple of per_rank_batch * world_size() = "
+            f"{per_rank_batch!r} * {world_size()}: change one of them"
+        )
+    return global_batch // at_once
+
+
+def rank0_first() -> AbstractContextManager[None]:
+    """Let rank 0 run a block before all others do, as for a download to a disk that all share.
+
+    All ranks must enter the block; they use the default process group.
+
+    Raises:
+        ConfigurationError: there are several ranks, and ``init_process_group`` has not been called.
+
+    Example:
+        >>> with rank0_first():
+        ...     pass  # data = load(download=True)
+    """
+    return _first("rank0_first", rank() == 0)
+
+
+def local_rank0_first() -> AbstractContextManager[None]:
+    """Let local rank 0 of each node run a block before the other ranks do, as for a download to each machine's disk.
+
+    All ranks must enter the block. Raises what :func:`rank0_first` raises.
+
+    Example:
+        >>> with local_rank0_first():
+        ...     pass  # build(extension)
+    """
+    return _first("local_rank0_first", local_rank() == 0)
+
+
+@contextmanager
+def _first(name: str, goes_first: bool) -> Iterator[None]:
+    if world_size() == 1:
+        yield
+        return
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        raise ConfigurationError(
+            f"{name} has {world_size()} ranks wait for each other: call torch.distributed.init_process_group() before"
+        )
+    if not goes_first:
+        _barrier(dist)
+    try:
+        yield
+    finally:
+        if goes_first:  # even after an error, or the others would wait for ever
+            _barrier(dist)
+
+
+def _barrier(dist: Any) -> None:
+    """Wait for all ranks; NCCL must be told which device to use for that."""
+    if dist.get_backend() == "nccl":
+        dist.barrier(device_ids=[local_rank()])
+    else:
+        dist.barrier()
+
+
+def _variable(name: str, default: int) -> int:
+    text = os.environ.get(name)
+    if text is None:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigurationError(f"the environment variable {name} must be a whole number, not {text!r}") from None
 
 
 def deepspeed_config() -> dict[str, Any]:

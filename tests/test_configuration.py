@@ -274,7 +274,7 @@ def test_deepspeed_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distributor.shipping.modules.find", lambda name, folders=(): None)
     with pytest.raises(ConfigurationError, match=r"deepspeedConfig needs deepspeed, which .* has not: pip install"):
         distributor.run(trainings.rank)
-    assert DeepspeedTorchDistributor(1, 1, True, False).plan(trainings.rank).launch_path == "deepspeed"
+    assert DeepspeedTorchDistributor(1, 1, True, False).plan(trainings.rank).launch.name == "deepspeed"
 
 
 def test_gpus_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,31 @@ def test_run_returns_the_value_of_rank_0_whoever_finishes_last(make: Make, tmp_p
     assert make(3).run(trainings.rank0_returns_last, str(tmp_path)) == 0
 
 
+def test_a_rank_knows_where_it_is(make: Make, mode: str) -> None:
+    nodes = nodes_of(mode)
+    each = 4 // nodes
+    assert make(4).submit(trainings.where).results() == [(r, 4, r % each, each, r // each, 0) for r in range(4)]
+
+
+def test_rank_0_goes_first(make: Make, tmp_path: Path) -> None:
+    first, *others = make(4).submit(trainings.take_turns, str(tmp_path), "rank0_first").results()
+    assert first == []
+    assert all("node-0-rank-0" in before for before in others)
+
+
+def test_local_rank_0_of_each_node_goes_first(make: Make, mode: str, tmp_path: Path) -> None:
+    seen = make(4).submit(trainings.take_turns, str(tmp_path), "local_rank0_first").results()
+    leaders = {f"node-{node}-rank-0" for node in range(nodes_of(mode))}
+    for rank, before in enumerate(seen):
+        is_leader = rank % (4 // nodes_of(mode)) == 0
+        assert set(before) < leaders if is_leader else leaders <= set(before)
+
+
+def test_nobody_waits_for_a_rank_that_failed_in_its_turn(make: Make, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="rank 0 .*Diverged"):
+        make(2).run(trainings.take_turns, str(tmp_path), "rank0_first", fails=True)
+
+
 def test_a_rank_that_returns_stays_until_others_have_connected(make: Make, tmp_path: Path) -> None:
     """Those may still be on their way out of ``init_process_group``, which its end would make fail."""
     assert make(3).submit(trainings.outlive, str(tmp_path / "returned")).results() == [True] * 3

@@ -356,9 +356,10 @@ def test_encryption_can_be_forgone(sessions: Sessions, caplog: pytest.LogCapture
 
 @pytest.mark.slow
 def test_deepspeed_has_a_key_of_its_own(sessions: Sessions) -> None:
+    from distributor.launch.deepspeed import DeepspeedRanks
     from distributor.values.job import Job, Script
 
-    job = Job("run", 2, Script("train.py", b""), False, launch_path="deepspeed")
+    job = Job("run", 2, Script("train.py", b""), False, launch=DeepspeedRanks())
     settings = {"spark.authenticate": "true", "spark.authenticate.secret": "s3cret"}
     session = sessions.get("local[2]", **settings, **{"pytorch.spark.distributor.ignoreSsl": "true"})
     with pytest.raises(ConfigurationError, match=r"set deepspeed\.spark\.distributor\.ignoreSsl"):

@@ -8,9 +8,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from distributor import launch as names
 from distributor.errors import ConfigurationError
 from distributor.machine import limits
 from distributor.values.environment import CONTRACT
+from distributor.values.launch import Launch
 
 #: Characters of a run's name.
 _LONGEST_NAME = 100
@@ -151,3 +153,17 @@ def check_preload(names: Any) -> tuple[str, ...]:
         if not is_module_name(name):
             raise ConfigurationError(f"preload has to name modules such as 'transformers', not {name!r}")
     return modules
+
+
+def check_launch(launch: Any) -> Launch:
+    """Return a launch path that was passed as a value or by its name, or raise a ``ConfigurationError``."""
+    if isinstance(launch, str) and launch in names.NAMES:
+        found: Launch = getattr(names, names.NAMES[launch])()
+        return found
+    if isinstance(launch, str) or not callable(getattr(launch, "resolve", None)) or isinstance(launch, type):
+        raise ConfigurationError(
+            f"launch must be {' or '.join(map(repr, names.NAMES))} or a launch path such as "
+            f"distributor.launch.DeepSpeed(config), not {launch!r}"
+        )
+    valid: Launch = launch
+    return valid

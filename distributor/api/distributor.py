@@ -15,6 +15,7 @@ from distributor.api.checks import (
     check_count,
     check_env,
     check_flag,
+    check_launch,
     check_logs,
     check_memory,
     check_name,
@@ -27,7 +28,7 @@ from distributor.api.checks import (
 )
 from distributor.api.choose import choose_scheduler
 from distributor.api.interrupt import MARGIN, plain_interrupts
-from distributor.api.target import _places, check_argv, check_call, find_script, within
+from distributor.api.target import check_argv, check_call, find_script, places_of, within
 from distributor.display import choose
 from distributor.display.view import View
 from distributor.errors import ConfigurationError, DistributorError, PayloadError, show_shortly
@@ -35,7 +36,8 @@ from distributor.machine import versions
 from distributor.run.handle import Run
 from distributor.shipping import modules, payload, project
 from distributor.values.environment import CONTRACT
-from distributor.values.job import DeepspeedOptions, Function, Job, Module, Resources, Script, Target, WorkingDir
+from distributor.values.job import Function, Job, Module, Resources, Script, Target, WorkingDir
+from distributor.values.launch import Launch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,7 +50,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class TorchDistributor:
+class Distributor:
     """Trains with PyTorch on this machine or on Spark executors.
 
     A drop-in for ``pyspark.ml.torch.distributor.TorchDistributor``; what is added is keyword-only.
@@ -59,6 +61,8 @@ class TorchDistributor:
             Spark session. ``None`` (default) decides: a session on a cluster (standalone, YARN, Kubernetes,
             ``local-cluster``, Spark Connect) trains on its executors, anything else on this machine.
         use_gpu: each rank gets a GPU of its own, device ``LOCAL_RANK`` of those it sees. ``False`` hides GPUs.
+        launch: how ranks are started: ``"torchrun"`` (default), ``"deepspeed"``, or a launch path with options of its
+            own, such as ``distributor.launch.DeepSpeed(config)``.
         name: what the run is called in the status, in notes, in ``repr(run)`` and in the Spark UI (its job's
             description, on classic sessions); one line of at most 100 characters.
         env: environment variables for the ranks; they win over everything but the rank contract (``RANK``, ...).
@@ -108,12 +112,9 @@ class TorchDistributor:
         ...     import torch.distributed as dist
         ...     dist.init_process_group("gloo")
         ...     return dist.get_world_size()
-        >>> TorchDistributor(num_processes=2, local_mode=True, use_gpu=False).run(train, 1e-3)  # doctest: +SKIP
+        >>> Distributor(num_processes=2, local_mode=True, use_gpu=False).run(train, 1e-3)  # doctest: +SKIP
         2
     """
-
-    _launch_path = "torchrun"
-    _path_preload: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -121,6 +122,7 @@ class TorchDistributor:
         local_mode: bool | None = None,
         use_gpu: bool = True,
         *,
+        launch: Launch | str = "torchrun",
         name: str | None = None,
         env: Mapping[str, str] | None = None,
         forward_env: Sequence[str] = (),
@@ -165,6 +167,7 @@ class TorchDistributor:
             None if memory_per_process is None else check_memory(memory_per_process),
             None if max_processes_per_node is None else check_count("max_processes_per_node", max_processes_per_node),
         )
+        self._launch = check_launch(launch).resolve(count, use_gpu)
         self._name = check_name(name)
         self._env = check_env({} if env is None else env)
         self._forward_env = check_patterns(forward_env)
@@ -218,7 +221,7 @@ class TorchDistributor:
             KeyboardInterrupt: after Ctrl-C, once the ranks have ended.
 
         Example:
-            >>> TorchDistributor(4, use_gpu=False).run("train.py", "--lr", "0.1")  # doctest: +SKIP
+            >>> Distributor(4, use_gpu=False).run("train.py", "--lr", "0.1")  # doctest: +SKIP
         """
         return self._wait(self._submit(train_object, args, kwargs, "rank0"))
 
@@ -226,7 +229,7 @@ class TorchDistributor:
         """Starts training and returns its handle at once. Arguments and bad input as with :meth:`run`.
 
         Example:
-            >>> run = TorchDistributor(4, use_gpu=False).submit(train, 1e-3)  # doctest: +SKIP
+            >>> run = Distributor(4, use_gpu=False).submit(train, 1e-3)  # doctest: +SKIP
             >>> run.results()  # doctest: +SKIP
         """
         return self._submit(train_object, args, kwargs, "all")
@@ -305,7 +308,7 @@ class TorchDistributor:
             ConfigurationError: as :meth:`run`.
 
         Example:
-            >>> TorchDistributor(2, True, use_gpu=False).plan("train.py", "--lr", 0.1).target.argv  # doctest: +SKIP
+            >>> Distributor(2, True, use_gpu=False).plan("train.py", "--lr", 0.1).target.argv  # doctest: +SKIP
             ('--lr', '0.1')
         """
         session = self._session(needed=False)
@@ -340,6 +343,7 @@ class TorchDistributor:
             num_processes=self.num_processes,
             target=target,
             use_gpu=self.use_gpu,
+            launch=self._launch,
             ranks_per_task=ranks_per_task,
             task_profile=task_profile,
             gpus_per_process=self._resources.gpus_per_process or 1,
@@ -347,7 +351,7 @@ class TorchDistributor:
             max_processes_per_node=None if scheduler is None else scheduler.node_limit(self._resources),
             spark_cpus=None if scheduler is None else scheduler.omp_threads,
             versions=versions.here(),
-            env={**self._path_env(), **self._forwarded(), **self._env},
+            env={**self._launch.env(self.use_gpu), **self._forwarded(), **self._env},
             working_dir=working_dir,
             grace_period=self._grace_period,
             start_timeout=self._start_timeout,
@@ -358,21 +362,17 @@ class TorchDistributor:
             driver_ports=self._driver_ports,
             start_method=self._start_method,
             keep_warm=self._keep_warm,
-            preload=(*self._path_preload, *self._preload),
-            launch_path=self._launch_path,
-            deepspeed=self._deepspeed(),
+            preload=(*self._launch.preload, *self._preload),
             collect=collect,
         )
 
-    def _path_env(self) -> dict[str, str]:
-        """What the launch path needs set before torch is imported."""
-        return {}
-
     def _check_packages(self) -> None:
-        """Looks whether this machine has what ranks import."""
-
-    def _deepspeed(self) -> DeepspeedOptions | None:
-        return None
+        """Look whether this machine has what ranks import."""
+        for module, who in self._launch.needs.items():
+            if modules.find(module) is None:
+                raise ConfigurationError(
+                    f"{who} needs {module}, which {sys.executable} has not: pip install 'distributor[{module}]'"
+                )
 
     def _check_gpus(self) -> None:
         """Looks for missing GPUs as early as it can: when the place to train is known and there."""
@@ -437,7 +437,7 @@ class TorchDistributor:
         )
 
     def _check_module(self, name: str) -> None:
-        places = _places(self._working_dir)
+        places = places_of(self._working_dir)
         folders = [str(folder) for folder in places.values()]
         found = modules.find(name, folders)
         if found is None:
@@ -477,3 +477,7 @@ class TorchDistributor:
             for name, value in os.environ.items()
             if any(fnmatch.fnmatchcase(name, pattern) for pattern in self._forward_env) and name not in CONTRACT
         }
+
+
+class TorchDistributor(Distributor):
+    """The same as :class:`Distributor`, under the name that PySpark has for it."""

@@ -25,7 +25,7 @@ def find_script(script: str | os.PathLike[str], working_dir: Path | None) -> Pat
             f"{str(path)!r} is not a .py file: pass the path of a Python script, a callable, "
             "or use run_module('pkg.train') for a module"
         )
-    places = {"": Path()} if path.is_absolute() else _places(working_dir)
+    places = {"": Path()} if path.is_absolute() else places_of(working_dir)
     found = next((folder / path for folder in places.values() if os.path.exists(folder / path)), None)
     if found is None:
         where = "" if path.is_absolute() else f" in {' or '.join(places)}"
@@ -33,7 +33,7 @@ def find_script(script: str | os.PathLike[str], working_dir: Path | None) -> Pat
     return found
 
 
-def _places(working_dir: Path | None) -> dict[str, Path]:
+def places_of(working_dir: Path | None) -> dict[str, Path]:
     """Where scripts and modules are looked for, in order, each with its name for people."""
     try:
         here = Path.cwd()

@@ -20,13 +20,16 @@ import rich_click as click
 from click.shell_completion import get_completion_class
 
 from distributor import __version__
-from distributor.api.distributor import TorchDistributor
+from distributor.api.distributor import Distributor
 from distributor.api.target import find_script
 from distributor.cli.dry_run import describe
-from distributor.deepspeed.distributor import DeepspeedTorchDistributor
+from distributor.deepspeed.launch import DeepSpeed
 from distributor.errors import ConfigurationError, DistributorError, StartError, TrainingError
+from distributor.launch import NAMES
+from distributor.launch.torchrun import Torchrun
 from distributor.schedulers.spark import preflight, session as spark_session
 from distributor.values.job import Module
+from distributor.values.launch import Launch
 
 #: Exit code of a request that is wrong.
 _USAGE = 2
@@ -65,6 +68,12 @@ def main() -> None:
     type=click.Path(exists=True, file_okay=False),
     panel=_WHAT,
     help="A project folder: ranks run in it, executors in a copy.",
+)
+@click.option(
+    "--launch",
+    type=click.Choice([*NAMES]),
+    panel=_WHAT,
+    help="How ranks are started: torchrun (default), or deepspeed where the training has its configuration.",
 )
 @click.option(
     "--deepspeed", metavar="FILE", type=click.Path(), panel=_WHAT, help="Train with DeepSpeed and this configuration."
@@ -128,6 +137,7 @@ def run(
     args: tuple[str, ...],
     module: bool,
     dry_run: bool,
+    launch: str | None,
     deepspeed: str | None,
     no_script_arguments: bool,
     num_processes: int,
@@ -170,13 +180,8 @@ def run(
         "keep_warm": 0.0,  # this process ends with the run
     }
     local_mode = False if master else None if on_spark else True
-    distributor: TorchDistributor
-    if deepspeed is None:
-        distributor = TorchDistributor(num_processes, local_mode, use_gpu, **everything)
-    else:
-        distributor = DeepspeedTorchDistributor(
-            num_processes, 1, local_mode, use_gpu, deepspeed, script_arguments=not no_script_arguments, **everything
-        )
+    path = _launch(launch, deepspeed, script_arguments=not no_script_arguments)
+    distributor = Distributor(num_processes, local_mode, use_gpu, launch=path, **everything)
     settings = dict(_pair("--conf", setting) for setting in conf)
     if dry_run:
         _print_plan(distributor, Module(script, args) if module else script, args, on_spark, master, settings)
@@ -275,7 +280,6 @@ def as_options(text: str) -> str:
         "use_gpu=False": "--no-gpu",
         "local_mode=True": "--local",
         "local_mode=False": "--master URL",
-        "numGpus": "--num-processes",
         "deepspeedConfig": "--deepspeed",
         ", a callable, or use run_module('pkg.train')": ", or -m pkg.train",
         "logs names": "--logs names",
@@ -298,8 +302,17 @@ def _misplaced(arguments: Sequence[str]) -> str:
     return f" ({', '.join(found)} after the script belong{'s' * (len(found) == 1)} to it: what is ours comes before)"
 
 
+def _launch(name: str | None, deepspeed: str | None, *, script_arguments: bool) -> Launch:
+    """How ranks are started, as the options say."""
+    if deepspeed is None and name != "deepspeed":
+        return Torchrun()
+    if name not in (None, "deepspeed"):
+        raise ConfigurationError(f"--launch {name} takes no --deepspeed {deepspeed}: leave out one of them")
+    return DeepSpeed(deepspeed, script_arguments=script_arguments)
+
+
 def _print_plan(
-    distributor: TorchDistributor,
+    distributor: Distributor,
     target: str | Module,
     args: Sequence[str],
     on_spark: bool,

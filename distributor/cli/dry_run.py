@@ -9,14 +9,14 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
-from distributor.launch.paths import PATHS
+from distributor.launch.deepspeed import DeepspeedRanks
 from distributor.machine import devices
 from distributor.shipping.package import package_zip
 from distributor.text.wording import count, size
 from distributor.values import environment
 from distributor.values.job import Function, Job, Module, Script, Target
 from distributor.values.placement import Node, Placement
-from distributor.values.plan import Plan
+from distributor.values.plan import Plan, Site
 
 #: Stand for what is decided as a run starts: a folder of its own, ports, and on Spark who runs where, with which CPUs,
 #: GPUs and network interface.
@@ -54,7 +54,7 @@ def describe(job: Job, where: str, placement: Placement | None = None) -> str:
         ("run", _words(job.target)),
         ("on", f"{where}: {count(job.num_processes, 'rank')}, {_devices(job, placement)}"),
         ("placement", "by Spark, as the run starts" if placement is None else str(placement)),
-        ("command", f"{_command(plan.target)}   (in each rank, through torch's elastic agent: {job.launch_path})"),
+        ("command", f"{_command(plan.target)}   (in each rank, through torch's elastic agent: {job.launch.name})"),
         ("ships", _shipped(job) if placement is None else "nothing: ranks run here"),
         ("limits", _limits(job)),
     ]
@@ -66,21 +66,20 @@ def describe(job: Job, where: str, placement: Placement | None = None) -> str:
             "",
             "What begins with $ is decided as the run starts.",
         ]
-    if job.deepspeed is not None and job.deepspeed.config is not None:
-        lines += ["", "DeepSpeed's configuration:", json.dumps(json.loads(job.deepspeed.config), indent=2)]
+    if isinstance(job.launch, DeepspeedRanks) and job.launch.config is not None:
+        lines += ["", "DeepSpeed's configuration:", json.dumps(json.loads(job.launch.config), indent=2)]
     return "\n".join(lines)
 
 
 def _plan(job: Job, placement: Placement | None) -> Plan:
     """What node 0 would do."""
-    path = PATHS[job.launch_path]
     if placement is not None:
-        plan = path.plan(job, placement, placement.master, os.environ, {}, _FOLDER)
+        plan = job.launch.plan(Site(job, placement, placement.master, os.environ, {}, _FOLDER))
         return replace(plan, rank_env=tuple({**env, "MASTER_PORT": _PORT} for env in plan.rank_env))
     cpus = job.cpus_per_process or 1
     node = Node(0, "?", "?", _MASTER, 0, 0, 0, job.num_processes, task_cpus=cpus * job.ranks_per_task)
     # Executors have an environment of their own: nobody knows what it says of network interfaces.
-    plan = path.plan(job, Placement((node,)), node, {}, environment.sockets({}, _INTERFACE), _FOLDER)
+    plan = job.launch.plan(Site(job, Placement((node,)), node, {}, environment.sockets({}, _INTERFACE), _FOLDER))
     decided = {name: _GPUS for name in devices.VISIBLE_DEVICES if job.use_gpu}
     if job.cpus_per_process is None:
         decided["OMP_NUM_THREADS"] = _CPUS

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
-import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from distributor.api.checks import check_count, check_seconds
-from distributor.api.distributor import TorchDistributor
-from distributor.deepspeed import config as deepspeed_config
+from distributor.api.checks import check_count
+from distributor.api.distributor import Distributor
+from distributor.deepspeed.launch import DeepSpeed
 from distributor.errors import ConfigurationError
-from distributor.shipping import modules
-from distributor.text import notices
-from distributor.values.job import DeepspeedOptions
 
 
-class DeepspeedTorchDistributor(TorchDistributor):
+class DeepspeedTorchDistributor(Distributor):
     """Trains with DeepSpeed on this machine or on Spark executors.
 
     A drop-in for PySpark's ``pyspark.ml.deepspeed.deepspeed_distributor``; what is added is keyword-only.
@@ -55,9 +51,6 @@ class DeepspeedTorchDistributor(TorchDistributor):
         >>> DeepspeedTorchDistributor(numGpus=4, nnodes=2, deepspeedConfig=zero(3)).run(train)  # doctest: +SKIP
     """
 
-    _launch_path = "deepspeed"
-    _path_preload = ("deepspeed",)
-
     def __init__(
         self,
         numGpus: int = 1,  # noqa: N803  # PySpark's name, as are the next ones
@@ -76,14 +69,10 @@ class DeepspeedTorchDistributor(TorchDistributor):
                 raise ConfigurationError(f"{old} is called {new} here, as in PySpark's DeepspeedTorchDistributor")
         # PySpark takes True for one GPU, and its own tests pass that.
         world_size = check_count("numGpus", 1 if numGpus is True else numGpus) * check_count("nnodes", nnodes)
-        super().__init__(world_size, localMode, useGpu, **options)
-        self._extensions_timeout = check_seconds("extensions_timeout", extensions_timeout, 1)
-        self._script_arguments = bool(script_arguments)
-        if auto is not None and deepspeedConfig is None:
-            raise ConfigurationError(f"auto={dict(auto)!r} fills a deepspeedConfig, but there is none")
         self._shape = (numGpus, nnodes)
-        self._auto = dict(auto or {})
-        self._set_config(deepspeedConfig)
+        self.deepspeed_config = deepspeedConfig
+        self._deepspeed = DeepSpeed(deepspeedConfig, auto, script_arguments, extensions_timeout)
+        super().__init__(world_size, localMode, useGpu, launch=self._deepspeed, **options)
 
     def __repr__(self) -> str:
         per_node, nodes = self._shape
@@ -96,53 +85,7 @@ class DeepspeedTorchDistributor(TorchDistributor):
     ) -> DeepspeedTorchDistributor:
         """The same distributor, ``auto`` included, with another configuration. Raises what the constructor raises."""
         other = copy.copy(self)
-        other._set_config(deepspeedConfig)
+        other.deepspeed_config = deepspeedConfig
+        other._deepspeed = replace(self._deepspeed, config=deepspeedConfig)
+        other._launch = other._deepspeed.resolve(self.num_processes, self.use_gpu)
         return other
-
-    def _set_config(self, source: str | os.PathLike[str] | Mapping[str, Any] | None) -> None:
-        self.deepspeed_config = source
-        self._configs = None if source is None else _deepspeed_configs(source, self.num_processes, self._auto)
-
-    def _deepspeed(self) -> DeepspeedOptions:
-        if self._configs is None:
-            return DeepspeedOptions(
-                extensions_timeout=self._extensions_timeout, script_arguments=self._script_arguments
-            )
-        final, given = self._configs
-        return DeepspeedOptions(
-            json.dumps(final),
-            json.dumps(given),
-            deepspeed_config.zero_stage(final),
-            deepspeed_config.precision(final),
-            deepspeed_config.extensions(final, self.use_gpu),
-            self._extensions_timeout,
-            self._script_arguments,
-        )
-
-    def _check_packages(self) -> None:
-        if self._configs is not None and modules.find("deepspeed") is None:
-            raise ConfigurationError(
-                f"deepspeedConfig needs deepspeed, which {sys.executable} has not: pip install 'distributor[deepspeed]'"
-            )
-
-    def _path_env(self) -> dict[str, str]:
-        # Asked for GPUs as it is imported, torch would use CUDA, after which no process can be forked; NVML tells too.
-        env = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-        return env if self.use_gpu else {**env, "DS_ACCELERATOR": "cpu"}
-
-
-def _deepspeed_configs(
-    source: str | os.PathLike[str] | Mapping[str, Any], world_size: int, auto: Mapping[str, Any]
-) -> tuple[deepspeed_config.Config, deepspeed_config.Config]:
-    """The final configuration, and the one with every "auto" that another library may fill."""
-    config = deepspeed_config.read(source)
-    deepspeed_config.check(config, world_size)
-    if deepspeed_config.TRAIN not in config and deepspeed_config.MICRO not in config:
-        notices.logger.warning(
-            "deepspeedConfig gives no batch size: deepspeed.initialize refuses it unless %s or %s is added",
-            deepspeed_config.TRAIN,
-            deepspeed_config.MICRO,
-        )
-    final = deepspeed_config.fill(config, world_size, auto)
-    deepspeed_config.check(final, world_size)
-    return final, deepspeed_config.fill(config, world_size, auto, guess=False)

@@ -1,1 +1,31 @@
-"""Launch paths: pure decisions about how ranks are started. Runs everywhere; may import ``machine``."""
+"""Launch paths: pure decisions about how ranks are started.
+
+Runs on the driver and on nodes; may import ``machine``. Users pass one as ``launch=`` to ``Distributor``:
+
+    from distributor.launch import DeepSpeed, Torchrun
+
+A path with a configuration of its own has a wing, from which its public name is loaded on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from distributor.deepspeed.launch import DeepSpeed as DeepSpeed
+    from distributor.launch.torchrun import Torchrun as Torchrun
+
+_WHERE = {"Torchrun": "distributor.launch.torchrun", "DeepSpeed": "distributor.deepspeed.launch"}
+
+#: Paths that need no options, by the name that ``launch=`` takes for them.
+NAMES = {"torchrun": "Torchrun", "deepspeed": "DeepSpeed"}
+
+__all__ = ["DeepSpeed", "Torchrun"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'distributor.launch' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_WHERE[name]), name)

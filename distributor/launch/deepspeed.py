@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from distributor.launch.torchrun import Torchrun
-from distributor.values.job import DeepspeedOptions, Function, Job, Target
+from distributor.values.job import Function, Target
 from distributor.values.placement import Node, Placement
-from distributor.values.plan import Call, Plan
+from distributor.values.plan import Call, Plan, Site
 
 #: Where a rank finds its final configuration. Read by ``distributor.runtime``.
 CONFIG_PATH = "DISTRIBUTOR_DEEPSPEED_CONFIG"
@@ -20,37 +21,58 @@ CONFIG_PATH = "DISTRIBUTOR_DEEPSPEED_CONFIG"
 _CONFIG, _GIVEN = "deepspeed.json", "deepspeed-given.json"
 
 
-class Deepspeed:
-    """Plans torchrun's ranks with DeepSpeed's configuration in the node's folder and in their environment."""
+@dataclass(frozen=True)
+class DeepspeedRanks:
+    """Torchrun's ranks with DeepSpeed's configuration in the node's folder and in their environment.
 
-    def __init__(self) -> None:
-        self._torchrun = Torchrun()
+    Attributes:
+        config: the final configuration as JSON, with which ``deepspeed.initialize`` is called; ``None`` without one.
+        given: the same with every "auto" that a library may fill from what it knows of the training later on.
+        stage: ZeRO stage in it.
+        precision: ``"fp32"``, ``"fp16"`` or ``"bf16"``.
+        extensions: builders of the extensions in C++ or CUDA that it loads.
+        extensions_timeout: seconds that ranks of a node wait for the one that builds them.
+        script_arguments: scripts and modules get ``--deepspeed --deepspeed_config PATH``.
+    """
 
-    def plan(
-        self,
-        job: Job,
-        placement: Placement,
-        node: Node,
-        base_env: Mapping[str, str],
-        sockets: Mapping[str, str],
-        folder: str,
-    ) -> Plan:
-        """What a node does. Arguments as with :meth:`Torchrun.plan`."""
-        plan = self._torchrun.plan(job, placement, node, base_env, sockets, folder)
-        asked = job.deepspeed or DeepspeedOptions()
-        files = {name: text for name, text in ((_CONFIG, asked.config), (_GIVEN, asked.given)) if text is not None}
-        paths = {name: os.path.join(folder, name) for name in files}
+    name: ClassVar[str] = "deepspeed"
+    preload: ClassVar[tuple[str, ...]] = ("deepspeed",)
+
+    config: str | None = None
+    given: str | None = None
+    stage: int = 0
+    precision: str = "fp32"
+    extensions: tuple[str, ...] = ()
+    extensions_timeout: float = 600.0
+    script_arguments: bool = True
+
+    @property
+    def needs(self) -> Mapping[str, str]:
+        """Return the modules that ranks import, each with what asks for it."""
+        return {} if self.config is None else {"deepspeed": "deepspeedConfig"}
+
+    def env(self, use_gpu: bool) -> Mapping[str, str]:
+        """Return the variables that must be set before torch is imported."""
+        # Asked for GPUs as it is imported, torch would use CUDA, after which no process can be forked; NVML tells too.
+        env = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+        return env if use_gpu else {**env, "DS_ACCELERATOR": "cpu"}
+
+    def plan(self, site: Site) -> Plan:
+        """Return what one node does."""
+        plan, placement, node = Torchrun().plan(site), site.placement, site.node
+        files = {name: text for name, text in ((_CONFIG, self.config), (_GIVEN, self.given)) if text is not None}
+        paths = {name: os.path.join(site.folder, name) for name in files}
         return replace(
             plan,
-            target=_with_arguments(plan.target, paths.get(_CONFIG)) if asked.script_arguments else plan.target,
-            node_env={**_libraries(asked, paths), **plan.node_env},
+            target=_with_arguments(plan.target, paths.get(_CONFIG)) if self.script_arguments else plan.target,
+            node_env={**_libraries(self, paths), **plan.node_env},
             rank_env=tuple({**env, **_launcher_env(placement, node)} for env in plan.rank_env),
             files=files,
             elsewhere=_shared_memory(placement, node),
             first=Call(
                 "distributor.deepspeed.extensions",
                 "load",
-                {"names": asked.extensions, "timeout": asked.extensions_timeout},
+                {"names": self.extensions, "timeout": self.extensions_timeout},
             ),
         )
 
@@ -83,7 +105,7 @@ def _shared_memory(placement: Placement, node: Node) -> tuple[str, ...]:
     return tuple(f"{prefix}_{rank}" for rank in node.ranks)
 
 
-def _libraries(asked: DeepspeedOptions, paths: Mapping[str, str]) -> dict[str, str]:
+def _libraries(asked: DeepspeedRanks, paths: Mapping[str, str]) -> dict[str, str]:
     """What ``accelerate launch --use_deepspeed --deepspeed_config_file`` sets; Transformers reads the same.
 
     Source: ``accelerate/utils/launch.py``, ``prepare_deepspeed_cmd_env``.

@@ -3,48 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import ClassVar
 
 from distributor.machine import devices
 from distributor.values import environment
 from distributor.values.environment import NODE_ID, node_id
 from distributor.values.job import Job
 from distributor.values.placement import Node, Placement
-from distributor.values.plan import Plan
-
-_NOTHING: Mapping[str, str] = MappingProxyType({})
+from distributor.values.plan import Plan, Site
 
 
+@dataclass(frozen=True)
 class Torchrun:
-    """Plans ranks that rendezvous through the store of torch's elastic agent on node 0."""
+    """Ranks that meet at the store of torch's elastic agent on node 0."""
 
-    def plan(
-        self,
-        job: Job,
-        placement: Placement,
-        node: Node,
-        base_env: Mapping[str, str],
-        sockets: Mapping[str, str] = _NOTHING,
-        folder: str = "",
-    ) -> Plan:
-        """What a node does.
+    name: ClassVar[str] = "torchrun"
+    preload: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
-        Args:
-            job: what is asked.
-            placement: who runs where.
-            node: the node to plan for.
-            base_env: the environment that its task has; decides only what the user has already set there.
-            sockets: variables that say over which network interface ranks talk.
-            folder: the node's private folder, where its ranks find files.
-        """
+    def resolve(self, num_processes: int, use_gpu: bool) -> Torchrun:
+        """Return this value: it has nothing to read or to check."""
+        return self
+
+    def env(self, use_gpu: bool) -> Mapping[str, str]:
+        """Return the variables that must be set before torch is imported: none."""
+        return {}
+
+    def plan(self, site: Site) -> Plan:
+        """Return what one node does."""
+        job, placement, node = site.job, site.placement, site.node
         return Plan(
             node=node,
             target=job.target,
             node_env={
                 NODE_ID: node_id(job.run_id, node.leader),
-                **environment.overlay(base_env, node.task_cpus, job.ranks_per_task, job.spark_cpus),
-                **({} if job.use_gpu else environment.gloo({**base_env, **job.env}, placement.world_size)),
-                **sockets,
+                **environment.overlay(site.base_env, node.task_cpus, job.ranks_per_task, job.spark_cpus),
+                **({} if job.use_gpu else environment.gloo({**site.base_env, **job.env}, placement.world_size)),
+                **site.sockets,
                 **devices.rank_visibility(node.gpus, job.use_gpu),
                 **job.env,
             },

@@ -24,7 +24,6 @@ from distributor import errors
 from distributor.channel import control, frames
 from distributor.channel.node import Dial, Uplink, over_socket, over_tls
 from distributor.launch import placement
-from distributor.launch.paths import PATHS
 from distributor.machine import folders, limits, network, processes, versions
 from distributor.node import activity
 from distributor.node.launching import ForkedLauncher, Launcher, SpawnedLauncher
@@ -37,7 +36,7 @@ from distributor.values.environment import NODE_ID
 from distributor.values.job import Function, Job, Script
 from distributor.values.outcome import Failure, NodeReport, Outcome
 from distributor.values.placement import Node, NodeFacts, Placement
-from distributor.values.plan import AgentOrder, Endpoint, NodeOrder, Plan
+from distributor.values.plan import AgentOrder, Endpoint, NodeOrder, Plan, Site
 
 #: Seconds between heartbeats at most; several of them have to fit into what is waited for.
 _BEAT_INTERVAL = 5.0
@@ -127,7 +126,7 @@ class _Agent:
                 interface, warning = network.interface_towards(node.address, [other.address for other in who.nodes])
                 self._warnings += [warning] if warning is not None else []
                 sockets = environment.sockets(os.environ, interface, environment.nccl_knows_better(os.environ))
-                plan = PATHS[self._job.launch_path].plan(self._job, who, node, os.environ, sockets, str(folder))
+                plan = self._job.launch.plan(Site(self._job, who, node, os.environ, sockets, str(folder)))
                 node_id = str(plan.node_env[NODE_ID])
                 report = await self._train(self._prepare(plan, who, folder), node_id)
             except Exception as error:

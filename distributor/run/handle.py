@@ -184,8 +184,8 @@ class Run:
     @property
     def deepspeed_config(self) -> dict[str, Any] | None:
         """The final DeepSpeed configuration, "auto" filled wherever that can be; ``None`` for a run without one."""
-        asked = self._job.deepspeed
-        return None if asked is None or asked.config is None else json.loads(asked.config)
+        config: str | None = getattr(self._job.launch, "config", None)
+        return None if config is None else json.loads(config)
 
     @property
     def timings(self) -> dict[str, float]:

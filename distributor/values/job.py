@@ -1,14 +1,14 @@
-"""The values that cross boundaries: what is asked (Job), where it runs (Placement), how (Plan), what came (Outcome).
-
-Frozen, without behaviour beyond derived properties, and without imports of the rest of the package.
-"""
+"""What is asked for: the job, and what it is made of. Frozen, without behaviour beyond derived properties."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
+
+if TYPE_CHECKING:
+    from distributor.values.launch import LaunchPath
 
 
 class Warmth(TypedDict):
@@ -102,29 +102,6 @@ class Resources:
 
 
 @dataclass(frozen=True)
-class DeepspeedOptions:
-    """What the DeepSpeed launch path needs to know.
-
-    Attributes:
-        config: the final configuration as JSON, with which ``deepspeed.initialize`` is called; ``None`` without one.
-        given: the same with every "auto" that a library may fill from what it knows of the training later on.
-        stage: ZeRO stage in it.
-        precision: ``"fp32"``, ``"fp16"`` or ``"bf16"``.
-        extensions: builders of the extensions in C++ or CUDA that it loads.
-        extensions_timeout: seconds that ranks of a node wait for the one that builds them.
-        script_arguments: scripts and modules get ``--deepspeed --deepspeed_config PATH``.
-    """
-
-    config: str | None = None
-    given: str | None = None
-    stage: int = 0
-    precision: str = "fp32"
-    extensions: tuple[str, ...] = ()
-    extensions_timeout: float = 600.0
-    script_arguments: bool = True
-
-
-@dataclass(frozen=True)
 class TaskProfile:
     """CPUs and GPUs of each Spark task of a run, where they are not what the session gives by itself."""
 
@@ -161,8 +138,7 @@ class Job:
         start_method: ``"fork"``: ranks are forks of a process that has imported torch; ``"spawn"``: started anew.
         keep_warm: seconds that such a process waits for the next run; 0: it serves this run only.
         preload: modules that it imports beside torch.
-        launch_path: name of the launch path, a key of ``distributor.launch.paths.PATHS``.
-        deepspeed: what that named ``"deepspeed"`` needs to know.
+        launch: how ranks are started.
         collect: whose return values travel back.
         name: the user's name for the run; ``None``: it has none.
     """
@@ -171,6 +147,7 @@ class Job:
     num_processes: int
     target: Target
     use_gpu: bool
+    launch: LaunchPath = field(kw_only=True)
     ranks_per_task: int = 1
     task_profile: TaskProfile | None = None
     gpus_per_process: int = 1
@@ -190,8 +167,6 @@ class Job:
     start_method: Literal["fork", "spawn"] = "fork"
     keep_warm: float = 600.0
     preload: tuple[str, ...] = ()
-    launch_path: str = "torchrun"
-    deepspeed: DeepspeedOptions | None = None
     collect: Literal["rank0", "all"] = "rank0"
     name: str | None = None
 

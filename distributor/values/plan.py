@@ -4,10 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
-from distributor.values.job import Target
+from distributor.values.job import Job, Target
 from distributor.values.placement import Node, Placement
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a plan is made: all that is known of one node of a run.
+
+    Attributes:
+        job: what is asked.
+        placement: who runs where.
+        node: the node to plan for.
+        base_env: the environment that its task has; decides only what the user has already set there.
+        sockets: variables that say over which network interface ranks talk.
+        folder: the node's private folder, where its ranks find files.
+    """
+
+    job: Job
+    placement: Placement
+    node: Node
+    base_env: Mapping[str, str] = field(default=_NOTHING, repr=False)
+    sockets: Mapping[str, str] = _NOTHING
+    folder: str = ""
 
 
 @dataclass(frozen=True)

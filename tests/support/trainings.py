@@ -47,6 +47,30 @@ def all_reduce() -> float:
     return total.item()
 
 
+def where() -> tuple[int, ...]:
+    """What ``runtime`` says of this rank."""
+    from distributor import runtime
+
+    asked = ("rank", "world_size", "local_rank", "local_world_size", "node_rank", "attempt")
+    return tuple(getattr(runtime, name)() for name in asked)
+
+
+def take_turns(folder: str, name: str, fails: bool = False) -> list[str]:
+    """Enters a block of ``runtime``; the files of others that were there by then."""
+    import torch.distributed as dist
+
+    from distributor import runtime
+
+    dist.init_process_group("gloo")
+    with getattr(runtime, name)():
+        if fails and rank() == 0:
+            raise Diverged(1)
+        before = sorted(os.listdir(folder))
+        Path(folder, f"node-{runtime.node_rank()}-rank-{runtime.local_rank()}").touch()
+    dist.barrier()
+    return before
+
+
 def outlive(returned: str) -> bool:
     """Only joins the process group; whether rank 0 is still there a moment after it has returned."""
     import torch.distributed as dist

@@ -150,7 +150,7 @@ class SparkScheduler:
         settings = self._encryption()
         if not settings:
             return
-        accept = f"{'deepspeed' if job.launch_path == 'deepspeed' else 'pytorch'}.spark.distributor.ignoreSsl"
+        accept = f"{'deepspeed' if job.launch.name == 'deepspeed' else 'pytorch'}.spark.distributor.ignoreSsl"
         told = (
             f"{' and '.join(settings)} {'is' if len(settings) == 1 else 'are'} true, but ranks do not keep to it. NOT "
             "encrypted: NCCL's and gloo's traffic between ranks (gradients, parameters) and torch's rendezvous store. "

@@ -15,6 +15,7 @@ import pytest
 
 import distributor
 from distributor.cli import command
+from distributor.deepspeed.launch import DeepSpeed
 from distributor.errors import (
     ConfigurationError,
     DistributorError,
@@ -23,6 +24,7 @@ from distributor.errors import (
     StartError,
     TrainingError,
 )
+from distributor.launch.torchrun import Torchrun
 from distributor.values.outcome import Failure
 
 
@@ -57,8 +59,7 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
-    monkeypatch.setattr(command, "TorchDistributor", Fake)
-    monkeypatch.setattr(command, "DeepspeedTorchDistributor", Fake)
+    monkeypatch.setattr(command, "Distributor", Fake)
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name in ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE"):
         monkeypatch.delenv(name, raising=False)
@@ -78,6 +79,7 @@ def test_options_are_the_arguments_of_the_api(fake: type[Fake]) -> None:
     assert args == (4, True, False)
     assert fake.ran == ("run", "train.py", "--lr", "0.1", "--local")
     assert options == {
+        "launch": Torchrun(),
         "name": "digits",
         "env": {"A": "1", "B": "x=y"},
         "forward_env": ("WANDB_*",),
@@ -117,8 +119,19 @@ def test_a_module_and_its_arguments(fake: type[Fake]) -> None:
 
 def test_deepspeed(fake: type[Fake]) -> None:
     assert command.call(["run", "-n", "2", "--deepspeed", "ds.json", "--no-script-arguments", "train.py"]) == 0
-    assert fake.asked[0] == (2, 1, True, True, "ds.json")
-    assert fake.asked[1]["script_arguments"] is False
+    assert fake.asked[0] == (2, True, True)
+    assert fake.asked[1]["launch"] == DeepSpeed("ds.json", script_arguments=False)
+
+
+@pytest.mark.parametrize(("name", "launch"), [("torchrun", Torchrun()), ("deepspeed", DeepSpeed())])
+def test_a_launch_path_by_its_name(name: str, launch: Any, fake: type[Fake]) -> None:
+    assert command.call(["run", "--launch", name, "train.py"]) == 0
+    assert fake.asked[1]["launch"] == launch
+
+
+def test_one_launch_path_at_a_time(fake: type[Fake], capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.call(["run", "--launch", "torchrun", "--deepspeed", "ds.json", "train.py"]) == 2
+    assert "--launch torchrun takes no --deepspeed ds.json: leave out one of them" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("ready")

@@ -5,14 +5,13 @@ import os
 
 import pytest
 
-from distributor.launch.deepspeed import CONFIG_PATH, Deepspeed
-from distributor.launch.paths import PATHS
+from distributor.launch.deepspeed import CONFIG_PATH, DeepspeedRanks
 from distributor.launch.placement import place
 from distributor.launch.torchrun import Torchrun
 from distributor.values.environment import CONTRACT, nccl_knows_better, sockets
-from distributor.values.job import DeepspeedOptions, Function, Job, Module, Script
+from distributor.values.job import Function, Job, Module, Script
 from distributor.values.placement import NodeFacts
-from distributor.values.plan import NodeOrder
+from distributor.values.plan import NodeOrder, Site
 
 SECRET = "hunter2"
 
@@ -24,6 +23,7 @@ def job(num_processes=3, **fields):
             "num_processes": num_processes,
             "target": Function("train", b""),
             "use_gpu": False,
+            "launch": Torchrun(),
             **fields,
         }
     )
@@ -39,7 +39,7 @@ def placed(request, executors="aba", cpus=1, **common):
 
 def plan(request, node_rank=0, base_env=(), **kwargs):
     placement = placed(request, **kwargs)
-    return Torchrun().plan(request, placement, placement.nodes[node_rank], dict(base_env))
+    return Torchrun().plan(Site(request, placement, placement.nodes[node_rank], dict(base_env)))
 
 
 def contract(**fields):
@@ -164,7 +164,7 @@ def test_cpus_of_a_profile_are_threads_though_spark_says_otherwise():
 def test_the_interface_is_a_default():
     request = job()
     placement = placed(request)
-    made = Torchrun().plan(request, placement, placement.nodes[0], {}, sockets({}, "eth1"))
+    made = Torchrun().plan(Site(request, placement, placement.nodes[0], {}, sockets({}, "eth1")))
     assert made.node_env["GLOO_SOCKET_IFNAME"] == made.node_env["TP_SOCKET_IFNAME"] == "eth1"
     assert made.node_env["NCCL_SOCKET_IFNAME"] == "=eth1"  # "eth1" would mean eth10, too
 
@@ -261,20 +261,16 @@ def test_planning_has_no_effect_on_what_it_is_given():
     assert (env, base) == ({"A": "1"}, {"B": "2"})
 
 
-def test_paths_are_found_by_name():
-    assert isinstance(PATHS[job().launch_path], Torchrun)
-
-
 def deepspeed_plan(request, node_rank=1, folder="/node"):
     placement = placed(request)
     node = placement.nodes[node_rank]
-    plain = Torchrun().plan(request, placement, node, {}, {"GLOO_SOCKET_IFNAME": "eth1"}, folder)
-    return plain, Deepspeed().plan(request, placement, node, {}, {"GLOO_SOCKET_IFNAME": "eth1"}, folder)
+    site = Site(request, placement, node, {}, {"GLOO_SOCKET_IFNAME": "eth1"}, folder)
+    return Torchrun().plan(site), request.launch.plan(site)
 
 
 def test_the_deepspeed_path_adds_to_torchruns():
-    options = DeepspeedOptions('{"a": 1}', '{"a": "auto"}', 3, "bf16", ("FusedAdamBuilder",), 60.0)
-    plain, plan = deepspeed_plan(job(launch_path="deepspeed", deepspeed=options, env={"WANDB_MODE": "offline"}))
+    options = DeepspeedRanks('{"a": 1}', '{"a": "auto"}', 3, "bf16", ("FusedAdamBuilder",), 60.0)
+    plain, plan = deepspeed_plan(job(launch=options, env={"WANDB_MODE": "offline"}))
     assert plan.files == {"deepspeed.json": '{"a": 1}', "deepspeed-given.json": '{"a": "auto"}'}
     assert plan.first is not None and plan.first.arguments == {"names": ("FusedAdamBuilder",), "timeout": 60.0}
     assert plain.first is None
@@ -294,28 +290,28 @@ def test_the_deepspeed_path_adds_to_torchruns():
 
 
 def test_shared_memory_of_one_node_is_named():
-    request = job(deepspeed=DeepspeedOptions("{}", "{}"))
+    request = job(launch=DeepspeedRanks("{}", "{}"))
     placement = placed(request, executors="aaa")
-    plan = Deepspeed().plan(request, placement, placement.nodes[0], {}, {}, "/node")
+    plan = request.launch.plan(Site(request, placement, placement.nodes[0], folder="/node"))
     prefix = f"/dev/shm/deepspeed_allreduce_buffer_{os.getuid()}_10.0.0.1_5000"
     assert plan.elsewhere == tuple(f"{prefix}_{rank}" for rank in range(3))
 
 
 def test_the_users_environment_wins_on_the_deepspeed_path():
     env = {"ACCELERATE_USE_DEEPSPEED": "false", "ACCELERATE_MIXED_PRECISION": "fp8"}
-    _, plan = deepspeed_plan(job(deepspeed=DeepspeedOptions("{}", "{}"), env=env))
+    _, plan = deepspeed_plan(job(launch=DeepspeedRanks("{}", "{}"), env=env))
     assert {name: plan.node_env[name] for name in env} == env
 
 
 @pytest.mark.parametrize("target", [Script("/home/train.py", b"", ("--lr", "1")), Module("pkg.train", ("--lr", "1"))])
 def test_what_has_a_command_line_gets_deepspeeds_arguments(target):
-    _, plan = deepspeed_plan(job(target=target, deepspeed=DeepspeedOptions("{}", "{}")))
+    _, plan = deepspeed_plan(job(target=target, launch=DeepspeedRanks("{}", "{}")))
     assert plan.target == dataclasses.replace(
         target, argv=("--lr", "1", "--deepspeed", "--deepspeed_config", "/node/deepspeed.json")
     )
-    _, plan = deepspeed_plan(job(target=target, deepspeed=DeepspeedOptions()))
+    _, plan = deepspeed_plan(job(target=target, launch=DeepspeedRanks()))
     assert plan.target.argv == ("--lr", "1", "--deepspeed")
     assert not [name for name in plan.node_env if name == CONFIG_PATH or name.startswith("ACCELERATE_")]
-    _, plan = deepspeed_plan(job(target=target, deepspeed=DeepspeedOptions("{}", "{}", script_arguments=False)))
+    _, plan = deepspeed_plan(job(target=target, launch=DeepspeedRanks("{}", "{}", script_arguments=False)))
     assert plan.target == target
     assert plan.node_env[CONFIG_PATH] == "/node/deepspeed.json"

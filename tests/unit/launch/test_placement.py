@@ -7,12 +7,13 @@ from hypothesis import given, strategies as st
 
 from distributor.errors import ResourceError
 from distributor.launch.placement import place
+from distributor.launch.torchrun import Torchrun
 from distributor.values.job import Function, Job
 from distributor.values.placement import NodeFacts
 
 
 def job(num_processes, ranks_per_task=1, use_gpu=False):
-    return Job("run", num_processes, Function("train", b""), use_gpu, ranks_per_task)
+    return Job("run", num_processes, Function("train", b""), use_gpu, ranks_per_task, launch=Torchrun())
 
 
 def facts_of(executors, **common):

@@ -3,6 +3,7 @@
 import pytest
 
 from distributor.errors import ConfigurationError, ResourceError
+from distributor.launch.torchrun import Torchrun
 from distributor.schedulers.spark.slots import Cluster, Slots, is_spread, node_limit, shape
 from distributor.values.job import Function, Job, Resources, TaskProfile
 
@@ -164,7 +165,16 @@ def test_memory_that_not_even_one_rank_finds():
     ],
 )
 def test_slots_of_an_executor(there, fields, cores, running, usable):
-    job = Job(**{"run_id": "run", "num_processes": 4, "target": Function("train", b""), "use_gpu": False, **fields})
+    job = Job(
+        **{
+            "run_id": "run",
+            "num_processes": 4,
+            "target": Function("train", b""),
+            "use_gpu": False,
+            "launch": Torchrun(),
+            **fields,
+        }
+    )
     assert Slots(None, there, job)._usable(cores, running) == usable
 
 
@@ -179,6 +189,7 @@ def test_a_placement_that_is_as_asked(executors, ranks_per_task, limit, spread):
         Function("train", b""),
         False,
         ranks_per_task,
+        launch=Torchrun(),
         max_processes_per_node=limit,
     )
     assert is_spread(job, [{"facts": {"executor": name}} for name in executors]) == spread
@@ -208,7 +219,16 @@ def test_memory_that_cannot_be_read():
     ],
 )
 def test_what_helps_against_too_few_slots(fields, words):
-    job = Job(**{"run_id": "run", "num_processes": 4, "target": Function("train", b""), "use_gpu": False, **fields})
+    job = Job(
+        **{
+            "run_id": "run",
+            "num_processes": 4,
+            "target": Function("train", b""),
+            "use_gpu": False,
+            "launch": Torchrun(),
+            **fields,
+        }
+    )
     told = Slots(None, cluster(), job).too_few(3)
     for word in [*words, "has 3: lower num_processes"]:
         assert word in told
