@@ -71,7 +71,8 @@ def main() -> None:
     import pyspark
     import torch
 
-    from distributor import TorchDistributor, java
+    from distributor import TorchDistributor
+    from distributor.schedulers.spark import java
 
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--num-processes", type=int, default=2)

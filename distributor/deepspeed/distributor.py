@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 from distributor.api.checks import check_count
-from distributor.api.distributor import Distributor
+from distributor.api.distributor import TorchDistributor
 from distributor.deepspeed.launch import DeepSpeed
 from distributor.errors import ConfigurationError
 
 
-class DeepspeedTorchDistributor(Distributor):
+class DeepspeedTorchDistributor(TorchDistributor):
     """Trains with DeepSpeed on this machine or on Spark executors.
 
     A drop-in for PySpark's ``pyspark.ml.deepspeed.deepspeed_distributor``; what is added is keyword-only.

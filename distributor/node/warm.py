@@ -2,7 +2,7 @@
 
 It runs no user code, touches no accelerator, and starts no thread and no parallel region, so that forking from it is
 safe, and nothing of one run can be seen by the next. It ends when its executor or driver ends, however that happens,
-and when nobody has needed it for a while. How runs find it: :mod:`distributor.start`.
+and when nobody has needed it for a while. How runs find it: :mod:`distributor.hosting.warm`.
 """
 
 from __future__ import annotations

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Literal
 
 from distributor.values.job import Job, Target
 from distributor.values.placement import Node, Placement
-
-_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -29,8 +26,8 @@ class Site:
     job: Job
     placement: Placement
     node: Node
-    base_env: Mapping[str, str] = field(default=_NOTHING, repr=False)
-    sockets: Mapping[str, str] = _NOTHING
+    base_env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    sockets: Mapping[str, str] = field(default_factory=dict)
     folder: str = ""
 
 

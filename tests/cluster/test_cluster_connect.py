@@ -22,7 +22,7 @@ CLIENT = """
 import json, os, sys
 from unittest.mock import patch
 import trainings
-from distributor import network
+from distributor.machine import network
 from pyspark.sql import SparkSession
 from distributor import TorchDistributor, TrainingError, ResourceError, StartError
 

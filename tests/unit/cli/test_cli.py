@@ -295,7 +295,6 @@ def test_exit_codes(error: DistributorError, code: int, fake: type[Fake], monkey
             "--num-processes 4 needs 4 slots: lower --num-processes",
         ),
         ("pass use_gpu=False, or local_mode=False to", "pass --no-gpu, or --master URL to"),
-        ("numGpus has to be", "--num-processes has to be"),
         ("start_timeout=1 s", "--start-timeout 1 s"),
     ],
 )

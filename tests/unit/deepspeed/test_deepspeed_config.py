@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trainings
 from hypothesis import given, strategies as st
 
 from distributor import ConfigurationError, DeepspeedTorchDistributor, TorchDistributor
 from distributor.deepspeed import config as deepspeed_config
 from distributor.deepspeed.config import ACCUMULATION, AUTO, MICRO, TRAIN
+from distributor.launch.deepspeed import DeepspeedRanks
 
 ADAM = {"type": "AdamW", "params": {}}
 
@@ -406,9 +408,9 @@ def test_another_configuration_leaves_the_first_alone() -> None:
     one = DeepspeedTorchDistributor(2, 1, True, False, {MICRO: 1}, auto={"learning_rate": 1.0}, grace_period=3)
     other = one.with_config({MICRO: 2, TRAIN: AUTO})
     assert (one.deepspeed_config, other.deepspeed_config) == ({MICRO: 1}, {MICRO: 2, TRAIN: AUTO})
-    options = other._deepspeed()
-    assert options is not None and options.config is not None
-    assert json.loads(options.config)[TRAIN] == 4
+    path = other.plan(trainings.rank).launch
+    assert isinstance(path, DeepspeedRanks) and path.config is not None
+    assert json.loads(path.config)[TRAIN] == 4
     assert other._grace_period == 3
     with pytest.raises(ConfigurationError, match="train_batch_size 3 is no multiple of 2 ranks"):
         one.with_config({TRAIN: 3})

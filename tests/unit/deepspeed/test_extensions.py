@@ -17,7 +17,7 @@ from distributor.deepspeed.extensions import Baton
 
 HOLD = """
 import sys
-from distributor.extensions import Baton
+from distributor.deepspeed.extensions import Baton
 assert Baton(sys.argv[1], 1).try_acquire()
 print("held", flush=True)
 sys.stdin.read()

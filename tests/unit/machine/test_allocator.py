@@ -15,7 +15,7 @@ from distributor.machine import allocator
 #: Touches 24 MiB ten times; prints whether memory is kept, and how many pages came in after the first time.
 TOUCH = """
 import ctypes, os, resource, sys
-from distributor import allocator
+from distributor.machine import allocator
 
 kept = allocator.keep_memory(os.environ)
 libc = ctypes.CDLL(None)

@@ -91,7 +91,7 @@ def test_killing_a_node_that_is_gone(spawn):
 
 
 def test_the_caller_is_spared(spawn):
-    code = f"from distributor import processes as p; print(p.processes_of('{MARK}'), p.kill_node('{MARK}'))"
+    code = f"from distributor.machine import processes as p; print(p.processes_of('{MARK}'), p.kill_node('{MARK}'))"
     caller = spawn([sys.executable, "-c", code], MARK)
     assert caller.communicate()[0] == "[] []\n"
     assert caller.returncode == 0
@@ -179,7 +179,7 @@ def test_oom_kills_where_the_kernel_does_not_tell(tmp_path):
 
 TIED = """
 import os, signal
-from distributor import processes
+from distributor.machine import processes
 parent = os.getpid()
 if os.fork() == 0:
     os.setsid()  # a signal to the parent's group is not what ends it
@@ -199,7 +199,7 @@ def test_a_child_ends_with_its_parent(spawn, number):
 
 
 def test_a_child_whose_parent_is_gone_already_ends_at_once(spawn):
-    code = "from distributor import processes; processes.die_with_parent(0); print('alive')"
+    code = "from distributor.machine import processes; processes.die_with_parent(0); print('alive')"
     child = spawn([sys.executable, "-c", code])
     assert child.communicate()[0] == ""
     assert child.returncode == 1

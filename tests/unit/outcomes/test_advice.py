@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from distributor.launch.torchrun import Torchrun
 from distributor.outcomes import verdict
 from distributor.outcomes.advice import advise
 from distributor.values.job import Function, Job, Module, Script, Target, WorkingDir
@@ -20,7 +21,14 @@ def failure(kind: str, message: str, host: str = "elsewhere") -> Failure:
 
 
 def job(target: Target, working_dir: Path | None = None) -> Job:
-    return Job("3f2a", 1, target, False, working_dir=None if working_dir is None else WorkingDir(str(working_dir)))
+    return Job(
+        "3f2a",
+        1,
+        target,
+        False,
+        launch=Torchrun(),
+        working_dir=None if working_dir is None else WorkingDir(str(working_dir)),
+    )
 
 
 @pytest.fixture

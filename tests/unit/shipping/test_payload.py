@@ -96,7 +96,7 @@ def user(tmp_path, monkeypatch):
 
 CALL = """
 import importlib.util, sys
-from distributor import payload
+from distributor.shipping import payload
 assert not any(name.startswith("user_module") for name in sys.modules)
 assert importlib.util.find_spec({package!r}) is None
 function, args, kwargs = payload.load_function(sys.stdin.buffer.read())
