@@ -20,6 +20,7 @@ does. From a shell: distributor run --help.
                            TrainingError (of it NodeLostError, StallError),
                            ResultError, RunCancelledError
     runtime                what a function may ask for while it trains
+    launch                 launch paths with options, for launch=
     deepspeed_checkpoint   checkpoints for another number of ranks
 
 All other modules are internal. These names load on first use: importing the
