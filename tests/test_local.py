@@ -209,7 +209,7 @@ def start_driver(tmp_path: Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent / "support")},
         start_new_session=True,
     )
     assert driver.stdout is not None
@@ -263,7 +263,7 @@ FAILING = """
 def test_a_script_whose_ranks_fail_ends_with_their_traceback_told_once(tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(textwrap.dedent(FAILING))
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent / "support")}
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=env, timeout=120)
     said = done.stderr.replace(socket.gethostname(), "HOST")
     assert done.returncode == 1
