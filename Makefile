@@ -51,7 +51,7 @@ demo-deepspeed: $(VENV)/demo-deepspeed.ok
 	$(BIN)/python examples/deepspeed_zero3.py
 
 # JOBS: how many processes run tests side by side. Most of a test is waiting, so more than there are cores.
-SIDE_BY_SIDE = -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+SIDE_BY_SIDE = -n $(JOBS) --dist load --maxschedchunk 1
 
 # A process has one kind of Spark session, classic or Connect: hence a call for each.
 test: $(VENV)/test.ok
@@ -82,7 +82,7 @@ pictures: $(VENV)/bench.ok
 	$(BIN)/python benchmarks/launch.py local executors plot table --points docs/launch.json --plot docs/launch.png
 
 test-spark35: $(VENV35)/spark35.ok
-	$(VENV35)/bin/python -m pytest -n 2 --dist loadgroup -m "spark and not slow" tests/test_spark.py tests/test_exchange.py
+	$(VENV35)/bin/python -m pytest -n 2 -m "spark and not slow" tests/test_spark.py tests/test_exchange.py
 
 chaos: $(VENV)/test.ok
 	$(BIN)/python tests/chaos/monkey.py --runs $(RUNS) $(if $(SEED),--seed $(SEED))

@@ -1,11 +1,11 @@
-"""The commands ``distributor`` and ``python -m distributor``, and the file that spark-submit starts."""
+"""Entry point of ``distributor`` and ``python -m distributor``, and the file that spark-submit starts."""
 
 import sys
 from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """Start the command line, unless this Python or platform cannot run it: that is said in a sentence."""
+    """Start the command line, or say in one sentence why this Python or platform cannot run it."""
     import distributor
 
     problem = distributor._unfit()
@@ -18,6 +18,6 @@ def main() -> NoReturn:
 
 
 if __name__ == "__main__":
-    if not __package__:  # started as a file: its folder is on the path, and its modules are not top-level ones
+    if not __package__:  # run as a file: its folder is on the path, but the modules there are not top-level ones
         del sys.path[0]
     main()

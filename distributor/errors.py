@@ -1,21 +1,21 @@
-"""Every exception the package raises, in one tree.
+"""All exceptions that the package raises, in one tree.
 
 ::
 
     DistributorError (RuntimeError)
-    ├── ConfigurationError (ValueError)   bad input; raised before any process or Spark job starts
+    ├── ConfigurationError (ValueError)   bad input; raised before any process or Spark job starts if possible
     │   ├── PayloadError                  the function, script or folder cannot be shipped
-    │   └── ResourceError                 slots or GPUs that are not there
-    ├── StartError                        the run could not start (executors or nodes that never came, no torch there)
-    ├── TrainingError                     a rank failed: which, where, why, and its traceback
-    │   ├── NodeLostError                 a node went away with its ranks
-    │   └── StallError                    ranks did nothing for stall_timeout; what each was doing
-    ├── ResultError                       ranks succeeded, but a value could not be brought back
+    │   └── ResourceError                 more slots, GPUs, CPUs or memory requested than available
+    ├── StartError                        the run could not start (missing executors or nodes, or nodes without torch)
+    ├── TrainingError                     a rank failed: which one, where, why, and its traceback
+    │   ├── NodeLostError                 a node was lost with its ranks
+    │   └── StallError                    no rank was active for stall_timeout; has the stacks of each
+    ├── ResultError                       ranks succeeded, but a return value could not be brought back
     └── RunCancelledError                 the run was cancelled
 
-``DistributorError`` is a ``RuntimeError`` and ``ConfigurationError`` a ``ValueError`` because those are what
-``pyspark.ml.torch.distributor`` raises: code written for it keeps its ``except`` clauses.
-All of them can be pickled.
+``DistributorError`` is a ``RuntimeError`` and ``ConfigurationError`` is a ``ValueError`` because
+``pyspark.ml.torch.distributor`` raises those: code written for it can keep its ``except`` clauses.
+All of these exceptions can be pickled.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     from distributor.values.outcome import Failure
 
 
-#: Characters of an error that a notebook shows. ``str(error)`` has all.
+#: Maximum number of characters of an error that a notebook shows. ``str(error)`` has the full text.
 _LONGEST_IN_CELLS = 20_000
 
-#: ``__cause__`` as C code has it.
+#: The built-in descriptor of ``__cause__``: it accesses the cause that is stored in the C object.
 _CAUSE: Any = vars(BaseException)["__cause__"]
 
 
 class DistributorError(RuntimeError):
-    """Base of all errors of this package."""
+    """Base class of all errors of this package."""
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows for it, instead of all frames.
+        """Return the lines that IPython shows for this error, instead of all frames.
 
         Source: ``IPython.core.interactiveshell.InteractiveShell.showtraceback``.
         """
@@ -54,51 +54,52 @@ class DistributorError(RuntimeError):
 
 
 def show_shortly(error: BaseException) -> None:
-    """Has IPython show an exception of somebody else's as it shows those of this package."""
-    with suppress(AttributeError):  # some of those that are written in C take none
+    """Make IPython show an exception from outside this package as it shows the package's own."""
+    with suppress(AttributeError):  # some exceptions written in C accept no attributes
         error._render_traceback_ = lambda: _shortly(error)  # type: ignore[attr-defined]
 
 
 def _shortly(error: BaseException) -> list[str]:
-    """What happened, and where in the user's code, without the way through this package."""
+    """Return what happened and the line of user code that called this package, without the package's own frames."""
     package = os.path.dirname(__file__) + os.sep
     frames = traceback.extract_tb(error.__traceback__)
     own = next((index for index, frame in enumerate(frames) if frame.filename.startswith(package)), len(frames))
-    where = cells.readable("".join(traceback.format_list(frames[:own][-1:])))  # the line that called
+    where = cells.readable("".join(traceback.format_list(frames[:own][-1:])))  # the calling line
     told = shortened(f"{type(error).__name__}: {error}".rstrip(": "), _LONGEST_IN_CELLS)
     return [told, *(["", "raised by", where] if where else [])]
 
 
 class ConfigurationError(DistributorError, ValueError):
-    """The request is wrong. Raised before any process or Spark job starts."""
+    """The request is wrong. Raised before any process or Spark job starts if it can be known by then."""
 
 
 class PayloadError(ConfigurationError):
-    """What should be trained cannot be shipped: not picklable, not found, or too large."""
+    """The function, script or folder cannot be shipped: it is not picklable, not found, or too large."""
 
 
 class ResourceError(ConfigurationError):
-    """More slots or GPUs are asked for than there are."""
+    """More slots, GPUs, CPUs or memory are requested than are available."""
 
 
 class StartError(DistributorError):
-    """The run could not start: executors that did not come in time, or nodes that cannot run torch."""
+    """The run could not start: executors did not come up in time, or nodes cannot run torch."""
 
 
 class TrainingError(DistributorError):
     """A rank failed; every other rank was stopped.
 
     The text begins with what happened (``rank 1 on host-b failed: ValueError: ...``), followed by that
-    rank's traceback. ``__cause__`` is the original exception where it could be unpickled; Python does not print it,
-    since the text has told it.
+    rank's traceback. ``__cause__`` is the original exception if it could be unpickled. Python does not print it,
+    because the text already contains it.
 
     Attributes:
-        failures: all failures, the root first, then those it may have caused, in order of time.
-        rank, local_rank, host: where the root failure happened (``None`` if no rank can be named).
+        failures: all failures: the root failure first, then those it may have caused, in order of time.
+        rank, local_rank, host: where the root failure happened (``None`` if it cannot be tied to a rank).
         exit_code: the rank's exit code, or ``None`` if a signal ended it.
         signal: the signal's name (``"SIGKILL"``), or ``None``.
         traceback: the rank's own traceback as text, ``""`` if there is none.
-        log_tail: the end of what the rank wrote; stdout and stderr as they were read, twenty times a second.
+        log_tail: the end of the rank's output: stdout and stderr in the order in which they were read, twenty times
+            a second.
 
     Example:
         >>> from distributor import TorchDistributor, TrainingError
@@ -108,7 +109,7 @@ class TrainingError(DistributorError):
         ...     print(error.rank, error.host, error.exit_code)
     """
 
-    __slots__ = ("_original",)  # no part of __dict__, which is pickled: exceptions may not survive that
+    __slots__ = ("_original",)  # kept out of __dict__, which is pickled: the exception may not survive that
 
     def __init__(self, message: str, failures: Sequence[Failure] = (), original: BaseException | None = None) -> None:
         super().__init__(message)
@@ -125,10 +126,11 @@ class TrainingError(DistributorError):
 
     @property
     def __cause__(self) -> BaseException | None:
-        """The original exception, unless another was set; none for Python's own printer of tracebacks.
+        """The original exception, unless another cause was set; ``None`` for Python's own traceback printers.
 
-        What the interpreter and ``logging`` print would begin with it, although this text has it with its traceback.
-        Until Python 3.12, the interpreter prints what C code has as the cause; later, it asks the module ``traceback``.
+        Otherwise the interpreter and ``logging`` would print it first, although this error's text already contains it
+        with its traceback. Up to Python 3.12, the interpreter prints the cause that is stored in the C object; later
+        versions ask the module ``traceback``.
         """
         cause: BaseException | None = _CAUSE.__get__(self)
         if cause is not None or sys._getframe(1).f_globals.get("__name__") == traceback.__name__:
@@ -141,11 +143,13 @@ class TrainingError(DistributorError):
 
 
 class NodeLostError(TrainingError):
-    """A node (Spark executor, or this machine's agent) went away while its ranks were running."""
+    """A node (a Spark executor, or this machine's agent) was lost while its ranks were running."""
 
 
 class StallError(TrainingError):
-    """No rank wrote anything or used CPU time for ``stall_timeout`` seconds; all were stopped.
+    """No rank wrote anything or used CPU time for ``stall_timeout`` seconds; all ranks were stopped.
+
+    CPU time of up to 2 % of one CPU counts as none.
 
     Attributes:
         stacks: what each rank was doing, as ``run.dump_stacks()`` returns it.
@@ -163,4 +167,4 @@ class ResultError(DistributorError):
 
 
 class RunCancelledError(DistributorError):
-    """The run was cancelled: by ``run.cancel()``, Ctrl-C, or Spark."""
+    """The run was cancelled by ``run.cancel()``, Ctrl-C or Spark."""

@@ -1,7 +1,7 @@
-"""What a training function may ask for inside a rank. All of it works outside a run as well.
+"""Functions for use inside a rank. All but :func:`deepspeed_config` also work outside a run.
 
-The functions about ranks follow torchrun's variables (``RANK``, ``WORLD_SIZE``, ...). Where those are not set, they
-answer as in a run of one rank, so that a script runs unchanged by hand.
+The functions about ranks follow torchrun's variables (``RANK``, ``WORLD_SIZE``, ...). If those are not set, they
+answer as in a run of one rank, so that the same script also runs by hand.
 
 Example:
     >>> from distributor import runtime
@@ -27,7 +27,7 @@ def rank() -> int:
     """Return this process's rank, from 0 to ``world_size() - 1``.
 
     Raises:
-        ConfigurationError: the variable is set to something else than a whole number; so do the next ones.
+        ConfigurationError: ``RANK`` is set, but not to a whole number. The functions below treat their variables alike.
     """
     return _variable("RANK", 0)
 
@@ -48,24 +48,25 @@ def local_world_size() -> int:
 
 
 def node_rank() -> int:
-    """Return the number of this node, from 0."""
+    """Return the number of this node, counted from 0."""
     return _variable("GROUP_RANK", 0)
 
 
 def attempt() -> int:
-    """Return how often the ranks have been started again: 0 in the first attempt."""
+    """Return the number of times that the ranks have been restarted: 0 in the first attempt."""
     return _variable("TORCHELASTIC_RESTART_COUNT", 0)
 
 
 def accumulation_steps(global_batch: int, per_rank_batch: int) -> int:
-    """Return the number of micro-batches of each rank that make one global batch.
+    """Return the number of micro-batches that each rank runs for one global batch.
 
     Args:
-        global_batch: samples of one optimizer step, over all ranks.
-        per_rank_batch: samples of one forward pass of one rank.
+        global_batch: number of samples of one optimizer step, over all ranks.
+        per_rank_batch: number of samples of one forward pass of one rank.
 
     Raises:
-        ConfigurationError: the global batch is not a multiple of what all ranks take at once.
+        ConfigurationError: an argument is less than 1, or ``global_batch`` is not a multiple of
+            ``per_rank_batch * world_size()``.
 
     Example:
         >>> accumulation_steps(256, 32)  # a run of one rank
@@ -81,9 +82,9 @@ def accumulation_steps(global_batch: int, per_rank_batch: int) -> int:
 
 
 def rank0_first() -> AbstractContextManager[None]:
-    """Let rank 0 run a block before all others do, as for a download to a disk that all share.
+    """Let rank 0 run a block before all other ranks, for example to download data to a shared disk.
 
-    All ranks must enter the block; they use the default process group.
+    All ranks must enter the block. They wait for each other in the default process group.
 
     Raises:
         ConfigurationError: there are several ranks, and ``init_process_group`` has not been called.
@@ -96,7 +97,9 @@ def rank0_first() -> AbstractContextManager[None]:
 
 
 def local_rank0_first() -> AbstractContextManager[None]:
-    """Let local rank 0 of each node run a block before the other ranks do, as for a download to each machine's disk.
+    """Let local rank 0 of each node run a block before all other ranks.
+
+    This suits a download to each machine's disk.
 
     All ranks must enter the block. Raises what :func:`rank0_first` raises.
 
@@ -123,12 +126,12 @@ def _first(name: str, goes_first: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        if goes_first:  # even after an error, or the others would wait for ever
+        if goes_first:  # even after an error, or the others would wait forever
             _barrier(dist)
 
 
 def _barrier(dist: Any) -> None:
-    """Wait for all ranks; NCCL must be told which device to use for that."""
+    """Wait for all ranks; NCCL must be told which device to use for the barrier."""
     if dist.get_backend() == "nccl":
         dist.barrier(device_ids=[local_rank()])
     else:
@@ -146,11 +149,11 @@ def _variable(name: str, default: int) -> int:
 
 
 def deepspeed_config() -> dict[str, Any]:
-    """The final configuration of this run, for ``deepspeed.initialize(config=...)``; a new copy with each call.
+    """Return the final configuration of this run, for ``deepspeed.initialize(config=...)``; a new copy on each call.
 
     Raises:
-        ConfigurationError: this process is no rank of a run with a ``deepspeedConfig``, or there still is an "auto" in
-            it that only Hugging Face's Trainer can fill.
+        ConfigurationError: this process is not a rank of a run with a ``deepspeedConfig``, or the configuration still
+            has an "auto" that only Hugging Face's Trainer can fill.
 
     Example:
         >>> deepspeed_config()["zero_optimization"]["stage"]  # doctest: +SKIP

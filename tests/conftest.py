@@ -25,22 +25,12 @@ atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Which tests stay together in one process, and which begin first, where several run side by side."""
-    items.sort(key=lambda item: (not _on_hosts(item), "unit" in item.path.parts))  # nothing long is left for the end
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
-
-
-def _group(item: pytest.Item) -> str:
-    """A process has one Spark session at a time, which takes long to start: all runs on its executors share it."""
-    if _on_hosts(item):
-        return "hosts"
-    mode = getattr(getattr(item, "callspec", None), "params", {}).get("mode", LOCAL)
-    return item.path.stem if mode == LOCAL else mode
+    """Which tests begin first: nothing long is left for the end, where several processes run them side by side."""
+    items.sort(key=lambda item: (not _on_hosts(item), "unit" in item.path.parts))
 
 
 def _on_hosts(item: pytest.Item) -> bool:
-    """Whether it makes hosts of network namespaces; two processes could take the same addresses for theirs."""
+    """Whether it makes hosts of network namespaces, which takes long."""
     return "cluster" in item.path.parts or item.path.stem in ("test_cuts", "test_hosts")
 
 

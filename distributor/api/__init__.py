@@ -1,1 +1,4 @@
-"""What users ask, checked. Runs on the driver; may import every room."""
+"""Checks of what users ask for, and the start of runs.
+
+Runs on the driver; may import ``run``, ``schedulers``, ``display``, ``launch``, ``shipping`` and ``machine``.
+"""

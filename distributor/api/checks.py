@@ -1,4 +1,4 @@
-"""Checks of single arguments."""
+"""Checks of individual arguments."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from distributor.machine import limits
 from distributor.values.environment import CONTRACT
 from distributor.values.launch import Launch
 
-#: Characters of a run's name.
+#: Maximum number of characters in a run's name.
 _LONGEST_NAME = 100
 
 
-#: Bytes below which memory was not meant to be counted in bytes.
+#: Minimum number of bytes of memory; a smaller number was probably meant in another unit.
 _LEAST_MEMORY = 1_000_000
 
 
-#: A year, in seconds: longer is a mistake, and more than clocks can add up.
+#: A year, in seconds. A longer time is a mistake, and clocks may overflow when they add it.
 _LONGEST = 366 * 24 * 3600.0
 
 
@@ -79,7 +79,7 @@ def check_path(name: str, value: Any) -> Path | None:
 
 
 def check_patterns(patterns: Any) -> tuple[str, ...]:
-    """Return patterns of variables' names, or raise a ``ConfigurationError``."""
+    """Return patterns for variable names, or raise a ``ConfigurationError``."""
     if isinstance(patterns, str) or not isinstance(patterns, Iterable):
         raise ConfigurationError(f"forward_env has to be a list of patterns such as ['WANDB_*'], not {patterns!r}")
     listed = tuple(patterns)
@@ -97,7 +97,7 @@ def check_env(env: Any) -> dict[str, str]:
         if not isinstance(name, str):
             raise ConfigurationError(f"env has to map strings to strings; the name {name!r} is none")
         kind = type(value).__name__
-        if not isinstance(value, str):  # not told, since it may be a secret
+        if not isinstance(value, str):  # not shown, since the value may be a secret
             raise ConfigurationError(f"env has to map strings to strings; the value of {name!r} is of type {kind}")
         if not name or "=" in name or "\0" in name + value:
             raise ConfigurationError(
@@ -109,7 +109,7 @@ def check_env(env: Any) -> dict[str, str]:
 
 
 def check_logs(logs: Any, num_processes: int) -> tuple[int, ...] | None:
-    """The ranks whose lines are shown, ``None`` for all."""
+    """Return the ranks whose lines are shown, ``None`` for all, or raise a ``ConfigurationError``."""
     named: dict[str, tuple[int, ...] | None] = {"all": None, "rank0": (0,), "none": ()}
     if isinstance(logs, str) and logs in named:
         return named[logs]
@@ -140,12 +140,12 @@ def check_ports(ports: Any) -> tuple[int, int] | None:
 
 
 def is_module_name(name: Any) -> bool:
-    """Return whether ``python -m`` could take a name."""
+    """Return whether ``python -m`` accepts a name."""
     return isinstance(name, str) and all(part.isidentifier() for part in name.split(".")) and not name.endswith(".py")
 
 
 def check_preload(names: Any) -> tuple[str, ...]:
-    """Return names of modules, or raise a ``ConfigurationError``."""
+    """Return the names of modules, or raise a ``ConfigurationError``."""
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise ConfigurationError(f"preload has to be a list of module names, not {names!r}")
     modules = tuple(names)
@@ -156,7 +156,7 @@ def check_preload(names: Any) -> tuple[str, ...]:
 
 
 def check_launch(launch: Any) -> Launch:
-    """Return a launch path that was passed as a value or by its name, or raise a ``ConfigurationError``."""
+    """Return a launch path, given as a value or by its name, or raise a ``ConfigurationError``."""
     if isinstance(launch, str) and launch in names.NAMES:
         found: Launch = getattr(names, names.NAMES[launch])()
         return found

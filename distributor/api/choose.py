@@ -1,4 +1,4 @@
-"""Which scheduler a run gets."""
+"""The choice of a run's scheduler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 def choose_scheduler(session: SparkSession | None, use_gpu: bool) -> SparkScheduler | LocalScheduler:
-    """That of a session; without one this machine, with the GPUs that Spark found for the driver where it did."""
+    """Return the Spark scheduler for a session, or the local scheduler if ``session`` is ``None``.
+
+    The local scheduler uses the GPUs that Spark found for the driver, if Spark found any.
+    """
     if session is not None:
         from distributor.schedulers.spark.scheduler import SparkScheduler
 

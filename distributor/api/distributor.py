@@ -1,4 +1,4 @@
-"""What users call. Checks the request, builds a Job, chooses a scheduler."""
+"""The public API: checks the request, builds a :class:`Job` and chooses a scheduler."""
 
 from __future__ import annotations
 
@@ -51,61 +51,64 @@ T = TypeVar("T")
 
 
 class Distributor:
-    """Trains with PyTorch on this machine or on Spark executors.
+    """Trains PyTorch models on this machine or on Spark executors.
 
-    A drop-in for ``pyspark.ml.torch.distributor.TorchDistributor``; what is added is keyword-only.
+    A drop-in replacement for ``pyspark.ml.torch.distributor.TorchDistributor``; all additional arguments are
+    keyword-only.
 
     Args:
-        num_processes: world size: how many ranks train together.
+        num_processes: the world size, which is the number of ranks that train together.
         local_mode: ``True`` trains on this machine, without Spark or Java. ``False`` trains as tasks of the active
-            Spark session. ``None`` (default) decides: a session on a cluster (standalone, YARN, Kubernetes,
-            ``local-cluster``, Spark Connect) trains on its executors, anything else on this machine.
-        use_gpu: each rank gets a GPU of its own, device ``LOCAL_RANK`` of those it sees. ``False`` hides GPUs.
-        launch: how ranks are started: ``"torchrun"`` (default), ``"deepspeed"``, or a launch path with options of its
-            own, such as ``distributor.launch.DeepSpeed(config)``.
-        name: what the run is called in the status, in notes, in ``repr(run)`` and in the Spark UI (its job's
-            description, on classic sessions); one line of at most 100 characters.
-        env: environment variables for the ranks; they win over everything but the rank contract (``RANK``, ...).
-        forward_env: patterns (``"WANDB_*"``) of the driver's environment variables that ranks on executors get as well.
+            Spark session. ``None`` (default) trains on the session's executors if the active session is on a cluster
+            (standalone, YARN, Kubernetes, ``local-cluster``, Spark Connect), otherwise on this machine.
+        use_gpu: give each rank its own GPU, device ``LOCAL_RANK`` of those it sees (default). ``False`` hides GPUs.
+        launch: how ranks are started: ``"torchrun"`` (default), ``"deepspeed"``, or a launch path with its own
+            options, such as ``distributor.launch.DeepSpeed(config)``.
+        name: the run's name in the status, in notes, in ``repr(run)`` and in the Spark UI (as the job's description, on
+            classic sessions); one line of at most 100 characters.
+        env: environment variables for the ranks. They override everything except the rank contract (``RANK``, ...).
+        forward_env: patterns (``"WANDB_*"``) of the driver's environment variables that ranks on executors get too.
         working_dir: a project folder that becomes the ranks' current directory and comes first on their import path.
-            On this machine it is used in place, executors get a copy that is removed in the end. Scripts and modules
-            are looked for in it, then in the current directory.
-        working_dir_limit: bytes that the files in ``working_dir`` may have together (default 256 MiB).
-        gpus_per_process: GPUs of each rank (default 1 with ``use_gpu``). ``cuda:LOCAL_RANK`` is always a rank's first
-            one, and every ``LOCAL_WORLD_SIZE``-th device from there is its own.
-        cpus_per_process: CPUs of each rank, and its number of OpenMP threads (default: ``spark.task.cpus``, or in local
-            mode its share of the machine).
-        memory_per_process: memory that each rank may count on, in bytes or as ``"8g"``: an executor gets only as many
-            ranks as have room beside its JVM heap (``spark.executor.memoryOverhead``).
-        max_processes_per_node: ranks of one executor at most.
+            This machine uses it in place; executors get a copy, which is removed at the end. Scripts and modules are
+            looked up in this folder first, then in the current directory.
+        working_dir_limit: maximum total size of the files in ``working_dir``, in bytes (default 256 MiB).
+        gpus_per_process: number of GPUs for each rank (default 1 with ``use_gpu``). A rank's first GPU is always
+            ``cuda:LOCAL_RANK``, and its other GPUs are every ``LOCAL_WORLD_SIZE``-th device after that.
+        cpus_per_process: number of CPUs for each rank, and of its OpenMP threads (default: ``spark.task.cpus``, or in
+            local mode the rank's share of the machine).
+        memory_per_process: memory that each rank can count on, in bytes or as ``"8g"``. An executor gets only as many
+            ranks as fit beside its JVM heap (``spark.executor.memoryOverhead``).
+        max_processes_per_node: maximum number of ranks on one executor.
 
-            On Spark, these four hold for this run alone. Where a session's own tasks have other CPUs or GPUs, that
-            takes stage-level scheduling, which there is on standalone clusters, YARN and Kubernetes.
-        start_timeout: seconds that may pass until all ranks are up, waiting for executors included (default 600).
-        grace_period: seconds from SIGTERM to SIGKILL when ranks are stopped, so that they may save (default 10).
-        heartbeat_timeout: seconds of silence after which driver and node give each other up (default 30).
-        stall_timeout: ends the run with a :class:`StallError` when for so many seconds no rank has written anything or
-            used CPU time (default: never). NCCL waits busily: where ranks stand in its collectives, its own timeout
-            has to find out.
-        logs: whose lines are shown: ``"all"`` (default), ``"rank0"``, ``"none"``, or a list of ranks.
-        fold_logs: shows identical lines of several ranks once, ``[ranks 0-15] ...``, up to half a second later.
-        log_prefix: begins each line with its rank and host, ``[rank 3 host-b]`` (default).
-        log_dir: a folder on the driver that gets every rank's whole output, whatever is shown, in
+            On Spark, these four arguments apply to this run only. If they ask for other CPUs or GPUs than the session's
+            own tasks have, they need stage-level scheduling, available on standalone clusters, YARN and Kubernetes.
+        start_timeout: number of seconds until all ranks must be up, including the wait for executors (default 600).
+        grace_period: number of seconds from SIGTERM to SIGKILL when ranks are stopped, so that they can save
+            (default 10).
+        heartbeat_timeout: number of seconds of silence after which driver and node give each other up (default 30).
+        stall_timeout: number of seconds without any output or CPU use by any rank, after which the run ends with a
+            :class:`StallError` (default: never). Ranks that wait in an NCCL collective keep using the CPU, so only
+            NCCL's own timeout detects a hang there.
+        logs: the ranks whose lines are shown: ``"all"`` (default), ``"rank0"``, ``"none"``, or a list of ranks.
+        fold_logs: show identical lines of several ranks once, as ``[ranks 0-15] ...``, up to half a second later.
+        log_prefix: start each line with its rank and host, ``[rank 3 host-b]`` (default).
+        log_dir: a folder on the driver that receives every rank's whole output, whatever ``logs`` shows, in
             ``<run id>/rank-3.stdout`` and ``rank-3.stderr``.
-        progress: shows what the run is doing (default): in a terminal a live status while you wait for it, in Jupyter
-            one that stays below the cell, elsewhere a line on stderr now and then about what takes long.
-        driver_ports: first and last port on which the driver may listen for executors, where a firewall opens only
-            some (default: any free port).
-        keep_warm: seconds (default 600) for which a process that has imported torch stays on each executor, or beside
-            the driver in local mode, and waits for the next run, which then starts in tenths of a second. It runs none
-            of your code and ends with its executor or driver. 0 keeps none.
-        preload: modules that this process imports as well, such as ``["transformers"]``; ranks have them at once.
-        start_method: ``"fork"`` (default): ranks are forks of a process that has imported torch and nothing of yours.
-            ``"spawn"``: each is a process of its own, and imports torch itself.
+        progress: show what the run is doing (default): a live status while you wait in a terminal, a status that stays
+            below the cell in Jupyter, and elsewhere an occasional line on stderr about a step that takes long.
+        driver_ports: first and last port on which the driver may listen for executors, for firewalls that open only
+            some ports (default: any free port).
+        keep_warm: number of seconds (default 600) for which a process that has imported torch stays on each executor,
+            or beside the driver in local mode, and waits for the next run, which then starts in tenths of a second. The
+            process runs none of your code and ends with its executor or driver. 0 keeps no such process.
+        preload: modules that this process imports as well, such as ``["transformers"]``, so that ranks have them at
+            once.
+        start_method: ``"fork"`` (default) forks the ranks from a process that has imported torch and none of your code.
+            ``"spawn"`` starts each rank as a new process, which imports torch itself.
 
     Raises:
-        ConfigurationError: an argument is wrong; the text says which, its value, and what to do.
-        ResourceError: GPUs are wanted that are not there (with ``local_mode`` given; else ``run`` says so).
+        ConfigurationError: an argument is wrong; the message names the argument, its value, and what to do.
+        ResourceError: there are fewer GPUs than requested. If ``local_mode`` is ``None``, ``run`` raises it instead.
 
     Example:
         >>> def train(learning_rate, epochs=1):
@@ -207,18 +210,20 @@ class Distributor:
     def run(self, train_object: str | os.PathLike[str], *args: str | float | os.PathLike[str]) -> None: ...
 
     def run(self, train_object: Any, *args: Any, **kwargs: Any) -> Any:
-        """Trains and returns rank 0's value; ``submit(...).result()``, but only rank 0's value travels.
+        """Train and return rank 0's return value.
+
+        Equivalent to ``submit(...).result()``, except that only rank 0's return value is sent to the driver.
 
         Args:
             train_object: a callable, or the path of a ``.py`` file on the driver.
-            args: its arguments; for a file strings, numbers or paths, of which it gets the text.
-            kwargs: keyword arguments of a callable.
+            args: arguments of the callable; for a file, strings, numbers or paths, which it receives as text.
+            kwargs: keyword arguments of the callable; a file takes none.
 
         Raises:
-            ConfigurationError: bad input; nothing was started.
+            ConfigurationError: the input is wrong; nothing was started.
             TrainingError: a rank failed.
-            StartError, NodeLostError, ResultError, RunCancelledError: as they say.
-            KeyboardInterrupt: after Ctrl-C, once the ranks have ended.
+            StartError, NodeLostError, ResultError, RunCancelledError: see each class.
+            KeyboardInterrupt: Ctrl-C was pressed; raised once the ranks have ended.
 
         Example:
             >>> Distributor(4, use_gpu=False).run("train.py", "--lr", "0.1")  # doctest: +SKIP
@@ -226,7 +231,7 @@ class Distributor:
         return self._wait(self._submit(train_object, args, kwargs, "rank0"))
 
     def submit(self, train_object: Any, *args: Any, **kwargs: Any) -> Run:
-        """Starts training and returns its handle at once. Arguments and bad input as with :meth:`run`.
+        """Start training and return the run's handle at once. Arguments and input errors are those of :meth:`run`.
 
         Example:
             >>> run = Distributor(4, use_gpu=False).submit(train, 1e-3)  # doctest: +SKIP
@@ -235,11 +240,11 @@ class Distributor:
         return self._submit(train_object, args, kwargs, "all")
 
     def run_module(self, module: str, /, *args: str) -> None:
-        """Trains a module as ``python -m module args...`` would run it. Raises what :meth:`run` raises."""
+        """Train with a module, run as ``python -m module args...``. Raises the errors of :meth:`run`."""
         self._wait(self.submit_module(module, *args))
 
     def submit_module(self, module: str, /, *args: str) -> Run:
-        """Starts a module and returns the run's handle at once."""
+        """Start training with a module and return the run's handle at once."""
         if not is_module_name(module):
             raise ConfigurationError(f"module has to be a dotted name such as 'pkg.train', not {module!r}")
         return self._submit(Module(module, check_argv(args)), (), {}, "rank0")
@@ -249,9 +254,10 @@ class Distributor:
             try:
                 return run.result()
             except DistributorError as error:
-                error.__traceback__ = None  # without the way through this package
+                error.__traceback__ = None  # hides the frames of this package
                 raise
-            except BaseException as error:  # Ctrl-C, or what else a signal handler raises: nobody would wait for ranks
+            except BaseException as error:
+                # Ctrl-C, or another exception from a signal handler: stop the ranks, since nothing would wait for them.
                 try:
                     run.cancel("interrupted; again to end all ranks at once", say_where=True)
                     run.wait(self._grace_period + MARGIN)
@@ -284,7 +290,7 @@ class Distributor:
         )
 
     def _notes(self, session: SparkSession | None, log_folder: Path | None) -> list[str]:
-        """What a user may not expect of a run that starts."""
+        """Return notes on what may surprise the user when the run starts."""
         notes = []
         if session is None and self.local_mode is None and sys.modules.get("pyspark") is not None:
             from distributor.schedulers.spark import session as spark_session
@@ -296,16 +302,16 @@ class Distributor:
         return notes
 
     def plan(self, train_object: Any, *args: Any, **kwargs: Any) -> Job:
-        """What :meth:`submit` would start, as data: checked, packed, and not started.
+        """Return the job that :meth:`submit` would start: checked and packed, but not started.
 
-        Where training on Spark is asked for and there is no session yet, what a session decides is left open.
+        If training on Spark is requested and there is no session yet, the fields that depend on a session stay open.
 
         Args:
-            train_object: as with :meth:`run`, or a :class:`distributor.values.job.Module`.
-            args, kwargs: as with :meth:`run`.
+            train_object: as in :meth:`run`, or a :class:`distributor.values.job.Module`.
+            args, kwargs: as in :meth:`run`.
 
         Raises:
-            ConfigurationError: as :meth:`run`.
+            ConfigurationError: as in :meth:`run`.
 
         Example:
             >>> Distributor(2, True, use_gpu=False).plan("train.py", "--lr", 0.1).target.argv  # doctest: +SKIP
@@ -367,7 +373,7 @@ class Distributor:
         )
 
     def _check_packages(self) -> None:
-        """Look whether this machine has what ranks import."""
+        """Check that this machine has the packages that ranks import."""
         for module, who in self._launch.needs.items():
             if modules.find(module) is None:
                 raise ConfigurationError(
@@ -375,7 +381,7 @@ class Distributor:
                 )
 
     def _check_gpus(self) -> None:
-        """Looks for missing GPUs as early as it can: when the place to train is known and there."""
+        """Check for missing GPUs early, if ranks train on this machine or a session is already active."""
         if self.local_mode:
             choose_scheduler(None, use_gpu=True).shape(self._resources)
         elif sys.modules.get("pyspark") is not None:
@@ -386,11 +392,11 @@ class Distributor:
                 choose_scheduler(session, use_gpu=True).shape(self._resources)
 
     def _session(self, *, needed: bool = True) -> SparkSession | None:
-        """The session to train on, ``None`` for this machine, or where there is none and none is needed."""
+        """Return the session to train on; ``None`` for this machine, or if no session exists and none is needed."""
         if self.local_mode is True:
             return None
         if self.local_mode is None and "pyspark" not in sys.modules:
-            return None  # nobody can have an active session
+            return None  # without pyspark there is no active session
         try:
             from distributor.schedulers.spark import session as spark_session
 
@@ -480,4 +486,4 @@ class Distributor:
 
 
 class TorchDistributor(Distributor):
-    """The same as :class:`Distributor`, under the name that PySpark has for it."""
+    """:class:`Distributor` under PySpark's name."""

@@ -1,4 +1,4 @@
-"""Ctrl-C while a run is waited for."""
+"""Handling of Ctrl-C while a caller waits for a run."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: Seconds beyond the grace that Ctrl-C waits for the ranks to end before it gives the prompt back.
+#: Seconds after the grace period that Ctrl-C waits for the ranks to end before it returns to the prompt.
 MARGIN = 10.0
 
 
 @contextmanager
 def plain_interrupts() -> Iterator[None]:
-    """While inside, Ctrl-C is a KeyboardInterrupt and nothing else.
+    """Make Ctrl-C raise KeyboardInterrupt, and do nothing else, inside the ``with`` block.
 
-    PySpark's handler cancels all jobs of the session before it raises one (``SparkContext._do_init``): the ranks would
-    be gone before anybody could give them their grace period.
+    PySpark's handler cancels all jobs of the session before it raises KeyboardInterrupt (``SparkContext._do_init``), so
+    the ranks would be killed before they could get their grace period.
     """
     handler = signal.getsignal(signal.SIGINT)
     sparks = (getattr(handler, "__module__", None) or "").startswith("pyspark.")

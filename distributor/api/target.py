@@ -1,4 +1,4 @@
-"""What is to be run: a callable, a script or a module, and its arguments."""
+"""Checks of what a run executes: a callable, a script or a module, and its arguments."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from distributor.values.job import Script
 
 
 def find_script(script: str | os.PathLike[str], working_dir: Path | None) -> Path:
-    """Where a script is: in ``working_dir``, or else in the current directory.
+    """Return the path of a script, found in ``working_dir`` or else in the current directory.
 
     Raises:
-        PayloadError: it is in neither, or is no Python file.
+        PayloadError: the script is in neither, or is not a ``.py`` file.
     """
     path = Path(script)
     if path.suffix != ".py":
@@ -34,7 +34,7 @@ def find_script(script: str | os.PathLike[str], working_dir: Path | None) -> Pat
 
 
 def places_of(working_dir: Path | None) -> dict[str, Path]:
-    """Where scripts and modules are looked for, in order, each with its name for people."""
+    """Return the folders that are searched for scripts and modules, in order, by a readable name for messages."""
     try:
         here = Path.cwd()
     except FileNotFoundError:
@@ -44,16 +44,16 @@ def places_of(working_dir: Path | None) -> dict[str, Path]:
 
 
 def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Finds what every rank would fail with before it has begun."""
+    """Check that the function can be called with these arguments, since otherwise every rank would fail at once."""
     if inspect.iscoroutinefunction(function):
         raise ConfigurationError(
             f"{payload.name_of(function)} is a coroutine function, whose call does nothing yet: pass a function that "
             "runs it, with asyncio.run"
         )
     try:
-        # What a decorator wraps may well be called with other arguments than itself.
+        # A decorated function may take other arguments than the function that it wraps.
         signature = inspect.signature(function, follow_wrapped=False)
-    except (TypeError, ValueError):  # some that are written in C have none
+    except (TypeError, ValueError):  # some callables written in C have no signature
         return
     try:
         signature.bind(*args, **kwargs)
@@ -64,7 +64,7 @@ def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
 
 
 def check_argv(args: Sequence[Any]) -> tuple[str, ...]:
-    """Arguments of a script as its command line has them; numbers and paths are written out, as PySpark does."""
+    """Return a script's arguments as command-line strings; numbers and paths become text, as in PySpark."""
     for index, arg in enumerate(args, start=1):
         if not isinstance(arg, (str, os.PathLike)) and not hasattr(arg, "__float__"):
             raise ConfigurationError(
@@ -75,7 +75,7 @@ def check_argv(args: Sequence[Any]) -> tuple[str, ...]:
 
 
 def within(script: Script, folder: Path) -> Script:
-    """A script that lies in the working directory runs there, beside the modules it imports."""
+    """Return a script that runs inside ``folder``, beside the modules it imports, if the script lies in there."""
     try:
         inside = Path(script.path).resolve().relative_to(folder.resolve())
     except ValueError:

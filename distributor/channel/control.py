@@ -1,8 +1,8 @@
-"""The private line between an agent and the process that started it: its task's Python worker, or the driver itself.
+"""The private line between an agent and its owner: its task's Python worker, or the driver itself.
 
-A socket pair inherited by the agent carries length-prefixed pickles of plain values. Nobody else can reach it; its end
-is how each side learns that the other is gone. Standard library only, and self-contained: one end lives in Spark's
-Python workers, where this package is not installed.
+A socket pair inherited by the agent carries length-prefixed pickles of plain values. No other process can reach it.
+Each side learns that the other is gone when the line closes. This module uses the standard library only and is
+self-contained, because one end runs in Spark's Python workers, where this package is not installed.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ import socket
 import struct
 from typing import Any
 
-#: What a warm process answers that has to be replaced.
+#: The answer of a warm process that must be replaced.
 OUTDATED = b"outdated"
 
 
-#: What one answers that must not be forked; the reason follows.
+#: The start of the answer of a warm process that must not be forked; the reason follows.
 UNFIT = b"unfit "
 
 
 def peer_user(connection: socket.socket) -> int:
-    """The user whose process is at the other end (unix(7), SO_PEERCRED)."""
+    """Return the id of the user whose process is at the other end (unix(7), SO_PEERCRED)."""
     _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(user)
 
 
 def send(sock: socket.socket, message: Any) -> None:
-    """Sends one message."""
+    """Send one message."""
     data = pickle.dumps(message, protocol=5)
     sock.sendall(struct.pack("!Q", len(data)))
     sock.sendall(data)
 
 
 def receive(sock: socket.socket) -> Any:
-    """Receives one message, ``None`` when the other side is gone."""
+    """Receive one message; return ``None`` when the other side is gone."""
     header = _read_exactly(sock, 8)
     if header is None:
         return None

@@ -8,7 +8,10 @@ from typing import Any, NamedTuple
 
 
 class Told(NamedTuple):
-    """What a task has told: which tasks it was started with, its partition, the number of its attempt, its facts."""
+    """What one task told the driver.
+
+    ``wave`` identifies the tasks that were started together with it; ``attempt`` is the number of its task attempt.
+    """
 
     wave: str
     partition: int
@@ -17,24 +20,25 @@ class Told(NamedTuple):
 
 
 class Facts:
-    """The facts of tasks whose connections last: once there are those of all, the answer to each.
+    """The facts of the tasks that are connected, and the answer to all of them once the facts are complete.
 
-    Tasks may be started again while the last of those of before are still there. Only the newest wave counts, that of
-    the task with the highest number, and in it Spark numbers the tasks that it starts together without gaps: others are
-    not of one attempt. Were that not so, all would use Spark's own way.
+    Tasks may be started again while some of the previous ones are still connected. Only the newest wave counts: the
+    wave of the task with the highest attempt number. Spark numbers the tasks that it starts together without gaps, so
+    tasks with gaps between their numbers are not of one attempt. If Spark numbered them otherwise, the facts would
+    never be complete here, and all tasks would use Spark's own ``allGather``.
     """
 
     def __init__(self, tasks: int) -> None:
         self.tasks = tasks
-        #: Whether they are not going to be complete here.
+        #: Whether the driver no longer expects all facts to arrive here.
         self.given_up = False
-        #: What is told over each connection.
+        #: What was told over each open connection.
         self.here: dict[asyncio.StreamWriter, Told] = {}
         self._complete: dict[int, Told] = {}
         self._answered: set[asyncio.StreamWriter] = set()
-        #: Whether some tasks have had the facts of all.
+        #: Whether the facts of all tasks have ever been complete and accepted, so that tasks may have got them.
         self.begun = False
-        #: Whether a run may begin as its tasks are placed.
+        #: Decides from the facts of all tasks whether the run may begin with this placement.
         self.accept: Callable[[list[dict[str, Any]]], bool] = lambda facts: True
         self._refused = False
 
@@ -54,13 +58,13 @@ class Facts:
                 self.begun = True
 
     def _current(self) -> dict[asyncio.StreamWriter, Told]:
-        """Those of the newest wave."""
+        """Return what the tasks of the newest wave told, by connection."""
         newest = max(self.here.values(), key=lambda told: told.attempt, default=None)
         return {writer: told for writer, told in self.here.items() if newest is not None and told.wave == newest.wave}
 
     @property
     def told(self) -> int:
-        """How many tasks have told their facts."""
+        """The number of connected tasks of the newest wave that have told their facts."""
         return min(len(self._current()), self.tasks)
 
     def forget(self, writer: asyncio.StreamWriter) -> None:
@@ -68,27 +72,27 @@ class Facts:
         self._answered.discard(writer)
 
     def give_up(self) -> None:
-        """They will not be complete."""
+        """Stop expecting all facts: some tasks cannot reach the driver."""
         self.given_up = True
 
     def start_again(self) -> bool:
-        """Forgets that the tasks were refused, if they were; those have ended."""
+        """Return whether the tasks were refused, and forget it: refused tasks have ended."""
         refused, self._refused = self._refused, False
         return refused
 
     def waiting(self) -> list[asyncio.StreamWriter]:
-        """Connections to answer to, each once."""
+        """Return the connections that have not been answered yet, and mark them as answered."""
         waiting = [writer for writer in self._current() if writer not in self._answered]
         self._answered.update(waiting)
         return waiting
 
     @property
     def settled(self) -> bool:
-        """Whether all were here, and may begin or not."""
+        """Whether all tasks have told their facts and were accepted or refused."""
         return bool(self._complete) or self._refused
 
     def answer(self) -> dict[str, Any] | None:
-        """What all are told; ``None`` as long as some are missing."""
+        """Return the order that answers every task, or ``None`` while facts are missing."""
         if self.given_up:
             return {"order": "gather"}
         if self._refused:

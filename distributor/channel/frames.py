@@ -1,11 +1,13 @@
-"""Frames of the channel: a length, a kind, and JSON or raw log bytes. Nothing that could execute, nothing unbounded.
+"""Frames of the channel: a length, a kind, and JSON or raw log bytes.
+
+Frames hold nothing that could execute, and their length is bounded.
 
 ::
 
-    uint32 length of what follows the kind | uint8 kind | body
+    uint32 length of the body | uint8 kind | body
     kind 1: body is a JSON object
-    kind 2: body is uint32 rank | uint8 stream (1 stdout, 2 stderr, 3 what Python prints of an exception that nobody
-            caught) | uint64 offset | bytes as the rank wrote them
+    kind 2: body is uint32 rank | uint8 stream (1 stdout, 2 stderr, 3 what Python prints of an uncaught exception)
+            | uint64 offset | bytes as the rank wrote them
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ from typing import Any
 
 from distributor.values.outcome import Log
 
-#: A longer frame is refused before it is read.
+#: The longest body of a frame, in bytes. A longer one is refused before it is read.
 MAX_BODY = 4 << 20
 
-#: Log bytes of one frame at most.
+#: The largest number of log bytes in one frame.
 MAX_LOG = 256 << 10
 
 _HEADER = struct.Struct("!IB")
@@ -29,7 +31,7 @@ _LOG = struct.Struct("!IBQ")
 _JSON_KIND, _LOG_KIND = 1, 2
 
 
-#: How the warning of a node begins that has no channel.
+#: The start of the warning of a node that has no channel.
 UNREACHED = "cannot reach the driver"
 
 
@@ -42,10 +44,10 @@ class CutError(ProtocolError):
 
 
 def pack(message: Mapping[str, Any]) -> bytes:
-    """A JSON frame.
+    """Return a message as a JSON frame.
 
     Raises:
-        ProtocolError: it would be longer than :data:`MAX_BODY`.
+        ProtocolError: the body would be longer than :data:`MAX_BODY`.
     """
     body = json.dumps(message).encode()
     if len(body) > MAX_BODY:
@@ -54,17 +56,17 @@ def pack(message: Mapping[str, Any]) -> bytes:
 
 
 def pack_log(log: Log) -> bytes:
-    """A log frame."""
+    """Return a piece of a log as a frame."""
     head = _LOG.pack(log.rank, log.stream, log.offset)
     return _HEADER.pack(_LOG.size + len(log.data), _LOG_KIND) + head + log.data
 
 
 async def read(reader: asyncio.StreamReader) -> dict[str, Any] | Log | None:
-    """The next frame; ``None`` when the connection has ended between two frames.
+    """Read the next frame; return ``None`` when the connection has ended between two frames.
 
     Raises:
-        ProtocolError: too long, of an unknown kind, or malformed.
-        CutError: it ended inside a frame.
+        ProtocolError: the frame is too long, of an unknown kind, or malformed.
+        CutError: the connection ended inside a frame.
     """
     try:
         header = await reader.readexactly(_HEADER.size)

@@ -13,23 +13,23 @@ from distributor.machine import network
 from distributor.values import outcome
 from distributor.values.plan import Endpoint
 
-#: Seconds to reach the driver before the run goes on without the channel.
+#: Seconds that one attempt to reach the driver may take. If the first one fails, the run goes on without the channel.
 CONNECT_TIMEOUT = 10.0
 
-#: Seconds to wait for the driver's word that it has everything.
+#: Seconds to wait for the driver to confirm that it has everything.
 _BYE_TIMEOUT = 60.0
 
-#: Seconds between attempts to come back after a break.
+#: Seconds between attempts to reconnect after a break.
 _REDIAL_INTERVAL = 0.2
 
 Dial = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
-#: How far the driver has each stream of each rank, in bytes.
+#: Number of bytes that the driver has of each stream, by rank and stream.
 Offsets = dict[tuple[int, int], int]
 
 
 def over_tls(endpoint: Endpoint) -> Dial:
-    """Connects to the driver: TLS with the run's certificate, then the token."""
+    """Return a function that connects to the driver over TLS with the run's certificate and sends the token."""
 
     async def dial() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         tls = network.pinned_tls(endpoint.certificate)
@@ -41,21 +41,25 @@ def over_tls(endpoint: Endpoint) -> Dial:
 
 
 def over_socket(sock: socket.socket) -> Dial:
-    """Uses an inherited, connected socket: local mode."""
+    """Return a function that uses an inherited, connected socket, as local mode does."""
     return lambda: asyncio.open_connection(sock=sock)
 
 
 class Uplink:
-    """The channel as an agent sees it. A connection that breaks is made again, and both sides go on where they were.
+    """The channel as an agent sees it.
+
+    With ``redial``, a broken connection is made again, and both sides continue where they were.
 
     Args:
         dial: makes a connection.
-        hello: the first message of each connection: who this node is.
-        on_order: what the driver orders.
-        on_offsets: how far the driver has the logs; ``True`` after a break, when they have to go on from there.
-        on_lost: called once when the driver was not heard for ``timeout`` and cannot be reached any more.
-        status: what a heartbeat tells.
-        timeout: seconds of silence after which the driver is given up.
+        hello: the first message of each connection; it says which node this is.
+        on_order: called with each order of the driver.
+        on_offsets: called with the number of log bytes that the driver has, and whether the
+            connection has just been made again: if so, logs must be sent again from there.
+        on_lost: called once when the connection has broken and cannot be made again: with ``redial``, after ``timeout``
+            seconds without a word from the driver, otherwise at once.
+        status: returns the content of a heartbeat.
+        timeout: seconds of silence after which the driver is given up, with ``redial``.
         interval: seconds between heartbeats.
         redial: whether a broken connection can be made again.
     """
@@ -91,10 +95,10 @@ class Uplink:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
-        """Makes the first connection.
+        """Make the first connection.
 
         Raises:
-            OSError: the driver cannot be reached, or is not who it should be.
+            OSError: the driver cannot be reached, or does not have the expected certificate.
         """
         try:
             reader = await asyncio.wait_for(self._connect(), CONNECT_TIMEOUT)
@@ -103,20 +107,20 @@ class Uplink:
         self._tasks = [asyncio.ensure_future(self._serve(reader)), asyncio.ensure_future(self._beat())]
 
     def tell(self, event: Mapping[str, Any]) -> None:
-        """Sends an event that the driver has to know, again after each break.
+        """Send an event that the driver must know, and send it again after each break.
 
         Raises:
-            ProtocolError: it is too long for a frame.
+            ProtocolError: the event is too long for a frame.
         """
         self._told.append(frames.pack(event))
         self._write(self._told[-1])
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Sends what may be missed."""
+        """Send a message once; it may get lost."""
         self._write(frames.pack(message))
 
     async def send_log(self, log: outcome.Log) -> None:
-        """Sends a piece of a log, and waits while the driver is behind or the connection is down."""
+        """Send a piece of a log, after waiting while the connection is down and until the driver keeps up."""
         await self._welcome.wait()
         self._write(frames.pack_log(log))
         if self._writer is not None:
@@ -124,7 +128,7 @@ class Uplink:
                 await self._writer.drain()
 
     async def close(self) -> dict[str, Any] | None:
-        """Says that nothing more comes and waits until the driver has all of it; its answer, ``None`` without one."""
+        """Tell the driver that nothing more comes; return its answer once it has all, or ``None`` without one."""
         if not self._ended.is_set():
             self.tell({"event": "bye"})
             with suppress(TimeoutError):
@@ -148,7 +152,7 @@ class Uplink:
             self._writer.write(data)
 
     async def _serve(self, reader: asyncio.StreamReader | None) -> None:
-        """Reads what the driver says, over as many connections as it takes."""
+        """Read the messages of the driver, over as many connections as it takes."""
         while reader is not None:
             with suppress(OSError, frames.ProtocolError, KeyError, TypeError, ValueError):
                 while (message := await frames.read(reader)) is not None and isinstance(message, dict):
@@ -159,7 +163,7 @@ class Uplink:
                 self._writer.close()
             reader = await self._come_back() if self._redial and self._bye is None else None
         self._ended.set()
-        self._welcome.set()  # nobody is to wait for it any more
+        self._welcome.set()  # release those who still wait for a welcome
         self._writer = None
         if self._bye is None:
             self._on_lost()
@@ -177,7 +181,7 @@ class Uplink:
             self._on_order(message)
 
     async def _come_back(self) -> asyncio.StreamReader | None:
-        """A new connection, ``None`` if there is none before the driver has been silent for too long."""
+        """Reconnect; return ``None`` if that fails until the driver has been silent for too long."""
         loop = asyncio.get_running_loop()
         self._breaks += 1
         while (left := self._heard + self._timeout - loop.time()) > 0:
@@ -195,4 +199,4 @@ class Uplink:
             await asyncio.sleep(self._interval)
             self.send({"event": "beat", **self._status()})
             if self._redial and self._writer is not None and loop.time() - self._heard > self._timeout:
-                self._writer.transport.abort()  # as good as cut: whoever waits for it hears so
+                self._writer.transport.abort()  # treat it as broken, so that pending reads and writes end

@@ -20,17 +20,18 @@ from distributor.channel.tls import make_tls
 from distributor.values import outcome
 from distributor.values.plan import Endpoint
 
-#: Seconds that a stranger may take to show the token.
+#: Seconds that a new connection may take for the TLS handshake, and again to show the token.
 _HELLO_TIMEOUT = 10.0
 
-#: Connections that have not shown the token yet, or twice as many as there are tasks; one more ends the oldest, so that
-#: a flood keeps no node out for long.
+#: The largest number of connections that have not shown the token yet, or twice the number of tasks if that is more.
+#: One more ends the oldest, so that a flood keeps no node out for long.
 _MAX_STRANGERS = 128
 
-#: Seconds in which a node whose connection ended may come back: the end may be that of a connection, or of the node.
+#: Seconds that a node may take to come back after its connection was closed: the driver cannot tell at once whether
+#: only the connection ended, or the node.
 RETURN_WINDOW = 3.0
 
-#: Seconds from the first task's facts until those that are missing are taken to be of tasks that cannot come.
+#: Seconds after the first task's facts until the driver assumes that the missing tasks cannot reach it.
 _FACTS_TIMEOUT = 10.0
 
 _TOKEN_BYTES = 32
@@ -39,7 +40,7 @@ T = TypeVar("T")
 
 
 class Listener(Protocol):
-    """What the channel tells; called in the channel's thread."""
+    """The receiver of what nodes tell; its methods are called in the channel's thread."""
 
     def on_log(self, log: outcome.Log) -> None: ...
 
@@ -48,12 +49,16 @@ class Listener(Protocol):
     def on_lost(self, node: str, why: str) -> None: ...
 
     def offsets(self, node: str) -> list[list[int]]:
-        """How much of the node's logs is here: ``[rank, stream, bytes]`` each."""
+        """Return how much of the node's logs has arrived: ``[rank, stream, bytes]`` for each stream."""
 
 
 @dataclass
 class _Peer:
-    """A node that said hello. ``writer`` is its newest connection, ``leaving`` the timer of a node that may be gone."""
+    """A node that said hello.
+
+    ``writer`` is its newest connection, ``heard`` the time of its last message. ``leaving`` is the timer after which a
+    node whose connection has ended counts as lost.
+    """
 
     writer: asyncio.StreamWriter
     heard: float
@@ -61,12 +66,12 @@ class _Peer:
 
 
 class ChannelServer:
-    """Serves one run. Use as a context manager: leaving it ends every connection and the thread.
+    """The channel of one run. Use it as a context manager: leaving it ends every connection and the thread.
 
     Args:
-        listener: hears what the nodes tell.
+        listener: receives what the nodes tell.
         timeout: seconds of silence after which a node is lost.
-        tasks: how many tasks have facts to exchange before the nodes start.
+        tasks: number of tasks that exchange facts before the nodes start.
     """
 
     def __init__(self, listener: Listener, timeout: float = 30.0, tasks: int = 0) -> None:
@@ -82,19 +87,19 @@ class ChannelServer:
         self._strangers: dict[asyncio.Task[None], None] = {}
         self._stop: dict[str, Any] | None = None
         self._fallback: asyncio.TimerHandle | None = None
-        #: ``host:port`` as nodes are told it, once it listens for them.
+        #: ``host:port`` that nodes are given, set once the server listens for them.
         self.address: str | None = None
-        #: Whether a task or a node has ever come.
+        #: Whether a task or a node has ever reached the driver.
         self.reached = False
 
     @property
     def begun(self) -> bool:
-        """Whether tasks have had the facts of all, with which nodes start, or were sent to get them elsewhere."""
+        """Whether nodes may have started: tasks got the facts of all tasks, or were sent to ``allGather`` for them."""
         return self._facts.begun or self._facts.given_up
 
     @property
     def told(self) -> int:
-        """How many tasks have told their facts and wait for those of the others."""
+        """The number of connected tasks that have told their facts."""
         return self._facts.told
 
     def __enter__(self) -> ChannelServer:
@@ -109,15 +114,15 @@ class ChannelServer:
         self._loop.close()
 
     def listen(self, bind: str, advertise: str, ports: tuple[int, int] | None = None) -> Endpoint:
-        """Starts to listen for nodes.
+        """Start to listen for nodes.
 
         Args:
             bind: the address to bind; Spark's own for the driver, never all interfaces by default.
-            advertise: the address that nodes are told.
-            ports: first and last port to try; any free one by default.
+            advertise: the address that nodes are given.
+            ports: first and last port to try; any free port by default.
 
         Raises:
-            OSError: the address is not of this machine, or no port of those is free.
+            OSError: the address does not belong to this machine, or none of the ports is free.
         """
         context, certificate = make_tls()
         self._listening = _bind(bind, range(ports[0], ports[1] + 1) if ports is not None else (0,))
@@ -127,39 +132,42 @@ class ChannelServer:
         return Endpoint(advertise, port, certificate, self._token)
 
     def attach(self, sock: socket.socket) -> None:
-        """Serves a node over a connected socket whose other end it inherits; takes the socket over."""
+        """Serve a node over a connected socket whose other end the node inherits; the server owns the socket then."""
         self._call(self._serve_socket(sock)).result()
 
     def hear(self, node: str, event: dict[str, Any]) -> None:
-        """Passes on an event of a node that is not connected yet."""
+        """Pass an event of a node that is not connected yet on to the listener."""
         with suppress(RuntimeError):  # the run has just ended, and the loop with it
             self._loop.call_soon_threadsafe(self._listener.on_event, node, event)
 
     def accept_if(self, accept: Callable[[list[dict[str, Any]]], bool]) -> None:
-        """Has tasks end before they begin if this does not like the facts of all; then :meth:`start_again` is true."""
+        """Set the check of all tasks' facts.
+
+        If it returns ``False``, the tasks end before the run begins, and :meth:`start_again` returns ``True``.
+        """
         self._facts.accept = accept
 
     def start_again(self) -> bool:
-        """Whether the tasks of before were refused; others may come now."""
+        """Return whether the previous tasks were refused, and let new ones come."""
         return self._facts.start_again()
 
     def stop(self, reason: str, *, grace: bool = True) -> None:
-        """Orders all nodes to stop their ranks, those that connect later as well.
+        """Order all nodes to stop their ranks, including nodes that connect later.
 
         Args:
-            reason: for people.
-            grace: whether ranks get the grace period; ``False`` cuts one short that has been given before.
+            reason: the reason, for people to read.
+            grace: whether ranks get the grace period; ``False`` also ends a grace period that has already begun.
         """
         with suppress(RuntimeError):  # the run has just ended, and the loop with it
             self._loop.call_soon_threadsafe(self._order_stop, {"order": "stop", "reason": reason, "grace": grace})
 
     @property
     def stop_reason(self) -> str:
-        """Why nodes were ordered to stop; ``""`` if they were not."""
+        """The reason why nodes were ordered to stop; ``""`` if they were not."""
         return "" if self._stop is None else str(self._stop["reason"])
 
     def order(self, order: Mapping[str, Any]) -> None:
-        """Sends an order to all nodes that are connected now."""
+        """Send an order to all nodes that are connected now."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._send_all, order)
 
@@ -167,7 +175,7 @@ class ChannelServer:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     async def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Runs something until it ends or the server closes."""
+        """Run a coroutine as a task until it ends or the server closes."""
         task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -181,7 +189,7 @@ class ChannelServer:
         while True:
             try:
                 sock, _ = await self._loop.sock_accept(listening)
-            except OSError:  # too many open files, or the stranger is gone again
+            except OSError:  # too many open files, or the other side has already left
                 await asyncio.sleep(0.1)
                 continue
             task = await self._start(self._meet(sock, context))
@@ -191,7 +199,7 @@ class ChannelServer:
                 next(iter(self._strangers)).cancel()
 
     async def _meet(self, sock: socket.socket, context: ssl.SSLContext) -> None:
-        """TLS and the token within a deadline; then the stranger is a node."""
+        """Do the TLS handshake and check the token, each within its deadline, then serve the connection."""
         reader = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(reader)
         transport: Any = None
@@ -217,7 +225,7 @@ class ChannelServer:
         await self._serve(reader, writer, window=RETURN_WINDOW)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, window: float) -> None:
-        """Reads the frames of one connection to their end. ``window``: seconds in which its node may come back."""
+        """Read the frames of one connection until it ends; its node may come back within ``window`` seconds."""
         node, why = None, "its agent ended without a word"
         try:
             while (message := await frames.read(reader)) is not None:
@@ -240,13 +248,13 @@ class ChannelServer:
                 if event in ("beat", "bye"):
                     answer = {"order": event, "offsets": self._listener.offsets(node), "failed": self._stop is not None}
                     self._send(writer, answer)
-                    await writer.drain()  # who never reads is not written to for ever
+                    await writer.drain()  # do not keep writing to a node that never reads
                 if event == "bye":
                     del self._peers[node]
                     return
         except frames.CutError:
             pass
-        except OSError:  # broken on the way, rather than ended by the node: it may take longer to come back
+        except OSError:  # broken by the network rather than ended by the node, which may take longer to return
             window = self._timeout if window else 0.0
         except (frames.ProtocolError, KeyError, TypeError, ValueError) as error:  # not, or no longer, one of our nodes
             window, why = 0.0, f"what it sent made no sense ({error})"
@@ -259,7 +267,7 @@ class ChannelServer:
     async def _exchange(
         self, message: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Keeps a task's facts until all are here or cannot come, for as long as its connection lasts."""
+        """Keep a task's facts while its connection lasts, and answer when all facts are here or cannot come."""
         if self._stop is not None:
             self._send(writer, self._stop)
         facts = self._facts
@@ -278,7 +286,7 @@ class ChannelServer:
             facts.forget(writer)
 
     def _give_facts_up(self) -> None:
-        """Some tasks cannot reach the driver: all of them use Spark's own way, unless it is too late for that."""
+        """Send all tasks to Spark's ``allGather``, since some cannot reach the driver; stop the run if it has begun."""
         if self._facts.begun:
             self._order_stop({"order": "stop", "reason": "Spark has started the tasks again", "grace": True})
             return
@@ -292,10 +300,10 @@ class ChannelServer:
                 self._send(writer, answer)
 
     def _welcome(self, message: dict[str, Any] | outcome.Log, writer: asyncio.StreamWriter) -> str:
-        """Makes a connection that of the node it says hello for, in place of an older one.
+        """Register a connection for the node that its hello names, in place of an older connection.
 
         Raises:
-            KeyError, TypeError: it does not say hello.
+            KeyError, TypeError: the message is not a hello.
         """
         if isinstance(message, outcome.Log) or message["event"] != "hello":
             raise TypeError("no hello")
@@ -318,7 +326,7 @@ class ChannelServer:
             before = self._loop.time()
             await asyncio.sleep(interval)
             now = self._loop.time()
-            if now - before > interval + self._timeout / 2:  # this process was asleep: what came meanwhile is unread
+            if now - before > interval + self._timeout / 2:  # asleep until now, with messages still unread
                 for peer in self._peers.values():
                     peer.heard = now
             for node, peer in list(self._peers.items()):
@@ -357,11 +365,11 @@ class ChannelServer:
             self._listening.close()
         for peer in self._peers.values():
             peer.writer.transport.abort()
-        await asyncio.sleep(0)  # transports close in the next round
+        await asyncio.sleep(0)  # transports close in the next round of the event loop
 
 
 def _bind(address: str, ports: range | tuple[int, ...]) -> socket.socket:
-    """A listening socket on the first port that is free."""
+    """Return a socket that listens on the first free port."""
     family, _, _, _, at = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
     failed: OSError | None = None
     for port in ports:

@@ -1,9 +1,9 @@
-"""How every task of a run learns what the others have to say, once, before any of them starts something.
+"""The exchange of facts between all tasks of a run, once, before any of them starts its work.
 
-Over the channel the driver answers as soon as it has heard all; Spark's own ``allGather`` polls once a second. Either
-all tasks use the one or all use the other: a task that cannot reach the driver for :data:`CONNECT_TIMEOUT` goes to
-``allGather``, and the driver, which then does not hear of it, sends the others there. Standard library only, pickled by
-value into workers.
+Over the channel, the driver answers as soon as it has heard from all tasks. Spark's own ``allGather`` polls once a
+second. Either all tasks use the channel or all use ``allGather``: a task that cannot reach the driver for
+:data:`CONNECT_TIMEOUT` goes to ``allGather``; the driver then misses it and sends the others there. This module uses
+the standard library only, and is pickled by value into workers.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from distributor.machine import network
 #: Where the driver listens: host, port, certificate (PEM), token.
 Endpoint = tuple[str, int, str, bytes]
 
-#: Seconds to reach the driver before a task goes another way, and not less: before them, a run that nobody has told the
-#: driver of cannot have begun.
+#: Seconds that a task tries to reach the driver before it uses ``allGather``. No task gives up sooner: the driver
+#: assumes that a run from which it has heard nothing cannot have begun until then.
 CONNECT_TIMEOUT = 5.0
 
-#: Seconds before another attempt.
+#: Seconds between attempts to reach the driver.
 _RETRY = 0.2
 
 
@@ -39,21 +39,21 @@ def exchange(
     gather: Callable[[str], Iterable[str]],
     patience: float,
 ) -> tuple[list[dict[str, Any]], bool]:
-    """Tells all tasks of a run what this one has to say.
+    """Exchange this task's facts for the facts of all tasks of the run.
 
     Args:
         mine: plain values, with the task's ``"partition"``.
-        attempt: what this task has in common with those alone that Spark started with it, and the number of this
-            attempt, higher than that of any before.
-        endpoint: the driver, ``None`` to use ``gather`` without asking.
+        attempt: a value shared by exactly the tasks that Spark started together, and the number of this task attempt,
+            which is higher than the number of any earlier one.
+        endpoint: the driver; ``None`` uses ``gather`` without trying to reach it.
         gather: ``BarrierTaskContext.allGather``.
-        patience: seconds that a driver that was reached may be silent.
+        patience: seconds that the driver may be silent once it was reached.
 
     Returns:
-        What all tasks have to say, by partition, and whether the driver told it.
+        The facts of all tasks, ordered by partition, and whether they came from the driver.
 
     Raises:
-        StoppedError: the run is not to begin, or the driver that was reached is gone.
+        StoppedError: the run must not begin, or the driver was reached and is gone.
     """
     told = _over_channel({"event": "facts", "attempt": attempt, "facts": mine}, endpoint, patience)
     everyone = told if told is not None else [json.loads(text) for text in gather(json.dumps(mine))]
@@ -61,15 +61,15 @@ def exchange(
 
 
 def tell(endpoint: Endpoint, events: Iterable[Mapping[str, Any]], timeout: float = CONNECT_TIMEOUT) -> None:
-    """Tells the driver some events and waits until it has read them.
+    """Send events to the driver and wait until it has read them.
 
     Args:
         endpoint: the driver.
-        events: what it is told.
-        timeout: seconds that one step of that may take.
+        events: the events to send.
+        timeout: seconds that each network operation may take.
 
     Raises:
-        OSError: it cannot be reached in time.
+        OSError: the driver cannot be reached in time.
     """
     with _connect(endpoint, timeout) as line:
         for event in events:
@@ -81,10 +81,10 @@ def tell(endpoint: Endpoint, events: Iterable[Mapping[str, Any]], timeout: float
 def _over_channel(
     message: Mapping[str, Any], endpoint: Endpoint | None, patience: float
 ) -> list[dict[str, Any]] | None:
-    """What the driver answers; ``None`` if it cannot be reached, or says that another task cannot reach it."""
+    """Return the driver's facts; ``None`` if it cannot be reached, or says that another task cannot reach it."""
     if endpoint is None:
         return None
-    told = False  # from then on the driver may count on this task, and this task has to wait for the driver's word
+    told = False  # once True, the driver may count on this task, which must then wait for the driver's answer
     end = time.monotonic() + CONNECT_TIMEOUT
     while True:
         try:
@@ -108,10 +108,10 @@ def _over_channel(
 
 
 def _wait_for_ever(line: socket.socket, patience: float) -> None:
-    """Other tasks may take long to come; the kernel asks meanwhile whether the driver's machine still answers."""
+    """Wait without a timeout, since other tasks may come late; TCP keepalive checks on the driver's machine."""
     line.settimeout(None)
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option in ("TCP_KEEPIDLE", "TCP_KEEPINTVL"):  # tcp(7); Linux has them
+    for option in ("TCP_KEEPIDLE", "TCP_KEEPINTVL"):  # tcp(7); available on Linux
         if hasattr(socket, option):
             line.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), max(1, int(patience / 6)))
     if hasattr(socket, "TCP_KEEPCNT"):
@@ -131,16 +131,16 @@ def _connect(endpoint: Endpoint, timeout: float = CONNECT_TIMEOUT) -> socket.soc
 
 
 def _pack(message: Mapping[str, Any]) -> bytes:
-    """As ``channel.frames.pack`` does it: that module would bring asyncio into Spark's workers."""
+    """Return a frame as ``channel.frames.pack`` does; importing that module would load asyncio in Spark's workers."""
     body = json.dumps(message).encode()
     return struct.pack("!IB", len(body), 1) + body
 
 
 def _read(line: socket.socket) -> dict[str, Any]:
-    """The next message.
+    """Read the next message.
 
     Raises:
-        OSError: the connection has ended before.
+        OSError: the connection has ended before the message was complete.
     """
     length, _ = struct.unpack("!IB", _exactly(line, 5))
     message: dict[str, Any] = json.loads(_exactly(line, length))

@@ -1,4 +1,4 @@
-"""A certificate of one run."""
+"""The TLS certificate of one run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 
 def make_tls() -> tuple[ssl.SSLContext, str]:
-    """A server context with a key made for this run, and its certificate as PEM."""
+    """Return a server context with a new key for this run, and its certificate as PEM."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -22,7 +22,7 @@ def make_tls() -> tuple[ssl.SSLContext, str]:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))  # clocks of a cluster differ
+        .not_valid_before(now - timedelta(days=1))  # the clocks of a cluster's machines differ
         .not_valid_after(now + timedelta(days=365))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())

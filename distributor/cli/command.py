@@ -1,6 +1,7 @@
-"""The command line: ``distributor run``, in torchrun's habits.
+"""The command line: ``distributor run``, similar to torchrun.
 
-The exit code is the truth: 0, that of the failed rank, 128 + signal, 2 for a request that is wrong, 1 for all else.
+The exit code is 0 on success, the exit code of the failed rank, 128 + the number of the signal that ended the rank or
+the command, 2 for an invalid request, or 1 for any other failure.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from distributor.schedulers.spark import preflight, session as spark_session
 from distributor.values.job import Module
 from distributor.values.launch import Launch
 
-#: Exit code of a request that is wrong.
+#: Exit code for an invalid request.
 _USAGE = 2
 
-#: What to say instead of torchrun's options.
+#: Error messages for torchrun's options, which say what to use instead.
 _TORCHRUN = {
     "--nproc-per-node": "is torchrun's: --num-processes counts all ranks together, and --max-processes-per-node those "
     "of one executor",
@@ -177,7 +178,7 @@ def run(
         "logs": [int(rank) for rank in logs.split(",")] if re.fullmatch(r"\d+(,\d+)*", logs) else logs,
         "log_prefix": prefix,
         "driver_ports": None if driver_ports is None else _ports(driver_ports),
-        "keep_warm": 0.0,  # this process ends with the run
+        "keep_warm": 0.0,  # this process ends with the run, so no later run could use a warm process
     }
     local_mode = False if master else None if on_spark else True
     path = _launch(launch, deepspeed, script_arguments=not no_script_arguments)
@@ -219,20 +220,20 @@ def completion(shell: str) -> None:
 
 
 def start() -> NoReturn:
-    """Entry point of the command; ends the process with the exit code that is true."""
+    """Run the command and end the process with its exit code. Entry point of ``distributor``."""
     sys.exit(call(sys.argv[1:]))
 
 
 def call(arguments: Sequence[str]) -> int:
-    """Runs a command line, says what went wrong on stderr, and returns the exit code.
+    """Run a command line, report errors on stderr, and return the exit code.
 
     Args:
-        arguments: what follows the command's name.
+        arguments: the words after the command's name.
     """
     before = signal.signal(signal.SIGTERM, _end)
     shown = logging.StreamHandler()
     shown.setFormatter(logging.Formatter("[distributor] %(message)s"))
-    silent = logging.NullHandler()  # else py4j tells at length that it was interrupted
+    silent = logging.NullHandler()  # otherwise py4j logs at length that it was interrupted
     logging.getLogger().addHandler(silent)
     logger = logging.getLogger("distributor")
     logger.addHandler(shown)
@@ -259,7 +260,7 @@ def call(arguments: Sequence[str]) -> int:
 
 
 def exit_code(error: DistributorError) -> int:
-    """That of the rank that failed, or 128 + the signal that killed it, as a shell has it; else 1.
+    """Return the failed rank's exit code, or 128 + the number of the signal that killed it, as in a shell; else 1.
 
     >>> exit_code(DistributorError("no rank to blame"))
     1
@@ -270,7 +271,7 @@ def exit_code(error: DistributorError) -> int:
 
 
 def as_options(text: str) -> str:
-    """An error's text with options in place of the arguments that it speaks of.
+    """Return an error's text with command-line options in place of the argument names.
 
     >>> as_options("use_gpu=True, but ...: pass use_gpu=False, or lower num_processes")
     '--use-gpu (the default), but ...: pass --no-gpu, or lower --num-processes'
@@ -293,7 +294,7 @@ def as_options(text: str) -> str:
 
 
 def _misplaced(arguments: Sequence[str]) -> str:
-    """What to say of a command line with our own options after the script, whose they are; ``""`` for another."""
+    """Return a hint if options of ``distributor run`` follow the script and so go to the script; else ``""``."""
     own = {name for parameter in run.params for name in (*parameter.opts, *parameter.secondary_opts)}
     context = run.make_context("run", list(arguments[1:]), resilient_parsing=True)
     found = [word for word in context.params.get("args") or () if word.partition("=")[0] in own and word[:1] == "-"]
@@ -303,7 +304,7 @@ def _misplaced(arguments: Sequence[str]) -> str:
 
 
 def _launch(name: str | None, deepspeed: str | None, *, script_arguments: bool) -> Launch:
-    """How ranks are started, as the options say."""
+    """Return the launch path that the options select."""
     if deepspeed is None and name != "deepspeed":
         return Torchrun()
     if name not in (None, "deepspeed"):
@@ -332,12 +333,12 @@ def _print_plan(
 
 
 def _session(master: str | None, settings: dict[str, str]) -> Any:
-    """A session that this command has to stop; that of spark-submit is as good as its own."""
+    """Return a Spark session, which this command must stop even if spark-submit started it."""
     handlers = {number: signal.signal(number, _give_up) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        # Spark's bar of tasks has no end of line: what follows it would be glued to it.
+        # Spark's progress bar has no newline, so the next output would continue its line.
         settings = {"spark.ui.showConsoleProgress": "false", **settings}
-        with ThreadPoolExecutor(1) as another:  # not in the main thread, where Spark would set a handler of its own
+        with ThreadPoolExecutor(1) as another:  # in the main thread, Spark would install its own signal handler
             return another.submit(spark_session.create, master, settings).result()
     finally:
         for number, handler in handlers.items():
@@ -345,9 +346,9 @@ def _session(master: str | None, settings: dict[str, str]) -> Any:
 
 
 def _give_up(number: int, _frame: FrameType | None) -> NoReturn:
-    """Ends all while Spark starts, which takes long where no master answers: py4j is in the middle of something.
+    """End the JVM and this process on a signal while Spark starts, which takes long if no master answers.
 
-    An exception from there would be followed by pages of Java.
+    An exception raised here would interrupt py4j in the middle of a call, and print pages of Java stack traces.
     """
     spark_session.end_java()
     os._exit(_complain("interrupted" if number == signal.SIGINT else "terminated", 128 + number))
@@ -375,7 +376,7 @@ def _ports(text: str) -> tuple[int, int]:
 
 
 class _Terminated(BaseException):
-    """SIGTERM: ranks get their grace, then the command ends."""
+    """Raised on SIGTERM: ranks get their grace period, then the command ends."""
 
 
 def _end(_signal: int, _frame: FrameType | None) -> None:

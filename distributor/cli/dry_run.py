@@ -1,4 +1,4 @@
-"""What a run would do, in words: for a look before it starts."""
+"""A description of what a run would do, to read before it starts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from distributor.values.job import Function, Job, Module, Script, Target
 from distributor.values.placement import Node, Placement
 from distributor.values.plan import Plan, Site
 
-#: Stand for what is decided as a run starts: a folder of its own, ports, and on Spark who runs where, with which CPUs,
-#: GPUs and network interface.
+#: Placeholders for what is decided when a run starts: its folder and ports, and on Spark the placement of ranks with
+#: their CPUs, GPUs and network interface.
 _FOLDER = "$RUN_FOLDER"
 _PORT = "$PORT"
 _MASTER = "$MASTER"
@@ -30,17 +30,17 @@ _NODES = "$NODES"
 _RANKS = "$RANKS_OF_NODE"
 _OPEN = (_FOLDER, _PORT, _MASTER, _CPUS, _GPUS, _INTERFACE, _NODES, _RANKS)
 
-#: What is in variables of such names is nobody else's business.
+#: Names of environment variables whose values are not printed, because they may be secrets.
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
 
 def describe(job: Job, where: str, placement: Placement | None = None) -> str:
-    """The plan of a run: where it runs, each rank's command and environment, the configuration, what is shipped.
+    """Describe a run: where it runs, each rank's command and environment, the configuration, and what is shipped.
 
     Args:
-        job: as :meth:`TorchDistributor.plan` gives it.
-        where: for people.
-        placement: who runs where; ``None`` where that is decided as the run starts.
+        job: the job, as returned by :meth:`TorchDistributor.plan`.
+        where: the place where the run trains, as readable text.
+        placement: which ranks run on which nodes; ``None`` if that is decided when the run starts.
 
     Example:
         >>> job = TorchDistributor(2, True, use_gpu=False).plan("train.py")  # doctest: +SKIP
@@ -72,13 +72,13 @@ def describe(job: Job, where: str, placement: Placement | None = None) -> str:
 
 
 def _plan(job: Job, placement: Placement | None) -> Plan:
-    """What node 0 would do."""
+    """Return what node 0 would do."""
     if placement is not None:
         plan = job.launch.plan(Site(job, placement, placement.master, os.environ, {}, _FOLDER))
         return replace(plan, rank_env=tuple({**env, "MASTER_PORT": _PORT} for env in plan.rank_env))
     cpus = job.cpus_per_process or 1
     node = Node(0, "?", "?", _MASTER, 0, 0, 0, job.num_processes, task_cpus=cpus * job.ranks_per_task)
-    # Executors have an environment of their own: nobody knows what it says of network interfaces.
+    # Executors have their own environment, whose settings for network interfaces are unknown here.
     plan = job.launch.plan(Site(job, Placement((node,)), node, {}, environment.sockets({}, _INTERFACE), _FOLDER))
     decided = {name: _GPUS for name in devices.VISIBLE_DEVICES if job.use_gpu}
     if job.cpus_per_process is None:
@@ -113,7 +113,7 @@ def _command(target: Target) -> str:
 
 
 def _quoted(word: str) -> str:
-    """As a shell takes it, but for what is not known yet."""
+    """Return a word quoted for a shell, unless it contains a placeholder."""
     return word if any(name in word for name in _OPEN) else shlex.quote(word)
 
 

@@ -1,6 +1,6 @@
-"""Tries DeepSpeed configurations as short runs, one after the other, and tells which is best.
+"""Autotuning: tries DeepSpeed configurations in short runs, one after the other, and reports the best.
 
-DeepSpeed's own autotuner starts its experiments through ssh and its launcher, which a Spark cluster lacks.
+DeepSpeed's own autotuner starts its experiments through ssh and DeepSpeed's launcher, which a Spark cluster lacks.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from distributor.errors import ConfigurationError, PayloadError, ResourceError, 
 from distributor.run.handle import Run
 from distributor.text.tables import table
 
-#: Metrics of which less is better.
+#: Metrics for which smaller values are better.
 _LESS = ("latency", "loss", "memory", "seconds", "time")
 
-#: How a rank says that it has no memory left: torch's words for GPUs and CPUs, DeepSpeed's, Python's and ours.
+#: Texts by which a rank reports that it is out of memory: torch's for GPUs and CPUs, DeepSpeed's, Python's and ours.
 _OUT_OF_MEMORY = (
     "OutOfMemoryError",
     "out of memory",
@@ -35,16 +35,17 @@ _OUT_OF_MEMORY = (
 
 @dataclass(frozen=True)
 class Experiment:
-    """One configuration and what came of it.
+    """One configuration that was tried, and its outcome.
 
     Attributes:
-        values: what was tried, by path (``"zero_optimization.stage"``).
-        state: ``"finished"``, ``"out of memory"``, ``"too slow"`` (longer than ``timeout``), ``"refused"`` (the
+        values: the values that were tried, by path (``"zero_optimization.stage"``).
+        state: ``"finished"``, ``"out of memory"``, ``"too slow"`` (it took longer than ``timeout``), ``"refused"`` (the
             configuration is wrong) or ``"failed"``.
-        metric: as the function measured it; ``None`` unless it finished.
-        seconds: the whole run took.
-        reason: the first line of what went wrong.
-        config: the configuration with the values in it, and with what is "auto" in it: it is for any number of ranks.
+        metric: the value that the function measured; ``None`` unless the experiment finished.
+        seconds: duration of the whole run.
+        reason: the first line of the error message; empty if the experiment finished.
+        config: the configuration with these values set. Its "auto" settings are kept, so that it suits any number of
+            ranks.
     """
 
     values: Mapping[str, Any]
@@ -57,12 +58,12 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Tuning:
-    """All experiments, in the order in which they ran; ``print`` it for the table.
+    """The result of :func:`autotune`; ``print`` it for a table.
 
     Attributes:
-        metric: its name.
-        experiments: each with what came of it.
-        best: the one with the best metric; ``None`` if none finished.
+        metric: name of the metric.
+        experiments: all experiments with their outcomes, in the order in which they ran.
+        best: the experiment with the best metric; ``None`` if none finished with a finite metric.
     """
 
     metric: str
@@ -74,7 +75,7 @@ class Tuning:
         """The best configuration, for ``deepspeedConfig=`` or ``distributor.with_config``.
 
         Raises:
-            TrainingError: no experiment finished.
+            TrainingError: no experiment finished with a finite metric.
         """
         if self.best is None:
             raise TrainingError(f"no experiment finished:\n{self}")
@@ -107,29 +108,30 @@ def autotune(
     kwargs: Mapping[str, Any] | None = None,
     on_experiment: Callable[[Experiment], None] | None = None,
 ) -> Tuning:
-    """Runs a short training for each configuration of a space and compares what it measured.
+    """Run a short training for each configuration of a search space and compare their measurements.
 
-    An experiment that runs out of memory, fails or takes too long is one row of the table; the next one goes on.
+    An experiment that runs out of memory, fails or takes too long becomes one row of the table, and the next one
+    starts.
 
     Args:
-        fn: the training function, kept short: it trains some steps with ``runtime.deepspeed_config()`` and returns its
-            measurement on rank 0, as a number or as a mapping with the metric in it.
-        space: values by the path of a setting, of which every combination is tried
-            (``{"zero_optimization.stage": [1, 2, 3]}``), or a list of combinations.
-        metric: its name: ``"throughput"`` (samples per second), or what your function calls it.
-        distributor: runs the experiments, each with its own configuration with the values in it; by default one process
-            where ``DeepspeedTorchDistributor()`` runs it.
-        mode: whether ``"max"`` or ``"min"`` is best; by default less is better of ``latency``, ``loss``, ``memory``,
-            ``seconds`` and ``time``, more of everything else.
-        timeout: seconds that one experiment may take, its start included.
-        args, kwargs: of the function.
-        on_experiment: called with each experiment as it ends, to show how far it is.
+        fn: a short training function: it trains some steps with ``runtime.deepspeed_config()`` and, on rank 0, returns
+            its measurement as a number or as a mapping that contains the metric.
+        space: the values to try for each setting, by its path (``{"zero_optimization.stage": [1, 2, 3]}``); every
+            combination is tried. A list of combinations is accepted as well.
+        metric: name of the metric: ``"throughput"`` (samples per second), or the name that your function uses.
+        distributor: the distributor that runs the experiments; its configuration is the base in which each
+            experiment sets its values. The default is ``DeepspeedTorchDistributor()``, with one process.
+        mode: whether the largest (``"max"``) or smallest (``"min"``) value is best. The default is ``"min"`` for
+            ``latency``, ``loss``, ``memory``, ``seconds`` and ``time``, and ``"max"`` for all other metrics.
+        timeout: number of seconds that one experiment may take, including its start (default: no limit).
+        args, kwargs: arguments of the function.
+        on_experiment: called with each experiment as it ends, to show progress.
 
     Raises:
         ConfigurationError: the space is wrong, the function cannot be shipped or does not return the metric, or there
             are no GPUs or slots for it.
-        RunCancelledError: an experiment was cancelled from outside; so is the rest.
-        KeyboardInterrupt: after Ctrl-C, once the ranks of the current experiment are told to end.
+        RunCancelledError: an experiment was cancelled from outside; the remaining experiments do not run.
+        KeyboardInterrupt: on Ctrl-C, once the ranks of the current experiment have been told to end.
 
     Example:
         >>> tuning = autotune(
@@ -159,13 +161,13 @@ def autotune(
 
 
 def combinations(space: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What is to be tried.
+    """Return the combinations of values to try.
 
     >>> combinations({"a": [1, 2], "b.c": [3]})
     [{'a': 1, 'b.c': 3}, {'a': 2, 'b.c': 3}]
 
     Raises:
-        ConfigurationError: it is empty, or of another form.
+        ConfigurationError: the space is empty, or has another form.
     """
     if isinstance(space, Mapping):
         for name, values in space.items():
@@ -189,7 +191,7 @@ def _mappings(space: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def merged(config: Config, values: Mapping[str, Any]) -> Config:
-    """A configuration with values set by path.
+    """Return a copy of a configuration with values set by path.
 
     >>> merged({"zero_optimization": {"stage": 1}}, {"zero_optimization.stage": 3, "bf16.enabled": True})
     {'zero_optimization': {'stage': 3}, 'bf16': {'enabled': True}}
@@ -208,7 +210,7 @@ def merged(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 def best(experiments: Sequence[Experiment], less: bool) -> Experiment | None:
-    """The first of those with the best metric that is a number at all."""
+    """Return the first experiment with the best finite metric, or ``None`` if there is none."""
     finished = [each for each in experiments if each.metric is not None and math.isfinite(each.metric)]
     if not finished:
         return None
@@ -216,7 +218,7 @@ def best(experiments: Sequence[Experiment], less: bool) -> Experiment | None:
 
 
 def is_out_of_memory(error: TrainingError) -> bool:
-    """Whether any rank says so: which of them is first depends on the others' sizes."""
+    """Return whether any rank ran out of memory: which rank fails first depends on the sizes of the others."""
     told = [(each.kind, each.message, each.traceback, each.log_tail) for each in error.failures]
     texts = [str(error), *(" ".join(each) for each in told)]
     return any(words in text for words in _OUT_OF_MEMORY for text in texts)
@@ -232,7 +234,7 @@ def _try(
 
     try:
         run = submit(config)
-    except (PayloadError, ResourceError):  # nothing to do with these values
+    except (PayloadError, ResourceError):  # not caused by these values
         raise
     except ConfigurationError as error:
         return ended("refused", reason=_first_line(error))

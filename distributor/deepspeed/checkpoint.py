@@ -1,4 +1,6 @@
-"""Checkpoints of a DeepSpeed engine that outlive the number of ranks. Every rank has to call each of these functions.
+"""Checkpoints of a DeepSpeed engine that can be loaded with another number of ranks.
+
+Every rank must call each of these functions.
 
     from distributor import deepspeed_checkpoint
 
@@ -24,20 +26,21 @@ from typing import Any
 
 from distributor.errors import ConfigurationError
 
-#: What follows the tag in the name of a checkpoint that any number of ranks can load.
+#: The suffix that follows the tag in the name of a checkpoint that any number of ranks can load.
 UNIVERSAL = "_universal"
 
-#: What DeepSpeed's universal form lacks: all that is not in the optimizer, and the settings of its groups.
+#: File with the data that DeepSpeed's universal form lacks: parameters and buffers that are not in the optimizer, and
+#: the settings of the optimizer's groups.
 _REST = "distributor_rest.pt"
 
 _CLIENT_STATE = "distributor_client_state"
 
 _LATEST = "latest_universal"
 
-#: Where rank 0 makes a universal form before it takes the place of another.
+#: Folder in which rank 0 makes a universal form before it replaces an earlier one.
 _UNFINISHED = ".unfinished"
 
-#: Longer than any disk takes; the ranks that wait end with rank 0.
+#: Longer than any disk takes. If rank 0 ends, so do the ranks that wait for it.
 _PATIENCE = timedelta(days=7)
 
 _numbers = itertools.count()
@@ -50,32 +53,36 @@ def save(
     client_state: Mapping[str, Any] | None = None,
     workers: int = 1,
 ) -> str:
-    """Saves model, optimizer and scheduler: a shard from each rank, then the universal form of them all.
+    """Save model, optimizer and scheduler: first a shard from each rank, then the universal form of all shards.
 
-    Rank 0 makes the universal form from the shards, which takes as much of the disk again; ``folder/tag`` holds the
-    shards and may be removed, ``folder/tag_universal`` the rest. What an earlier call saved under the tag can be loaded
-    until the new one is complete.
+    Rank 0 makes the universal form from the shards, which takes as much disk space again. ``folder/tag`` holds the
+    shards and may be removed; ``folder/tag_universal`` holds the universal form. A universal form that was saved under
+    the same tag before can be loaded until the new one is complete. Without ZeRO only ``folder/tag`` is saved, without
+    a universal form.
 
     Args:
-        engine: what ``deepspeed.initialize`` returned. With ZeRO, its optimizer has to be of Adam's kind, in memory.
-        folder: on a disk that the ranks of all nodes share.
-        tag: name of the checkpoint; by default that of the global step.
-        client_state: whatever else of yours is to be saved: epoch, position in the data.
-        workers: processes with which rank 0 makes the universal form; more than one forks, which CUDA does not like.
+        engine: the engine that ``deepspeed.initialize`` returned. With ZeRO, its optimizer must be a variant of Adam
+            whose states are not offloaded to NVMe.
+        folder: a folder on a disk that the ranks of all nodes share.
+        tag: name of the checkpoint; by default ``global_step`` and the number of the step.
+        client_state: your own data to save as well, such as the epoch or the position in the data.
+        workers: number of processes with which rank 0 makes the universal form. More than one are made by a fork, which
+            CUDA does not support well.
 
     Returns:
         The tag.
 
     Raises:
         ConfigurationError: the tag cannot be used, rank 0 does not see every rank's shard (the folder is not shared),
-            or there are no universal checkpoints of such a model or optimizer, or not yet. Every rank raises it.
-        RuntimeError: DeepSpeed could not make the universal form; every rank raises it.
+            DeepSpeed makes no universal checkpoints of this model or optimizer, or ZeRO stage 3 has not made its first
+            step. Every rank raises it.
+        RuntimeError: DeepSpeed could not make the universal form. Every rank raises it.
     """
     root, tag = Path(folder), f"global_step{engine.global_steps}" if tag is None else tag
     if not tag or "/" in tag or tag.startswith(".") or tag.endswith(UNIVERSAL):
         raise ConfigurationError(f"tag {tag!r} has to be the name of a folder, and not to end in {UNIVERSAL!r}")
     state = {_CLIENT_STATE: dict(client_state or {})}
-    if not engine.zero_optimization():  # every rank's state is that of all
+    if not engine.zero_optimization():  # every rank has the same state
         engine.save_checkpoint(str(root), tag=tag, client_state=state)
         return tag
     _check_whole(engine)
@@ -94,24 +101,24 @@ def save(
         "stage": engine.zero_optimization_stage(),
         "groups": [_settings(group) for group in engine.optimizer.param_groups],
     }
-    _together(lambda: shutil.rmtree(root / tag, ignore_errors=True))  # shards of more ranks would be taken for these
+    _together(lambda: shutil.rmtree(root / tag, ignore_errors=True))  # old shards of more ranks would count as new
     engine.save_checkpoint(str(root), tag=tag, client_state=state)
     _together(lambda: _make_universal(root, tag, rest, workers))
     return tag
 
 
 def load(engine: Any, folder: str | os.PathLike[str], tag: str | None = None) -> dict[str, Any]:
-    """Loads what :func:`save` saved, into an engine that has just been initialized, with any number of ranks.
+    """Load a checkpoint of :func:`save` into an engine that has just been initialized, with any number of ranks.
 
     Args:
-        engine: what ``deepspeed.initialize`` returned, with the ZeRO stage that it was saved with.
-        folder, tag: as they were saved; by default the latest.
+        engine: the engine that ``deepspeed.initialize`` returned, with the ZeRO stage of the checkpoint.
+        folder, tag: the same as in :func:`save`; the default tag is the latest.
 
     Returns:
         The ``client_state``.
 
     Raises:
-        ConfigurationError: there is no such checkpoint, or it is one of another ZeRO stage.
+        ConfigurationError: there is no such checkpoint, it has another ZeRO stage, or DeepSpeed cannot load it.
 
     Example:
         >>> state = load(engine, folder)  # doctest: +SKIP
@@ -138,15 +145,16 @@ def load(engine: Any, folder: str | os.PathLike[str], tag: str | None = None) ->
 
 
 def fp32_state_dict(engine: Any) -> dict[str, Any]:
-    """The whole model in full precision, gathered from all ranks one parameter at a time; needs no disk.
+    """Return the whole model in full precision, on rank 0.
+
+    It is gathered from all ranks one parameter at a time and needs no disk.
 
     Returns:
-        On rank 0 a state dict of CPU tensors, which ``model.load_state_dict`` of the plain model takes; ``{}`` on the
-        others.
+        On rank 0 a state dict of CPU tensors, for ``load_state_dict`` of the plain model; ``{}`` on the other ranks.
 
     Raises:
-        ConfigurationError: the model is pipelined, split by tensor parallelism or has experts on other ranks, so that
-            no rank knows all its parts.
+        ConfigurationError: the model is a pipeline, is split by tensor parallelism or has experts on other ranks, so
+            that no rank knows all its parts.
 
     Example:
         >>> weights = fp32_state_dict(engine)  # doctest: +SKIP
@@ -165,7 +173,7 @@ def _check_whole(engine: Any) -> None:
 
 
 def _gather(engine: Any, wanted: Callable[[Any], bool], keep: Callable[[Any], Any]) -> dict[str, Any]:
-    """On rank 0 the wanted parameters, whole, and all else of the state dict; a collective of all ranks."""
+    """Gather the wanted parameters, whole, and everything else in the state dict on rank 0. All ranks must call it."""
     import torch
     import torch.distributed as dist
 
@@ -180,7 +188,7 @@ def _gather(engine: Any, wanted: Callable[[Any], bool], keep: Callable[[Any], An
             kept = keep(value) if isinstance(value, torch.Tensor) else value
         elif not wanted(parameter):
             continue
-        elif id(parameter) in whole:  # tied to another one
+        elif id(parameter) in whole:  # tied to another parameter
             kept = whole[id(parameter)]
         else:
             full = _full(parameter, masters)
@@ -191,21 +199,21 @@ def _gather(engine: Any, wanted: Callable[[Any], bool], keep: Callable[[Any], An
 
 
 def _on_cpu(tensor: Any) -> Any:
-    """A copy; in fp32, if it has a fraction at all."""
+    """Return a copy on the CPU, in fp32 if the tensor has floating-point numbers."""
     tensor = tensor.detach()
     return (tensor.float() if tensor.is_floating_point() else tensor).to("cpu", copy=True)
 
 
 def _in_optimizer(parameter: Any) -> bool:
-    """Whether ZeRO keeps a master copy of a parameter, split over ranks; not of frozen ones, say."""
-    stage3 = getattr(parameter, "_z3_optimizer", None)  # every parameter of the module has it
+    """Return whether ZeRO keeps a master copy of a parameter, split over ranks. Frozen parameters, say, have none."""
+    stage3 = getattr(parameter, "_z3_optimizer", None)  # every parameter of the module has this attribute
     if stage3 is not None:
         return stage3.get_param_id(parameter) in stage3.grad_position
     return hasattr(parameter, "_hp_mapping")
 
 
 def _full(parameter: Any, masters: Mapping[int, Any]) -> Any:
-    """A whole parameter in the best precision that there is; a collective of all ranks."""
+    """Return a whole parameter in the best precision available. All ranks must call it."""
     if _in_optimizer(parameter):
         from deepspeed.utils import safe_get_full_fp32_param
 
@@ -217,7 +225,10 @@ def _full(parameter: Any, masters: Mapping[int, Any]) -> Any:
 
 
 def _whole(parameters: list[Any], modifier_rank: int | None = None) -> Any:
-    """Parameters that stage 3 splits are whole inside; with a ``modifier_rank``, what that writes into them counts."""
+    """Return a context in which parameters that stage 3 splits are whole.
+
+    With a ``modifier_rank``, all ranks keep what that rank writes into the parameters.
+    """
     import deepspeed
 
     split = [parameter for parameter in parameters if hasattr(parameter, "ds_id")]
@@ -225,7 +236,7 @@ def _whole(parameters: list[Any], modifier_rank: int | None = None) -> Any:
 
 
 def _masters(optimizer: Any) -> dict[int, Any]:
-    """Master copies by the parameter they are of, where DeepSpeed's optimizer without ZeRO keeps them."""
+    """Return the master copies that DeepSpeed's optimizer without ZeRO keeps, by the ``id`` of their parameter."""
     from torch._utils import _unflatten_dense_tensors
 
     found: dict[int, Any] = {}
@@ -240,12 +251,12 @@ def _masters(optimizer: Any) -> dict[int, Any]:
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """What an optimizer's group says beside its parameters: learning rate, weight decay."""
+    """Return the settings of an optimizer's group, such as learning rate and weight decay, without its parameters."""
     return {name: value for name, value in group.items() if name != "params"}
 
 
 def _read_rest(engine: Any, folder: Path) -> dict[str, Any] | None:
-    """What :func:`save` put beside DeepSpeed's universal form; ``None`` if its own tools made that."""
+    """Return the data that :func:`save` added to DeepSpeed's universal form; ``None`` if DeepSpeed's tools made it."""
     import torch
 
     if not (folder / _REST).exists():
@@ -260,7 +271,10 @@ def _read_rest(engine: Any, folder: Path) -> dict[str, Any] | None:
 
 
 def _load_rest(engine: Any, rest: Mapping[str, Any]) -> None:
-    """Restores what DeepSpeed leaves as it is, or as it is in the first group, when it loads a universal checkpoint."""
+    """Restore the data that DeepSpeed does not load from a universal checkpoint.
+
+    That includes the settings of each optimizer group, where DeepSpeed may load those of the first group instead.
+    """
     import torch
     import torch.distributed as dist
 
@@ -292,7 +306,7 @@ def _latest(root: Path, universal: bool) -> str:
 
 @contextlib.contextmanager
 def _universal(engine: Any, on: bool) -> Iterator[None]:
-    """Has an engine take a checkpoint for the universal form, as ``{"checkpoint": {"load_universal": true}}`` does."""
+    """Make an engine expect a universal checkpoint, as ``{"checkpoint": {"load_universal": true}}`` does."""
     before = engine._config.load_universal_checkpoint
     engine._config.load_universal_checkpoint = on
     try:
@@ -302,9 +316,9 @@ def _universal(engine: Any, on: bool) -> Iterator[None]:
 
 
 def _together(action: Callable[[], None]) -> None:
-    """Does something on rank 0 once all have come; if it fails, it fails on every rank.
+    """Run an action on rank 0 once all ranks have called this function. If it fails, every rank raises an error.
 
-    The others wait at the store: collectives have a timeout, which large models' disks may take longer than.
+    The other ranks wait at the store: writing a large model may take longer than the timeout of collectives.
     """
     import torch.distributed as dist
 
@@ -329,7 +343,7 @@ def _together(action: Callable[[], None]) -> None:
 
 
 def _make_universal(root: Path, tag: str, rest: Mapping[str, Any], workers: int) -> None:
-    """The universal form of a tag's shards, complete before it takes the place of an earlier one."""
+    """Make the universal form of a tag's shards. It is complete before it replaces an earlier one."""
     import torch
     import torch.distributed as dist
     from deepspeed.checkpoint.ds_to_universal import main

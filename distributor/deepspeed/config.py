@@ -1,4 +1,6 @@
-"""DeepSpeed's configuration as data: read, checked and completed on the driver, before anything starts. Needs no torch.
+"""DeepSpeed's configuration as data, which the driver reads, checks and completes before anything starts.
+
+This module does not import torch.
 
 Source: https://www.deepspeed.ai/docs/config-json/, and ``deepspeed/runtime/config.py`` of DeepSpeed 0.19.8.
 """
@@ -28,8 +30,9 @@ TOTAL_STEPS = "scheduler.params.total_num_steps"
 
 STAGES = {0: "none", 1: "optimizer states", 2: "+ gradients", 3: "+ parameters"}
 
-#: What ``auto=`` may name, and the value without: those of Hugging Face's TrainingArguments, or what DeepSpeed itself
-#: takes for a bucket whose size nobody gives. ``None``: nobody can know.
+#: The names that ``auto=`` accepts, with their defaults. They are those of Hugging Face's TrainingArguments, except for
+#: ``warmup_steps``: 1 is the least that DeepSpeed accepts. ``None``: no default is possible. Without ``hidden_size``,
+#: buckets get DeepSpeed's default sizes.
 #: Source: https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments
 FILL: dict[str, Any] = {
     "micro_batch_size": 8,
@@ -45,7 +48,7 @@ FILL: dict[str, Any] = {
     "hidden_size": None,
 }
 
-#: Where an "auto" stands, and which of :data:`FILL` goes there.
+#: The paths at which "auto" is filled in, and which entry of :data:`FILL` each one gets.
 _FILLED = {
     "gradient_clipping": "gradient_clipping",
     "optimizer.params.lr": "learning_rate",
@@ -57,7 +60,7 @@ _FILLED = {
     TOTAL_STEPS: "total_steps",
 }
 
-#: Buckets: their size in elements for a hidden size, as Hugging Face's Trainer computes it, and DeepSpeed's default.
+#: Buckets: how Hugging Face's Trainer computes the size in elements from the hidden size, and DeepSpeed's default size.
 #: Source: ``transformers/integrations/deepspeed.py``, ``trainer_config_finalize``.
 _BUCKETS: dict[str, tuple[Callable[[int], int], int]] = {
     "zero_optimization.reduce_bucket_size": (lambda hidden: hidden * hidden, 500_000_000),
@@ -66,7 +69,8 @@ _BUCKETS: dict[str, tuple[Callable[[int], int], int]] = {
     "zero_optimization.stage3_param_persistence_threshold": (lambda hidden: 10 * hidden, 100_000),
 }
 
-#: DeepSpeed ignores a section that it does not know, which may be anybody's; a misspelt one is a mistake.
+#: Top-level names that DeepSpeed reads. It ignores unknown names, which may belong to other programs; here a name that
+#: looks like a misspelling of one of these is an error.
 _SECTIONS = (
     *(
         TRAIN,
@@ -98,13 +102,13 @@ _SECTIONS = (
     *("tensor_parallel", "expert_parallel", "sequence_parallel_size", "data_parallel_size", "hybrid_engine", "compile"),
 )
 
-#: How alike two names are that differ by a slip.
+#: Similarity (:mod:`difflib` ratio) from which a name counts as a misspelling of another.
 _SLIP = 0.8
 
-#: The same among names that are much alike anyway, of which we do not list all.
+#: The threshold for names in ``zero_optimization``: they resemble each other anyway, and not all are listed here.
 _SURE_SLIP = 0.93
 
-#: What other tools call a thing, and what DeepSpeed does.
+#: Names that other tools use, and DeepSpeed's names for the same settings.
 _OTHER_NAMES = {
     "batch_size": TRAIN,
     "micro_batch_size": MICRO,
@@ -115,7 +119,7 @@ _OTHER_NAMES = {
     "zero": "zero_optimization",
 }
 
-#: Of ``zero_optimization``, where DeepSpeed refuses what it does not know, once every rank is up.
+#: Names in ``zero_optimization``. DeepSpeed refuses unknown names there, but only once every rank is up.
 _ZERO = (
     *("stage", "contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "allgather_partitions"),
     *("allgather_bucket_size", "overlap_comm", "offload_param", "offload_optimizer", "sub_group_size", "cpu_offload"),
@@ -128,14 +132,14 @@ _ZERO = (
 
 
 def read(source: Mapping[str, Any] | str | os.PathLike[str]) -> Config:
-    """A configuration as plain data.
+    """Read a configuration as plain data.
 
     Args:
         source: a dict, or the path of a JSON or YAML file (``.yaml``, ``.yml``) on the driver. JSON may have comments
-            where ``hjson`` is installed, which DeepSpeed brings and reads with.
+            if ``hjson`` is installed. DeepSpeed depends on it and reads its configuration with it.
 
     Raises:
-        ConfigurationError: it cannot be read, is malformed, or holds what is no JSON value.
+        ConfigurationError: the configuration cannot be read, is malformed, or holds a value that JSON cannot express.
     """
     if isinstance(source, Mapping):
         return _copy(source)
@@ -164,12 +168,12 @@ def read(source: Mapping[str, Any] | str | os.PathLike[str]) -> Config:
 
 
 def check(config: Config, world_size: int) -> None:
-    """Finds what DeepSpeed would find only once every rank is up, or never.
+    """Check a configuration for mistakes that DeepSpeed would find only once every rank is up, or never.
 
-    ``"auto"`` passes wherever it can be filled.
+    ``"auto"`` is accepted wherever it can be filled in.
 
     Raises:
-        ConfigurationError: with the value, and the numbers it does not fit.
+        ConfigurationError: a value is wrong; the message has the value, and the numbers that it does not fit.
     """
     for name in config:
         close = _meant(name, _SECTIONS)
@@ -197,7 +201,7 @@ def check(config: Config, world_size: int) -> None:
 
 
 def _meant(name: str, known: Sequence[str]) -> str | None:
-    """The name that somebody may have meant; ``None`` for a known one, and for one that is like none."""
+    """Return the name that was probably meant; ``None`` if the name is known, or resembles no known name."""
     if name in known:
         return None
     if name in _OTHER_NAMES:
@@ -206,16 +210,19 @@ def _meant(name: str, known: Sequence[str]) -> str | None:
 
 
 def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool = True) -> Config:
-    """The final configuration: every ``"auto"`` that somebody has to fill is filled, as Hugging Face's Trainer does it.
+    """Return the final configuration, with ``"auto"`` filled in as Hugging Face's Trainer does it.
+
+    An ``"auto"`` that DeepSpeed itself understands may remain, and so may the one of :data:`TOTAL_STEPS`.
 
     Args:
-        config: one that was read; left as it is.
+        config: a configuration from :func:`read`; it is not changed.
         world_size: number of ranks.
-        auto: values by the names of :data:`FILL`.
-        guess: fills what nobody has said as well. ``False`` leaves that to a library that knows more later on.
+        auto: values, by the names in :data:`FILL`.
+        guess: whether to fill in values that are not in ``auto`` as well. ``False`` leaves them to a library that knows
+            more later on.
 
     Raises:
-        ConfigurationError: ``auto`` names something else, contradicts the configuration, or lacks what is needed.
+        ConfigurationError: ``auto`` has an unknown name or contradicts the configuration, or a value is missing.
 
     >>> fill({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 4}, 2, {})
     {'train_batch_size': 8, 'train_micro_batch_size_per_gpu': 4}
@@ -252,9 +259,10 @@ def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool =
 
 
 def unfilled(config: Config) -> list[str]:
-    """Where there still is an "auto" that DeepSpeed does not take for "the default" by itself.
+    """Return the paths at which there still is an "auto" that DeepSpeed does not understand as "the default".
 
-    That is :data:`TOTAL_STEPS` at most, which Hugging Face's Trainer fills by itself, and nobody else can know.
+    In a final configuration, only :data:`TOTAL_STEPS` can be among them: Hugging Face's Trainer fills it in, and no
+    other library can know it.
     """
     return [
         path
@@ -264,10 +272,10 @@ def unfilled(config: Config) -> list[str]:
 
 
 def positive(name: str, value: Any) -> int:
-    """A count as JSON has it.
+    """Return a value from JSON if it is a positive integer.
 
     Raises:
-        ConfigurationError: it is none; the text has the name.
+        ConfigurationError: the value is not a positive integer; the message has the name.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigurationError(f"{name} has to be a positive integer, not {value!r}")
@@ -275,13 +283,13 @@ def positive(name: str, value: Any) -> int:
 
 
 def zero_stage(config: Config) -> int:
-    """The ZeRO stage, 0 without one.
+    """Return the ZeRO stage; 0 if the configuration has none.
 
     Raises:
         ConfigurationError: there is no such stage.
     """
     zero = config.get("zero_optimization", {})
-    if isinstance(zero, bool):  # the form of before there were stages
+    if isinstance(zero, bool):  # the older form, which has no stages
         return int(zero)
     stage = _section(config, "zero_optimization").get("stage", 0)
     if isinstance(stage, bool) or stage not in STAGES:
@@ -293,12 +301,12 @@ def zero_stage(config: Config) -> int:
 
 
 def precision(config: Config) -> str:
-    """``"fp16"``, ``"bf16"`` or ``"fp32"``."""
+    """Return the precision: ``"fp16"``, ``"bf16"`` or ``"fp32"``."""
     return next((name for name in ("fp16", "bf16") if _enabled(config, name)), "fp32")
 
 
 def extensions(config: Config, use_gpu: bool) -> tuple[str, ...]:
-    """The names of the builders in ``deepspeed.ops.op_builder`` whose code a run with this configuration loads.
+    """Return the builders whose code a run with this configuration loads, by name in ``deepspeed.ops.op_builder``.
 
     Source: ``deepspeed/runtime/engine.py`` (``_configure_basic_optimizer``), ``deepspeed/comm/torch.py``.
 
@@ -331,7 +339,7 @@ def _load_json(text: str) -> Any:
             import hjson  # DeepSpeed's own reader: JSON with comments
         except ImportError:
             raise error from None
-        if not text.lstrip().startswith(("{", "/", "#")):  # it takes nearly any text for a mapping
+        if not text.lstrip().startswith(("{", "/", "#")):  # hjson reads nearly any text as a mapping
             raise
         try:
             return hjson.loads(text, object_pairs_hook=_unique)
@@ -348,7 +356,7 @@ def _load_yaml(text: str) -> Any:
         ) from error
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no type hints
-        """YAML 1.1 takes 1e-4 for a string, since it has no dot."""
+        """A loader that refuses duplicate names and reads 1e-4 as a number, which YAML 1.1 does not (it has no dot)."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             _unique([(str(key.value), None) for key, _ in node.value if not key.tag.endswith(":merge")])
@@ -371,13 +379,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _copy(config: Mapping[str, Any]) -> Config:
     copied: Config = _plain(config, "")
-    if "bfloat16" in copied and "bf16" not in copied:  # its name of before, which DeepSpeed still reads
+    if "bfloat16" in copied and "bf16" not in copied:  # an older name that DeepSpeed still reads
         copied["bf16"] = copied.pop("bfloat16")
     return copied
 
 
 def _plain(value: Any, path: str) -> Any:
-    """A copy of JSON values only."""
+    """Return a copy of a value, which must consist of JSON values only."""
     if isinstance(value, Mapping):
         for name in value:
             if not isinstance(name, str):
@@ -430,11 +438,11 @@ def _check_optimizer(config: Config) -> None:
 
 
 def _offload(config: Config, name: str) -> str:
-    """Where something is offloaded to: ``"none"``, ``"cpu"`` or ``"nvme"``."""
+    """Return the device to which a section offloads: ``"none"``, ``"cpu"`` or ``"nvme"`` (not checked here)."""
     zero = config.get("zero_optimization", {})
     if not isinstance(zero, dict):
         return "none"
-    if name == "offload_optimizer" and zero.get("cpu_offload") is True:  # the form of before NVMe
+    if name == "offload_optimizer" and zero.get("cpu_offload") is True:  # the older form, which cannot say NVMe
         return "cpu"
     section = zero.get(name)
     return "none" if section is None else str(_section(zero, name).get("device", "none"))
@@ -465,7 +473,7 @@ def _check_offload(config: Config, stage: int) -> None:
 
 
 def _data_parallel_size(config: Config, world_size: int) -> tuple[int, str]:
-    """How many ranks see different samples, and how that comes about."""
+    """Return the number of ranks that see different samples, and the calculation as text."""
     stages = _section(config, "pipeline").get("stages", AUTO)
     parts = {
         "pipeline.stages": 1 if stages == AUTO else stages,
@@ -509,7 +517,7 @@ def _check_batches(config: Config, world_size: int) -> None:
 
 
 def _fill_batches(final: Config, world_size: int, auto: Mapping[str, Any], guess: bool) -> None:
-    """Fills those of the three that are "auto": from ``auto``, else from the others, else as Hugging Face does."""
+    """Fill in batch sizes that are "auto": from ``auto``, else from the others, else with Hugging Face's defaults."""
     ranks, words = _data_parallel_size(final, world_size)
     for path, name in ((MICRO, "micro_batch_size"), (ACCUMULATION, "gradient_accumulation_steps")):
         if name in auto:
@@ -541,7 +549,15 @@ def _divide(train: int, by: int, words: str) -> int:
 
 
 def _fill(config: Config, path: str, value: Any, said: bool, name: str) -> None:
-    """Puts a value where there is an "auto"; ``said``: it is the user's word, which must not contradict the other."""
+    """Replace an "auto" with a value.
+
+    Args:
+        config: the configuration, which is changed.
+        path: path of the setting.
+        value: the value for it.
+        said: whether the user gave the value in ``auto``. Then it must not contradict a value in the configuration.
+        name: name of the value in ``auto``, for the message.
+    """
     *sections, last = path.split(".")
     for section in sections:
         inner = config.get(section)

@@ -1,4 +1,4 @@
-"""``DeepspeedTorchDistributor``."""
+"""``DeepspeedTorchDistributor``, PySpark's interface to DeepSpeed."""
 
 from __future__ import annotations
 
@@ -15,33 +15,37 @@ from distributor.errors import ConfigurationError
 
 
 class DeepspeedTorchDistributor(TorchDistributor):
-    """Trains with DeepSpeed on this machine or on Spark executors.
+    """A distributor that trains with DeepSpeed on this machine or on Spark executors.
 
-    A drop-in for PySpark's ``pyspark.ml.deepspeed.deepspeed_distributor``; what is added is keyword-only.
+    It replaces ``DeepspeedTorchDistributor`` of PySpark's ``pyspark.ml.deepspeed.deepspeed_distributor``; additional
+    arguments are keyword-only.
 
     Args:
-        numGpus: ranks, each with a GPU of its own, of each node.
-        nnodes: nodes; ``numGpus * nnodes`` ranks train together. Spark places them: ``max_processes_per_node=numGpus``
-            keeps it from putting more on one executor.
-        localMode: as ``local_mode`` of :class:`TorchDistributor`.
-        useGpu: as ``use_gpu``. Without GPUs, DeepSpeed trains on CPUs, with gloo.
+        numGpus: number of ranks per node, each with its own GPU.
+        nnodes: number of nodes; ``numGpus * nnodes`` ranks train together. Spark places the ranks:
+            ``max_processes_per_node=numGpus`` keeps it from putting more on one executor.
+        localMode: same as ``local_mode`` of :class:`distributor.TorchDistributor`.
+        useGpu: same as ``use_gpu`` of :class:`distributor.TorchDistributor`. Without GPUs, DeepSpeed trains on CPUs, with gloo.
         deepspeedConfig: DeepSpeed's configuration, as a dict or the path of a JSON or YAML file on the driver;
-            :func:`distributor.zero` makes one. ``"auto"`` values are filled. A function gets the final one from
-            ``distributor.runtime.deepspeed_config()``; no file is left anywhere.
-        auto: values for what is ``"auto"``: ``micro_batch_size``, ``gradient_accumulation_steps``, ``learning_rate``,
+            :func:`distributor.zero` makes one. ``"auto"`` values are filled in. A function reads the final
+            configuration with ``distributor.runtime.deepspeed_config()``; no file remains after the run.
+        auto: values for ``"auto"`` settings: ``micro_batch_size``, ``gradient_accumulation_steps``, ``learning_rate``,
             ``betas``, ``eps``, ``weight_decay``, ``gradient_clipping``, ``warmup_steps``, ``total_steps``,
             ``precision`` (``"fp32"``, ``"fp16"``, ``"bf16"``) and ``hidden_size`` (of the model, for the buckets).
-            Batch sizes follow from each other; what is left is filled with the defaults of Hugging Face's
-            ``TrainingArguments``. Accelerate and Transformers get it unfilled, since they know more.
-        script_arguments: scripts and modules get ``--deepspeed --deepspeed_config PATH`` after their own arguments
-            (default), as with DeepSpeed's own launcher. ``False`` for those that do not know these options.
-        extensions_timeout: seconds that ranks wait for the one of their node that compiles DeepSpeed's extensions on
-            first use (default 600). They stay in ``~/.cache/distributor``, or in ``TORCH_EXTENSIONS_DIR``.
-        options: everything else is as with :class:`TorchDistributor`.
+            Batch sizes are computed from each other; the rest gets the defaults of Hugging Face's
+            ``TrainingArguments``. For Accelerate and Transformers only the values given here are filled in, since they
+            know the others better.
+        script_arguments: whether to append ``--deepspeed --deepspeed_config PATH`` to the arguments of scripts and
+            modules, as DeepSpeed's own launcher does (default; without a configuration only ``--deepspeed``). Use
+            ``False`` for programs that do not accept these options.
+        extensions_timeout: number of seconds (default 600) that ranks wait while another rank of their node compiles
+            DeepSpeed's extensions, on first use. The compiled extensions are kept in ``~/.cache/distributor``, or in
+            ``TORCH_EXTENSIONS_DIR``.
+        options: all other options of :class:`distributor.TorchDistributor`.
 
     Raises:
-        ConfigurationError: an argument or the configuration is wrong; the text says which, its value, and what to do.
-        ResourceError: GPUs are wanted that are not there (with ``localMode`` given; else ``run`` says so).
+        ConfigurationError: an argument or the configuration is wrong; the message names it, its value and the remedy.
+        ResourceError: there are not enough GPUs. If ``localMode`` is not given, ``run`` raises it instead.
 
     Example:
         >>> def train():
@@ -67,7 +71,7 @@ class DeepspeedTorchDistributor(TorchDistributor):
         for old, new in (("num_processes", "numGpus"), ("local_mode", "localMode"), ("use_gpu", "useGpu")):
             if old in options:
                 raise ConfigurationError(f"{old} is called {new} here, as in PySpark's DeepspeedTorchDistributor")
-        # PySpark takes True for one GPU, and its own tests pass that.
+        # PySpark accepts True as one GPU, and its own tests pass True.
         world_size = check_count("numGpus", 1 if numGpus is True else numGpus) * check_count("nnodes", nnodes)
         self._shape = (numGpus, nnodes)
         self.deepspeed_config = deepspeedConfig
@@ -83,7 +87,11 @@ class DeepspeedTorchDistributor(TorchDistributor):
         self,
         deepspeedConfig: str | os.PathLike[str] | Mapping[str, Any] | None,  # noqa: N803
     ) -> DeepspeedTorchDistributor:
-        """The same distributor, ``auto`` included, with another configuration. Raises what the constructor raises."""
+        """Return a copy of this distributor, including ``auto``, with another configuration.
+
+        Raises:
+            ConfigurationError: the configuration is wrong, or does not fit the number of ranks.
+        """
         other = copy.copy(self)
         other.deepspeed_config = deepspeedConfig
         other._deepspeed = replace(self._deepspeed, config=deepspeedConfig)

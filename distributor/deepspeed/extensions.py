@@ -1,8 +1,8 @@
-"""DeepSpeed's extensions in C++ and CUDA, inside a rank: built once per node, before training, or a reason why not.
+"""DeepSpeed's C++ and CUDA extensions: a rank builds them once per node, before training, or reports why it cannot.
 
-torch builds such an extension in a folder where the process that builds leaves a file, and all others wait until that
-file is gone: for ever, if the one that built was killed (``torch/utils/file_baton.py``). Here that is a lock of the
-kernel's, which ends with its holder, and the wait for it has a deadline.
+While torch builds such an extension, the building process keeps a file in the extension's folder, and all others wait
+until that file is gone. If the builder is killed, they wait for ever (``torch/utils/file_baton.py``). This module uses
+a kernel lock instead, which ends with the process that holds it, and waits for it with a deadline.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from typing import Any
 from distributor.errors import StartError
 from distributor.machine import folders
 
-#: Seconds between looks at whether another process has built what this one waits for.
+#: Number of seconds between checks whether another process has finished its build.
 _LOOK = 0.05
 
-#: Seconds after which a rank that waits says so.
+#: Number of seconds after which a waiting rank prints that it waits.
 _PATIENCE = 2.0
 
-#: How often a rank tries to load an extension of which others are building.
+#: How many times a rank tries to load an extension that other processes build.
 _ATTEMPTS = 3
 
-#: What to do where DeepSpeed's own check of an extension says no.
+#: Remedies for extensions that cannot be built or loaded, by the name of the builder.
 _ADVICE = {
     "AsyncIOBuilder": "offloading to NVMe needs libaio and its headers (apt-get install libaio-dev; elsewhere, name "
     "their folders in CFLAGS and LDFLAGS)",
@@ -44,17 +44,18 @@ _ADVICE = {
 
 
 def load(names: Sequence[str], timeout: float, local_rank: int) -> None:
-    """Loads extensions, of which the first rank to come builds what is not there yet.
+    """Load extensions. The first rank of a node to arrive builds those that do not exist yet.
 
-    Also has torch wait with a deadline wherever this process builds or loads any extension later on.
+    From then on, torch also waits with a deadline for any other extension that this process builds or loads.
 
     Args:
-        names: of builders in ``deepspeed.ops.op_builder``.
-        timeout: seconds that a rank waits for another one that builds.
-        local_rank: whose device is asked what to build for.
+        names: names of builders in ``deepspeed.ops.op_builder``.
+        timeout: number of seconds that a rank waits while another one builds.
+        local_rank: index of the device that decides what to build for.
 
     Raises:
-        StartError: DeepSpeed, or what the build needs, is not there; the build failed; another took too long.
+        StartError: DeepSpeed or a tool that the build needs is missing, DeepSpeed has no such extension for this
+            device, the build failed, or another process took too long to build.
     """
     _find_ninja()
     _set_baton(timeout)
@@ -70,7 +71,7 @@ def load(names: Sequence[str], timeout: float, local_rank: int) -> None:
             "Python of the executors (pip install deepspeed)"
         ) from error
     accelerator = get_accelerator()
-    accelerator.set_device(local_rank)  # asking a GPU what it can do would otherwise put something on the first one
+    accelerator.set_device(local_rank)  # without it, querying a GPU would allocate memory on the first one
     _set_cache_folder(_gpus())
     for name in names:
         builder = accelerator.create_op_builder(name)
@@ -94,25 +95,25 @@ def load(names: Sequence[str], timeout: float, local_rank: int) -> None:
 
 
 def _build(builder: Any) -> None:
-    """Builds or loads; again, if whoever was building it has left before it was there."""
+    """Build or load an extension. Try again if another process was building it and ended before it was complete."""
     for _ in range(_ATTEMPTS - 1):
         try:
             builder.load(verbose=False)
             return
         except ImportError:
             tools = importlib.import_module("torch.utils.cpp_extension")
-            tools.JIT_EXTENSION_VERSIONER.entries.pop(builder.name, None)  # it takes it for built
+            tools.JIT_EXTENSION_VERSIONER.entries.pop(builder.name, None)  # torch takes the extension for built
     builder.load(verbose=False)
 
 
 def missing_tool(cuda: bool) -> str | None:
-    """What a build lacks on this machine and how to get it, or ``None``.
+    """Return which tool a build lacks on this machine and how to get it, or ``None``.
 
     Args:
-        cuda: whether it has parts for GPUs.
+        cuda: whether the build has CUDA parts.
     """
     compiler = os.environ.get("CXX", "c++")
-    if shutil.which((shlex.split(compiler) or [""])[0]) is None:  # it may be "ccache g++"
+    if shutil.which((shlex.split(compiler) or [""])[0]) is None:  # CXX may be "ccache g++"
         named = "CXX names one" if "CXX" in os.environ else "CXX may name another"
         return f"there is no C++ compiler {compiler!r} on the PATH (apt-get install g++; {named})"
     if shutil.which("ninja") is None:
@@ -134,7 +135,7 @@ def _set_cache_folder(gpus: str) -> None:
 
 
 def _gpus() -> str:
-    """The kinds of the GPUs that this process sees."""
+    """Return the CUDA version and the compute capabilities of the GPUs that this process sees."""
     import torch
 
     if not torch.cuda.is_available():
@@ -144,10 +145,11 @@ def _gpus() -> str:
 
 
 def cache_folder(gpus: str = "") -> str:
-    """Where this node keeps built extensions, from run to run: below ``~/.cache``, or a private folder in ``/tmp``.
+    """Return the folder where this node keeps built extensions between runs.
 
-    One for each combination of Python, torch, DeepSpeed and kinds of processor and GPUs: they are compiled for the
-    machine's own instructions, and home folders may be shared between machines.
+    It lies below ``XDG_CACHE_HOME`` (by default ``~/.cache``), or else below a private folder in ``/tmp``. Each
+    combination of Python, torch and DeepSpeed versions and kinds of processor and GPUs has its own folder: extensions
+    are compiled for the machine's own instructions, and machines may share a home folder.
     """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     versions = [
@@ -172,7 +174,7 @@ def cache_folder(gpus: str = "") -> str:
 
 
 def _private_parent() -> str:
-    """In the temporary directory, where anybody may have made a folder of that name before."""
+    """Return a private folder in the temporary directory, where another user may have created that name before."""
     folder = os.path.join(tempfile.gettempdir(), f"distributor_cache_{os.geteuid()}")
     try:
         folders.make_private(folder)
@@ -189,7 +191,7 @@ def _version(package: str) -> str:
 
 
 def _processor() -> str:
-    """Architecture and instructions of this machine."""
+    """Return the architecture and the instruction set of this machine."""
     with suppress(OSError), open("/proc/cpuinfo") as lines:
         for line in lines:
             if line.startswith(("flags", "Features")):
@@ -198,7 +200,7 @@ def _processor() -> str:
 
 
 def _find_ninja() -> None:
-    """pip puts ninja beside Python, which need not be on the PATH of an executor."""
+    """Add Python's folder to the PATH if ninja is there: pip installs it there, but executors may not search it."""
     if shutil.which("ninja") is None:
         beside = os.path.dirname(sys.executable)
         if shutil.which("ninja", path=beside) is not None:
@@ -217,23 +219,24 @@ def _advice(name: str) -> str:
 
 
 def _set_baton(timeout: float) -> None:
-    """Puts :class:`Baton` in the place of torch's, in this process."""
+    """Replace torch's ``FileBaton`` with :class:`Baton` in this process."""
 
     def make(path: str, *_: Any, **__: Any) -> Baton:
         return Baton(path, timeout)
 
-    with suppress(ImportError):  # it needs setuptools, which whoever builds nothing need not have
+    with suppress(ImportError):  # torch's module needs setuptools, which may be missing where nothing is built
         module = importlib.import_module("torch.utils.cpp_extension")
         if hasattr(module, "FileBaton"):
             module.FileBaton = make  # type: ignore[attr-defined]
 
 
 class Baton:
-    """Who holds it builds; with the members of ``torch.utils.file_baton.FileBaton``.
+    """A lock whose holder may build, with the members of ``torch.utils.file_baton.FileBaton``.
 
     Args:
-        path: of torch's lock file, in the folder of one extension.
-        timeout: seconds that :meth:`wait` waits at most.
+        path: path of torch's lock file, in the folder of one extension.
+        timeout: number of seconds that :meth:`wait` waits at most.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, path: str, timeout: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -244,7 +247,7 @@ class Baton:
         self._lock: int | None = None
 
     def try_acquire(self) -> bool:
-        """Whether this process builds now; it has to release the baton then."""
+        """Try to become the process that builds. If this returns ``True``, :meth:`release` must be called later."""
         self._lock = self._try(fcntl.LOCK_EX)
         if self._lock is None:
             return False
@@ -256,10 +259,10 @@ class Baton:
         return True
 
     def wait(self) -> None:
-        """Waits until nobody builds.
+        """Wait until no process builds.
 
         Raises:
-            TimeoutError: the time is over.
+            TimeoutError: the timeout has passed.
         """
         start, said = self._clock(), False
         while (lock := self._try(fcntl.LOCK_SH)) is None:
@@ -276,7 +279,7 @@ class Baton:
         os.close(lock)
 
     def release(self) -> None:
-        """Lets others build or load."""
+        """Release the lock, so that other processes can build or load."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

@@ -1,4 +1,4 @@
-"""``DeepSpeed``, the launch path as users ask for it: read, checked and filled on the driver."""
+"""``DeepSpeed``, the launch path as users write it; the driver reads, checks and completes its configuration."""
 
 from __future__ import annotations
 
@@ -17,21 +17,25 @@ from distributor.text import notices
 
 @dataclass(frozen=True)
 class DeepSpeed:
-    """Train with DeepSpeed.
+    """The launch path that trains with DeepSpeed.
 
     Args:
         config: DeepSpeed's configuration, as a dict or the path of a JSON or YAML file on the driver;
-            :func:`distributor.zero` makes one. ``"auto"`` values are filled. A function gets the final one from
-            ``distributor.runtime.deepspeed_config()``; no file is left anywhere. ``None``: the training has its own.
-        auto: values for what is ``"auto"``: ``micro_batch_size``, ``gradient_accumulation_steps``, ``learning_rate``,
+            :func:`distributor.zero` makes one. ``"auto"`` values are filled in. A function reads the final
+            configuration with ``distributor.runtime.deepspeed_config()``; no file remains after the run. ``None``
+            (default): the training brings its own.
+        auto: values for ``"auto"`` settings: ``micro_batch_size``, ``gradient_accumulation_steps``, ``learning_rate``,
             ``betas``, ``eps``, ``weight_decay``, ``gradient_clipping``, ``warmup_steps``, ``total_steps``,
             ``precision`` (``"fp32"``, ``"fp16"``, ``"bf16"``) and ``hidden_size`` (of the model, for the buckets).
-            Batch sizes follow from each other; what is left is filled with the defaults of Hugging Face's
-            ``TrainingArguments``. Accelerate and Transformers get it unfilled, since they know more.
-        script_arguments: scripts and modules get ``--deepspeed --deepspeed_config PATH`` after their own arguments
-            (default), as with DeepSpeed's own launcher. ``False`` for those that do not know these options.
-        extensions_timeout: seconds that ranks wait for the one of their node that compiles DeepSpeed's extensions on
-            first use (default 600). They stay in ``~/.cache/distributor``, or in ``TORCH_EXTENSIONS_DIR``.
+            Batch sizes are computed from each other; the rest gets the defaults of Hugging Face's
+            ``TrainingArguments``. For Accelerate and Transformers only the values given here are filled in, since they
+            know the others better.
+        script_arguments: whether to append ``--deepspeed --deepspeed_config PATH`` to the arguments of scripts and
+            modules, as DeepSpeed's own launcher does (default; without a configuration only ``--deepspeed``). Use
+            ``False`` for programs that do not accept these options.
+        extensions_timeout: number of seconds (default 600) that ranks wait while another rank of their node compiles
+            DeepSpeed's extensions, on first use. The compiled extensions are kept in ``~/.cache/distributor``, or in
+            ``TORCH_EXTENSIONS_DIR``.
 
     Example:
         >>> from distributor import Distributor, zero
@@ -44,10 +48,10 @@ class DeepSpeed:
     extensions_timeout: float = 600.0
 
     def resolve(self, num_processes: int, use_gpu: bool) -> DeepspeedRanks:
-        """Return the launch path with the final configuration in it.
+        """Return the ranks to launch, with the final configuration in them.
 
         Raises:
-            ConfigurationError: the configuration or an option is wrong, or does not fit so many ranks.
+            ConfigurationError: the configuration or an option is wrong, or does not fit the number of ranks.
         """
         timeout = check_seconds("extensions_timeout", self.extensions_timeout, 1)
         if self.config is None:
@@ -69,7 +73,7 @@ class DeepSpeed:
 def _configs(
     source: str | os.PathLike[str] | Mapping[str, Any], world_size: int, auto: Mapping[str, Any]
 ) -> tuple[deepspeed_config.Config, deepspeed_config.Config]:
-    """The final configuration, and the one with every "auto" that another library may fill."""
+    """Return the final configuration, and the one that keeps every "auto" that another library may fill in."""
     config = deepspeed_config.read(source)
     deepspeed_config.check(config, world_size)
     if deepspeed_config.TRAIN not in config and deepspeed_config.MICRO not in config:

@@ -1,4 +1,6 @@
-"""ZeRO made easy: a complete configuration for a stage, and which stage a model needs. Imports no torch.
+"""ZeRO: complete configurations for each stage, and estimates of the stage that a model needs.
+
+This module does not import torch.
 
 Sources: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", arXiv:1910.02054;
 https://deepspeed.readthedocs.io/en/latest/memory.html for the estimates.
@@ -51,9 +53,9 @@ _COMMENTS = {
 
 
 class CommentedConfig(dict[str, Any]):
-    """A DeepSpeed configuration, an ordinary dict; ``str()`` shows it as JSON with a comment at each value.
+    """A DeepSpeed configuration: an ordinary dict that ``str()`` shows as JSON with comments on its values.
 
-    DeepSpeed reads that text as it is, comments included.
+    DeepSpeed can read that text as it is, including the comments.
     """
 
     def __str__(self) -> str:
@@ -72,25 +74,26 @@ def zero(
     nvme_path: str | None = None,
     torch_adam: bool = False,
 ) -> CommentedConfig:
-    """A complete DeepSpeed configuration for a ZeRO stage.
+    """Return a complete DeepSpeed configuration for a ZeRO stage.
 
     Args:
-        stage: what is split among ranks: 0 nothing, 1 optimizer states, 2 gradients as well, 3 parameters as well.
-        offload: where optimizer states go (and parameters with stage 3): ``"cpu"``, the host's memory, with stage 1 or
-            more; ``"nvme"``, a disk, with stage 3.
-        precision: of weights and gradients while they are computed with.
+        stage: what is split among ranks: 0 for nothing, 1 for optimizer states, 2 for gradients as well, 3 for
+            parameters as well.
+        offload: where optimizer states (and with stage 3 parameters) are kept: ``"cpu"`` for the host's memory, which
+            needs stage 1 or more; ``"nvme"`` for a disk, which needs stage 3.
+        precision: format of weights and gradients in computations.
         micro_batch_size: samples per rank and forward pass.
         gradient_accumulation_steps: forward passes per optimizer step.
-        learning_rate: of AdamW.
-        gradient_clipping: largest norm of the gradients, 0 for any.
+        learning_rate: learning rate of AdamW.
+        gradient_clipping: largest norm of the gradients; 0 sets no limit.
         nvme_path: a folder on a fast disk of each node, for ``offload="nvme"``.
-        torch_adam: uses torch's AdamW, which needs no compiler on executors, and is slow where it is offloaded.
+        torch_adam: whether to use torch's AdamW, which needs no compiler on executors but is slow when offloaded.
 
     Returns:
         A dict for ``deepspeedConfig=``; ``print`` it to see what each value does.
 
     Raises:
-        ConfigurationError: a value is wrong, or does not go with the stage.
+        ConfigurationError: a value is wrong, or the stage does not allow it.
 
     Example:
         >>> zero(3, micro_batch_size=4)["zero_optimization"]["stage"]
@@ -173,14 +176,14 @@ def _lines(value: Mapping[str, Any], path: str, depth: int, end: str = "") -> It
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a stage needs for parameters, gradients and optimizer states; activations come on top.
+    """The memory that a stage needs for parameters, gradients and optimizer states, without activations.
 
     Attributes:
         stage: ZeRO stage.
-        offload: where optimizer states (and parameters, with stage 3) are.
-        gpu_bytes: of each GPU.
-        host_bytes: of each node's memory, for all its ranks together.
-        fits: whether both are there; ``None`` where nobody said how much there is.
+        offload: where optimizer states (and with stage 3 parameters) are kept.
+        gpu_bytes: bytes of each GPU's memory.
+        host_bytes: bytes of each node's memory, for all its ranks together.
+        fits: whether both fit; ``None`` if the GPU memory is not known.
     """
 
     stage: int
@@ -192,12 +195,12 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """What :func:`suggest_zero` found; ``print`` it for the table.
+    """The result of :func:`suggest_zero`; ``print`` it for a table.
 
     Attributes:
-        parameters: of the model.
-        estimates: of each stage, from the quickest to the one that takes least of a GPU.
-        best: the first that fits; ``None`` if none does, or nobody said how much memory there is.
+        parameters: number of parameters of the model.
+        estimates: one for each stage and offload, from the quickest to the one that needs the least GPU memory.
+        best: the first estimate that fits; ``None`` if none does, or the GPU memory is not known.
     """
 
     parameters: int
@@ -205,10 +208,10 @@ class Suggestion:
     best: Estimate | None
 
     def config(self, **options: Any) -> CommentedConfig:
-        """The configuration for the best one: :func:`zero` with its stage and offload, and these options.
+        """Return the configuration for the best estimate: :func:`zero` with its stage and offload, and these options.
 
         Raises:
-            ConfigurationError: none fits.
+            ConfigurationError: there is no best estimate.
         """
         if self.best is None:
             raise ConfigurationError(
@@ -248,22 +251,23 @@ def suggest_zero(
     largest_layer_parameters: int | None = None,
     activation_share: float = 0.3,
 ) -> Suggestion:
-    """Which ZeRO stage fits, with what each needs of every GPU and host.
+    """Estimate the GPU and host memory that each ZeRO stage needs, and suggest the quickest stage that fits.
 
-    The estimates are those of DeepSpeed's ``estimate_zero2_model_states_mem_needs`` and ``estimate_zero3_...``
-    (Adam, mixed precision; the model is made whole on every rank first, but for stage 3, made within ``zero.Init``;
-    with an offloaded optimizer, stage 2 takes more of each host the more GPUs there are in all). GB are 2**30 bytes.
-    Stages 0 and 1 follow from the same terms. The least sharded one that fits is the quickest.
+    The estimates are those of DeepSpeed's ``estimate_zero2_model_states_mem_needs`` and ``estimate_zero3_...``, for
+    Adam and mixed precision; stages 0 and 1 are computed from the same terms. They assume that every rank first builds
+    the whole model, except with stage 3, where it is built within ``zero.Init``. With an offloaded optimizer, the host
+    memory that stage 2 needs on each node grows with the total number of GPUs. GB are 2**30 bytes. The least sharded
+    stage that fits is the quickest.
 
     Args:
-        model_or_parameter_count: a torch module (on any device, "meta" included), or how many parameters it has.
-        num_gpus_per_node: GPUs, and ranks, of each node.
-        nnodes: nodes.
-        gpu_memory: of each GPU, in bytes or as ``"80g"``.
-        host_memory: of each node, likewise; without it, offloading is taken to fit.
-        largest_layer_parameters: of the largest layer, which stage 3 keeps whole; of a module it is known, of a number
-            it is guessed to be a 40th.
-        activation_share: of a GPU's memory that is left to activations and fragmentation.
+        model_or_parameter_count: a torch module (on any device, including "meta"), or its number of parameters.
+        num_gpus_per_node: number of GPUs, and of ranks, per node.
+        nnodes: number of nodes.
+        gpu_memory: memory of each GPU, in bytes or as ``"80g"``. Without it, no stage is suggested.
+        host_memory: memory of each node, in the same form. Without it, every stage is assumed to fit into the host.
+        largest_layer_parameters: number of parameters of the largest layer, which stage 3 keeps whole. The default is
+            read from a module; for a number of parameters it is a guess, 1/40 of them.
+        activation_share: fraction of a GPU's memory to leave for activations and fragmentation.
 
     Raises:
         ConfigurationError: a value is wrong.
@@ -300,13 +304,13 @@ def suggest_zero(
 def estimate(
     parameters: int, largest: int, stage: int, offload: bool, num_gpus_per_node: int, nnodes: int
 ) -> tuple[int, int]:
-    """Bytes of a GPU and of a host for parameters, gradients and optimizer states.
+    """Return the bytes of each GPU and of each host for parameters, gradients and optimizer states.
 
-    Bytes per parameter: 2 for it and 2 for its gradient in 16 bits; 4 each for its master copy, its gradient in fp32
-    and Adam's two moments. Whatever is in the host's memory takes half as much again in buffers.
+    Bytes per parameter: 2 for the parameter and 2 for its gradient in 16 bits; 4 each for its master copy, its gradient
+    in fp32 and Adam's two moments. Buffers add half as much again to everything in the host's memory.
     """
     gpus, buffers = num_gpus_per_node * nnodes, 1.5
-    whole_on_each_rank = 4 * num_gpus_per_node * parameters * buffers  # as it is made, before it is split
+    whole_on_each_rank = 4 * num_gpus_per_node * parameters * buffers  # while the model is built, before it is split
     if stage < 3 and not offload:
         whole, split = {0: (20, 0), 1: (4, 16), 2: (2, 18)}[stage]
         return int(whole * parameters + split * parameters / gpus), int(whole_on_each_rank)
@@ -319,7 +323,7 @@ def estimate(
 
 
 def _count(model: Any) -> tuple[int, int]:
-    """Parameters in all and of the largest layer; shared ones count once."""
+    """Return the number of parameters of the model and of its largest layer. Shared parameters count once."""
     if hasattr(model, "parameters") and hasattr(model, "modules"):
         parameters = sum(parameter.numel() for parameter in {id(each): each for each in model.parameters()}.values())
         largest = max(

@@ -1,1 +1,1 @@
-"""What people see of a run. Runs on the driver; may import ``outcomes``."""
+"""Views of a run for its user. Runs on the driver; may import ``outcomes``."""

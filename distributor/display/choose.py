@@ -1,4 +1,4 @@
-"""Which view fits where the driver runs."""
+"""Choose the view that fits where the driver runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from distributor.text import cells
 
 
 def choose() -> View:
-    """The view for where this process shows its output."""
+    """Return the view that fits where this process shows its output."""
     if getattr(cells.shell(), "kernel", None) is not None:  # a Jupyter front end shows what this process displays
         from distributor.display.notebook import NotebookView
 

@@ -1,7 +1,7 @@
 """The ranks' output on the driver: whole lines, each with its rank and host; progress bars as one live line.
 
-Lines are cut where they arrive and shown by a thread of their own, so that a slow or blocked display holds up neither
-the channel nor the ranks. What it cannot take is skipped, and said to be.
+The thread that receives output splits it into lines, and another thread shows them. A slow or blocked display thus
+holds up neither the channel nor the ranks. Lines that it cannot keep up with are skipped, and a note says so.
 """
 
 from __future__ import annotations
@@ -15,27 +15,29 @@ from distributor.display.folding import OVERHEAD, Fold, Key, _Entry
 from distributor.display.screen import _CONTROL, Screen, can_redraw, coloured, is_terminal, output
 from distributor.text.wording import ranges
 
-#: Bytes of a line that is shown before its end has come.
+#: Number of bytes after which an unfinished line is shown.
 _MAX_LINE = 16 << 20
 
-#: Bytes that are shown in one go; more only where a rank has sent more in one piece.
+#: Number of bytes to show at a time. The last piece may exceed it, since pieces are not split.
 _CHUNK = 256 << 10
 
-#: Bytes that a display which is too slow shows of the end of a run, and of each stream before a gap.
+#: Number of bytes that a display which is too slow still shows: of the end of a run, and of the end of each gap in a
+#: stream.
 _LAST = 64 << 10
 _TAIL = 1 << 10
 
-#: In place of a rank: the distributor itself.
+#: Used in place of a rank for the distributor's own lines.
 _NOBODY = -1
 
 
-#: Seconds that a line waits for its equals of other ranks.
+#: Number of seconds that a line waits for equal lines of other ranks.
 _FOLD_WAIT = 0.5
 
-#: Seconds in which all that comes is shown together: a live line is redrawn no more often.
+#: Number of seconds between rounds of showing output, unless much is waiting. What arrives between is shown together,
+#: so a live line is redrawn no more often.
 _REDRAW = 0.05
 
-#: Seconds between lines that show the state of a progress bar where nothing can be redrawn.
+#: Number of seconds between lines that show the state of a progress bar if the output cannot be redrawn.
 _BAR_LINES = 10.0
 
 
@@ -43,13 +45,13 @@ class Console:
     """Shows the ranks' lines, stdout on ``sys.stdout`` and stderr on ``sys.stderr``.
 
     Args:
-        host_of: the host of a rank, for the prefix.
-        ranks: whose lines are shown; ``None`` (default) for all.
-        fold: shows identical lines of several ranks once, ``[ranks 0-15] ...`` (default no). Lines wait for each other
-            half a second at most.
-        world_size: how many ranks there are (default 1): a line that all have said does not wait for more.
-        prefix: begins each line with its rank and host (default). Without it, lines are shown as ranks wrote them.
-        limit: bytes that may wait to be shown (default 8 MiB); more are skipped.
+        host_of: returns the host of a rank, for the prefix.
+        ranks: the ranks whose lines are shown; ``None`` (default) for all.
+        fold: show identical lines of several ranks once, ``[ranks 0-15] ...`` (default no). Lines wait for each other
+            for at most half a second.
+        world_size: the number of ranks (default 1). A line that all ranks have written does not wait any longer.
+        prefix: begin each line with its rank and host (default). Without it, lines are shown as ranks wrote them.
+        limit: number of bytes that may wait to be shown (default 8 MiB); what exceeds it is skipped.
 
     Example:
         >>> console = Console(lambda rank: "host-a")
@@ -72,31 +74,31 @@ class Console:
         self._ranks = None if ranks is None else frozenset(ranks)
         self._prefixed = prefix
         self._limit = limit
-        # Never held while something is shown: who writes must not wait for it.
+        # Never held while output is shown: a caller of write() must not wait for the display.
         self._changed = threading.Condition()
         self._partial: dict[Key, bytearray] = {}
-        self._live: set[Key] = set()  # whose partial line is a progress bar
+        self._live: set[Key] = set()  # the streams whose partial line is a progress bar
         self._queue: deque[tuple[Key, bytes]] = deque()
-        self._queued = 0  # bytes, those that are being shown included
+        self._queued = 0  # bytes, including those that are being shown
         self._behind = False
-        self._gaps: dict[Key, Counter[str]] = {}  # lines that are skipped, by whose fault it is
-        self._tails: dict[Key, bytes] = {}  # the last of those that the display is too slow for
+        self._gaps: dict[Key, Counter[str]] = {}  # number of skipped lines, by what was too slow
+        self._tails: dict[Key, bytes] = {}  # the last of the lines skipped because of the display
         self._footer: tuple[str, ...] = ()
         self._news = False
         self._closing = False
         self._thread: threading.Thread | None = None
-        # Of the display's thread alone.
+        # Used by the display thread only.
         self._fold = Fold(world_size if ranks is None else len(ranks), limit) if fold else None
-        self._bars: dict[Key, tuple[float, bytes]] = {}  # when the next state may be a line, and the last that was
+        self._bars: dict[Key, tuple[float, bytes]] = {}  # when the next line is due, and the last one shown
         self._screen = Screen()
 
     def write(self, rank: int, stream: int, data: bytes) -> None:
-        """Takes a piece of output. Never waits for the display.
+        """Take a piece of output. Never waits for the display.
 
         Args:
-            rank: whose.
-            stream: 1 stdout, 2 stderr.
-            data: as the rank wrote it, cut anywhere.
+            rank: the rank that wrote it.
+            stream: 1 for stdout, 2 for stderr.
+            data: the bytes as the rank wrote them; a piece may begin and end anywhere in a line.
         """
         if not data or (self._ranks is not None and rank not in self._ranks):
             return
@@ -112,16 +114,16 @@ class Console:
             if b"\r" in rest or key in self._live:
                 self._live.add(key)
                 self._wake()
-                # Only the newest state of a bar counts: it may go on for days without a newline.
+                # Keep only the newest state of a bar: it may go on for days without a newline.
                 del partial[: max(0, partial.rfind(b"\r", 0, len(partial.rstrip(b"\r"))))]
             if len(partial) >= _MAX_LINE:
                 self._end_line(key, b"\n")
 
     def note(self, text: str) -> None:
-        """Shows a line that is no rank's, on stderr.
+        """Show a line of the distributor's own on stderr.
 
         Args:
-            text: without a newline.
+            text: the line, without a newline.
         """
         with self._changed:
             if not self._closing:
@@ -130,10 +132,10 @@ class Console:
                 self._wake()
 
     def footer(self, lines: Sequence[str]) -> None:
-        """Keeps lines below the log where stderr is a terminal, until there are others or none.
+        """Keep lines below the log if stderr is a terminal, until the next call replaces or removes them.
 
         Args:
-            lines: no longer than the terminal is wide. They may have colours.
+            lines: the lines, no longer than the terminal is wide. They may have colours.
         """
         with self._changed:
             if tuple(lines) != self._footer and not self._closing:
@@ -141,12 +143,12 @@ class Console:
                 self._wake()
 
     def skipped(self, rank: int, stream: int, lines: int) -> None:
-        """Takes note that a node has skipped lines of a rank, and with them the rest of a line that is unfinished.
+        """Record that a node has skipped lines of a rank, including the rest of an unfinished line.
 
         Args:
-            rank: whose.
-            stream: 1 stdout, 2 stderr.
-            lines: how many.
+            rank: the rank that wrote them.
+            stream: 1 for stdout, 2 for stderr.
+            lines: number of skipped lines.
         """
         if self._ranks is not None and rank not in self._ranks:
             return
@@ -157,11 +159,11 @@ class Console:
             self._skip((rank, stream), "node", lines)
 
     def close(self, timeout: float = 10.0) -> None:
-        """Shows all that is left, unfinished lines too. What is written later is not shown.
+        """Show all remaining output, including unfinished lines. Later output is not shown.
 
         Args:
-            timeout: seconds to wait for the display (default 10). One that is slower shows the last lines; one that is
-                blocked for longer shows them when it goes on.
+            timeout: number of seconds to wait for the display (default 10). A display that needs longer shows only the
+                last lines. One that is blocked for longer shows them when it continues.
         """
         with self._changed:
             self._closing = True
@@ -176,7 +178,7 @@ class Console:
             self._thread.join(0.3 * timeout)
 
     def _trim(self) -> None:
-        """Gives up what waits to be shown but its end and our own lines."""
+        """Drop the output that waits to be shown, except its end and the distributor's own lines."""
         waiting, size = self._queue, 0
         self._queue = deque()
         while waiting:
@@ -191,12 +193,12 @@ class Console:
                 self._queue.appendleft((key, gap))
 
     def _end_line(self, key: Key, rest: bytes) -> None:
-        """Puts a partial line, with this as its end and all that follows, into the queue, if there is room."""
+        """Queue a partial line with ``rest``, its end and any lines that follow, if there is room; else skip them."""
         block = bytes(self._partial[key]) + rest
         self._partial[key].clear()
         self._live.discard(key)
         size = len(block) + OVERHEAD
-        # Once behind, there is room again when half of it is free: one long gap reads better than many short ones.
+        # Once behind, skip until half of the limit is free: one long gap reads better than many short ones.
         allowed = self._limit // 2 if self._behind else self._limit
         self._behind = self._queued > 0 and self._queued + size > allowed
         if self._behind:
@@ -213,7 +215,7 @@ class Console:
         self._wake()
 
     def _gap(self, key: Key) -> bytes:
-        """Lines that tell what is skipped of a stream before what comes next, and the last of those that were."""
+        """Return a note on how many of a stream's lines were skipped, and the last of the skipped lines."""
         counts, tail = self._gaps.pop(key, Counter()), self._tails.pop(key, b"")
         counts["display"] -= tail.count(b"\n")
         told = b"".join(
@@ -231,7 +233,7 @@ class Console:
         self._changed.notify_all()
 
     def _display(self) -> None:
-        """The display's thread."""
+        """Run the display thread."""
         ending = False
         while not ending:
             with self._changed:
@@ -239,7 +241,7 @@ class Console:
                 blocks, size = self._take()
                 more = bool(self._queue)
                 ending, self._news = self._closing and not more, more
-                if not more:  # nothing else of their streams waits: these lines are in their place
+                if not more:  # nothing else of these streams waits, so the order is kept
                     blocks += [(key, gap) for key in list(self._gaps) if (gap := self._gap(key))]
                 if ending:
                     rest = sorted(self._partial.items())
@@ -249,7 +251,7 @@ class Console:
                 footer = self._footer
             try:
                 self._show(blocks, bars, footer, ending)
-            except Exception:  # whatever host_of or an odd output does, the next lines are shown
+            except Exception:  # the next lines are shown even if host_of or the output fails
                 pass
             with self._changed:
                 self._queued -= size
@@ -257,7 +259,7 @@ class Console:
                     self._changed.wait_for(lambda: self._closing or self._queued > self._limit // 4, _REDRAW)
 
     def _take(self) -> tuple[list[tuple[Key, bytes]], int]:
-        """Some of what waits, so that the rest can still be given up, and how much that counts for."""
+        """Take part of the queue, so that the rest can still be dropped; return it and the size that it counts for."""
         blocks, size = [], 0
         while self._queue and size < _CHUNK:
             blocks.append(self._queue.popleft())
@@ -265,7 +267,7 @@ class Console:
         return blocks, size
 
     def _idle_time(self) -> float | None:
-        """Seconds until something is to be shown that is known already."""
+        """Return the number of seconds until output that has already arrived is due; ``None`` if there is none."""
         times = [time_ for time_, _ in self._bars.values()]
         if self._fold is not None and self._fold.entries:
             times.append(self._fold.entries[0].since + _FOLD_WAIT)
@@ -301,7 +303,7 @@ class Console:
         self._show_folded(self._fold.leave(now - _FOLD_WAIT))
 
     def _show_bars(self, bars: dict[Key, bytes]) -> tuple[Key, str] | None:
-        """Shows states of progress bars as lines where that is all that can be done; returns the live one, if any."""
+        """Show progress bars as lines if the output cannot be redrawn; return the bar for the live line, if any."""
         live, now = None, time.monotonic()
         shown, self._bars = self._bars, {}
         for key, line in bars.items():
@@ -324,7 +326,7 @@ class Console:
             self._print(entry.stream, sorted(entry.ranks), entry.text)
 
     def _print(self, stream: int, ranks: list[int], text: str) -> None:
-        """Prints lines of one rank, or one line of several."""
+        """Print lines of one rank, or one line of several ranks."""
         out = output(stream)
         if not self._prefixed and ranks != [_NOBODY]:
             self._screen.print(out, text + "\n")
@@ -345,7 +347,7 @@ class Console:
 
 
 def _newest(lines: bytes) -> bytes:
-    """Of each line what a terminal would show in the end: what follows the last carriage return with text after it."""
+    """Return what a terminal would show of each line: the text after the last carriage return that text follows."""
     if b"\r" not in lines:
         return lines
     return b"\n".join(line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines.split(b"\n"))

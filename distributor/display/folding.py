@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-#: Bytes that are counted for a piece of text in memory besides the text.
+#: Number of bytes that a piece of text counts for in memory, in addition to the text itself.
 OVERHEAD = 512
 
 
@@ -16,7 +16,7 @@ Key = tuple[int, int]  # rank and stream
 
 @dataclass(eq=False)
 class _Entry:
-    """A line that one or more ranks have said; ``since`` is by the monotonic clock."""
+    """A line that one or more ranks have written; ``since`` is a time of the monotonic clock."""
 
     number: int
     stream: int
@@ -26,11 +26,11 @@ class _Entry:
 
 
 class Fold:
-    """Lines that wait for their equals of other ranks, in an order that is each rank's own.
+    """Lines that wait for equal lines of other ranks. The lines of each rank stay in order.
 
     Args:
-        all_ranks: by how many ranks a line is said at most.
-        limit: bytes that may wait.
+        all_ranks: the number of ranks. A line is complete once all of them have written it.
+        limit: number of bytes that may wait.
     """
 
     def __init__(self, all_ranks: int, limit: int) -> None:
@@ -39,11 +39,11 @@ class Fold:
         self._size = 0
         self._count = 0
         self._equals: dict[tuple[int, str], list[_Entry]] = {}
-        self._last: dict[Key, int] = {}  # number of a rank's last entry
+        self._last: dict[Key, int] = {}  # the number of a stream's last entry
         self.entries: deque[_Entry] = deque()
 
     def add(self, rank: int, stream: int, text: str, now: float) -> None:
-        """Adds a line to the first of its equals that the rank may still say, or else as a new one at the end."""
+        """Add a rank to the first equal entry after the rank's last one, or add a new entry at the end."""
         equals = self._equals.setdefault((stream, text), [])
         place = bisect_right(equals, self._last.get((rank, stream), -1), key=lambda entry: entry.number)
         if place == len(equals):
@@ -56,7 +56,7 @@ class Fold:
         self._last[rank, stream] = equals[place].number
 
     def leave(self, until: float) -> Iterator[_Entry]:
-        """Takes entries out, from the head only: those from before a time, those that are complete or too many."""
+        """Remove and yield the head entry while it is no newer than ``until``, complete or over the limit."""
         while self.entries:
             head = self.entries[0]
             if head.since > until and len(head.ranks) < self._all_ranks and self._size <= self._limit:

@@ -1,4 +1,4 @@
-"""On the driver: the ranks' output as it arrives, each byte once, to the console and to files if they are wanted."""
+"""Pass the ranks' output, each byte once, to the console and, if wanted, to files on the driver."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from distributor.values.outcome import UNCAUGHT, Log
 _STDERR = 2
 _NAMES = {1: "stdout", _STDERR: "stderr", UNCAUGHT: "stderr"}
 
-#: Bytes of what Python prints of a rank's uncaught exception that are held to be shown; the file has all.
+#: Number of bytes to hold, to show later, of what Python prints for a rank's uncaught exception; the file has all.
 _MOST_HELD = 1 << 20
 
-#: Bytes of a rank's last line that an error shows.
+#: Number of bytes of a rank's last line that views and errors show.
 _LAST_LINE = 200
 
 
 class Logs:
-    """Takes pieces of the ranks' output, whatever way and however often they come.
+    """Takes pieces of the ranks' output, by whatever way and however often they arrive.
 
     Args:
         console: shows the lines.
-        folder: where every rank's whole output is kept (``rank-3.stdout``, ``rank-3.stderr``); ``None`` keeps none.
+        folder: where the whole output of every rank is kept (``rank-3.stdout``, ``rank-3.stderr``); ``None`` (default)
+            keeps none.
     """
 
     def __init__(self, console: Console, folder: Path | None = None) -> None:
@@ -34,13 +35,13 @@ class Logs:
         self._offsets: dict[tuple[int, int], int] = {}
         self._held: dict[int, bytes] = {}
         self._lock = threading.Lock()
-        #: Why files are not complete: the first error in writing them.
+        #: The first error in writing the files; they are not complete after it.
         self.error: OSError | None = None
-        #: The last line of each rank, for the text of an error.
+        #: The last line of each rank, for views and for the text of an error.
         self.last_lines: dict[int, str] = {}
 
     def take(self, log: Log) -> None:
-        """Takes a piece; what is known of it is left out, as after a break of the channel."""
+        """Take a piece, without the bytes already received: nodes may send some again after the channel broke."""
         with self._lock:
             key = (log.rank, log.stream)
             expected = self._offsets.get(key, 0)
@@ -58,10 +59,10 @@ class Logs:
                 self.last_lines[log.rank] = last.decode(errors="replace")
 
     def release(self, told: Iterable[int]) -> None:
-        """Shows what Python has printed of uncaught exceptions, which waits for the end of the run.
+        """Show what Python printed for uncaught exceptions, which is held until the end of the run.
 
         Args:
-            told: ranks whose exception the error of the run tells: what it has is not shown twice.
+            told: the ranks whose exceptions are in the run's error already; they are not shown twice.
         """
         with self._lock:
             for rank in sorted(self._held.keys() - set(told)):
@@ -69,22 +70,22 @@ class Logs:
             self._held.clear()
 
     def note(self, text: str) -> None:
-        """Shows a line of the distributor's own."""
+        """Show a line of the distributor's own."""
         self._console.note(text)
 
     def footer(self, lines: Sequence[str]) -> None:
-        """Keeps lines below the log of a terminal."""
+        """Keep lines below the log if it is shown in a terminal."""
         self._console.footer(lines)
 
     def skip(self, rank: int, stream: int, lines: int, offset: int) -> None:
-        """A node could not keep up with its rank: the next piece starts at ``offset``, so many lines later."""
+        """Record that a node, which could not keep up, skipped ``lines`` lines: the next piece starts at ``offset``."""
         with self._lock:
             if offset > self._offsets.get((rank, stream), 0):
                 self._offsets[rank, stream] = offset
                 self._console.skipped(rank, stream, lines)
 
     def offsets(self, ranks: Iterable[int]) -> list[list[int]]:
-        """How much is here: ``[rank, stream, bytes]`` for each stream of some ranks."""
+        """Return how much has arrived: ``[rank, stream, bytes]`` for each stream of the given ranks."""
         with self._lock:
             return [
                 [rank, stream, self._offsets[rank, stream]]
@@ -94,18 +95,18 @@ class Logs:
             ]
 
     def close(self) -> None:
-        """Shows what is left."""
+        """Show the remaining output."""
         self._console.close()
 
     def _write(self, key: tuple[int, int], offset: int, data: bytes) -> None:
         if self._folder is None or self.error is not None:
             return
         rank, stream = key
-        if _NAMES[stream] == "stderr":  # both its streams, in the order in which they come
+        if _NAMES[stream] == "stderr":  # the file takes stderr and UNCAUGHT, in the order in which they arrive
             offset += self._offsets.get((rank, _STDERR if stream == UNCAUGHT else UNCAUGHT), 0)
         try:
             path = self._folder / f"rank-{rank}.{_NAMES[stream]}"
-            # Opened each time: of large runs there may be more files than a process may have open.
+            # Opened each time: a large run may have more files than a process may have open.
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 while data:
@@ -113,5 +114,5 @@ class Logs:
                     offset, data = offset + count, data[count:]
             finally:
                 os.close(descriptor)
-        except OSError as error:  # the disk is full: training goes on, and the user is told in the end
+        except OSError as error:  # such as a full disk: training goes on, and the user is told at the end
             self.error = error

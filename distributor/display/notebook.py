@@ -1,6 +1,6 @@
-"""A run as HTML: while it goes, and as what its handle shows of itself in a notebook.
+"""A run as HTML: its live status, and what its handle displays in a notebook.
 
-Plain HTML with inline styles: no extension, no script, and it stays in a notebook that is exported.
+Plain HTML with inline styles, so it needs no extension and no script, and stays in an exported notebook.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _COLOURS = {
     Status.CANCELLED: "#6e7781",
 }
 
-#: Colours of phases, told apart by people who see red and green alike (Okabe and Ito, 2008); training is the green one.
+#: Colours of phases, safe for red-green colour blindness (Okabe and Ito, 2008). Training is green.
 _PHASES = {
     "schedule": "#999999",
     "worker": "#56b4e9",
@@ -42,13 +42,13 @@ _PHASES = {
     "collect": "#c0c0c0",
 }
 
-#: Phases that take less than this part of the whole are not drawn.
+#: Phases that take less than this fraction of the whole are not drawn.
 _LEAST = 0.005
 
-#: Characters of an error.
+#: Number of characters of an error to show at most.
 _LONGEST = 20_000
 
-#: Last lines of ranks, and rows of the table of nodes, that are shown.
+#: Number of last lines of ranks, and of rows in the table of nodes, to show at most.
 _LINES = 8
 _NODES = 32
 
@@ -62,10 +62,10 @@ _FAINT = "opacity:.7"
 
 
 class NotebookView:
-    """Shows a run below the cell that has started it, and keeps that up to date."""
+    """Shows a run below the cell that started it, and keeps that output up to date."""
 
     interval = 0.5
-    announces = False  # it shows the placement itself
+    announces = False  # the view shows the placement itself
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -74,23 +74,23 @@ class NotebookView:
 
     @contextmanager
     def packing(self, folder: str) -> Iterator[Packed]:
-        """A bar, in the place where the run's status comes."""
+        """Show a progress bar where the run's status will appear."""
 
         def packed(done: int, total: int) -> None:
             part = round(100 * done / max(1, total))
-            if f">{part} %<" not in self._html:  # no more often than it changes
+            if f">{part} %<" not in self._html:  # update only when the percentage changes
                 bar = f'<progress max="100" value="{part}"></progress> <span style="{_FAINT}">{part} %</span>'
                 self._display(f'<div style="{_BOX}">packing <code>{escape(folder)}</code>, {size(total)} {bar}</div>')
 
         yield packed
 
     def show(self, snapshot: Snapshot, awaited: bool) -> Shown:
-        """Writes it into the output of the cell."""
+        """Write the status into the output of the cell."""
         self._display(render(snapshot))
         return Shown()
 
     def show_again(self, snapshot: Snapshot) -> bool:
-        """Below another cell as well, unless the status is just above."""
+        """Show the run below the current cell too, unless that cell already shows it."""
         from IPython.display import HTML
 
         if self._handle is None:
@@ -113,16 +113,17 @@ class NotebookView:
 
 
 def _cell() -> int | None:
-    """Number of the cell that runs now."""
+    """Return the number of the cell that runs now; ``None`` outside IPython."""
     return getattr(cells.shell(), "execution_count", None)
 
 
 def render(snapshot: Snapshot, *, unfolded: bool = False) -> str:
-    """A run as HTML.
+    """Return a run as HTML.
 
     Args:
-        snapshot: of the run.
-        unfolded: shows placement, timings and traceback at once (default no): else one opens what one wants to see.
+        snapshot: the state of the run.
+        unfolded: show placement and traceback opened (default no). Otherwise the reader opens them, and a traceback
+            that the raised error shows is left out.
     """
     parts = [_head(snapshot)]
     if snapshot.status is Status.FAILED:
@@ -133,7 +134,7 @@ def render(snapshot: Snapshot, *, unfolded: bool = False) -> str:
         parts.append(_fold("last lines", _last_lines(snapshot), opened=True))
     if snapshot.placement is not None:
         parts.append(_fold("placement", _placement(snapshot), opened=unfolded))
-    told = snapshot.raised and not unfolded  # by the error below it
+    told = snapshot.raised and not unfolded  # by the error that appears below the status
     if isinstance(snapshot.error, TrainingError) and snapshot.error.traceback and not told:
         what = f"traceback of rank {snapshot.error.rank} on {escape(snapshot.error.host or '?')}"
         trace = escape(shortened(snapshot.error.traceback, _LONGEST))
@@ -189,7 +190,7 @@ def _placement(snapshot: Snapshot) -> str:
 
 
 def _timings(snapshot: Snapshot) -> str:
-    """A bar of phases, each as wide as it took, and their names below."""
+    """Return a bar of phases, each as wide as the time it took, with their names below."""
     phases = {name: seconds for name, seconds in snapshot.timings.items() if name in _PHASES}
     whole = sum(phases.values()) or 1.0
     bars, names = [], []

@@ -1,4 +1,4 @@
-"""Occasional lines, for outputs that keep everything: files, pipes, the log of a job."""
+"""A view that prints occasional lines, for outputs that keep everything: files, pipes, the log of a job."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from distributor.display.view import Packed, Shown
 from distributor.text.wording import duration, size
 from distributor.values.job import Status
 
-#: Seconds for which a run does not change before that is worth a line.
+#: Number of seconds that a status, or packing, must last before the first line about it.
 _PATIENCE = 3.0
 
-#: Seconds from one line to the next of the same status. What has not changed is said again ever less often.
+#: Minimum number of seconds between lines of the same status. An unchanged line is repeated less and less often.
 _PAUSE = 10.0
 
-#: Seconds from one line of a run that goes on to the next, and the longest time between others.
+#: Number of seconds between lines while ranks run, and the longest time between other repeated lines.
 _STILL_THERE = 600.0
 
-#: Lines of ranks that such a line shows.
+#: Number of lines of ranks to show below such a line at most.
 _LINES = 4
 
 
 class PlainView:
-    """Says what takes long."""
+    """Prints lines about what takes long."""
 
     interval = 1.0
     announces = True
@@ -34,11 +34,11 @@ class PlainView:
     def __init__(self) -> None:
         self._said = ""
         self._status: Status | None = None
-        self._last = 0.0  # how long the status had lasted at the last line of it
+        self._last = 0.0  # how long the status had lasted at its last line
 
     @contextmanager
     def packing(self, folder: str) -> Iterator[Packed]:
-        """Says so once if it takes long."""
+        """Print one line if packing takes long."""
         began, said = time.monotonic(), False
 
         def packed(done: int, total: int) -> None:
@@ -50,7 +50,7 @@ class PlainView:
         yield packed
 
     def show(self, snapshot: Snapshot, awaited: bool) -> Shown:
-        """A line where one is due."""
+        """Return a line if one is due."""
         if snapshot.ended or snapshot.since < _PATIENCE:
             return Shown()
         if snapshot.status is not self._status:
@@ -66,13 +66,13 @@ class PlainView:
         return Shown(notes=tuple(notes))
 
     def _due(self, text: str) -> float:
-        """How long the status has to last until a line with this text is due."""
-        if self._status is Status.RUNNING:  # which is to be seen by what ranks write
+        """Return how long the status must last, in seconds, until a line with this text is due."""
+        if self._status is Status.RUNNING:  # progress is visible from what the ranks write
             return self._last + _STILL_THERE
         if text != self._said:
             return self._last + (_PAUSE if self._said else 0.0)
         return self._last + min(_STILL_THERE, max(_PAUSE, self._last))
 
     def show_again(self, snapshot: Snapshot) -> bool:
-        """Lines stay as they are."""
+        """Return ``False``: printed lines cannot be updated."""
         return False

@@ -1,4 +1,4 @@
-"""Writing to a terminal, a notebook or a file."""
+"""Write to a terminal, a notebook or a file."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from typing import TextIO
 _COLOURS = (36, 33, 32, 35, 34, 31)  # cyan, yellow, green, magenta, blue, red
 
 
-#: What moves the cursor of a terminal or changes its colours.
+#: Characters that move a terminal's cursor or change its colours.
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x1f\x7f-\x9f]")
 
 
 class Screen:
-    """Prints lines, and keeps a live line below them where the output can be redrawn."""
+    """Prints lines, and keeps a live line below them if the output can be redrawn."""
 
     def __init__(self) -> None:
         self._drawn: tuple[TextIO, str] | None = None
         self._unflushed: TextIO | None = None
 
     def print(self, out: TextIO | None, text: str) -> None:
-        """Prints whole lines, above the live one."""
+        """Print whole lines above the live line."""
         if self._drawn is not None and can_redraw(out):
             self.erase()
         self._write(out, text)
 
     def draw(self, out: TextIO | None, rank: int, prefix: str, text: str) -> None:
-        """Draws the live line, in place of the one before."""
+        """Draw the live line in place of the previous one."""
         if out is None:
             return
         terminal = is_terminal(out)
         text = _CONTROL.sub("", f"{prefix} {text}" if prefix else text)
         with suppress(Exception):
             text = encodable(out, text)
-        if terminal:  # a line that is wrapped could not be erased
+        if terminal:  # a wrapped line could not be erased
             text = cut(text, shutil.get_terminal_size().columns - 1)
         if self._drawn == (out, text):
             return
@@ -53,15 +53,15 @@ class Screen:
         self._drawn = (out, text)
 
     def draw_block(self, out: TextIO | None, bar: str, footer: Sequence[str]) -> None:
-        """Draws several lines below an empty one on a terminal, in place of those before.
+        """Draw several lines below an empty one on a terminal, in place of the previous block.
 
-        The cursor stays on the empty line: what others write to the terminal goes there, and is not erased with the
-        block.
+        The cursor stays on the empty line: what other code writes to the terminal goes there, and is not erased with
+        the block.
 
         Args:
             out: the terminal.
             bar: the state of a rank's progress bar, ``""`` for none.
-            footer: lines that fit.
+            footer: lines that are no wider than the terminal.
         """
         lines = [cut(bar, shutil.get_terminal_size().columns - 1)] if bar else []
         text = "\n".join(["", *lines, *footer])
@@ -71,7 +71,7 @@ class Screen:
             self._drawn = (out, text)
 
     def erase(self) -> None:
-        """Takes the live line, or the block, away."""
+        """Erase the live line or the block."""
         if self._drawn is not None:
             out, text = self._drawn
             wipe = "\x1b[J" if "\n" in text else "\x1b[K"
@@ -79,36 +79,39 @@ class Screen:
             self._drawn = None
 
     def flush(self) -> None:
-        """Shows what is printed."""
+        """Flush what was printed."""
         if self._unflushed is not None:
             with suppress(Exception):
                 self._unflushed.flush()
             self._unflushed = None
 
     def _write(self, out: TextIO | None, text: str) -> None:
-        if out is not self._unflushed:  # stdout and stderr may be the same terminal: their order is kept
+        if out is not self._unflushed:  # stdout and stderr may be the same terminal: keep their order
             self.flush()
         if out is not None:
             self._unflushed = out
-            with suppress(Exception):  # a closed, full or odd output must not end the display
+            with suppress(Exception):  # a closed, full or unusual output must not end the display
                 out.write(encodable(out, text))
 
 
 def output(stream: int) -> TextIO | None:
-    """Looked up each time: notebooks and tests replace them. ``None`` where the shell closed it."""
+    """Return the current ``sys.stdout`` (1) or ``sys.stderr`` (2); ``None`` if the shell closed it.
+
+    It is looked up each time, since notebooks and tests replace it.
+    """
     return sys.stdout if stream == 1 else sys.stderr
 
 
 def is_terminal(out: TextIO | None) -> bool:
-    """Whether an output is a terminal, on which lines can be drawn again and have colours."""
+    """Return whether an output is a terminal, where lines can be redrawn and have colours."""
     try:
         return out is not None and not is_notebook(out) and out.isatty()
-    except Exception:  # closed, or not quite a file
+    except Exception:  # closed, or not a full file object
         return False
 
 
 def can_redraw(out: TextIO | None) -> bool:
-    """Return whether lines on an output can be drawn again."""
+    """Return whether lines on an output can be redrawn."""
     return is_notebook(out) or is_terminal(out)
 
 
@@ -118,20 +121,20 @@ def is_notebook(out: TextIO | None) -> bool:
 
 
 def coloured(out: TextIO | None, rank: int, text: str) -> str:
-    """The text in the colour of a rank, on terminals whose user has nothing against it (https://no-color.org)."""
+    """Return the text in a rank's colour on a terminal, unless ``NO_COLOR`` is set (https://no-color.org)."""
     if os.environ.get("NO_COLOR") or not is_terminal(out):
         return text
     return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m"
 
 
 def encodable(out: TextIO, text: str) -> str:
-    """The text with what the output has no characters for in ASCII."""
+    """Return the text with ASCII escapes for the characters that the output cannot encode."""
     encoding = getattr(out, "encoding", None) or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def cut(text: str, width: int) -> str:
-    """The beginning of a text that fits into so many columns of a terminal."""
+    """Return the longest beginning of a text that fits into ``width`` columns of a terminal."""
     columns = 0
     for place, character in enumerate(text):
         columns += 2 if unicodedata.east_asian_width(character) in "WF" else 1

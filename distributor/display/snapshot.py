@@ -1,4 +1,4 @@
-"""What is known of a run at one moment, and how it is said. Pure."""
+"""The state of a run at one moment, and how it is put into words. Pure."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _ENDED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED)
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run at one moment.
+    """The state of a run at one moment.
 
     Attributes:
-        run_id, title, world_size, name: of the job.
-        status: where the run stands.
-        seconds: since it was submitted, or that it took.
-        since: seconds for which it has had this status.
-        detail: what it does before its ranks are up, or why it is stopping; ``""`` if there is nothing to say.
-        lasting: seconds for which it has done what ``detail`` says, before its ranks are up.
-        nodes_up: nodes whose ranks have been started.
-        ranks_up: ranks that are running, as far as nodes have told.
-        placement: who runs where, once that is known.
+        run_id, title, world_size, name: those of the job.
+        status: the status of the run.
+        seconds: number of seconds since the run was submitted, or that it took if it has ended.
+        since: number of seconds for which it has had this status.
+        detail: the current step before the ranks are up, or why the run is stopping; ``""`` if there is nothing to say.
+        lasting: number of seconds for which the step in ``detail`` has lasted; 0 once the ranks are up.
+        nodes_up: number of nodes whose ranks have been started.
+        ranks_up: number of ranks that are running, as far as nodes have reported.
+        placement: which rank runs where, once that is known.
         lines: the last line of each rank that has written one.
-        timings: seconds by phase, of a run that has ended.
-        error: why it failed.
-        raised: whether somebody waits for its result, and is told by that error.
+        timings: seconds by phase, once the run has ended.
+        error: why the run failed.
+        raised: whether a caller waits for the run's result, and so gets that error as an exception.
     """
 
     run_id: str
@@ -51,7 +51,7 @@ class Snapshot:
 
     @property
     def label(self) -> str:
-        """The run for people: its name, if it has one, and its identifier."""
+        """The label of the run in messages: its name, if it has one, and its identifier."""
         return self.run_id if self.name is None else f"{self.name} ({self.run_id})"
 
     @property
@@ -60,12 +60,12 @@ class Snapshot:
 
     @property
     def nodes(self) -> int:
-        """How many nodes the run has, 0 while nobody knows."""
+        """The number of nodes of the run; 0 until it is known."""
         return 0 if self.placement is None else len(self.placement.nodes)
 
 
 def state(snapshot: Snapshot) -> str:
-    """Where a run stands, in words without a time.
+    """Describe the status of a run in words, without a time.
 
     >>> state(Snapshot("3f2a", "train", 4, Status.RUNNING, ranks_up=4))
     'running: 4 of 4 ranks up'
@@ -83,7 +83,7 @@ def state(snapshot: Snapshot) -> str:
 
 
 def timed(snapshot: Snapshot) -> str:
-    """Where a run stands, with the time that a step takes before its ranks are up.
+    """Describe the status of a run, with the time that its current step has lasted before its ranks are up.
 
     >>> timed(Snapshot("3f2a", "train", 4, Status.WAITING, detail="importing torch on 2 nodes", lasting=34.2))
     'importing torch on 2 nodes, 34 s'
@@ -92,16 +92,16 @@ def timed(snapshot: Snapshot) -> str:
 
 
 def reason(snapshot: Snapshot) -> str:
-    """Why a run failed, in one line."""
+    """Return one line on why a run failed."""
     return str(snapshot.error).partition("\n")[0] or type(snapshot.error).__name__
 
 
 def folded(lines: Mapping[int, str], most: int) -> list[tuple[str, str]]:
-    """The last lines of ranks, those that are alike once: ``(ranks, line)``, by lowest rank.
+    """Return the last lines of ranks, identical lines once, as ``(ranks, line)`` in order of the lowest rank.
 
     Args:
-        lines: by rank.
-        most: how many to give at most; what is left out is the last entry.
+        lines: the last line of each rank, by rank.
+        most: the maximum number of entries; if there are more, the last entry stands for the rest.
 
     >>> folded({0: "epoch 3", 1: "epoch 3", 2: "epoch 2"}, 4)
     [('ranks 0-1', 'epoch 3'), ('rank 2', 'epoch 2')]

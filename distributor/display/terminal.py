@@ -1,7 +1,7 @@
-"""A live status below the log of a terminal. Rich draws it; ``console`` keeps it in its place.
+"""A live status below the log of a terminal. Rich renders it; ``console`` keeps it below the log.
 
-Rich's own ``Live`` is not used: it takes ``sys.stdout`` and ``sys.stderr`` over, and lays out again every line that
-ranks write.
+Rich's own ``Live`` is not used: it takes over ``sys.stdout`` and ``sys.stderr``, and re-wraps every line that ranks
+write.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _STYLES = {
     Status.STOPPING: "magenta",
 }
 
-#: Last lines of ranks that are shown.
+#: Number of last lines of ranks to show at most.
 _LINES = 4
 
 
 class TerminalView:
-    """A spinner, what the run is doing, and the last line of each rank, those that are alike once."""
+    """Shows a spinner, what the run is doing, and the last line of each rank, identical lines once."""
 
     interval = 0.2
     announces = True
@@ -46,14 +46,17 @@ class TerminalView:
 
     @contextmanager
     def packing(self, folder: str) -> Iterator[Packed]:
-        """A bar."""
+        """Show a progress bar."""
         columns = (TextColumn("packing {task.description}"), BarColumn(), DownloadColumn(binary_units=True))
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task(folder, total=None)
             yield lambda done, total: progress.update(task, completed=done, total=total)
 
     def show(self, snapshot: Snapshot, awaited: bool) -> Shown:
-        """The status while somebody waits for the run, and a line once it has ended; why it failed, its error tells."""
+        """Return the status while a caller waits for the run, and a line once it has succeeded or was cancelled.
+
+        A failed run gets no line: its error says why it failed.
+        """
         if snapshot.status in (Status.SUCCEEDED, Status.CANCELLED):
             ended = f"{snapshot.status.value} {'in' if snapshot.status is Status.SUCCEEDED else 'after'}"
             return Shown(notes=(f"run {snapshot.label} {ended} {duration(snapshot.seconds)}",))
@@ -62,11 +65,11 @@ class TerminalView:
         return Shown(footer=self._lines(snapshot))
 
     def show_again(self, snapshot: Snapshot) -> bool:
-        """What a terminal has shown stays as it is."""
+        """Return ``False``: what a terminal has shown stays as it is."""
         return False
 
     def _lines(self, snapshot: Snapshot) -> tuple[str, ...]:
-        # One column less than there are: a terminal that is full to the edge wraps.
+        # One column less than the terminal has: a line that fills the last column wraps.
         console = Console(
             width=max(20, shutil.get_terminal_size().columns - 1),
             force_terminal=True,
@@ -85,9 +88,9 @@ class TerminalView:
         head.append(spinner.plain if isinstance(spinner, Text) else "*", style=style)
         head.append(f" {timed(snapshot)}", style=f"bold {style}")
         about = [f"run {snapshot.label}"]
-        if snapshot.lasting < 1:  # else another time stands there already
+        if snapshot.lasting < 1:  # otherwise the head shows the time of the step
             about.insert(0, duration(snapshot.seconds))
-        if snapshot.nodes and not snapshot.detail:  # which says it itself
+        if snapshot.nodes and not snapshot.detail:  # a detail may name the nodes itself
             about.insert(1, f"on {count(snapshot.nodes, 'node')}")
         head.append("  " + ", ".join(about), style="dim")
         entries = folded(snapshot.lines, _LINES)

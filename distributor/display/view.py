@@ -1,4 +1,4 @@
-"""What a run shows of itself while it goes: in a terminal, in a notebook, or as occasional lines elsewhere."""
+"""The interface of views, which show a run in a terminal, in a notebook, or as occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import NamedTuple, Protocol
 
 from distributor.display.snapshot import Snapshot
 
-#: Is told how many bytes of how many have been packed.
+#: Called with the number of bytes packed so far and the total.
 Packed = Callable[[int, int], None]
 
 
 class Shown(NamedTuple):
-    """What a view wants to have in the log: ``footer`` stays below it for now, ``notes`` are lines of it."""
+    """What a view adds to the log: ``notes`` become lines of it, ``footer`` stays below it until the next one."""
 
     footer: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -22,22 +22,22 @@ class Shown(NamedTuple):
 class View(Protocol):
     """Shows one run."""
 
-    #: Seconds between looks at the run.
+    #: Number of seconds between two calls of ``show``.
     interval: float
 
-    #: Whether the log is to say who runs where on a cluster.
+    #: Whether the log must say where ranks run on a cluster, and that a run failed if no caller awaits its result.
     announces: bool
 
     def packing(self, folder: str) -> AbstractContextManager[Packed]:
-        """While a project folder is packed, before there is a run."""
+        """Return a context manager that shows the packing of a project folder, before there is a run."""
 
     def show(self, snapshot: Snapshot, awaited: bool) -> Shown:
-        """Shows a moment; the last one is that of a run that has ended.
+        """Show the run at one moment. The last call is for a run that has ended.
 
         Args:
-            snapshot: of the run.
-            awaited: whether somebody waits for its end, so that the terminal is not used otherwise.
+            snapshot: the state of the run.
+            awaited: whether a caller waits for the end of the run, so that nothing else uses the terminal.
         """
 
     def show_again(self, snapshot: Snapshot) -> bool:
-        """Shows a run that goes on in one more place, and keeps that up to date; ``False`` where it cannot."""
+        """Show a run in progress in one more place and keep that up to date; return ``False`` if that is impossible."""

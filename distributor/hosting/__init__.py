@@ -1,1 +1,1 @@
-"""Where agents come from. Runs in Spark's Python workers and on the driver; standard library only, no torch."""
+"""Start agents. This package runs in Spark's Python workers and on the driver: standard library only, no torch."""

@@ -1,4 +1,4 @@
-"""An agent as its owner sees it, and how one is started anew."""
+"""An agent as its owner sees it, and starting one without a warm process."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from distributor.machine import bootstrap, processes
 
 
 class Agent:
-    """A started agent. Its parent is this process, or a warm one.
+    """A started agent. Its parent is this process, or a warm process.
 
     Args:
-        pid: of the agent.
-        descriptor: its process descriptor, -1 where the kernel has none; taken over.
-        child: this process's own child, if it is that.
-        note: what is to be told to the user.
+        pid: process id of the agent.
+        descriptor: process descriptor of an agent that a warm process forked, otherwise -1; this object closes it.
+        child: the agent as a child of this process, if it is one.
+        note: a note for the user.
     """
 
     def __init__(
@@ -29,14 +29,14 @@ class Agent:
         self._child = child
 
     def kill(self) -> None:
-        """SIGKILLs it, if it has not ended."""
+        """Send SIGKILL to the agent, unless it has ended."""
         if self._child is not None:
             self._child.kill()
         elif self._descriptor >= 0:
             processes.kill_by(self._descriptor, self.pid)
 
     def wait(self) -> None:
-        """Waits until it has ended. Call it once, and nothing after it."""
+        """Wait until the agent has ended. Call this once, and no other method afterwards."""
         if self._child is not None:
             self._child.wait()
         while self._descriptor >= 0 and not processes.readable([self._descriptor], 3600.0):
@@ -47,7 +47,7 @@ class Agent:
 
 
 def anew(root: str, inherit: Mapping[str, socket.socket], note: str | None = None) -> tuple[Agent, socket.socket]:
-    """Start an agent as a child of this process; the agent, and this side of its control line."""
+    """Start an agent as a child of this process; return it with this side of its control line."""
     ours, theirs = socket.socketpair()
     with theirs:
         sockets = {"control": theirs, **inherit}
@@ -57,6 +57,6 @@ def anew(root: str, inherit: Mapping[str, socket.socket], note: str | None = Non
             stdin=subprocess.DEVNULL,
             pass_fds=[sock.fileno() for sock in sockets.values()],
             start_new_session=True,
-            env=dict(os.environ),  # libraries in C set variables that Python does not know of (readline: LINES)
+            env=dict(os.environ),  # without variables that C libraries set behind Python's back (readline: LINES)
         )
     return Agent(child.pid, -1, child, note), ours

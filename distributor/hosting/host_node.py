@@ -1,4 +1,4 @@
-"""The one way to run an agent for a node and to hear what became of it, for a Spark task and for local mode alike."""
+"""Run an agent for a node and get its report, in a Spark task and in local mode alike."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from distributor.values.job import Warmth
 
 
 class HostedNode:
-    """A node as its owner sees it. Made by :func:`host_node`.
+    """A node as its owner sees it; created by :func:`host_node`.
 
     Attributes:
         folder: the node's private folder.
@@ -45,7 +45,7 @@ class HostedNode:
         return self._agent
 
     def converse(self, order: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Give the agent its order and wait for its report; ``None`` if it died before."""
+        """Give the agent its order and return its report, or ``None`` if the agent died before reporting."""
         assert self._line is not None
         try:
             control.send(self._line, order)
@@ -55,7 +55,7 @@ class HostedNode:
         return report
 
     def end(self) -> None:
-        """Let the agent go, and wait until it has ended."""
+        """Close the control line and wait until the agent has ended."""
         if self._line is not None:
             self._line.close()
         if self._agent is not None:
@@ -64,7 +64,7 @@ class HostedNode:
 
 @contextmanager
 def host_node(run_id: str, leader: int) -> Iterator[HostedNode]:
-    """Host one node of a run: nothing of it, process or file, is left behind at the end.
+    """Host one node of a run, and leave none of its processes and files behind at the end.
 
     Args:
         run_id: identifier of the run.
@@ -76,7 +76,7 @@ def host_node(run_id: str, leader: int) -> Iterator[HostedNode]:
         ...     report = node.converse(order)
     """
     folder = folders.make(run_id)
-    claimed = folders.claim(folder)  # until the agent claims it: this process may be killed before
+    claimed = folders.claim(folder)  # until the agent claims it; this process may be killed before
     node = HostedNode(folder)
     try:
         yield node
@@ -97,21 +97,22 @@ def start_agent(
     wanted: Callable[[], bool] = lambda: True,
     importing: Callable[[str], None] = lambda module: None,
 ) -> tuple[Agent, socket.socket]:
-    """Starts an agent in a session of its own and returns it with this side of its control line.
+    """Start an agent in its own process session; return it with this side of its control line.
 
-    It has this process's environment, current directory, standard output and standard error.
+    The agent has this process's environment, current directory, standard output and standard error.
 
     Args:
-        root: where the package can be imported from: a folder, or a zip.
-        inherit: sockets that the agent gets, by name; they stay open here.
-        owner: pid of the process whose end ends a warm process.
-        warmth: what is asked of a warm process; ``None``: the agent is started anew.
-        task_cpus: CPUs of one task.
-        wanted: whether the agent is still wanted, asked while a warm process imports.
-        importing: is told the name of each module whose import by a warm process is waited for, "" once it has ended.
+        root: the folder or zip from which the package can be imported.
+        inherit: sockets that the agent gets, by name; they stay open in this process.
+        owner: pid of the process that a warm process serves; the warm process ends with it.
+        warmth: what the job asks of a warm process; with ``None``, the agent is started without one.
+        task_cpus: number of CPUs of one task.
+        wanted: returns whether the agent is still wanted; called while a warm process imports.
+        importing: called with the name of each module that a warm process imports meanwhile, and with "" when
+            the warm process has answered.
     """
     if warmth is not None:
-        with suppress(OSError):  # a full disk, a /tmp that others tampered with: the run does not need this
+        with suppress(OSError):  # a full disk, a /tmp that others tampered with: a warm process is optional
             started = from_warm(root, inherit, owner, warmth, task_cpus, wanted, importing)
             if started is not None:
                 return started

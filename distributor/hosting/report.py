@@ -1,4 +1,4 @@
-"""What the files of a report hold, in pieces."""
+"""Read the files that a report names, in pieces."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def pieces(path: str, chunk: int, offset: int = 0) -> Iterator[bytes]:
-    """A file from an offset on, in pieces of so many bytes."""
+    """Yield a file from an offset on, in pieces of at most ``chunk`` bytes."""
     with open(path, "rb") as file:
         file.seek(offset)
         while piece := file.read(chunk):
@@ -15,7 +15,7 @@ def pieces(path: str, chunk: int, offset: int = 0) -> Iterator[bytes]:
 
 
 def rest(files: Iterable[Mapping[str, Any]], chunk: int) -> Iterator[tuple[int, int, int, bytes]]:
-    """What the channel did not bring of the ranks' output, as a report lists it: rank, stream, offset, piece."""
+    """Yield the ranks' output that the channel did not bring, as a report lists it: rank, stream, offset, piece."""
     for file in files:
         offset = file["offset"]
         for piece in pieces(file["path"], chunk, offset):

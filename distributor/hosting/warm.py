@@ -1,9 +1,10 @@
-"""How an owner (a Spark task's Python worker, or the driver) gets an agent: forked by a warm process, or started anew.
+"""Get an agent for an owner (a Spark task's Python worker, or the driver) from a warm process.
 
-A warm process serves one executor or driver. It is found in a private folder whose name says all that a fork takes from
-the process it is forked from: who it is for, which Python and package, environment, limits. What another run would have
-to have different gets another warm process. Where there is none that answers, one is started; where that cannot be, the
-agent is started anew. Standard library only, and pickled by value into Spark's workers.
+A warm process serves one executor or driver. It is found through a private folder. The folder's name is a digest of all
+that a fork takes over from its parent: the owner, the Python and the package, the environment, the limits. A run that
+needs any of these different gets another warm process. If no warm process answers, one is started. If that fails, the
+caller starts the agent without one. This module uses the standard library only, and is pickled by value into Spark's
+workers.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ if TYPE_CHECKING:
     pass
 
 
-#: Seconds in which a warm process that is up forks an agent: it takes milliseconds.
+#: Seconds that a ready warm process may take to fork an agent, which takes milliseconds.
 _PATIENCE = 5.0
 
-#: Seconds that a warm process gets to import what it should; longer than that is given up.
+#: Seconds that a warm process may take for its imports; after that, it is killed.
 _IMPORT_PATIENCE = 300.0
 
-#: Seconds between looks at whether a caller that waits for imports still wants its agent.
+#: Seconds between checks whether a caller that waits for imports still wants its agent.
 _LOOK = 0.1
 
-#: Warm processes of one owner at most; one more ends the oldest.
+#: The largest number of warm processes of one owner; one more ends the oldest.
 _MOST = 3
 
 
-#: Variables that may differ from run to run: they are read after the fork only, by Spark only, or by nobody
+#: Variables that may differ from run to run: they are read only after the fork, only by Spark, or not at all
 #: (``PYTEST_CURRENT_TEST``, which pytest writes for each test).
 _VOLATILE = frozenset(
     {
@@ -73,19 +74,22 @@ def from_warm(
     wanted: Callable[[], bool],
     importing: Callable[[str], None],
 ) -> tuple[Agent, socket.socket] | None:
-    """An agent forked by a warm process; ``None`` if that cannot be, or is not wanted any more."""
+    """Return an agent forked by a warm process; ``None`` if that fails, or the agent is no longer wanted.
+
+    If the warm process must not be forked, the agent is started without it and carries the reason as its note.
+    """
     overlay = environment.overlay(os.environ, task_cpus, warmth["ranks_per_task"], warmth["spark_cpus"])
     environ = environment.apply(os.environ, overlay)
     environ = {**environ, **warmth["env"]}
     if not warmth["use_gpu"]:
-        environ |= allocator.huge_pages(environ)  # not for the forks' own children: forks get the job's environment
+        environ |= allocator.huge_pages(environ)  # not for the forks' own children: forks get the caller's environment
     for _ in range(3):
         folder = _folder(root, owner, warmth, environ)
         try:
             connection, fresh = _reach(folder, root, owner, warmth, environ)
-        except FileNotFoundError:  # the process of before has left just now, and its folder with it
+        except FileNotFoundError:  # the previous process has just ended and removed its folder
             continue
-        # A line for each attempt: one that is given up may still be in a queue, and end in an agent without an owner.
+        # Each attempt has its own line: an abandoned request may still be queued and start an agent without an owner.
         ours, theirs = socket.socketpair()
         with connection, theirs:
             answer, descriptor = _ask(connection, folder, {"control": theirs, **inherit}, wanted, importing)
@@ -94,16 +98,16 @@ def from_warm(
         ours.close()
         if answer.startswith(UNFIT):
             return anew(root, inherit, answer[len(UNFIT) :].decode())
-        if not wanted() or (fresh and answer != OUTDATED):  # what it needs cannot be imported: the cold way tells why
+        if not wanted() or (fresh and answer != OUTDATED):  # an import fails there; starting without it tells why
             return None
     return None
 
 
 def _folder(root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]) -> str:
-    """Where the warm process for this owner and these wishes lives, made if it is not there.
+    """Return the folder of the warm process for this owner and these settings; create it if it is missing.
 
     Raises:
-        OSError: it cannot be made, or is not this user's alone.
+        OSError: the folder cannot be created, or others than this user have access to it.
     """
     package: object = root
     if root.endswith(".zip"):
@@ -127,9 +131,9 @@ def _digest(values: list[object]) -> str:
 
 @contextmanager
 def _short(folder: str) -> Iterator[tuple[str, int]]:
-    """A short path of a folder, and its descriptor.
+    """Yield a short path of a folder, and its descriptor.
 
-    A socket's path may have 107 bytes only (unix(7)); temporary folders of a cluster's containers have longer ones.
+    A socket's path may have at most 107 bytes (unix(7)); temporary folders in a cluster's containers can be longer.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -140,10 +144,10 @@ def _short(folder: str) -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def _locked(folder: str) -> Iterator[str]:
-    """Keeps others from starting or ending the folder's warm process; yields a short path of the same folder.
+    """Keep others from starting or ending the folder's warm process; yield a short path of the folder.
 
     Raises:
-        OSError: the folder has just been removed.
+        OSError: the folder has just been removed or replaced.
     """
     with _short(folder) as (short, descriptor):
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -155,10 +159,10 @@ def _locked(folder: str) -> Iterator[str]:
 def _reach(
     folder: str, root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]
 ) -> tuple[socket.socket, bool]:
-    """A connection to the folder's warm process, and whether it had to be started.
+    """Connect to the folder's warm process; return the connection and whether the process was started for it.
 
     Raises:
-        OSError: it cannot be started, or its queue is full.
+        OSError: the warm process cannot be started, or its queue is full.
     """
     with _locked(folder) as short:
         try:
@@ -174,7 +178,7 @@ def _reach(
 
 
 def _connect(folder: str) -> socket.socket:
-    """A connection to the warm process of a folder, which has to have a short path."""
+    """Connect to the warm process of a folder, whose path must be short."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.settimeout(_PATIENCE)
@@ -188,12 +192,12 @@ def _connect(folder: str) -> socket.socket:
 
 
 def _start(folder: str, short: str, root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]) -> None:
-    """Starts a warm process that will serve the folder; connections wait in its queue until it can."""
-    # Of one before, which is gone or serves nobody any more.
+    """Start a warm process for the folder; connections wait in its queue until it is ready."""
+    # Files of a previous warm process, which has ended or accepts no more requests.
     for name in ("socket", "importing", "ready", "owner", "pid"):
         with suppress(FileNotFoundError):
             os.unlink(f"{short}/{name}")
-    if root.endswith(".zip"):  # a run's own copy goes with it
+    if root.endswith(".zip"):  # the run's own copy is removed with the run
         shutil.copyfile(root, f"{short}/package.new")
         os.rename(f"{short}/package.new", f"{short}/package.zip")
         root = os.path.join(folder, "package.zip")
@@ -221,12 +225,12 @@ def _start(folder: str, short: str, root: str, owner: int, warmth: Warmth, envir
             pass_fds=[listener.fileno()],
             start_new_session=True,
         )
-    starter.wait()  # it leaves a child that is nobody's, at once
+    starter.wait()  # ends at once and leaves the warm process as an orphan
     _retire_oldest(folder)
 
 
 def _retire_oldest(newest: str) -> None:
-    """Ends the warm process of this owner that was started first, if there are too many."""
+    """End the oldest warm process of this owner if there are too many."""
     owner = os.path.basename(newest).rpartition("-")[0]
     parent = os.path.dirname(newest)
     others = [os.path.join(parent, name) for name in os.listdir(parent) if name.startswith(f"{owner}-")]
@@ -253,14 +257,17 @@ def _ask(
     wanted: Callable[[], bool],
     importing: Callable[[str], None],
 ) -> tuple[bytes, int]:
-    """Asks for an agent: the answer, and the agent's process descriptor, or -1. A process that hangs is killed."""
+    """Ask a warm process for an agent; return its answer and the agent's process descriptor, or -1.
+
+    A warm process that hangs is killed.
+    """
     here = os.open(".", os.O_PATH | os.O_DIRECTORY)
     try:
         request = {"names": list(sockets), "owner": os.getpid(), "environ": dict(os.environ)}
         descriptors = [here, 1, 2, *(sock.fileno() for sock in sockets.values())]
         try:
             _send(connection, folder, request, descriptors)
-        except OSError:  # it has just ended
+        except OSError:  # the warm process has just ended
             return b"", -1
     finally:
         os.close(here)
@@ -286,7 +293,7 @@ def _ask(
 
 
 def _imported_now(folder: str) -> str:
-    """The module that a warm process is importing, "" before the first."""
+    """Return the name of the module that a warm process is importing, or "" before the first."""
     try:
         with open(os.path.join(folder, "importing")) as file:
             return file.read()
@@ -295,7 +302,7 @@ def _imported_now(folder: str) -> str:
 
 
 def _kill(folder: str) -> None:
-    """Kills a warm process that does not answer."""
+    """Kill a warm process that does not answer."""
     with suppress(OSError, ValueError):
         with open(os.path.join(folder, "pid")) as file:
             pid, _, started = file.read().partition(" ")

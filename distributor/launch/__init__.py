@@ -1,10 +1,10 @@
 """Launch paths: pure decisions about how ranks are started.
 
-Runs on the driver and on nodes; may import ``machine``. Users pass one as ``launch=`` to ``Distributor``:
+Runs on the driver and on nodes; may import ``machine``. Users pass a path as ``launch=`` to ``Distributor``:
 
     from distributor.launch import DeepSpeed, Torchrun
 
-A path with a configuration of its own has a wing, from which its public name is loaded on first use.
+A path with its own configuration has a wing of the package. Its public name is loaded from there on first use.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _WHERE = {"Torchrun": "distributor.launch.torchrun", "DeepSpeed": "distributor.deepspeed.launch"}
 
-#: Paths that need no options, by the name that ``launch=`` takes for them.
+#: Class names of the paths that work without options, by the string that ``launch=`` accepts for each.
 NAMES = {"torchrun": "Torchrun", "deepspeed": "DeepSpeed"}
 
 __all__ = ["DeepSpeed", "Torchrun"]

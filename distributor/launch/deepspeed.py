@@ -1,6 +1,6 @@
-"""The DeepSpeed path: ranks as torchrun starts them, and what DeepSpeed, Accelerate and Transformers look for.
+"""The DeepSpeed path: torchrun's ranks, with the settings that DeepSpeed, Accelerate and Transformers read.
 
-No ``deepspeed`` runner, no hostfile and no SSH: Spark has the nodes.
+Spark provides the nodes, so there is no ``deepspeed`` runner, no hostfile and no SSH.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from distributor.values.job import Function, Target
 from distributor.values.placement import Node, Placement
 from distributor.values.plan import Call, Plan, Site
 
-#: Where a rank finds its final configuration. Read by ``distributor.runtime``.
+#: The environment variable that holds the path of the final configuration. Read by ``distributor.runtime``.
 CONFIG_PATH = "DISTRIBUTOR_DEEPSPEED_CONFIG"
 
 _CONFIG, _GIVEN = "deepspeed.json", "deepspeed-given.json"
@@ -23,16 +23,17 @@ _CONFIG, _GIVEN = "deepspeed.json", "deepspeed-given.json"
 
 @dataclass(frozen=True)
 class DeepspeedRanks:
-    """Torchrun's ranks with DeepSpeed's configuration in the node's folder and in their environment.
+    """Torchrun's ranks, with DeepSpeed's configuration in the node's folder and its settings in their environment.
 
     Attributes:
-        config: the final configuration as JSON, with which ``deepspeed.initialize`` is called; ``None`` without one.
-        given: the same with every "auto" that a library may fill from what it knows of the training later on.
-        stage: ZeRO stage in it.
+        config: the final configuration as JSON, with which ``deepspeed.initialize`` is called; ``None`` if there is no
+            configuration.
+        given: the same configuration with each "auto" that a library may still fill in from the training's settings.
+        stage: the ZeRO stage of the configuration.
         precision: ``"fp32"``, ``"fp16"`` or ``"bf16"``.
-        extensions: builders of the extensions in C++ or CUDA that it loads.
-        extensions_timeout: seconds that ranks of a node wait for the one that builds them.
-        script_arguments: scripts and modules get ``--deepspeed --deepspeed_config PATH``.
+        extensions: the builders of the C++ or CUDA extensions that ranks load.
+        extensions_timeout: number of seconds that ranks of a node wait for the rank that builds the extensions.
+        script_arguments: whether scripts and modules get ``--deepspeed --deepspeed_config PATH``.
     """
 
     name: ClassVar[str] = "deepspeed"
@@ -48,17 +49,18 @@ class DeepspeedRanks:
 
     @property
     def needs(self) -> Mapping[str, str]:
-        """Return the modules that ranks import, each with what asks for it."""
+        """Return the modules that ranks must import, each with the name of the option that requires it."""
         return {} if self.config is None else {"deepspeed": "deepspeedConfig"}
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         """Return the variables that must be set before torch is imported."""
-        # Asked for GPUs as it is imported, torch would use CUDA, after which no process can be forked; NVML tells too.
+        # On import, torch is asked for GPUs. By default it would use CUDA, after which no process can be forked.
+        # With this variable it asks NVML instead.
         env = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         return env if use_gpu else {**env, "DS_ACCELERATOR": "cpu"}
 
     def plan(self, site: Site) -> Plan:
-        """Return what one node does."""
+        """Return the plan of one node."""
         plan, placement, node = Torchrun().plan(site), site.placement, site.node
         files = {name: text for name, text in ((_CONFIG, self.config), (_GIVEN, self.given)) if text is not None}
         paths = {name: os.path.join(site.folder, name) for name in files}
@@ -78,15 +80,17 @@ class DeepspeedRanks:
 
 
 def _with_arguments(target: Target, path: str | None) -> Target:
-    """What follows a script on the command line of DeepSpeed's own launcher, and is parsed by
-    ``deepspeed.add_config_arguments``. A function has no command line."""
+    """Append the arguments that follow a script on the command line of DeepSpeed's own launcher.
+
+    ``deepspeed.add_config_arguments`` parses them. A function has no command line.
+    """
     if isinstance(target, Function):
         return target
     return replace(target, argv=(*target.argv, "--deepspeed", *(("--deepspeed_config", path) if path else ())))
 
 
 def _launcher_env(placement: Placement, node: Node) -> dict[str, str]:
-    """What ``deepspeed.launcher.launch`` sets beside torchrun's variables."""
+    """Return the variables that ``deepspeed.launcher.launch`` sets in addition to torchrun's."""
     return {
         "CROSS_RANK": str(node.node_rank),
         "CROSS_SIZE": str(len(placement.nodes)),
@@ -95,7 +99,7 @@ def _launcher_env(placement: Placement, node: Node) -> dict[str, str]:
 
 
 def _shared_memory(placement: Placement, node: Node) -> tuple[str, ...]:
-    """Where DeepSpeed's ranks on CPUs of one node keep 66 MiB each for collectives, which they never remove.
+    """Return the files in which DeepSpeed's CPU ranks on one node keep 66 MiB each for collectives, and never remove.
 
     Source: ``deepspeed/ops/csrc/cpu/comm/shm.cpp``, ``shm_initialize``.
     """
@@ -106,11 +110,11 @@ def _shared_memory(placement: Placement, node: Node) -> tuple[str, ...]:
 
 
 def _libraries(asked: DeepspeedRanks, paths: Mapping[str, str]) -> dict[str, str]:
-    """What ``accelerate launch --use_deepspeed --deepspeed_config_file`` sets; Transformers reads the same.
+    """Return what ``accelerate launch --use_deepspeed --deepspeed_config_file`` sets. Transformers reads the same.
 
     Source: ``accelerate/utils/launch.py``, ``prepare_deepspeed_cmd_env``.
     """
-    if not paths:  # they would train with a configuration of their own
+    if not paths:  # otherwise the libraries would train with their own configuration
         return {}
     return {
         CONFIG_PATH: paths[_CONFIG],

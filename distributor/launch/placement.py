@@ -1,4 +1,4 @@
-"""From the facts of all tasks to who runs where: pure functions, the same answer on every node."""
+"""Decide which rank runs where from the facts of all tasks. Pure functions: every node gets the same answer."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from distributor.values.placement import Node, NodeFacts, Placement
 
 
 def place(facts: Sequence[NodeFacts], job: Job) -> Placement:
-    """Merges tasks of one executor into one node and numbers nodes and ranks.
+    """Merge the tasks of each executor into one node, and number nodes and ranks.
 
-    Nodes are ordered by their lowest partition; ranks are contiguous on a node, so
-    ``RANK = (ranks of the nodes before) + LOCAL_RANK`` as torchrun numbers them.
+    Nodes are ordered by their lowest partition. Ranks are contiguous on a node, so
+    ``RANK = (number of ranks on earlier nodes) + LOCAL_RANK``, as torchrun numbers them.
 
     Args:
         facts: one entry per task, in any order.
-        job: for the ranks per task, their GPUs if any are wanted, and how many ranks a node may have.
+        job: gives the ranks per task, their GPUs if it uses any, and the maximum number of ranks of a node.
 
     Raises:
-        ResourceError: two ranks would share a device, a task has fewer GPUs than its ranks need, or a node more ranks
-            than it may.
+        ResourceError: two ranks would share a device, a task has fewer GPUs than its ranks need, or a node has more
+            ranks than allowed.
     """
     by_executor: dict[str, list[NodeFacts]] = {}
     for fact in sorted(facts, key=lambda fact: fact.partition):
@@ -57,7 +57,7 @@ def place(facts: Sequence[NodeFacts], job: Job) -> Placement:
 
 
 def _node_gpus(tasks: Sequence[NodeFacts], job: Job) -> tuple[str, ...]:
-    """The devices of a node's ranks in the order in which they see them: see ``Node``."""
+    """Return the devices of a node in the order in which its ranks see them (see ``Node``)."""
     by_rank: list[tuple[str, ...]] = []
     needed = job.ranks_per_task * job.gpus_per_process
     for task in tasks:
@@ -74,12 +74,12 @@ def _node_gpus(tasks: Sequence[NodeFacts], job: Job) -> tuple[str, ...]:
 
 
 def _refuse_shared_gpus(nodes: Sequence[Node], machines: Sequence[str]) -> None:
-    """Two ranks on one device hang in NCCL's first collective, or run each other out of memory."""
+    """Raise an error if two ranks share a GPU: NCCL's first collective would hang, or they would run out of memory."""
     owners: dict[tuple[str, str], int] = {}
     for node, machine in zip(nodes, machines):
         for index, gpu in enumerate(node.gpus):
             rank = node.first_rank + index % node.local_world_size
-            device = (machine if gpu.isdecimal() else "", gpu)  # other names are unique in the world
+            device = (machine if gpu.isdecimal() else "", gpu)  # names that are not numbers are unique across machines
             if device in owners:
                 raise ResourceError(
                     f"ranks {owners[device]} and {rank} on {node.host} would share GPU {gpu}: give each task whole "

@@ -1,4 +1,4 @@
-"""The plain DistributedDataParallel path: each rank gets what ``torchrun`` would give it."""
+"""The plain DistributedDataParallel path: each rank gets the variables that ``torchrun`` would set."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Torchrun:
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def resolve(self, num_processes: int, use_gpu: bool) -> Torchrun:
-        """Return this value: it has nothing to read or to check."""
+        """Return this object unchanged: there is nothing to read or to check."""
         return self
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
@@ -32,7 +32,7 @@ class Torchrun:
         return {}
 
     def plan(self, site: Site) -> Plan:
-        """Return what one node does."""
+        """Return the plan of one node."""
         job, placement, node = site.job, site.placement, site.node
         return Plan(
             node=node,

@@ -1,1 +1,4 @@
-"""Facts of this machine: processes, network, devices. Runs everywhere; standard library, ``values`` and ``text``."""
+"""Facts about this machine: processes, network, devices.
+
+Runs everywhere; imports only the standard library, ``values``, ``text`` and ``errors``.
+"""

@@ -1,8 +1,8 @@
-"""The C library's allocator in CPU ranks: it keeps freed memory for the next step, and takes it in huge pages.
+"""The C library's allocator in CPU ranks: it keeps freed memory for the next step, and uses huge pages.
 
-glibc takes large pieces from the kernel and returns them as soon as they are freed. Gradients and buffers of a training
-step are such pieces, so each step faults the same pages in again, 4 KiB at a time. Standard library only: part of it
-runs inside Spark's Python workers.
+By default, glibc takes large blocks from the kernel and returns them as soon as they are freed. The gradients and
+buffers of a training step are such blocks, so each step faults the same pages in again, 4 KiB at a time. Standard
+library only: part of this module runs inside Spark's Python workers.
 """
 
 from __future__ import annotations
@@ -11,23 +11,24 @@ import ctypes
 from collections.abc import Mapping
 from contextlib import suppress
 
-#: The environment variable that leaves the allocator as it is, where it is ``0``.
+#: The environment variable that leaves the allocator unchanged if it is ``0``.
 KEEP_MEMORY = "DISTRIBUTOR_KEEP_MEMORY"
 
-#: What mallopt(3) calls M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, and the values they get. Pieces up to the first, which
-#: is glibc's upper bound for it, come from the heap, whose end goes back to the kernel beyond the second only.
+#: The parameters M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of mallopt(3), and their values. Blocks up to the first value,
+#: which is glibc's upper bound for it, come from the heap. The free end of the heap goes back to the kernel only if it
+#: is larger than the second value.
 _SETTINGS = {-3: 32 << 20, -1: (1 << 31) - 1}
 
-#: By these, users set the same and more themselves; GLIBC_TUNABLES counts where it names the allocator.
+#: Variables with which users configure the allocator themselves; GLIBC_TUNABLES counts only if it names the allocator.
 _MALLOC = "MALLOC_"
 _TUNABLES, _MALLOC_TUNABLES = "GLIBC_TUNABLES", "glibc.malloc."
 
-#: Asks the kernel for huge pages (madvise(2), MADV_HUGEPAGE); glibc 2.35 and later, which reads it at exec only.
+#: Makes glibc ask for huge pages (madvise(2), MADV_HUGEPAGE); glibc 2.35 and later, which reads it only at exec.
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
 
 def is_left_alone(environ: Mapping[str, str]) -> bool:
-    """Whether the environment says something of the allocator, so that nothing of it is changed.
+    """Return whether the environment already configures the allocator, which then stays unchanged.
 
     >>> is_left_alone({"MALLOC_ARENA_MAX": "2"}), is_left_alone({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"})
     (True, True)
@@ -42,7 +43,7 @@ def is_left_alone(environ: Mapping[str, str]) -> bool:
 
 
 def huge_pages(environ: Mapping[str, str]) -> dict[str, str]:
-    """What has a process that is started with an environment, and all its forks, allocate in huge pages.
+    """Return variables that make a process started with this environment, and all its forks, use huge pages.
 
     >>> huge_pages({"GLIBC_TUNABLES": "glibc.rtld.nns=8"})
     {'GLIBC_TUNABLES': 'glibc.rtld.nns=8:glibc.malloc.hugetlb=1'}
@@ -54,7 +55,7 @@ def huge_pages(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_glibcs() -> bool:
-    """Whether this process allocates by glibc, and not by jemalloc, tcmalloc or another C library."""
+    """Return whether this process uses glibc's allocator, not jemalloc, tcmalloc or another C library's."""
     with suppress(OSError, AttributeError):
         return _address(ctypes.CDLL(None)) == _address(ctypes.CDLL("libc.so.6"))
     return False
@@ -65,7 +66,7 @@ def _address(library: ctypes.CDLL) -> int | None:
 
 
 def keep_memory(environ: Mapping[str, str]) -> bool:
-    """Has this process's allocator keep what is freed, where nobody has said otherwise; returns whether it does."""
+    """Make this process's allocator keep freed memory, unless it is configured otherwise; return whether it does."""
     if is_left_alone(environ) or not is_glibcs():
         return False
     mallopt = ctypes.CDLL(None).mallopt

@@ -1,4 +1,4 @@
-"""Starting a process of this package, and how that is recognised: its arguments and its mark."""
+"""Start processes of this package, and make them recognisable by their arguments and their mark."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import sys
 from distributor.machine.processes import stat
 from distributor.values.environment import NODE_ID
 
-# proc(5), /proc/PID/stat: where the arguments and the environment lie that the process was started with. The kernel
-# shows what is there now, and a fork has a copy: this is how servers change what ps shows for their children.
+# Fields of /proc/PID/stat (proc(5)): the addresses of the arguments and the environment that the process was started
+# with. The kernel shows the current content of that memory, and a fork has its own copy. Servers use this to change
+# what ps shows for their children.
 _ARGUMENTS, _ENVIRONMENT = 45, 47
 
 
 def overwrite_argument(old: str, new: str) -> None:
-    """Shows other arguments in place of one that this process was started with, which must be at least as long."""
+    """Show other arguments in place of one that this process was started with, which must be at least as long."""
     _overwrite("cmdline", _ARGUMENTS, old.encode(), new.encode())
 
 
 def overwrite_environ(old: str, new: str) -> None:
-    """Shows another environment entry in place of one that this process was started with; ``getenv`` is not changed."""
+    """Show another environment entry in place of one that this process was started with; ``getenv`` is not changed."""
     _overwrite("environ", _ENVIRONMENT, old.encode(), new.encode())
 
 
@@ -34,7 +35,7 @@ def _overwrite(file: str, field: int, old: bytes, new: bytes) -> None:
     ctypes.memmove(int(fields[field]) + at, new.ljust(len(old), b"\0"), len(old))
 
 
-#: What is started as a process, by the name that its command line shows.
+#: Modules that are started as processes, by the name that the command line shows.
 _PARTS = {
     "warm": "distributor.node.warm",
     "agent": "distributor.node.agent",
@@ -42,7 +43,8 @@ _PARTS = {
     "rank": "distributor.rank.process",
 }
 
-#: Run by ``python -c``: imports the package from a given place without shadowing anything, nor the current directory.
+#: Code for ``python -c``. It imports the package from a given path; neither the package's siblings nor the current
+#: directory can shadow other modules.
 _BOOTSTRAP = f"""
 PARTS = {_PARTS}
 import sys
@@ -61,18 +63,18 @@ importlib.import_module(PARTS[part]).main(*args)
 
 
 def command(root: str, part: str, *args: str) -> list[str]:
-    """The command line that runs a part's ``main(*args)`` with the package found at ``root``."""
+    """Return the command line that runs a part's ``main(*args)``, with the package imported from ``root``."""
     return [sys.executable, "-c", _BOOTSTRAP, root, part, *args]
 
 
-#: An argument of a warm process that leaves room for those that its forks show instead.
+#: An argument of a warm process; it leaves room for the arguments that its forks show instead.
 PLACEHOLDER = "-" * 40
 
 
-#: The environment entry that its forks show their node's mark in place of.
+#: An environment entry of a warm process; its forks show their node's mark instead.
 UNMARKED = f"{NODE_ID}=".ljust(80, "-")
 
 
 def title(part: str, argument: object = PLACEHOLDER) -> str:
-    """The arguments by which a process is known: a part of this package, and what it was called with."""
+    """Return the arguments by which a process is recognised: a part of this package, and its argument."""
     return f"{part}\0{argument}".ljust(len(f"warm\0{PLACEHOLDER}"), "\0")

@@ -1,7 +1,7 @@
 """The GPUs of a machine and how ranks see them, without importing torch.
 
 A visible-devices variable is a *mapping*: with ``CUDA_VISIBLE_DEVICES=4,6`` the process's device 1 is the machine's
-device 6. Spark's resource addresses index that mapping where it is present.
+device 6. Spark's resource addresses index that mapping if it is set.
 Source: https://docs.nvidia.com/cuda/cuda-programming-guide/ (environment variables, CUDA_VISIBLE_DEVICES).
 """
 
@@ -15,25 +15,25 @@ from pathlib import Path
 
 from distributor.errors import ResourceError
 
-#: Read in this order, and both set for ranks: AMD's HIP takes them as two names of one setting.
-#: ``ROCR_VISIBLE_DEVICES`` filters below them and is left as it is; HIP counts within what it leaves.
+#: They are read in this order, and both are set for ranks: AMD's HIP treats them as two names of one setting.
+#: ``ROCR_VISIBLE_DEVICES`` filters at a lower level and stays unchanged; HIP numbers what it leaves visible.
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
 def visible_devices(environ: Mapping[str, str]) -> str | None:
-    """The visible-devices setting of an environment, ``None`` if there is none."""
+    """Return the visible-devices setting of an environment, or ``None`` if there is none."""
     return next((environ[name] for name in VISIBLE_DEVICES if name in environ), None)
 
 
 def numbered_by(machine: str, environ: Mapping[str, str]) -> str:
-    """A name for where numbers of devices mean the same ones: a machine, and what AMD's lower filter leaves of it."""
+    """Return a name for the scope of device numbers: the machine and, if it is set, AMD's lower-level filter there."""
     return f"{machine} {environ['ROCR_VISIBLE_DEVICES']}" if machine and "ROCR_VISIBLE_DEVICES" in environ else machine
 
 
 def parse_visible(setting: str | None) -> tuple[str, ...] | None:
-    """Device names of a visible-devices setting, in order; ``None`` if unset (all devices are visible).
+    """Return the device names of a visible-devices setting, in order; ``None`` if unset (all devices are visible).
 
-    As CUDA does, everything from the first invalid entry on is ignored: ``"0,-1,1"`` shows only device 0.
+    As in CUDA, everything from the first invalid entry on is ignored: ``"0,-1,1"`` shows only device 0.
 
     >>> parse_visible("4, 6"), parse_visible(""), parse_visible(None)
     (('4', '6'), (), None)
@@ -49,12 +49,12 @@ def parse_visible(setting: str | None) -> tuple[str, ...] | None:
 
 
 def through_mapping(addresses: Sequence[str], visible: Sequence[str] | None, host: str) -> tuple[str, ...]:
-    """Spark's resource addresses as names to put into a visible-devices variable.
+    """Return Spark's resource addresses as names for a visible-devices variable.
 
-    An index goes through the mapping; a name (UUID, MIG) stays as it is.
+    An index is looked up in the mapping; a name (UUID, MIG) stays unchanged.
 
     Raises:
-        ResourceError: an index is beyond the mapping.
+        ResourceError: an index is outside the mapping.
 
     >>> through_mapping(["1", "0"], ("4", "6"), "host-a"), through_mapping(["1"], None, "host-a")
     (('6', '4'), ('1',))
@@ -77,11 +77,11 @@ def through_mapping(addresses: Sequence[str], visible: Sequence[str] | None, hos
 
 
 def local_gpus(environ: Mapping[str, str], count: Callable[[], int] | None = None) -> tuple[str, ...]:
-    """The GPUs that a process with this environment would see on this machine, as visible-devices names.
+    """Return the GPUs that a process with this environment would see on this machine, as visible-devices names.
 
     Args:
         environ: usually ``os.environ``.
-        count: counts the machine's GPUs; by default asks the driver (``nvidia-smi -L``, or AMD's kernel driver).
+        count: counts the machine's GPUs; the default asks the driver (``nvidia-smi -L``, or AMD's kernel driver).
     """
     visible = parse_visible(visible_devices(environ))
     if visible is not None:
@@ -93,7 +93,7 @@ def local_gpus(environ: Mapping[str, str], count: Callable[[], int] | None = Non
 
 
 def count_gpus() -> int:
-    """GPUs of this machine as its driver reports them; 0 where no driver is."""
+    """Return the number of GPUs that this machine's driver reports; 0 if there is no driver."""
     nvidia_smi = shutil.which("nvidia-smi")
     if nvidia_smi is not None:
         listing = subprocess.run([nvidia_smi, "-L"], capture_output=True, text=True, timeout=60, check=False)
@@ -103,7 +103,7 @@ def count_gpus() -> int:
 
 
 def _count_amd(topology: str) -> int:
-    """AMD's kernel driver lists CPUs and GPUs as nodes; GPUs are those with SIMD units."""
+    """Count the GPUs among the nodes of AMD's kernel driver: those with SIMD units. Other nodes are CPUs."""
     count = 0
     for path in Path(topology).glob("*/properties"):
         try:
@@ -115,7 +115,7 @@ def _count_amd(topology: str) -> int:
 
 
 def rank_visibility(gpus: Sequence[str], use_gpu: bool) -> dict[str, str]:
-    """Visible-devices variables for a node's ranks: its GPUs in order of local rank, or none at all.
+    """Return the visible-devices variables for a node's ranks: its GPUs in order of local rank, or none at all.
 
     >>> rank_visibility(["4", "6"], True)["CUDA_VISIBLE_DEVICES"], rank_visibility([], False)["CUDA_VISIBLE_DEVICES"]
     ('4,6', '')

@@ -1,7 +1,7 @@
-"""Private folders below the temporary directory: made for one owner, and removed even if that was killed.
+"""Private folders in the temporary directory, which are removed even if their owner was killed.
 
-A folder's owner locks a file in it for as long as it lives; the kernel drops the lock, however the owner ends. Standard
-library only: part of it runs inside Spark's Python workers.
+A folder's owner keeps a file in it locked for as long as the owner lives; the kernel drops the lock, however the owner
+ends. Standard library only: part of this module runs inside Spark's Python workers.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ PREFIX = "distributor-"
 
 _OWNER = "owner"
 
-#: Lists what goes with a folder, but lies elsewhere.
+#: The file that lists the paths outside a folder that are removed with it.
 _ELSEWHERE = "elsewhere"
 
 
 def make(run_id: str) -> str:
-    """A private folder for one node of a run. Its agent removes it."""
+    """Create a private folder for one node of a run and return its path. The node's agent removes it."""
     return tempfile.mkdtemp(prefix=f"{PREFIX}{run_id}-")
 
 
 def is_private(folder: str | os.PathLike[str]) -> bool:
-    """Whether a folder is one, and this user's alone: anybody can put something into the temporary directory."""
+    """Return whether a path is a folder private to this user: anybody can write to the temporary directory."""
     about = os.lstat(folder)
     return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o077
 
 
 def make_private(folder: str) -> None:
-    """Makes a folder of a known name, if it is not there.
+    """Create a folder with a known name, unless it exists.
 
     Raises:
-        OSError: it cannot be made.
-        PermissionError: it is there, and not this user's alone.
+        OSError: the folder cannot be created.
+        PermissionError: the folder exists, but is not private to this user.
     """
     with suppress(FileExistsError):
         os.mkdir(folder, 0o700)
@@ -49,8 +49,8 @@ def make_private(folder: str) -> None:
 
 
 def claim(folder: str | os.PathLike[str]) -> IO[bytes]:
-    """Locks a folder for as long as the returned file is open."""
-    # Under another name until it is locked: who looks for stale folders would take an unlocked owner for a dead one.
+    """Lock a folder for as long as the returned file is open."""
+    # Under another name until it is locked: a search for stale folders takes an unlocked file for that of a dead owner.
     lock = open(os.path.join(folder, f"{_OWNER}.new"), "wb")
     fcntl.flock(lock, fcntl.LOCK_EX)
     os.rename(lock.name, os.path.join(folder, _OWNER))
@@ -58,13 +58,13 @@ def claim(folder: str | os.PathLike[str]) -> IO[bytes]:
 
 
 def note_elsewhere(folder: str | os.PathLike[str], paths: Sequence[str]) -> None:
-    """Has files outside of a folder removed with it, whoever does that."""
+    """Record files outside a folder, so that any process that removes the folder removes them too."""
     if paths:
         Path(folder, _ELSEWHERE).write_text("\n".join(paths))
 
 
 def remove(folder: str | os.PathLike[str]) -> None:
-    """Removes a folder, and what goes with it."""
+    """Remove a folder, and the files that :func:`note_elsewhere` recorded for it."""
     with suppress(OSError):
         for path in Path(folder, _ELSEWHERE).read_text().splitlines():
             with suppress(OSError):
@@ -73,18 +73,18 @@ def remove(folder: str | os.PathLike[str]) -> None:
 
 
 def remove_stale() -> None:
-    """Removes this user's folders whose owners were killed together with whoever could have removed them."""
+    """Remove this user's folders whose owners were killed together with every process that should remove them."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         try:
             if not is_private(folder):
                 continue
             descriptor = os.open(folder / _OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:  # gone meanwhile, or not claimed yet
+        except OSError:  # removed meanwhile, or not claimed yet
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             remove(folder)
-        except OSError:  # its owner lives
+        except OSError:  # its owner is alive
             continue
         finally:
             os.close(descriptor)

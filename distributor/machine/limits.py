@@ -1,4 +1,4 @@
-"""What a machine grants its processes, where torch needs more of it than defaults give; sizes as people write them."""
+"""Limits of a machine of which torch needs more than the defaults grant, and memory sizes as text."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass
 
 from distributor.text.wording import mebibytes
 
-#: Bytes of /dev/shm for each rank: a container's default of 64 MiB in all is what data loaders and NCCL break at.
+#: Bytes of /dev/shm for each rank: a container's default of 64 MiB in total makes data loaders and NCCL fail.
 _SHM_PER_RANK = 64 << 20
 _SHM_LEAST = 256 << 20
 
-#: Powers of two of the units in which sizes are written.
+#: The units of sizes, as exponents of two.
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one machine, as a process there has them.
+    """The limits of one machine, as a process there has them.
 
     Attributes:
         shared_memory: bytes of /dev/shm; ``None`` if there is none.
-        locked_memory: bytes that may be locked (``ulimit -l``); ``None``: any number.
-        address_space: bytes that may be mapped (``ulimit -v``); ``None``: any number.
+        locked_memory: bytes that may be locked (``ulimit -l``); ``None`` if unlimited.
+        address_space: bytes that may be mapped (``ulimit -v``); ``None`` if unlimited.
         infiniband: whether there is an InfiniBand or RoCE device.
     """
 
@@ -34,7 +34,7 @@ class Limits:
 
 
 def here() -> Limits:
-    """Those of this process."""
+    """Return the limits of this process."""
     try:
         shm = os.statvfs("/dev/shm")  # noqa: S108
         shared_memory = shm.f_frsize * shm.f_blocks
@@ -44,7 +44,7 @@ def here() -> Limits:
         infiniband = bool(os.listdir("/sys/class/infiniband"))
     except OSError:
         infiniband = False
-    import resource  # not on every platform that a driver runs on
+    import resource  # does not exist on every platform that a driver runs on
 
     def soft(kind: int) -> int | None:
         limit, _ = resource.getrlimit(kind)
@@ -54,7 +54,7 @@ def here() -> Limits:
 
 
 def total_memory() -> int:
-    """Bytes of memory of this machine, or of this process's control group if that is less."""
+    """Return the bytes of memory of this machine, or of this process's control group if that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
@@ -66,11 +66,11 @@ def total_memory() -> int:
 
 
 def shortages(limits: Limits, ranks: int, use_gpu: bool) -> list[str]:
-    """What is too little, and what to do: each completes a sentence that begins with the host.
+    """Return each limit that is too low, and the remedy: texts that complete a sentence beginning with the host.
 
     Args:
-        limits: of the node.
-        ranks: how many it has.
+        limits: limits of the node.
+        ranks: number of ranks on the node.
         use_gpu: whether they use GPUs.
     """
     found = []
@@ -97,14 +97,14 @@ def shortages(limits: Limits, ranks: int, use_gpu: bool) -> list[str]:
 
 
 def parse_memory(text: str, unit: str = "") -> int:
-    """Bytes of a size as Spark writes them.
+    """Return the number of bytes of a size in Spark's notation.
 
     Args:
-        text: a number with ``k``, ``m``, ``g`` or ``t`` (of 1024), and maybe a ``b`` after it.
-        unit: what a bare number counts.
+        text: a number, optionally with ``k``, ``m``, ``g`` or ``t`` (powers of 1024), then optionally ``b`` or ``ib``.
+        unit: the unit of a bare number, ``""`` for bytes.
 
     Raises:
-        ValueError: it is not of that form.
+        ValueError: the text does not have this form.
 
     >>> parse_memory("8g"), parse_memory("512MB"), parse_memory("1.5k"), parse_memory("2", "m")
     (8589934592, 536870912, 1536, 2097152)

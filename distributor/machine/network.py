@@ -1,4 +1,4 @@
-"""Addresses and ports of a node. Standard library only: part of it runs inside Spark's Python workers."""
+"""Addresses and ports of a node. Standard library only: part of this module runs inside Spark's Python workers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-#: Netlink's numbers: rtnetlink(7), linux/rtnetlink.h.
+#: Netlink's constants: rtnetlink(7), linux/rtnetlink.h.
 _RTM_NEWROUTE, _RTM_GETROUTE = 24, 26
 _NLM_F_REQUEST = 1
 _RTA_DST, _RTA_OIF = 1, 4
@@ -19,11 +19,11 @@ _SIOCGIFADDR = 0x8915
 
 
 def listen(address: str) -> socket.socket:
-    """A listening TCP socket on a free port of an address.
+    """Return a TCP socket that listens on a free port of an address.
 
-    It is kept open from the moment its port is told to others until the rendezvous store takes over the descriptor,
-    so nobody can take the port in between. An address that is not of this machine (behind NAT, in a container with a
-    forwarded name) is replaced by all interfaces.
+    The socket stays open from the moment its port is told to others until the rendezvous store takes over the
+    descriptor, so no other process can take the port in between. If the address does not belong to this machine (behind
+    NAT, in a container with a forwarded name), the socket listens on all interfaces.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -40,20 +40,20 @@ def listen(address: str) -> socket.socket:
 
 
 def resolve(host: str) -> str:
-    """The IP address of a host name; the name itself if it cannot be resolved here."""
+    """Return the IP address of a host name, or the name itself if it cannot be resolved here."""
     return resolve_all(host)[0]
 
 
 def resolve_all(host: str) -> list[str]:
-    """All IP addresses of a host name; the name itself if it cannot be resolved here."""
+    """Return all IP addresses of a host name, or the name itself if it cannot be resolved here."""
     try:
         return [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
-    except (OSError, UnicodeError):  # UnicodeError: no name that DNS could hold
+    except (OSError, UnicodeError):  # UnicodeError: not a valid DNS name
         return [host]
 
 
 def address_towards(host: str) -> str | None:
-    """The address of this machine from which it would talk to a host, by the kernel's own routing; sends nothing.
+    """Return the address from which this machine would talk to a host, by the kernel's own routing; sends nothing.
 
     ``None`` if there is no route or the host is unknown here.
     """
@@ -67,18 +67,20 @@ def address_towards(host: str) -> str | None:
 
 
 def node_address(executor_host: str, driver_host: str) -> str:
-    """The address of this machine under which other nodes are told to reach it.
+    """Return the address at which other nodes should reach this machine.
 
-    Executors fetch data from each other at the address that Spark shows, so that one is taken if it is this machine's.
-    Where that is a name which means loopback here, or the outside of a NAT: the address that talks to the driver.
+    Executors fetch data from each other at the address that Spark shows, so that address is used if it belongs to this
+    machine. If it is a name that resolves to loopback here, or the outside address of a NAT, the address from which
+    this machine talks to the driver is used instead.
 
     Args:
-        executor_host: what Spark calls this executor's host: a name, or an address, IPv6 ones maybe in brackets.
-        driver_host: likewise, the driver's.
+        executor_host: Spark's name of this executor's host: a host name or an address; IPv6 addresses may be in
+            brackets.
+        driver_host: the driver's host, in the same form.
     """
     towards = address_towards(driver_host.strip("[]"))
     known = resolve_all(executor_host.strip("[]"))
-    known.sort(key=lambda address: (":" in address) != (":" in (towards or "")))  # of the driver's kind first
+    known.sort(key=lambda address: (":" in address) != (":" in (towards or "")))  # the driver's address family first
     own = next((address for address in known if is_own(address) and not is_loopback(address)), None)
     if own is not None:
         return own
@@ -87,7 +89,7 @@ def node_address(executor_host: str, driver_host: str) -> str:
 
 
 def is_own(address: str) -> bool:
-    """Whether an IP address is one of this machine's.
+    """Return whether an IP address belongs to this machine.
 
     >>> is_own("127.0.0.1"), is_own("203.0.113.9"), is_own("no address")
     (True, False, False)
@@ -103,15 +105,15 @@ def is_own(address: str) -> bool:
 def interface_towards(
     own: str, others: Sequence[str], route: Callable[[str], str | None] | None = None
 ) -> tuple[str | None, str | None]:
-    """The network interface over which a node talks to the others, and a warning where that is not all of them.
+    """Return the network interface over which a node talks to the others, and a warning if it needs several.
 
     Args:
         own: the node's address.
-        others: those of all nodes, the most important first; those of nodes on this very machine are its own.
-        route: the interface for an address; the kernel's own answer by default.
+        others: the addresses of all nodes, the most important first; nodes on this machine have its own address.
+        route: returns the interface for an address; the default asks the kernel.
 
     Returns:
-        The interface's name, ``None`` if there is no way to tell; a warning or ``None``.
+        The interface's name, or ``None`` if it cannot be determined; and a warning or ``None``.
 
     >>> interface_towards("10.0.0.2", ["10.0.0.1", "10.0.0.2"], {"10.0.0.1": "eth1", "10.0.0.2": "lo"}.get)
     ('eth1', None)
@@ -122,7 +124,7 @@ def interface_towards(
     counts = Counter(by_address.values())
     if not counts:
         return None, None
-    chosen = counts.most_common(1)[0][0]  # of equals, that of the first
+    chosen = counts.most_common(1)[0][0]  # if several are equally common, the first one
     if len(counts) == 1:
         return chosen, None
     ways = ", ".join(f"{name} to {address}" for address, name in by_address.items())
@@ -133,10 +135,10 @@ def interface_towards(
 
 
 def interface_of_route(address: str) -> str | None:
-    """The interface by which the kernel would send to an IP address.
+    """Return the interface over which the kernel would send to an IP address.
 
-    ``None`` if it has no way or will not say, or if the interface has no address itself, which gloo would need. Asks as
-    ``ip route get`` does: rtnetlink(7), RTM_GETROUTE.
+    ``None`` if the kernel has no route or does not answer, or if the interface has no address of its own, which gloo
+    needs. The request is the same as that of ``ip route get``: rtnetlink(7), RTM_GETROUTE.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
@@ -148,7 +150,7 @@ def interface_of_route(address: str) -> str | None:
             line.send(struct.pack("=IHHII", 16 + len(request), _RTM_GETROUTE, _NLM_F_REQUEST, 1, 0) + request)
             answer = line.recv(1 << 16)
         size, kind = struct.unpack_from("=IH", answer)
-        at = 16 + 12  # the headers of netlink and of the route, then attributes at multiples of 4
+        at = 16 + 12  # after the netlink and route headers come attributes, aligned to 4 bytes
         while kind == _RTM_NEWROUTE and at + 4 <= size:
             length, attribute = struct.unpack_from("=HH", answer, at)
             if attribute == _RTA_OIF:
@@ -161,11 +163,11 @@ def interface_of_route(address: str) -> str | None:
 
 
 def _has_address(interface: str, family: int) -> bool:
-    """Whether an interface has an address that is more than link-local."""
+    """Return whether an interface has an IPv4 address, or an IPv6 address that is not link-local."""
     if family == socket.AF_INET6:
         with open("/proc/net/if_inet6") as table:  # address, index, prefix length, scope, flags, name
             return any(fields[5] == interface and fields[3] != "20" for fields in map(str.split, table))
-    import fcntl  # not on every platform that a driver runs on
+    import fcntl  # does not exist on every platform that a driver runs on
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -176,7 +178,7 @@ def _has_address(interface: str, family: int) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address is of this machine alone.
+    """Return whether an address is a loopback address.
 
     >>> is_loopback("127.0.1.1"), is_loopback("::1"), is_loopback("10.0.0.1")
     (True, True, False)
@@ -185,7 +187,7 @@ def is_loopback(address: str) -> bool:
 
 
 def pinned_tls(certificate: str) -> ssl.SSLContext:
-    """A client's TLS context that accepts one certificate (PEM) and no other, whatever the address it is shown at."""
+    """Return a client's TLS context that accepts only one certificate (PEM), whatever the server's address is."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.load_verify_locations(cadata=certificate)

@@ -1,7 +1,8 @@
-"""Processes on Linux: their ties to the one above, their end, and why the kernel ended them.
+"""Processes on Linux: their ties to their parents, how they are ended, and kills for lack of memory.
 
-Standard library only. Every process of a node carries ``DISTRIBUTOR_NODE_ID`` in the environment it was started with,
-and so do its children, whatever session or process group they move to: that is how all of them are found again.
+Standard library only. The launcher and the ranks of a node carry ``DISTRIBUTOR_NODE_ID`` in the environment that they
+were started with, and so do their children, whatever session or process group those move to. All of them are found by
+it.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from distributor.values.environment import NODE_ID
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _PR_SET_CHILD_SUBREAPER = 36
-_SYS_PIDFD_OPEN = 434  # the same number on every architecture, Linux 5.3 and later
+_SYS_PIDFD_OPEN = 434  # the same on every architecture; Linux 5.3 and later
 
 
 def die_with_parent(parent: int) -> None:
-    """Asks the kernel to SIGKILL this process when its parent ends, however it ends (prctl(2), PR_SET_PDEATHSIG).
+    """Ask the kernel to SIGKILL this process when its parent ends, for any reason (prctl(2), PR_SET_PDEATHSIG).
 
     Args:
-        parent: pid of the process that should be the parent. If it is gone already, this process ends at once.
+        parent: pid of the expected parent. If the parent has already ended, this process exits at once.
     """
     if sys.platform != "linux":
         return
@@ -37,19 +38,19 @@ def die_with_parent(parent: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Makes this process the new parent of descendants whose own parent ends (prctl(2), PR_SET_CHILD_SUBREAPER)."""
+    """Make this process the new parent of descendants whose own parent ends (prctl(2), PR_SET_CHILD_SUBREAPER)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def pidfd_open(pid: int) -> int:
-    """A descriptor that becomes readable when a process ends (pidfd_open(2)).
+    """Return a descriptor that becomes readable when a process ends (pidfd_open(2)).
 
-    Python lacks it where it was built against old headers, as conda's is; then the kernel is asked directly.
+    Python lacks the function if it was built against old headers, as conda's is; then the system call is made directly.
 
     Raises:
         ProcessLookupError: there is no such process.
-        OSError: the kernel does not have it, or a sandbox forbids it.
+        OSError: the kernel does not have the system call, or a sandbox forbids it.
     """
     if hasattr(os, "pidfd_open"):
         return os.pidfd_open(pid)
@@ -62,16 +63,16 @@ def pidfd_open(pid: int) -> int:
 
 
 def kill_by(descriptor: int, pid: int) -> None:
-    """SIGKILLs the process of a process descriptor, unless it has ended."""
+    """Send SIGKILL to the process of a process descriptor, unless it has ended."""
     with suppress(ProcessLookupError):
         if hasattr(signal, "pidfd_send_signal"):
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        elif not readable([descriptor], 0):  # where Python lacks it, as conda's does
+        elif not readable([descriptor], 0):  # this Python lacks the function, as conda's does
             os.kill(pid, signal.SIGKILL)
 
 
 def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9; real-time signals have no name of their own."""
+    """Return the name of a signal: ``SIGKILL`` for 9, ``signal 40`` for a real-time signal without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -79,7 +80,7 @@ def signal_name(number: int) -> str:
 
 
 def processes_of(node_id: str) -> list[int]:
-    """Pids of the live processes of a node on this machine, as far as this user may see them; never this process."""
+    """Return the pids of a node's live processes on this machine that this user may see, except this process."""
     mark = f"{NODE_ID}={node_id}".encode()
     found = []
     for entry in os.listdir("/proc"):
@@ -89,7 +90,7 @@ def processes_of(node_id: str) -> list[int]:
             with open(f"/proc/{entry}/environ", "rb") as environ:
                 if mark not in environ.read().split(b"\0"):
                     continue
-        except OSError:  # gone, or another user's
+        except OSError:  # it has ended, or is another user's
             continue
         if start_time(int(entry)) is not None:
             found.append(int(entry))
@@ -97,12 +98,12 @@ def processes_of(node_id: str) -> list[int]:
 
 
 def descendants(ancestor: int) -> list[int]:
-    """Pids of the live children of a process, their children, and so on."""
+    """Return the pids of the live children of a process, of their children, and so on."""
     return _below(ancestor, _children())
 
 
 def _children() -> dict[int, list[int]]:
-    """Pids of the live children of every process that this user may see."""
+    """Return the pids of the live children of every process that this user may see."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdecimal() and (fields := stat(int(entry))) is not None:
@@ -120,15 +121,15 @@ def _below(ancestor: int, children: Mapping[int, list[int]]) -> list[int]:
 
 
 def kill_node(node_id: str, ancestor: int | None = None, deadline: float = 10.0) -> list[int]:
-    """SIGKILLs what is left of a node's processes, and again what that left, until nothing is there.
+    """Send SIGKILL to all remaining processes of a node, and repeat this until none is left.
 
     Args:
-        node_id: the mark they carry.
-        ancestor: all descendants of this process go as well: a child with an environment of its own has no mark.
-        deadline: seconds to try; a process in uninterruptible sleep can outlast it.
+        node_id: the mark that the processes carry.
+        ancestor: all descendants of this process are killed too: a child with an environment of its own has no mark.
+        deadline: number of seconds to try; a process in uninterruptible sleep can outlast it.
 
     Returns:
-        Pids that are still there.
+        The pids of processes that are still left.
     """
     end = time.monotonic() + deadline
     while True:
@@ -142,15 +143,15 @@ def kill_node(node_id: str, ancestor: int | None = None, deadline: float = 10.0)
 
 
 def readable(descriptors: Iterable[int], timeout: float) -> list[int]:
-    """Waits until some of the descriptors are readable, at most so many seconds, and says which."""
-    poll = select.poll()  # select() ends at descriptor 1023
+    """Wait until some of the descriptors are readable, or for ``timeout`` seconds; return the readable ones."""
+    poll = select.poll()  # select() cannot handle descriptors above 1023
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
     return [descriptor for descriptor, _ in poll.poll(timeout * 1000)]
 
 
 def wait_gone(pids: Collection[int], deadline: float) -> None:
-    """Waits until processes have ended (zombies count as ended), or the deadline in seconds has passed."""
+    """Wait until processes have ended (zombies count as ended), for at most ``deadline`` seconds."""
     end = time.monotonic() + deadline
     for pid in pids:
         try:
@@ -164,16 +165,16 @@ def wait_gone(pids: Collection[int], deadline: float) -> None:
 
 
 def start_time(pid: int) -> str | None:
-    """When a process started, in clock ticks since boot: with the pid, it names one process for good (proc(5)).
+    """Return when a process started, in clock ticks since boot (proc(5)); ``None`` if it has ended, reaped or not.
 
-    ``None`` if it has ended, reaped by its parent or not.
+    Together with the pid, this identifies a process uniquely.
     """
     fields = stat(pid)
     return None if fields is None else fields[19]
 
 
 def stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from the state on; ``None`` if the process has ended, reaped or not."""
+    """Return the fields of /proc/PID/stat from the state on; ``None`` if the process has ended, reaped or not."""
     try:
         with open(f"/proc/{pid}/stat") as stat:
             fields = stat.read().rpartition(")")[2].split()
@@ -183,13 +184,13 @@ def stat(pid: int) -> list[str] | None:
 
 
 def state(pid: int) -> str | None:
-    """A process's state as proc(5) has it: ``R``, ``S``, ``D``, ``T``, ...; ``None`` if it has ended."""
+    """Return a process's state as in proc(5): ``R``, ``S``, ``D``, ``T``, ...; ``None`` if it has ended."""
     fields = stat(pid)
     return None if fields is None else fields[0]
 
 
 def cpu_seconds(pids: Iterable[int]) -> dict[int, float]:
-    """CPU time that processes and their descendants, ended ones that they waited for included, have used so far."""
+    """Return the CPU time of each process with its descendants, including ended ones that were waited for."""
     children = _children()
     used = {}
     for pid in pids:
@@ -200,25 +201,26 @@ def cpu_seconds(pids: Iterable[int]) -> dict[int, float]:
 
 
 def machine() -> str:
-    """A name for where numbers of devices mean the same ones: a machine, or a container with its own; ``""``: unknown.
+    """Return a name for the scope of device numbers: the machine, or a container on it; ``""`` if unknown.
 
-    A container has mounts or control groups of its own; both number from 0 what they let through.
+    A container has its own mounts or control groups; the devices that either lets through are numbered from 0.
     """
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as boot, open("/proc/self/cgroup") as groups:
         return " ".join([boot.read().strip(), os.readlink("/proc/self/ns/mnt"), *groups.read().split()])
     return ""
 
 
-#: What a process has from the one that started it, by its lines in /proc/PID/status (proc(5)).
+#: Lines of /proc/PID/status that show what a process inherits from the process that started it (proc(5)).
 _INHERITED = re.compile(
     "Umask|Uid|Gid|Groups|SigBlk|SigIgn|CapInh|CapPrm|CapEff|CapBnd|CapAmb|NoNewPrivs|Seccomp|Cpus_allowed|Mems_allowed"
 )
 
 
 def inherited() -> dict[str, str]:
-    """Everything but environment, current directory and descriptors that a process started by this thread would have.
+    """Return what a process started by this thread inherits, except environment, current directory and descriptors.
 
-    Ids, capabilities, signal dispositions, CPUs, resource limits, niceness, control groups and name spaces (proc(5)).
+    These are ids, capabilities, signal dispositions, CPUs, resource limits, niceness, control groups and namespaces
+    (proc(5)).
     """
     found = {}
     with open("/proc/thread-self/status") as status:
@@ -238,9 +240,9 @@ def inherited() -> dict[str, str]:
 
 
 def oom_kills(vmstat: str = "/proc/vmstat") -> int:
-    """How many processes the kernel has killed for lack of memory since boot, memory limits of cgroups included.
+    """Return the number of processes that the kernel has killed for lack of memory since boot, cgroup limits included.
 
-    Source: the ``oom_kill`` line of /proc/vmstat, Linux 4.13 and later; 0 where it is not there.
+    Source: the ``oom_kill`` line of /proc/vmstat, Linux 4.13 and later; 0 if there is no such line.
     """
     try:
         with open(vmstat) as lines:
@@ -254,5 +256,5 @@ def oom_kills(vmstat: str = "/proc/vmstat") -> int:
 
 
 def cpu_count() -> int:
-    """CPUs that this process may use."""
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

@@ -1,4 +1,6 @@
-"""Which Python and torch are where, and which differences matter. This package and cloudpickle travel with the job.
+"""Versions of Python and torch on each host, and the differences that matter.
+
+This package and cloudpickle need no check: they travel with the job.
 
 Standard library only: ``here`` runs inside Spark's Python workers.
 """
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def here() -> dict[str, str]:
-    """The versions of this process's Python and torch, which is not imported for that."""
+    """Return the versions of this process's Python and torch, without importing torch."""
     versions = {"Python": platform.python_version()}
     try:
         versions["torch"] = metadata.version("torch")
@@ -25,14 +27,14 @@ def here() -> dict[str, str]:
 
 
 def conflict(driver: Mapping[str, str], facts: Sequence[NodeFacts]) -> str | None:
-    """The difference with which the run cannot work, in words; ``None`` if there is none.
+    """Return a description of a difference with which the run cannot work; ``None`` if there is none.
 
-    Functions are shipped as bytecode, which belongs to one minor version of Python. Ranks with different minor versions
-    of torch hang or corrupt each other: what they send in collectives is private to a version.
+    Functions are shipped as bytecode, which is specific to a minor version of Python. Ranks with different minor
+    versions of torch hang or corrupt each other: the format of the data in collectives is private to a version.
 
     Args:
-        driver: :func:`here` on the driver.
-        facts: of all tasks, in any order.
+        driver: the result of :func:`here` on the driver.
+        facts: the facts of all tasks, in any order.
     """
     by_partition = sorted(facts, key=lambda fact: fact.partition)
     first = by_partition[0]
@@ -53,7 +55,7 @@ def conflict(driver: Mapping[str, str], facts: Sequence[NodeFacts]) -> str | Non
 
 
 def differences(driver: Mapping[str, str], facts: Sequence[NodeFacts], own: NodeFacts) -> list[str]:
-    """What is different about one node, and need not matter: each completes a sentence that begins with its host."""
+    """Return differences of one node that may be harmless: texts that complete a sentence beginning with its host."""
     first = min(facts, key=lambda fact: fact.partition)
     ours = own.versions.get("torch", "")
     found = []
@@ -67,7 +69,8 @@ def differences(driver: Mapping[str, str], facts: Sequence[NodeFacts], own: Node
 
 
 def _minor(version: str) -> list[str]:
-    """
+    """Return the major and the minor number of a version.
+
     >>> _minor("2.13.0+cpu") == _minor("2.13.1")
     True
     """

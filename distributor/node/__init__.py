@@ -1,4 +1,4 @@
-"""One node's life: agent, launcher, warm process.
+"""The processes of a node: agent, launcher and warm process.
 
 Runs on nodes; may import ``rank``, ``launch``, ``channel``, ``shipping`` and ``machine``.
 """

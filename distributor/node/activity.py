@@ -1,7 +1,7 @@
-"""On a node: whether ranks do anything, and what each of them is doing.
+"""Whether the ranks of a node are active, and what each of them is doing.
 
-A rank shows life by what it writes and by the CPU time of its processes. What it is doing it writes itself, by
-faulthandler, on a signal: that works while it waits in C code, holding the interpreter's lock or not.
+A rank counts as active if it writes output or if its processes use CPU time. On a signal, faulthandler writes the
+rank's stacks. That works even while the rank waits in C code, with or without the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from distributor.machine import processes
 from distributor.values import layout
 from distributor.values.layout import ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL
 
-#: Bytes of stacks that one rank may send.
+#: Maximum number of bytes of stacks that one rank sends.
 _MAX_STACKS = 256 << 10
 
-#: The share of one CPU below which a rank does nothing: threads that only look whether to go on use less.
+#: The share of one CPU below which a rank counts as idle. Threads that only poll use less.
 _IDLE_SHARE = 0.02
 
-#: Seconds between looks at what a rank has written of its stacks.
+#: Number of seconds between checks of a rank's stacks file.
 _LOOK = 0.02
 
 
 class Activity:
-    """When the ranks of a node last did something.
+    """A record of when the ranks of a node were last active.
 
     Args:
-        pids: their processes.
+        pids: pids by local rank.
     """
 
     def __init__(self, pids: Mapping[int, int]) -> None:
@@ -40,10 +40,10 @@ class Activity:
         self._looked = self._active = time.monotonic()
 
     def look(self, logged: int) -> float:
-        """Seconds since any of the ranks wrote something or used CPU time, as of now.
+        """Return the number of seconds since any rank was last seen to write output or to use CPU time.
 
         Args:
-            logged: bytes that they have written so far, together.
+            logged: total number of bytes that the ranks have written so far.
         """
         now = time.monotonic()
         used = processes.cpu_seconds(self._pids.values())
@@ -56,12 +56,12 @@ class Activity:
 
 
 def ask_stacks(folder: Path, pids: Mapping[int, int], all_threads: bool) -> dict[int, int]:
-    """Has ranks write what they are doing now; how much each has written of that before, in bytes.
+    """Ask ranks to write their stacks, and return how many bytes each stacks file had before.
 
     Args:
-        folder: the node's.
-        pids: processes by local rank.
-        all_threads: of all threads, or of the main thread only.
+        folder: the node's folder.
+        pids: pids by local rank.
+        all_threads: whether to ask for the stacks of all threads, or of the main thread only.
     """
     before = {}
     for local_rank, pid in pids.items():
@@ -74,20 +74,20 @@ def ask_stacks(folder: Path, pids: Mapping[int, int], all_threads: bool) -> dict
 
 
 async def stacks(folder: Path, pids: Mapping[int, int], before: Mapping[int, int], timeout: float) -> dict[int, str]:
-    """What ranks that were asked are doing, by local rank: faulthandler's text, or why there is none.
+    """Return the stacks of the ranks that were asked, by local rank: faulthandler's text, or why there is none.
 
     Args:
-        folder: the node's.
-        pids: processes by local rank.
-        before: what :func:`ask_stacks` has returned.
-        timeout: seconds that a rank may take to answer.
+        folder: the node's folder.
+        pids: pids by local rank.
+        before: the return value of :func:`ask_stacks`.
+        timeout: number of seconds that a rank may take to answer.
     """
     texts = await asyncio.gather(*(_answer(folder, rank, pid, before[rank], timeout) for rank, pid in pids.items()))
     return dict(zip(pids, texts))
 
 
 async def _answer(folder: Path, local_rank: int, pid: int, before: int, timeout: float) -> str:
-    """Waits for a whole dump: something that has stopped growing."""
+    """Wait for a complete dump, that is, for a file that has grown and then stopped growing."""
     path, end, size = layout.stacks(folder, local_rank), time.monotonic() + timeout, before
     while time.monotonic() < end:
         await asyncio.sleep(_LOOK)

@@ -1,8 +1,9 @@
-"""One node of a run, from the facts of all tasks to the outcomes of its ranks. No Spark in it, and no torch.
+"""The agent: runs one node of a run, from the facts of all tasks to the outcomes of its ranks.
 
-The process that starts it (a Spark task's Python worker, or the driver in local mode) holds the other end of its
-control line. The agent orders the launcher, passes on the ranks' log lines and what the driver orders, and in the end
-leaves nothing behind: no process of the node, and no file once its owner has read the outcomes.
+The agent uses neither Spark nor torch. Its owner, the process that starts it (a Spark task's Python worker, or the
+driver in local mode), holds the other end of its control line. The agent gives the launcher its order, and passes on
+the ranks' log lines and the driver's orders. At the end it leaves nothing behind: no process of the node, and no file
+once its owner has read the outcomes.
 """
 
 from __future__ import annotations
@@ -38,30 +39,30 @@ from distributor.values.outcome import Failure, NodeReport, Outcome
 from distributor.values.placement import Node, NodeFacts, Placement
 from distributor.values.plan import AgentOrder, Endpoint, NodeOrder, Plan, Site
 
-#: Seconds between heartbeats at most; several of them have to fit into what is waited for.
+#: Maximum number of seconds between heartbeats. Several heartbeats must fit into each time-out that depends on them.
 _BEAT_INTERVAL = 5.0
 
-#: Files that a warning names at most.
+#: Maximum number of files that a warning names.
 _NEW_FILES = 5
 
-#: Seconds beyond the grace after which the launcher is not trusted to have stopped its ranks.
+#: Number of seconds after the grace period when the launcher is killed, if it has not stopped its ranks by then.
 _STOP_MARGIN = 3.0
 
 
-#: Seconds that ranks which are asked what they do get to answer before they are told to stop.
+#: Number of seconds that ranks have to write their stacks, if asked to, before they are told to stop.
 _LAST_WORDS = 0.3
 
-#: Seconds that an agent without owner spends on the driver.
+#: Number of seconds that an agent whose owner is gone waits for the driver.
 _ORPHAN_PATIENCE = 3.0
 
 T = TypeVar("T")
 
-#: Of a rank; the last is what Python prints of an exception that nobody caught.
+#: The log streams of a rank. The last is what Python prints for an uncaught exception.
 _STREAMS = ("stdout", "stderr", "uncaught")
 
 
 def main(owner_pid: str, *inherited: str) -> None:
-    """Entry point of a process started anew: ``main("4711", "control=3", "store=4", "channel=5")``."""
+    """Run the agent in a process started anew: ``main("4711", "control=3", "store=4", "channel=5")``."""
     sockets = {}
     for item in inherited:
         name, _, descriptor = item.partition("=")
@@ -70,7 +71,7 @@ def main(owner_pid: str, *inherited: str) -> None:
 
 
 def serve(sockets: Mapping[str, socket.socket], owner_pid: int, notes: list[str]) -> None:
-    """Entry point of a fork of a warm process. The launcher is forked first: later, this process has threads."""
+    """Run the agent in a fork of a warm process. The launcher is forked first, before this process has threads."""
     _run(sockets, owner_pid, ForkedLauncher(sockets, owner_pid), notes)
 
 
@@ -106,7 +107,7 @@ class _Agent:
         self._stopping_soon: asyncio.Task[None] | None = None
         self._warnings = [*notes, *([order.note] if order.note is not None else [])]
         self._gave_up: str | None = None
-        self._run_failed = True  # until the launcher has passed the exit barrier, and all other nodes with it
+        self._run_failed = True  # until the launcher and all other nodes have passed the exit barrier
         self._stopping = False
         self._backstop: asyncio.TimerHandle | None = None
         self._times = {**order.times, "agent": time.time()}
@@ -145,7 +146,7 @@ class _Agent:
             folders.remove(folder)
 
     def _place(self) -> tuple[Placement, Node]:
-        """Who runs where, after a look at what could be wrong with that."""
+        """Return the placement and this node's part of it. Conflicts are errors, lesser problems warnings."""
         job, facts = self._job, [NodeFacts.from_json(fact) for fact in self._order.facts]
         if (conflict := versions.conflict(job.versions, facts)) is not None:
             raise errors.StartError(conflict)
@@ -165,11 +166,11 @@ class _Agent:
         message = {"report": pickle.dumps(report), "values": values, "rest": rest, "failed": self._run_failed}
         try:
             control.send(self._control, message)
-        except OSError:  # the owner is gone, and nobody waits for it
+        except OSError:  # the owner is gone, and no process waits for the report
             self._owner_gone.set()
 
     def _prepare(self, plan: Plan, who: Placement, folder: Path) -> NodeOrder:
-        """Puts what was shipped into the node's folder."""
+        """Unpack shipped files into the node's folder, and return the launcher's order."""
         job, cwd = self._job, None
         if job.working_dir is not None:
             cwd = job.working_dir.path
@@ -207,7 +208,7 @@ class _Agent:
         )
 
     async def _train(self, order: NodeOrder, node_id: str) -> NodeReport:
-        """Runs the launcher to its end and says what became of the ranks."""
+        """Run the launcher to its end, and return the report on its ranks."""
         loop = asyncio.get_running_loop()
         node, folder = order.plan.node, Path(order.folder)
         self._node = node
@@ -226,21 +227,21 @@ class _Agent:
             self._tell({"event": "importing", "nodes": len(order.placement.nodes), "module": "torch"})
         events = self._launcher.start(order)
         if self._store is not None:
-            self._store.close()  # the launcher has it now
-        if self._stopping:  # ordered while it was on its way
+            self._store.close()  # the launcher has its own copy now
+        if self._stopping:  # the order to stop came while the launcher was starting
             self._launcher.kill()
         following = asyncio.ensure_future(logs.follow())
         reaping = asyncio.ensure_future(_reap_orphans(self._launcher.pid))
         await self._follow_events(events, order)
         await loop.run_in_executor(None, self._launcher.wait)
-        stopped = self._stopping  # as of now: telling of a failure brings the order to stop
+        stopped = self._stopping  # read now: reporting a failure leads to an order to stop
         start_error = self._ranks.start_error(self._launcher, order, stopped)
         if not stopped and (start_error is not None or self._ranks.alive):
             self._tell({"event": "failed"})
         if self._backstop is not None:
             self._backstop.cancel()
         self._times["exited"] = time.time()
-        # What ranks left behind (data-loader workers, children with their own sessions) goes before the last log lines.
+        # Kill what ranks left behind (data-loader workers, children with their own sessions) before the last log lines.
         await loop.run_in_executor(None, processes.kill_node, node_id, os.getpid())
         following.cancel()
         reaping.cancel()
@@ -262,7 +263,7 @@ class _Agent:
         )
 
     def _warn_of_losses(self, order: NodeOrder) -> None:
-        """Says what ranks may miss: the rest of their grace, and files that go with the node's folder."""
+        """Warn of ranks that were killed after the grace period, and of new files that go with the node's folder."""
         killed = [
             order.plan.node.first_rank + local_rank
             for local_rank, exit in sorted(self._ranks.exits.items())
@@ -283,7 +284,11 @@ class _Agent:
                 )
 
     async def _open_channel(self, order: NodeOrder, logs: Tailing) -> None:
-        """Connects to the driver; where it cannot be reached, the run goes on without."""
+        """Connect to the driver. If it cannot be reached, the run goes on without the channel.
+
+        Raises:
+            StartError: the driver was reached earlier in this run and now refuses the connection: the run has ended.
+        """
         if self._channel is not None:
             dial: Dial = over_socket(self._channel)
             at = "its socket"
@@ -326,13 +331,13 @@ class _Agent:
         logs.ship_to(uplink)
 
     async def _close_channel(self) -> None:
-        """Says good-bye to the driver, and hears whether it knows of a failure."""
+        """Close the channel, and note whether the driver knows of a failure."""
         if self._uplink is not None:
             bye = await self._unless_orphaned(self._uplink.close())
             self._run_failed = self._run_failed or (bye is not None and bool(bye["failed"]))
 
     async def _unless_orphaned(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Waits for the driver to do its part, but not for long once the owner is gone: the driver may be, too."""
+        """Wait for the driver to do its part, but not for long once the owner is gone: the driver may be gone too."""
         working, orphaned = asyncio.ensure_future(work), asyncio.ensure_future(self._owner_gone.wait())
         await asyncio.wait({working, orphaned}, return_when=asyncio.FIRST_COMPLETED)
         orphaned.cancel()
@@ -344,7 +349,7 @@ class _Agent:
         return working.result()
 
     async def _follow_events(self, descriptor: int, order: NodeOrder) -> None:
-        """Reads the launcher's events until it has ended, which closes the pipe."""
+        """Read the launcher's events until the launcher ends, which closes the pipe."""
         reader = asyncio.StreamReader(limit=1 << 24)  # an event may hold a long traceback
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb")
@@ -373,11 +378,11 @@ class _Agent:
         if self._uplink is not None:
             try:
                 self._uplink.tell(event)
-            except frames.ProtocolError:  # a traceback of megabytes; it arrives in band
+            except frames.ProtocolError:  # the traceback has megabytes; it still arrives with the report
                 self._uplink.tell({"event": event["event"]})
 
     def _status(self) -> dict[str, Any]:
-        """What a heartbeat tells: how many ranks live, and for how many seconds they have done nothing."""
+        """Return the content of a heartbeat: how many ranks are alive, and for how many seconds they have been idle."""
         alive = len(self._ranks.alive_pids)
         if self._activity is None or self._tailing is None or not alive:
             return {"alive": alive}
@@ -397,12 +402,12 @@ class _Agent:
             dump.add_done_callback(self._dumps.discard)
 
     async def _stop_after(self, dumps: set[asyncio.Task[None]]) -> None:
-        """Stops ranks once they have told what they do, which they were just asked; a moment later at the latest."""
+        """Stop the ranks once pending requests for stacks are answered, or after :data:`_LAST_WORDS` seconds."""
         await asyncio.wait(dumps, timeout=_LAST_WORDS)
         self._stop()
 
     async def _dump(self, number: int, pids: Mapping[int, int], before: Mapping[int, int], timeout: float) -> None:
-        """Sends what each rank is doing, which it was asked."""
+        """Send the stacks that each rank was asked for."""
         assert self._node is not None
         texts = dict.fromkeys(self._ranks.exits, "it has ended")
         texts |= await activity.stacks(Path(self._order.folder), pids, before, timeout)
@@ -413,10 +418,10 @@ class _Agent:
                 )
 
     def _on_driver_lost(self) -> None:
-        """The channel was there and is gone for good."""
+        """Stop sending logs, as the channel is gone for good. Outside local mode, stop the ranks too."""
         if self._tailing is not None:
             self._tailing.stop_shipping()
-        if self._channel is None and self._ranks.alive:  # in local mode the driver's own end tells more
+        if self._channel is None and self._ranks.alive:  # in local mode, the end of the driver's process tells more
             self._gave_up = f"heard nothing from the driver for {self._job.heartbeat_timeout:g} s"
             self._stop()
 
@@ -426,12 +431,12 @@ class _Agent:
         self._stop()
 
     def _on_control(self) -> None:
-        """Nothing comes over the control line any more but its end."""
+        """Treat the control line as closed: after the first message, only its end can arrive."""
         asyncio.get_running_loop().remove_reader(self._control)
         self._on_owner_gone()
 
     def _stop(self, *, grace: bool = True) -> None:
-        """Has the launcher stop its ranks within the grace, or ends it at once: also where no rank is alive."""
+        """Make the launcher stop its ranks within the grace period. Without grace or living ranks, kill it at once."""
         if self._stopping and grace:
             return
         self._stopping = True
@@ -455,7 +460,7 @@ class _Agent:
                 tail = logs.tails.get(global_rank, b"").decode(errors="replace")
                 failed = told is not None and told.state == "failed"
                 by_us = stopped if exit is None else exit["stopped"]
-                if by_us and not failed:  # one that had returned was about to end
+                if by_us and not failed:  # a rank that had already returned was about to end anyway
                     outcomes.append(told or Outcome(global_rank, node.host, "stopped"))
                 else:
                     failure = self._failure(order, local_rank, tail, oom)
@@ -478,7 +483,7 @@ class _Agent:
         return tuple(outcomes)
 
     def _failure(self, order: NodeOrder, local_rank: int, tail: str, oom: bool) -> Failure:
-        """Why a rank failed: what it wrote itself, completed by how its process ended."""
+        """Return why a rank failed: what the rank itself wrote, completed by how its process ended."""
         node = order.plan.node
         told = _read_outcome(order, local_rank)
         exit = self._ranks.exits.get(local_rank)
@@ -501,7 +506,7 @@ class _Agent:
                 *_describe_exit(exit["code"], oom),
                 time=exit["time"],
             )
-        # A rank that failed and was told to stop on its way out still ended by its failure.
+        # If a rank that had failed was told to stop on its way out, its failure is still the reason.
         if exit is not None and not exit["stopped"]:
             failure = replace(
                 failure,
@@ -515,7 +520,7 @@ class _Agent:
         )
 
     def _as_on_driver(self, text: str, order: NodeOrder) -> str:
-        """A text with the driver's paths of what was shipped here."""
+        """Return a text with the paths of shipped files replaced by those on the driver."""
         job = self._job
         if self._order.on_driver:
             return text
@@ -527,7 +532,7 @@ class _Agent:
 
 
 def _explain(error: Exception) -> tuple[str, str]:
-    """What a node reports when it cannot start: our own errors as they are, others with their traceback."""
+    """Return what a node reports when it cannot start: this package's errors as they are, others with a traceback."""
     if isinstance(error, errors.DistributorError):
         return type(error).__name__, str(error)
     text = "".join(traceback.format_exception(error))
@@ -535,7 +540,7 @@ def _explain(error: Exception) -> tuple[str, str]:
 
 
 def _describe_exit(code: int, oom: bool) -> tuple[str, str]:
-    """Kind and message of an end without an exception."""
+    """Return the kind and message of a process's end without an exception."""
     if code >= 0:
         return "exit", f"exited with code {code}"
     name = processes.signal_name(-code)
@@ -556,7 +561,7 @@ def _read_outcome(order: NodeOrder, local_rank: int) -> Outcome | None:
 
 
 async def _reap_orphans(launcher: int) -> None:
-    """Collects the exits of adopted processes, which would stay as zombies for as long as the training goes."""
+    """Reap adopted processes, which would otherwise stay zombies for the whole training."""
     while True:
         await asyncio.sleep(1.0)
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -565,9 +570,10 @@ async def _reap_orphans(launcher: int) -> None:
 
 
 def _watch_process(loop: asyncio.AbstractEventLoop, pid: int, callback: Any) -> int | None:
-    """Calls back when a process has ended, at once if it has already.
+    """Call back when a process ends, and return the descriptor that is watched.
 
-    ``None`` where the kernel cannot tell: then the end of the control line alone has to.
+    Returns ``None`` if the process has already ended, and the callback then runs at once. Also returns ``None`` if the
+    kernel has no process descriptors. Then only the end of the control line shows that the process has ended.
     """
     try:
         descriptor = processes.pidfd_open(pid)

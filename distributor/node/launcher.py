@@ -1,8 +1,8 @@
-"""The process that starts a node's ranks: it imports torch once and forks them, under torch's elastic agent.
+"""The process that starts a node's ranks, as forks or anew, under torch's elastic agent.
 
-It runs no user code, starts no Python thread and no parallel region, and never touches CUDA, so that forking from it is
-safe. It watches its ranks by process descriptors: an exit is seen at once, with its true code. Everything that talks
-(log lines, orders, the driver) is the agent's, in another process.
+It imports torch once. It runs no user code, starts no Python thread and no parallel region, and never touches CUDA, so
+forking from it is safe. It watches its ranks through process descriptors, so it sees each exit at once, with its true
+exit code. All communication (log lines, orders, the driver) belongs to the agent, which is another process.
 """
 
 from __future__ import annotations
@@ -45,43 +45,43 @@ from distributor.values.environment import NODE_ID
 from distributor.values.layout import ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL
 from distributor.values.plan import NodeOrder
 
-#: Ranks of a node must not be left waiting for slower nodes' ranks to finish: those may train for days.
+#: Number of seconds that a finished node waits for the others at the exit barrier: slower nodes may train for days.
 _EXIT_BARRIER_TIMEOUT = 365 * 24 * 3600.0
 
-#: Set in the store when ranks of a node failed, so that the other nodes hear of it even without the channel.
+#: Key that is set in the store when a node's ranks failed, so that other nodes learn of it even without the channel.
 _FAILED_KEY = "distributor/failed"
 
-#: How many nodes have passed the exit barrier, and set once all have.
+#: Keys in the store: the number of nodes that have passed the exit barrier, and a flag that is set once all have.
 _LEFT_KEY = "distributor/left"
 _ALL_LEFT_KEY = "distributor/all_left"
 
-#: Seconds that node 0 waits for that.
+#: Number of seconds that node 0 waits for all nodes to pass the exit barrier.
 _LEAVE_TIMEOUT = 5.0
 
 #: Signals that stop the ranks.
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
-#: Seconds between looks at that key.
+#: Number of seconds between checks of ``_FAILED_KEY``.
 _FAILED_POLL = 1.0
 
 
 def main(path: str, agent_pid: str) -> None:
-    """Entry point of a process started anew: runs the ranks of this node to their end."""
+    """Run this node's ranks to their end (entry point of a process started anew)."""
     die_with_parent(int(agent_pid))
     order = _read(path)
     for inherited in (order.event_fd, order.store_fd):
         if inherited is not None:
-            os.set_inheritable(inherited, False)  # ranks that are started anew have no part in it
+            os.set_inheritable(inherited, False)  # ranks that are started anew must not inherit it
     _launch(order)
 
 
 def become(path: str, agent_pid: int, owner: int) -> None:
-    """Entry point of a fork of the agent: makes it what a process started anew would be, then runs the ranks.
+    """Make a fork of the agent look like a process started anew, then run the ranks (entry point of the fork).
 
     Args:
-        path: of the order.
-        agent_pid: the agent.
-        owner: whose agent it is.
+        path: path of the order.
+        agent_pid: pid of the agent.
+        owner: pid of the agent's owner.
     """
     order = _read(path)
     log = os.open(layout.launcher_log(order.folder), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -99,16 +99,16 @@ def _read(path: str) -> NodeOrder:
     with open(path, "rb") as file:
         order: NodeOrder = pickle.load(file)
     if order.start_method == "fork":
-        os.unlink(path)  # ranks that are started anew read it again
+        os.unlink(path)  # otherwise kept: ranks that are started anew read it again
     return order
 
 
 def _launch(order: NodeOrder) -> NoReturn:
-    """Runs the ranks to their end; exits with 0 whatever became of them, once that was told."""
+    """Run the ranks to their end, report what happened, and exit with 0 whatever the outcome."""
     for number in _HANDLED:
         signal.signal(number, _raise_signal)
     for stacks_signal in (ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL):
-        signal.signal(stacks_signal, signal.SIG_IGN)  # the default would end a rank that is asked before it can answer
+        signal.signal(stacks_signal, signal.SIG_IGN)  # by default it would kill a rank that has no handler yet
     try:
         _tell(order, {"event": "ready", "time": time.time()})
         spec = WorkerSpec(
@@ -117,14 +117,14 @@ def _launch(order: NodeOrder) -> NoReturn:
             rdzv_handler=_PlacedRendezvous(order),
             entrypoint=process.become,
             max_restarts=0,
-            monitor_interval=0.001,  # _monitor_workers itself blocks until there is something to see
+            monitor_interval=0.001,  # _monitor_workers itself blocks until a rank exits or it is time to poll
         )
         lookups.switch_off(order.folder)
         agent = _RankAgent(spec, order)
         agent.fork_ranks()
         result = agent.run()
         if not result.is_failed():
-            _tell(order, {"event": "passed"})  # the exit barrier: the ranks of all nodes have succeeded
+            _tell(order, {"event": "passed"})  # all nodes are at the exit barrier: all ranks have succeeded
     except SignalException:
         pass
     except BaseException as error:
@@ -134,7 +134,7 @@ def _launch(order: NodeOrder) -> NoReturn:
         )
     finally:
         sys.stderr.flush()
-        # The store's server thread must not outlive what it serves, nor be joined by a destructor.
+        # The store's server thread must not outlive the run, and no destructor must join it.
         os._exit(0)
 
 
@@ -143,13 +143,13 @@ def _raise_signal(number: int, _frame: Any) -> None:
 
 
 def _tell(order: NodeOrder, event: dict[str, Any]) -> None:
-    """One event as a line of JSON to the agent; short writes to a pipe are atomic (pipe(7), PIPE_BUF)."""
+    """Send the agent an event as a line of JSON. Short writes to a pipe are atomic (pipe(7), PIPE_BUF)."""
     with suppress(BrokenPipeError):
         os.write(order.event_fd, json.dumps(event).encode() + b"\n")
 
 
 class _PlacedRendezvous(RendezvousHandler):
-    """A rendezvous whose outcome is known: the placement. Only the store has to be brought up."""
+    """A rendezvous whose result is already known: the placement. It only brings up the store."""
 
     def __init__(self, order: NodeOrder) -> None:
         self._order = order
@@ -202,7 +202,7 @@ class _PlacedRendezvous(RendezvousHandler):
 
 @dataclass
 class _Rank:
-    """A rank's process. ``signalled`` once we told it to go; ``exit`` is its wait status as an exit code."""
+    """A rank's process. ``signalled`` is set once it was told to stop; ``exit`` is its wait status as an exit code."""
 
     local_rank: int
     pid: int
@@ -212,26 +212,26 @@ class _Rank:
 
 
 class _RankAgent(SimpleElasticAgent):
-    """Torch's elastic agent with ranks that are forked from this process, or started anew."""
+    """Torch's elastic agent, with ranks that are forked from this process or started anew."""
 
     def __init__(self, spec: WorkerSpec, order: NodeOrder) -> None:
         super().__init__(spec, exit_barrier_timeout=_EXIT_BARRIER_TIMEOUT)
         self._order = order
         self._ranks: list[_Rank] = []
-        self._gate: int | None = None  # what forked ranks wait at, until it is open
+        self._gate: int | None = None  # write end of the pipe on which forked ranks wait until they may begin
         self._next_look = 0.0
-        self._end: float | None = None  # of the grace, once ranks have been told to stop
+        self._end: float | None = None  # end of the grace period, once ranks have been told to stop
 
     def fork_ranks(self) -> None:
-        """Forks the ranks, which wait until they are let go.
+        """Fork the ranks, which then wait until they may begin.
 
-        Before there is a rendezvous store: its thread, in C++, holds locks of libc now and then (it looks names up as
-        ranks connect), and a fork at such a moment would wait for such a lock for ever.
+        This must happen before the rendezvous store exists. The store's C++ thread sometimes holds locks of libc (it
+        looks names up as ranks connect), and a process forked at such a moment would wait for that lock forever.
         """
         if self._order.start_method != "fork":
             return
         gc.collect()
-        gc.freeze()  # what is here now stays shared between the ranks: no collector writes to its pages
+        gc.freeze()  # keeps existing objects shared between the ranks: the collector does not write to their pages
         sys.stdout.flush()
         sys.stderr.flush()
         waiting, self._gate = os.pipe()
@@ -251,7 +251,7 @@ class _RankAgent(SimpleElasticAgent):
         return pids
 
     def _start(self, local_rank: int, start: Callable[[], int]) -> None:
-        # A signal between fork and the reset of its handler would raise our exception inside a rank.
+        # A signal between the fork and the reset of its handler would raise the launcher's exception inside a rank.
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         try:
             pid = start()
@@ -301,7 +301,7 @@ class _RankAgent(SimpleElasticAgent):
         return RunResult(state=WorkerState.HEALTHY)
 
     def _another_node_failed(self) -> bool:
-        """Looks at the store once a second; a store that is gone means that node 0 is."""
+        """Return whether another node failed. Asks the store at most once a second; if it is gone, so is node 0."""
         if time.monotonic() < self._next_look:
             return False
         self._next_look = time.monotonic() + _FAILED_POLL
@@ -311,11 +311,11 @@ class _RankAgent(SimpleElasticAgent):
             return True
 
     def _await_exits(self, timeout: float) -> None:
-        """Waits until a rank exits, at most so many seconds, and reaps all that have."""
+        """Wait until a rank exits, for ``timeout`` seconds at most, and reap all ranks that have exited."""
         running = {entry.pidfd: entry for entry in self._ranks if entry.exit is None}
         ready = readable(running, timeout)
         now = time.time()
-        # A signal between the two would leave a pid that is reaped but not known to be.
+        # A signal between waitpid and the record of the exit would leave a reaped pid that still counts as running.
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         try:
             for pidfd in ready:
@@ -339,14 +339,14 @@ class _RankAgent(SimpleElasticAgent):
         )
 
     def _exit_barrier(self) -> None:
-        """The store goes with node 0, which therefore waits until the others have heard that all have come.
+        """Keep node 0 until all nodes have passed the exit barrier, because the store ends with node 0.
 
-        Torch's agents do not: one that has not heard it yet looks for the store for a second or two.
+        Torch's agents do not wait: an agent that has not passed yet looks for the store for a second or two.
         """
         super()._exit_barrier()  # type: ignore[no-untyped-call]
         nodes, store = len(self._order.placement.nodes), cast(Any, self._store)
         if nodes > 1:
-            with suppress(Exception):  # the store is gone already, or a node is
+            with suppress(Exception):  # the store or a node is gone already
                 if store.add(_LEFT_KEY, 1) == nodes:
                     store.set(_ALL_LEFT_KEY, "")
                 if self._order.plan.node.node_rank == 0:
@@ -356,9 +356,10 @@ class _RankAgent(SimpleElasticAgent):
         self._shutdown()
 
     def _shutdown(self, *_: Any, **__: Any) -> None:
-        """SIGTERM, the grace, SIGKILL; ranks that have not begun need no grace.
+        """Send SIGTERM, wait for the grace period, then send SIGKILL. Ranks that have not begun get no grace period.
 
-        The order to stop may come while another failure has them stopped: each hears of it once, and has one grace.
+        The order to stop may come while ranks are already being stopped after a failure. Each rank still gets one
+        SIGTERM and one grace period.
         """
         if self._end is None:
             self._end = time.monotonic() + (self._order.grace_period if self._gate is None else 0.0)
@@ -378,5 +379,5 @@ class _RankAgent(SimpleElasticAgent):
             os.kill(entry.pid, number)
 
     def _construct_event(self, state: str, source: Any, *_: Any, **__: Any) -> Event:
-        """Torch's own looks up the fully qualified host name for each event: seconds each where DNS does not answer."""
+        """Construct an event without torch's look-up of the full host name: seconds each where DNS does not answer."""
         return Event(f"torchelastic.worker.status.{state}", source, metadata={"hostname": socket.gethostname()})

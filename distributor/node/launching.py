@@ -1,4 +1,4 @@
-"""The launcher as its agent sees it: a process started anew, or one forked early on, which waits for its order."""
+"""The launcher as its agent sees it: a process started anew, or a process forked early that waits for its order."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from distributor.values.plan import NodeOrder
 
 
 class Launcher(Protocol):
-    """What an agent needs of its launcher."""
+    """The interface through which an agent controls its launcher."""
 
     @property
     def pid(self) -> int: ...
 
     @property
     def returncode(self) -> int | None:
-        """Its exit code once it has ended, negative for a signal."""
+        """The launcher's exit code once it has ended. Negative for a signal."""
 
     def start(self, order: NodeOrder) -> int:
-        """Has it start the ranks; returns a pipe of its events, which ends when it does."""
+        """Make the launcher start the ranks. Return a pipe of its events, which ends when the launcher ends."""
 
     def send_signal(self, number: int) -> None: ...
 
     def kill(self) -> None: ...
 
     def wait(self) -> object:
-        """Waits until it has ended. Blocks."""
+        """Block until the launcher has ended."""
 
 
 class SpawnedLauncher:
-    """Started when the order is there. It imports torch, which takes seconds."""
+    """A launcher that is started once its order is known. It imports torch, which takes seconds."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -83,11 +83,11 @@ class SpawnedLauncher:
 
 
 class ForkedLauncher:
-    """Forked when this is made: the process must have imported torch, and have no threads.
+    """A launcher that is forked in the constructor. The process must have imported torch, and have no threads.
 
     Args:
-        sockets: what the agent has inherited; of them, the launcher keeps ``"store"``.
-        owner: pid of who asked for the agent.
+        sockets: the sockets that the agent has inherited. The launcher keeps only ``"store"``.
+        owner: pid of the process that asked for the agent.
     """
 
     def __init__(self, sockets: Mapping[str, socket.socket], owner: int) -> None:
@@ -112,7 +112,7 @@ class ForkedLauncher:
     def start(self, order: NodeOrder) -> int:
         path = _write(replace(order, event_fd=self._event_fd))
         os.close(self._event_fd)
-        with suppress(BrokenPipeError):  # it was killed; its events end at once
+        with suppress(BrokenPipeError):  # the launcher was killed, so its events end at once
             os.write(self._orders, path.encode())
         os.close(self._orders)
         return self._events
@@ -131,7 +131,7 @@ class ForkedLauncher:
         return self._returncode
 
     def _become_launcher(self, waiting: int, agent: int, owner: int) -> NoReturn:
-        """In the fork: waits for the order, which does not come if the agent ends."""
+        """Wait for the order in the fork, then run the ranks. There is no order if the agent ends first."""
         try:
             processes.die_with_parent(agent)
             with open(waiting, "rb") as orders:
@@ -148,7 +148,7 @@ class ForkedLauncher:
 
 
 def _write(order: NodeOrder) -> str:
-    """The order as a file of the node's folder: functions can be large."""
+    """Write the order into a file, because functions can be large, and return its path."""
     path = str(layout.order(order.folder))
     with open(path, "wb") as file:
         pickle.dump(order, file)

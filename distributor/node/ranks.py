@@ -1,4 +1,4 @@
-"""What an agent knows of its ranks."""
+"""What an agent knows about its ranks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from distributor.node.launching import Launcher
 from distributor.values import layout
 from distributor.values.plan import NodeOrder
 
-#: The rest of a traceback from the imports of the launcher on. Source lines of a package in a zip are not told.
+#: The rest of a traceback from the launcher's imports on. Tracebacks show no source lines of a package in a zip file.
 _IMPORTS_TORCH = re.compile(r'distributor/node/launcher\.py", line \d+, in <module>\n.*', re.DOTALL)
 
 
 @dataclass
 class Ranks:
-    """What the launcher has told of its ranks."""
+    """What the launcher has reported about its ranks."""
 
     started: bool = False
     exits: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -46,7 +46,11 @@ class Ranks:
         return bool(self.alive_pids)
 
     def start_error(self, launcher: Launcher, order: NodeOrder, stopping: bool) -> tuple[str, str] | None:
-        """Why no rank was started, if so and not by our own order."""
+        """Return the kind and message of a failure of the launcher, or ``None``.
+
+        A failure is an error that the launcher has reported, or its end before any rank was started, unless the agent
+        was stopping it.
+        """
         if self.error is not None:
             return (
                 "StartError",
@@ -67,7 +71,7 @@ class Ranks:
 
 
 def _without_torch(said: str) -> str | None:
-    """Why torch cannot be imported, if that is what a launcher has said: its module begins with that.
+    """Return why torch cannot be imported, if the launcher's log ends with that: its module imports torch first.
 
     >>> _without_torch('  File "distributor/node/launcher.py", line 26, in <module>\\nImportError: no torch')
     'ImportError: no torch'

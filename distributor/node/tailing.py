@@ -1,7 +1,7 @@
-"""On a node: follows the ranks' log files and passes on what is new.
+"""Follow the ranks' log files on a node and pass on new output.
 
-The files are the buffer: ranks write to them at the speed of the disk, and what the driver does not have yet stays
-there. What it has, or nobody will ask for, is given back to the file system while the files keep their offsets.
+The files are the buffer: ranks write at the speed of the disk, and output stays in the files until the driver has it.
+Disk space of output that the driver has, or that will not be needed, is freed. The files keep their offsets.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from distributor.channel import frames
 from distributor.channel.node import Offsets, Uplink
 from distributor.values import outcome
 
-#: Seconds between looks at files that had nothing new.
+#: Number of seconds between checks of files that had nothing new.
 _INTERVAL = 0.05
 
-#: Bytes of a rank's output that travel with its failure.
+#: Number of bytes of a rank's last output that its failure report includes.
 _TAIL_BYTES = 8 << 10
 
-#: Live lines that are so many bytes behind are skipped, unless the driver keeps them in files.
+#: If live lines are more than this number of bytes behind, they are skipped, unless the driver keeps them in files.
 MAX_LAG = 8 << 20
 
-#: Bytes that are passed on of what was skipped: its end, so that a reader sees where it goes on.
+#: Number of bytes before the end of the file that are not skipped, so that a reader sees where the output goes on.
 _KEEP_OF_LAG = 64 << 10
 
-#: Disk space is given back in steps of so many bytes.
+#: Minimum number of bytes of disk space that is freed at a time.
 _RELEASE_STEP = 4 << 20
 
 # fallocate(2)
@@ -45,15 +45,15 @@ class _File:
     path: Path
     shipped: bool
     descriptor: int = -1
-    offset: int = 0  # passed on up to here
-    seen: int = 0  # read up to here at least once
-    acked: int = 0  # the driver has it up to here
-    released: int = 0  # given back to the file system up to here
+    offset: int = 0  # passed on up to this byte
+    seen: int = 0  # read up to this byte at least once
+    acked: int = 0  # received by the driver up to this byte
+    released: int = 0  # disk space freed up to this byte
 
 
 @dataclass(frozen=True)
 class Rest:
-    """What the driver does not have of a log file: all from ``offset`` on."""
+    """The part of a log file that the driver does not have: everything from ``offset`` on."""
 
     rank: int
     stream: int
@@ -62,12 +62,12 @@ class Rest:
 
 
 class Tailing:
-    """Follows log files of ranks.
+    """A follower of the ranks' log files.
 
     Args:
         files: rank, stream (1 stdout, 2 stderr, 3 uncaught exception) and path of each.
-        shipped: whose lines the driver wants; ``None`` for all.
-        keep: the driver keeps them in files: nothing may be skipped.
+        shipped: the ranks whose lines the driver wants; ``None`` for all.
+        keep: whether the driver keeps the lines of all ranks in files, so that nothing may be skipped.
     """
 
     def __init__(self, files: Iterable[tuple[int, int, Path]], shipped: Iterable[int] | None, keep: bool) -> None:
@@ -75,21 +75,21 @@ class Tailing:
         self._files = [_File(*file, shipped=keep or wanted is None or file[0] in wanted) for file in files]
         self._keep = keep
         self._uplink: Uplink | None = None
-        #: The last bytes of each rank, stdout and stderr as they were read; what it raised is told elsewhere.
+        #: The last bytes of each rank's stdout and stderr, in the order read. Uncaught exceptions are not included.
         self.tails: dict[int, bytes] = {}
-        #: Bytes that all ranks have written so far.
+        #: Total number of bytes that the ranks have written so far, as seen here.
         self.seen = 0
 
     def ship_to(self, uplink: Uplink) -> None:
-        """From now on, lines go there."""
+        """Send lines over this uplink from now on."""
         self._uplink = uplink
 
     def stop_shipping(self) -> None:
-        """The channel is gone for good."""
+        """Stop sending lines: the channel is gone for good."""
         self._uplink = None
 
     def driver_has(self, offsets: Offsets, again: bool) -> None:
-        """The driver's word on how far it is; ``again`` after a break: shipping goes on from there."""
+        """Note how far the driver has each file. ``again`` is set after a break: sending then resumes from there."""
         for file in self._files:
             file.acked = min(file.offset, offsets.get((file.rank, file.stream), 0))
             if again and file.shipped:
@@ -97,20 +97,23 @@ class Tailing:
             self._release(file, file.acked)
 
     async def follow(self) -> None:
-        """Passes on what comes, until cancelled."""
+        """Pass on new output until cancelled."""
         while True:
             behind = await self._pass_on()
             await asyncio.sleep(0 if behind else _INTERVAL)
 
     async def drain(self) -> None:
-        """Passes on what is there now; whoever still writes has escaped, and would never let it end."""
+        """Pass on what the files contain now.
+
+        A process that still writes has escaped the clean-up, and waiting for it might never end.
+        """
         ends = {id(file): _size(file) for file in self._files}
         while any(file.offset < ends[id(file)] for file in self._files):
             await self._pass_on()
             await asyncio.sleep(0)
 
     def rest(self) -> list[Rest]:
-        """What of the logs the driver should keep and does not have."""
+        """Return the parts of the logs that the driver must keep and does not have yet."""
         return [
             Rest(file.rank, file.stream, str(file.path), file.acked)
             for file in self._files
@@ -118,7 +121,7 @@ class Tailing:
         ]
 
     async def _pass_on(self) -> bool:
-        """One round over all files, a bounded piece of each; whether some have more."""
+        """Pass on a bounded piece of each file, and return whether some files have more."""
         behind = False
         for file in self._files:
             if file.descriptor < 0:
@@ -133,7 +136,7 @@ class Tailing:
             if not data:
                 continue
             behind = behind or len(data) == frames.MAX_LOG
-            # Counted before the wait: a cancelled round must not send it twice.
+            # Counted before the await, so that the data is not sent twice if this round is cancelled.
             file.offset = start + len(data)
             if file.offset > file.seen:
                 self.seen += file.offset - file.seen
@@ -148,7 +151,7 @@ class Tailing:
         return behind
 
     def _skip(self, file: _File, uplink: Uplink) -> None:
-        """Lets a live view that is far behind go on near the end of the file, at the beginning of a line."""
+        """Skip ahead if the live view is far behind: to the start of a line near the end of the file."""
         size = _size(file)
         if size - file.offset <= MAX_LAG:
             return
@@ -166,12 +169,12 @@ class Tailing:
         uplink.send({"event": "skipped", "rank": file.rank, "stream": file.stream, "lines": lines, "offset": offset})
 
     def _release(self, file: _File, until: int) -> None:
-        """Gives the disk space of a file back up to an offset; its size and later offsets stay (fallocate(2))."""
+        """Free a file's disk space up to an offset. The file's size and all offsets stay the same (fallocate(2))."""
         size = until - file.released
         if size < _RELEASE_STEP or file.descriptor < 0 or sys.platform != "linux":
             return
         where, length = ctypes.c_longlong(file.released), ctypes.c_longlong(size)
-        # A file system that cannot do it frees no space; nothing else comes of it.
+        # On a file system without support the call has no effect: no space is freed.
         ctypes.CDLL(None).fallocate(file.descriptor, _KEEP_SIZE | _PUNCH_HOLE, where, length)
         file.released = until
 

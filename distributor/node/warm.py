@@ -1,8 +1,9 @@
 """The warm process of an executor or a driver: it has imported torch, and forks the agents of runs.
 
-It runs no user code, touches no accelerator, and starts no thread and no parallel region, so that forking from it is
-safe, and nothing of one run can be seen by the next. It ends when its executor or driver ends, however that happens,
-and when nobody has needed it for a while. How runs find it: :mod:`distributor.hosting.warm`.
+It runs no user code except the imports of ``preload``, touches no accelerator, and starts no thread and no parallel
+region. Forking from it is therefore safe, and no run sees anything of an earlier one. It ends when its executor or
+driver ends, for whatever reason, and when no run has used it for a while. For how runs find it, see
+:mod:`distributor.hosting.warm`.
 """
 
 from __future__ import annotations
@@ -28,25 +29,25 @@ from distributor.channel.control import OUTDATED, UNFIT, peer_user
 from distributor.machine import bootstrap, folders, processes
 from distributor.rank import lookups
 
-#: Seconds that a connection gets to say what it wants.
+#: Number of seconds that a client has to send its request.
 _ASK_TIMEOUT = 2.0
 
 _TOKEN_BYTES = 32
 
-#: Seconds of one wait; the kernel counts milliseconds with 31 bits.
+#: Maximum number of seconds of one wait. The kernel takes milliseconds in 31 bits.
 _LONGEST_WAIT = 3600.0
 
-#: Descriptors that come with a request: current directory, standard output and error, and at most three sockets.
+#: Maximum number of descriptors of a request: current directory, standard output and error, and up to three sockets.
 _MOST_DESCRIPTORS = 6
 
 
 def main(_placeholder: str, folder: str, owner_pid: str, listener: str, keep: str, preload: str) -> None:
-    """Entry point; leaves a process that is nobody's child, and returns."""
+    """Start the warm process as an orphan, and return (entry point)."""
     if os.fork() == 0:
         try:
             _serve(folder, int(owner_pid), socket.socket(fileno=int(listener)), float(keep), json.loads(preload))
         except BaseException:
-            traceback.print_exc()  # into the log of its folder
+            traceback.print_exc()  # into the log in the process's folder
         finally:
             os._exit(1)
 
@@ -59,26 +60,26 @@ def _serve(folder: str, owner_pid: int, listener: socket.socket, keep: float, pr
         lookups.switch_off(folder)
         files = _files_of_modules()
         gc.collect()
-        gc.freeze()  # what is here now stays shared between all forks: no collector writes to its pages
+        gc.freeze()  # keeps existing objects shared between all forks: the collector does not write to their pages
         if not Path(folder, "socket").is_socket():
-            return  # replaced meanwhile, or its folder is gone
+            return  # another process has replaced this one meanwhile, or the folder is gone
         Path(folder, "ready").touch()
-        folders.remove_stale()  # of who was cancelled while this imported
+        folders.remove_stale()  # left by runs that were cancelled during the imports
         _Warm(folder, owner, listener, lock.fileno(), keep, files, notes, unfit).run()
 
 
 def _import(preload: list[str], now: Path) -> tuple[list[str], str | None]:
-    """Imports all that agents, launchers and ranks need.
+    """Import all modules that agents, launchers and ranks need.
 
     Args:
-        preload: modules beside torch.
-        now: a file that says which of them is being imported, for those who wait.
+        preload: modules to import in addition to torch.
+        now: a file that receives the name of the module being imported, for clients that wait.
 
     Returns:
-        What could not be preloaded, in words, and why this process must not be forked, if so.
+        Notes on modules that could not be preloaded, and the reason why this process must not be forked, or ``None``.
 
     Raises:
-        ImportError: torch is not there.
+        ImportError: torch is not installed.
     """
     _say(now, "torch")
     for name in (
@@ -97,7 +98,7 @@ def _import(preload: list[str], now: Path) -> tuple[list[str], str | None]:
             importlib.import_module(name)
         except Exception as error:
             notes.append(f"cannot preload {name!r} ({type(error).__name__}: {error}): ranks import it themselves")
-    # Only Python's: those of OpenBLAS and OpenMP, which libraries start as they load, look after forks themselves.
+    # Python threads only: OpenBLAS and OpenMP, whose threads start as libraries load, handle forks themselves.
     threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     if threads:
         names = ", ".join(threads)
@@ -108,12 +109,12 @@ def _import(preload: list[str], now: Path) -> tuple[list[str], str | None]:
 
 
 def _say(file: Path, text: str) -> None:
-    with suppress(OSError):  # a full disk must not keep anybody from importing
+    with suppress(OSError):  # a full disk must not prevent the import
         file.write_text(text)
 
 
 def _is_bad_fork() -> bool:
-    """Whether torch refuses GPUs to forks of this process: somebody has asked CUDA for devices, say."""
+    """Return whether torch refuses GPUs to forks of this process, for example because CUDA was asked for devices."""
     pid = os.fork()
     if pid == 0:
         os._exit(int(sys.modules["torch"].cuda._is_in_bad_fork()))
@@ -121,12 +122,12 @@ def _is_bad_fork() -> bool:
 
 
 def _files_of_modules() -> dict[str, tuple[int, int]]:
-    """Where the loaded modules came from, and what tells whether a file is still the same."""
+    """Return the files of the loaded modules, each with the values that show whether it was changed."""
     found = {}
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str):
-            with suppress(OSError):  # inside a zip
+            with suppress(OSError):  # the module is inside a zip file
                 found[file] = _version(file)
     return found
 
@@ -160,7 +161,10 @@ class _Warm:
         self._agents: dict[int, int] = {}  # pids by process descriptor
 
     def run(self) -> None:
-        """Serves until the owner ends, or nobody has asked for long enough."""
+        """Serve until the owner ends, or until there was no request and no agent for long enough.
+
+        A retired process serves until its last agent has ended.
+        """
         end = time.monotonic() + self._keep
         while self._listener is not None or self._agents:
             watched = [self._owner, *self._agents]
@@ -186,7 +190,7 @@ class _Warm:
 
     def _answer(self, listener: socket.socket) -> None:
         connection, _ = listener.accept()
-        with connection, suppress(OSError):  # whoever asked has gone
+        with connection, suppress(OSError):  # the client has gone
             if peer_user(connection) != os.geteuid():
                 return
             connection.settimeout(_ASK_TIMEOUT)
@@ -215,16 +219,16 @@ class _Warm:
                     os.close(descriptor)
 
     def _is_outdated(self) -> bool:
-        """Whether a file of a loaded module was changed: a package was installed, or the user edits it."""
+        """Return whether a loaded module's file has changed, because a package was installed or the user edited it."""
         try:
             return any(_version(file) != version for file, version in self._files.items())
         except OSError:
             return True
 
     def _retire(self) -> None:
-        """Serves nobody else; what it has forked is not disturbed, and its files stay for them."""
+        """Stop accepting requests. Agents that were forked run on, and the folder's files stay for them."""
         if self._listener is not None:
-            with suppress(OSError):  # nobody can have replaced it before that
+            with suppress(OSError):  # no other process can have replaced the socket before this
                 os.unlink(Path(self._folder, "socket"))
             self._listener.close()
             self._listener = None
@@ -240,7 +244,7 @@ class _Warm:
                 return False
             self._remove_folder()
             return True
-        except OSError:  # somebody is just about to connect
+        except OSError:  # a client is about to connect
             return False
         finally:
             os.close(descriptor)
@@ -255,7 +259,7 @@ class _Warm:
                 os.close(descriptor)
 
     def _remove_folder(self) -> None:
-        """Unless another process serves it by now, which has a token of its own."""
+        """Remove the folder, unless another process serves it by now. That process has its own token."""
         if Path(self._folder, "token").read_bytes() == self._token:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -268,7 +272,7 @@ class _Warm:
         return pid
 
     def _become_agent(self, request: dict[str, Any], descriptors: list[int], connection: socket.socket) -> NoReturn:
-        """In the fork: what a process started anew by the one that asked would be, then an agent."""
+        """Make the fork look like a new process that the client has started, then run an agent in it."""
         try:
             assert self._listener is not None
             for descriptor in (self._owner, self._lock, *self._agents):

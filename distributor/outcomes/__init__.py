@@ -1,1 +1,4 @@
-"""From what came back to values or one exception. Runs on the driver, pure; may import ``shipping``."""
+"""Turn what came back from a run into values or one exception.
+
+Runs on the driver; pure, except that ``advice`` looks at the driver's files. May import ``shipping``.
+"""

@@ -1,4 +1,4 @@
-"""What to do about a failure that the driver understands better than the rank: something is here, and was not there."""
+"""Advice on failures that the driver can explain better than the rank: the driver has a file that the rank did not."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _NO_FILE = re.compile(r"No such file or directory: '(?P<path>.+?)'")
 
 
 def advise(failure: Failure, job: Job) -> str:
-    """A sentence or two for the user; ``""`` where there is nothing to add.
+    """Return a sentence or two of advice for the user, or ``""`` if there is nothing to add.
 
     Args:
-        failure: the root of what went wrong.
-        job: what had been asked for.
+        failure: the root failure.
+        job: the job that failed.
     """
     if failure.kind in ("ModuleNotFoundError", "ImportError") and (found := _NO_MODULE.search(failure.message)):
         return _about_module(found["name"], failure, job)
@@ -43,9 +43,9 @@ def _about_module(name: str, failure: Failure, job: Job) -> str:
         told = f"{name} is not on the driver either: not in {where}the current directory {os.getcwd()} or Python's path"
         return told if asked else ""
     places = [*(spec.submodule_search_locations or ()), *([spec.origin] if spec.origin else [])]
-    if not places or not os.path.exists(places[0]):  # built in
+    if not places or not os.path.exists(places[0]):  # a built-in module
         return ""
-    if spec.loader is None and not any(entry.endswith(".py") for entry in os.listdir(places[0])):  # just a folder
+    if spec.loader is None and not any(entry.endswith(".py") for entry in os.listdir(places[0])):  # a bare folder
         return ""
     if modules.is_installed(places[0]):
         return (
@@ -60,12 +60,12 @@ def _about_module(name: str, failure: Failure, job: Job) -> str:
 
 def _about_file(path: str, failure: Failure, job: Job) -> str:
     try:
-        if os.stat(path).st_ctime >= failure.time:  # it has come since
+        if os.stat(path).st_ctime >= failure.time:  # created or changed after the failure
             return ""
     except OSError:
         return ""
     if os.path.isabs(path):
-        if failure.host == socket.gethostname():  # the same files
+        if failure.host == socket.gethostname():  # the rank saw the same files
             return ""
         return (
             f"{path} is on the driver, and was not found on {failure.host}: put it on storage that all hosts share, or "

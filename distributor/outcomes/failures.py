@@ -1,4 +1,4 @@
-"""Failures in order and in words, the root first."""
+"""Sort and describe failures, the root first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distributor.text import cells
 from distributor.text.wording import count, who
 from distributor.values.outcome import Failure
 
-#: How a rank's exception looks when the cause is the loss of another: gloo's, NCCL's and the store's own words.
+#: Messages of exceptions that are caused by the loss of another rank, as gloo, NCCL and the store word them.
 _CONSEQUENCE = re.compile(
     r"connection (closed|reset|refused|was aborted)|broken pipe|socket timeout|timed out|gloo|nccl|tcpstore"
     r"|remote process exited|peer",
@@ -30,11 +30,11 @@ _CONSEQUENCE_KINDS = (
 )
 
 
-#: What torch puts before each line of an uncaught exception once a process group is there.
+#: The prefix that torch puts before each line of an uncaught exception once there is a process group.
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")
 
 
-#: Lines of a rank's log, hosts by name, and tracebacks besides that of the root in an error text.
+#: The most that an error text shows: lines of a rank's log, host names, and tracebacks besides the root's.
 _TAIL_LINES = 20
 
 
@@ -44,42 +44,42 @@ _HOSTS = 3
 _TRACES = 4
 
 
-#: What differs between ranks that fail alike: addresses in memory, and of connections.
+#: Text that differs between ranks that fail alike: memory addresses and network addresses.
 _VARYING = re.compile(r"\b0x[0-9a-f]+|\[[0-9a-f.:]+\]:[0-9]+")
 
 
-#: A frame of a traceback, of a file or of a notebook's cell.
+#: A traceback frame, in a file or in a notebook cell.
 _FRAME = re.compile(r'^[ |+]*(?:File ")?(?P<path>(?<=")[^"]+|Cell In\[\d+\])"?, line (?P<line>\d+)')
 
 
 def order_failures(failures: Sequence[Failure]) -> tuple[Failure, ...]:
-    """The root first, then the others in order of time."""
+    """Return the failures with the root first, then the others in order of time."""
     by_time = sorted(failures, key=lambda failure: failure.time)
     root = min(by_time, key=lambda failure: (is_consequence(failure), failure.time))
     return (root, *(failure for failure in by_time if failure is not root))
 
 
 def has_cause(failures: Sequence[Failure | None]) -> bool:
-    """Whether any failure is more than the echo of a rank or a node that is gone."""
+    """Return whether any failure is more than a consequence of a lost rank or node."""
     return any(failure is None or not (failure.kind == "lost" or is_echo(failure)) for failure in failures)
 
 
 def is_consequence(failure: Failure) -> bool:
-    """Whether a failure looks like the echo of another: a broken connection, an aborted collective."""
+    """Return whether a failure looks like the consequence of another: a broken connection, an aborted collective."""
     return failure.signal == "SIGABRT" or failure.kind == "lost" or is_echo(failure)
 
 
 def is_echo(failure: Failure) -> bool:
-    """Whether its words are those of a connection or collective that broke."""
+    """Return whether the exception's type or message is that of a broken connection or collective."""
     if failure.kind in _CONSEQUENCE_KINDS:
         return True
     return failure.kind == "RuntimeError" and bool(_CONSEQUENCE.search(failure.message))
 
 
 def describe(failures: Sequence[Failure], advice: str = "") -> str:
-    """The text of a :class:`~distributor.errors.TrainingError`; ``failures`` with the root first.
+    """Return the text of a :class:`~distributor.errors.TrainingError`. ``failures`` must start with the root.
 
-    Each traceback is told once, whoever raised it. What only echoes the root is told in a line.
+    Each traceback is shown once, however many ranks raised it. Mere consequences of the root take one line each.
     """
     root = failures[0]
     alike, *others = _alike(failures)
@@ -98,7 +98,7 @@ def describe(failures: Sequence[Failure], advice: str = "") -> str:
 
 
 def _alike(failures: Sequence[Failure]) -> list[list[Failure]]:
-    """Failures in groups that say the same, in the order of the first of each."""
+    """Group failures that differ only in addresses, in the order of each group's first failure."""
     groups: dict[tuple[str, str], list[Failure]] = {}
     for failure in failures:
         same = (_VARYING.sub("", failure.message), _VARYING.sub("", failure.traceback))
@@ -107,18 +107,18 @@ def _alike(failures: Sequence[Failure]) -> list[list[Failure]]:
 
 
 def _who(failures: Sequence[Failure]) -> str:
-    """Ranks and their hosts: ``ranks 0-1 on host-a``."""
+    """Name the ranks and their hosts: ``ranks 0-1 on host-a``."""
     hosts = list(dict.fromkeys(failure.host for failure in failures))
     named = ", ".join(hosts) if len(hosts) <= _HOSTS else count(len(hosts), "host")
     return f"{who(failure.rank for failure in failures)} on {named}"
 
 
 def _after(group: Sequence[Failure], told: set[tuple[str, ...]]) -> str:
-    """A line about failures that are alike, and their traceback where it leads to where none has led before.
+    """Return a line about failures that are alike, with their traceback if no other with these frames was shown.
 
     Args:
         group: the failures.
-        told: the frames of tracebacks that are told; these are added.
+        told: the frames of the tracebacks shown so far; updated if this one is shown.
     """
     first, frames = group[0], _frames(group[0])
     line = f"  {_who(group)}: {first.message}"
@@ -131,12 +131,12 @@ def _after(group: Sequence[Failure], told: set[tuple[str, ...]]) -> str:
 
 
 def _frames(failure: Failure) -> tuple[str, ...]:
-    """Where a failure was raised: the lines of its traceback that name that, outermost first."""
+    """Return the traceback lines that name a file or cell and a line number, outermost first."""
     return tuple(line for line in failure.traceback.splitlines() if _FRAME.search(line))
 
 
 def _place(frames: Sequence[str]) -> str:
-    """The innermost line of the user's code: ``train.py:40``."""
+    """Return the innermost line of the user's code, or of any code if there is none: ``train.py:40``."""
     found = [frame for line in frames if (frame := _FRAME.search(line))]
     own = [frame for frame in found if not stacks.is_library(frame["path"])]
     frame = (own or found)[-1]
@@ -144,12 +144,12 @@ def _place(frames: Sequence[str]) -> str:
 
 
 def _last_lines(failure: Failure) -> str:
-    """The end of what a rank wrote, without the traceback that is told anyway."""
+    """Return the end of a rank's output, without the lines of the traceback, which is shown anyway."""
     known = set(failure.traceback.splitlines())
     lines = [line for line in failure.log_tail.rstrip().splitlines() if _told(line) not in known]
     return "\n".join(lines[-_TAIL_LINES:]).strip("\n")
 
 
 def _told(line: str) -> str:
-    """A line that torch has printed of a traceback as the traceback has it."""
+    """Convert a traceback line that torch printed to the form that it has in the traceback itself."""
     return cells.readable(_RANK_PREFIX.sub("", line)).partition("\n")[0]

@@ -1,7 +1,7 @@
-"""What ranks are doing, from the text that ``faulthandler`` writes in each of them.
+"""Tell what ranks are doing from the text that ``faulthandler`` writes in each of them.
 
-Pure functions of text, standard library only. Whatever the text is, none of them raises: a rank may have said why it
-cannot answer, or its text may be cut off.
+Pure functions of text, which need only the standard library. None of them raises for any text: a rank may have said
+why it cannot answer, or its text may be cut off.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from itertools import dropwhile
 
 from distributor.text.wording import who
 
-#: The line before the frames of a thread; free-threaded Python writes that of one thread only, as "Stack".
+#: The line before a thread's frames. "Stack" means that one thread was asked for, or that Python is free-threaded.
 _HEADER = re.compile(r"^(?:(?:Current thread|Thread) .*|Stack )\(most recent call first\):$", re.MULTILINE)
-#: A frame; one of a notebook's cell is named as the notebook has it, where the driver has looked that up.
+#: A frame. A notebook cell has the notebook's name for it, if the driver has looked that up.
 _FRAME = re.compile(r'  (?:File (?:"(.*)"|\?\?\?)|(Cell In\[\d+\])), line (?:([0-9]{1,9})|\?\?\?) in (.*)')
 
 #: Memory addresses, which differ between ranks that do the same.
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+")
 
 _RANK = re.compile(r"(^|/)distributor/rank/process\.py$")
-#: Between a rank's frames and the user's.
+#: Files whose frames lie between those that start a rank and the user's.
 _STARTER = re.compile(r"(^|/)distributor/shipping/payload\.py$|^<frozen runpy>$|/lib(64)?/python[^/]*/runpy\.py$")
 _LIBRARY = re.compile(
     r"/lib(64)?/python\d[^/]*/|/(site|dist)-packages/|^<frozen .*>$"
     r"|(^|/)distributor/(node/launcher|shipping/payload|rank/process)\.py$|/package\.zip/distributor/"
 )
-#: Code without a file: generated, or typed in.
+#: Code without a file: generated, or typed at a prompt.
 _NO_FILE = re.compile(r"<.*>$")
 
-#: Functions around the one that was called: torch's and contextlib's decorators, ``Module.__call__``.
+#: Functions that wrap the one that was called: torch's and contextlib's decorators, ``Module.__call__``.
 _WRAPPERS = (
     "__call__",
     "_call_impl",
@@ -47,9 +47,10 @@ _WRAPPERS = (
 
 @dataclass(frozen=True)
 class Frame:
-    """One call on a stack; ``line`` is 0 and ``file`` is ``"???"`` where Python does not know them.
+    """One call on a stack.
 
-    ``file`` is ``"Cell In[2]"`` for a cell of the driver's notebook.
+    ``line`` is 0 and ``file`` is ``"???"`` if Python does not know them. ``file`` is ``"Cell In[2]"`` for a cell of the
+    driver's notebook.
     """
 
     file: str
@@ -62,8 +63,8 @@ class Thread:
     """A thread of a rank.
 
     Attributes:
-        current: whether it is the one that answered.
-        frames: innermost first; none where no Python code runs. Python lists 100 at most.
+        current: whether this thread answered the signal.
+        frames: innermost first; empty if the thread runs no Python code. Python lists at most 100.
     """
 
     current: bool
@@ -71,9 +72,9 @@ class Thread:
 
 
 class Stacks(dict[int, str]):
-    """The stacks of ranks' threads: each rank's text, by rank.
+    """The stacks of the ranks' threads: each rank's text, by rank.
 
-    As a string, where ranks are in one line, then the texts: each once, without the launcher's frames.
+    ``str()`` gives one line that says where the ranks are, then each distinct text once, without the launcher's frames.
 
     Example:
         >>> print(Stacks({0: "no answer within 5 s", 1: "no answer within 5 s"}))
@@ -92,10 +93,10 @@ class Stacks(dict[int, str]):
 
 
 def parse(text: str) -> tuple[Thread, ...]:
-    """The threads in faulthandler's text, as listed; none if it is another text.
+    """Return the threads in faulthandler's text, in its order; none if the text is not faulthandler's.
 
     Args:
-        text: what ``faulthandler.register(..., all_threads=True)`` writes on a signal.
+        text: what ``faulthandler.register(...)`` writes on a signal, with ``all_threads`` or without.
 
     Example:
         >>> parse('Current thread 0x1 (most recent call first):\\n  File "/home/me/train.py", line 40 in train\\n')
@@ -105,15 +106,18 @@ def parse(text: str) -> tuple[Thread, ...]:
 
 
 def main_thread(threads: Sequence[Thread]) -> Thread | None:
-    """The thread that answered: signals are the main thread's. If none says so, the oldest, which is listed last."""
+    """Return the main thread: the one that answered, since signals go to the main thread.
+
+    If no thread is marked so, return the oldest, which is listed last.
+    """
     return next((thread for thread in threads if thread.current), threads[-1] if threads else None)
 
 
 def where(text: str) -> str:
-    """Where a rank is: what its main thread has called, and the line of the user's code that has called it.
+    """Say where a rank is: the function that its main thread called, and the line of the user's code that called it.
 
     Args:
-        text: of one rank. If it is not faulthandler's, it is the answer, in one line.
+        text: one rank's text. If it is not faulthandler's, it is returned as one line.
 
     Example:
         >>> where('''Current thread 0x00007f8d69c73b80 (most recent call first):
@@ -127,10 +131,10 @@ def where(text: str) -> str:
 
 
 def summary(stacks: Mapping[int, str]) -> str:
-    """Where ranks are, in one line.
+    """Say in one line where the ranks are.
 
     Args:
-        stacks: their texts, by rank.
+        stacks: the ranks' texts, by rank.
 
     Example:
         >>> summary({0: "it has ended", 1: "no answer within 5 s", 2: "it has ended"})
@@ -141,9 +145,9 @@ def summary(stacks: Mapping[int, str]) -> str:
 
 
 def trim(text: str) -> str:
-    """The text without the frames that start a rank, outside of the user's code in the main thread.
+    """Remove the main thread's outermost frames, which start a rank and are not the user's code.
 
-    It stays as it is where nothing would be left of that thread.
+    The text is returned unchanged if that would leave nothing of the main thread.
     """
     blocks = _blocks(text)
     threads = [_thread(block) for block in blocks[1:]]
@@ -159,12 +163,12 @@ def trim(text: str) -> str:
 
 
 def is_library(path: str) -> bool:
-    """Whether a frame's file is of Python, of an installed package or of the launcher, and not the user's."""
+    """Return whether a file belongs to Python, an installed package or the code that starts ranks, not to the user."""
     return bool(_LIBRARY.search(path))
 
 
 def _blocks(text: str) -> list[str]:
-    """The text in pieces: what comes before the first thread, then one for each thread."""
+    """Split the text into what comes before the first thread and one piece for each thread."""
     starts = [header.start() for header in _HEADER.finditer(text)]
     return [text[start:end] for start, end in zip([0, *starts], [*starts, len(text)])]
 
@@ -176,7 +180,7 @@ def _thread(block: str) -> Thread:
 
 
 def _inside(frames: Sequence[Frame]) -> Sequence[Frame]:
-    """The frames without those that start a rank: the fork of the launcher, and what loads the user's code."""
+    """Return the frames without those that start a rank: the launcher's fork and the code that loads the user's."""
     end = next((index for index, frame in enumerate(frames) if _RANK.search(frame.file)), None)
     while end and _STARTER.search(frames[end - 1].file):
         end -= 1
@@ -184,7 +188,7 @@ def _inside(frames: Sequence[Frame]) -> Sequence[Frame]:
 
 
 def _where(text: str) -> tuple[str, str]:
-    """Where a rank is, after ``" in "``, or why that is not known, after ``": "``."""
+    """Return ``" in "`` and where a rank is, or ``": "`` and why that is not known."""
     main = main_thread(parse(text))
     if main is None:
         return ": ", " ".join(text.split()) or "no answer"
@@ -203,7 +207,7 @@ def _where(text: str) -> tuple[str, str]:
 
 
 def _groups(texts: Mapping[int, str]) -> dict[str, list[int]]:
-    """The ranks of each distinct text, in order of the lowest rank."""
+    """Return the ranks that have each distinct text, in order of their lowest rank."""
     groups: dict[str, list[int]] = {}
     for rank in sorted(texts):
         groups.setdefault(texts[rank], []).append(rank)

@@ -1,10 +1,10 @@
-"""Where the time of a run went: from the moments that its job, nodes and ranks tell to seconds by phase. Pure."""
+"""Where the time of a run went: seconds by phase, from timestamps of its job, nodes and ranks. Pure."""
 
 from __future__ import annotations
 
 from distributor.values.outcome import Collected
 
-#: Phases of a run, and the moment that ends each: of the Spark job, a node or a rank.
+#: Phases of a run, and the timestamp that ends each: one of the Spark job, a node or a rank.
 PHASES = {
     "schedule": "stage",
     "worker": "task",
@@ -17,7 +17,7 @@ PHASES = {
     "exit": "exited",
 }
 
-#: What each phase is, for people.
+#: What each phase means, in words that are shown to users.
 MEANING = {
     "schedule": "until Spark has submitted the stage",
     "worker": "until its tasks run in their Python workers, waiting for slots included",
@@ -33,12 +33,14 @@ MEANING = {
 
 
 def phases(submitted: float, collected: Collected, now: float) -> dict[str, float]:
-    """Seconds by phase. Each ends when the last node or rank has ended it, so that together they are the total.
+    """Return the seconds that each phase took, and their total.
+
+    A phase ends when the last node or rank has ended it, so the phases add up to the total.
 
     Args:
-        submitted: when the run was, in seconds since the epoch.
-        collected: what came of it.
-        now: when that was there.
+        submitted: when the run was submitted, in seconds since the epoch.
+        collected: what the run brought back.
+        now: when that had arrived, in seconds since the epoch.
     """
     moments = dict(collected.times)
     for report in collected.reports:
@@ -46,7 +48,7 @@ def phases(submitted: float, collected: Collected, now: float) -> dict[str, floa
             moments[name] = max(moment, moments.get(name, moment))
         for outcome in report.outcomes:
             failed = None if outcome.failure is None else outcome.failure.time
-            # A rank that was stopped tells nothing: it was in the function.
+            # A rank that was stopped reports no time: it was still in the function.
             returned = outcome.returned or failed or report.times.get("exited")
             for name, told in (("called", outcome.called), ("returned", returned)):
                 moments[name] = max(told or 0.0, moments.get(name, 0.0))

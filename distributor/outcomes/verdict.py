@@ -1,7 +1,7 @@
-"""What came of a run: from the reports of its nodes to the values, or to the one exception that tells the truth.
+"""The result of a run: from the reports of its nodes to the values, or to the one exception that explains the failure.
 
-Pure functions. The first failure in time is the root, except that a broken connection is never the root of anything
-while another failure explains it: a rank whose peer was killed may notice before the peer's own node does.
+Pure functions. The earliest failure is the root. A broken connection is the root only if no other failure explains it:
+a rank whose peer was killed may notice before the peer's own node does.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from distributor.text import cells
 from distributor.text.wording import who
 from distributor.values.outcome import Collected, Failure
 
-#: What to do about a failure, ``""`` where there is nothing to add.
+#: Returns advice on a failure, or ``""`` if there is nothing to add.
 Advise = Callable[[Failure], str]
 
 
 def values(collected: Collected, world_size: int, advise: Advise = lambda failure: "") -> dict[int, Any]:
-    """The return values by rank, as far as they were sent; none for a script or a module.
+    """Return the return values by rank, as far as they were sent; none for a script or a module.
 
     Args:
-        collected: what came.
-        world_size: how many ranks there are.
-        advise: what to do about the root of a failure.
+        collected: what the scheduler brought back.
+        world_size: the number of ranks.
+        advise: returns advice on the root failure.
 
     Raises:
         TrainingError: a rank failed.
-        NodeLostError: a node never reported.
+        NodeLostError: a node never reported, or ranks did not finish although none failed.
         ResultError: a rank succeeded but its value could not be pickled, or the driver cannot read it.
         StartError, ResourceError: a node could not start, or lacks what a rank needs.
     """
@@ -70,14 +70,14 @@ def training_error(
     advise: Advise = lambda failure: "",
     returned: Mapping[int, float] = MappingProxyType({}),
 ) -> errors.TrainingError | errors.StartError:
-    """The exception for a run whose ranks failed: the root first, its original exception as ``__cause__``.
+    """Return the exception for a run whose ranks failed: the root first, its original exception as ``__cause__``.
 
-    A rank that found, before it called anything of the user's, that its node lacks something makes it a ``StartError``.
+    It is a ``StartError`` if the root rank found, before it called any user code, that its node lacks something.
 
     Args:
-        failures: of its ranks.
-        advise: what to do about the root.
-        returned: when ranks had returned, in seconds since the epoch.
+        failures: the failures of the run's ranks.
+        advise: returns advice on the root failure.
+        returned: when each rank that returned did so, in seconds since the epoch.
     """
     told = [replace(failure, traceback=cells.readable(failure.traceback)) for failure in failures]
     ordered = order_failures(told)
@@ -92,7 +92,7 @@ def training_error(
 
 
 def node_lost(nodes: Sequence[str]) -> errors.NodeLostError:
-    """The exception for nodes that went away: their hosts, with whatever else is known of them."""
+    """Return the exception for lost nodes. ``nodes`` are their hosts, with whatever else is known of them."""
     return errors.NodeLostError(
         f"lost the node on {'; '.join(sorted(set(nodes)))}. Its agent, Python worker or executor ended or was cut off "
         "while ranks were running (killed, out of memory, the machine or its network went away); "

@@ -1,10 +1,10 @@
-"""Torch asks the name server for the names of peers, for its log lines only: here that is switched off.
+"""Stop torch's look-ups of the names of peers, which serve its log lines only.
 
-Torch's rendezvous store looks up the name of each address that connects to it, and each of its clients that of the
-store (``formatSockAddr`` calls getnameinfo(3)). An answer that does not come costs 5 s or more, and all ranks ask at
-the same instant. From torch 2.9 on, a process never asks again once one such call has failed (pytorch pull request
-159596). So one is made to fail: an address that is a path, and longer than a port's name may be. Nothing is asked for
-it, no setting of the resolver changes, and forks inherit the state.
+Torch's rendezvous store looks up the name of each address that connects to it, and each client looks up the name of
+the store (``formatSockAddr`` calls getnameinfo(3)). A name server that does not answer costs 5 s or more, and all ranks
+ask at the same instant. From torch 2.9 on, a process never asks again once one such call has failed (pytorch pull
+request 159596). This module makes one call fail, with an address that is a path and longer than a port's name may be.
+That call sends no query, changes no setting of the resolver, and forks inherit the result.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from datetime import timedelta
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-#: The module of torch with which a process comes to use a store.
+#: The torch module that a process imports before it uses a store.
 _RENDEZVOUS = "torch.distributed.rendezvous"
 
-#: Whether it is done, in this process or the one that it was forked from.
+#: Whether this process, or the one that it was forked from, has tried to switch the look-ups off.
 _done = False
 
-#: Seconds after which a store that is not up on its own machine most likely waits for a name server, whose time-out is
-#: 5 s by default (resolv.conf(5)).
+#: Number of seconds after which a store that is still not up on its own machine is most likely waiting for a name
+#: server. The resolver's time-out is 5 s by default (resolv.conf(5)).
 _SLOW = 4.5
 
-#: Longer than the name of a port may be for getnameinfo(3): NI_MAXSERV, 32 bytes with the last one.
+#: Longer than getnameinfo(3) allows for the name of a port: NI_MAXSERV, 32 bytes including the terminating null byte.
 _LONG = "p" * 40
 
-#: An address that cannot be one, so nobody is asked for it.
+#: An invalid address, so that no name server is asked about it.
 _NOBODY = "::1%no interface"
 
 
 def switch_off(folder: str) -> None:
-    """Has torch in this process, and in its later forks, ask for no name of a peer.
+    """Stop torch from looking up peers' names, in this process and in its later forks.
 
-    A store listens on a socket of the file system for a moment: its thread accepts one connection, and has ended when
-    this returns. The store has no client, and its constructor therefore raises.
+    For a moment, a store listens on a Unix socket. Its thread accepts one connection, and has ended when this function
+    returns. The store gets no client of its own, so its constructor raises.
 
     Args:
-        folder: a private one, where the sockets lie meanwhile.
+        folder: a private folder, which holds the sockets meanwhile.
     """
     global _done
     if _done:
@@ -55,21 +55,21 @@ def switch_off(folder: str) -> None:
 
         TCPStore(
             _NOBODY,
-            int.from_bytes(address[:2].encode(), "big"),  # what torch takes for the port of such a socket
+            int.from_bytes(address[:2].encode(), "big"),  # what torch reads as the port of a Unix socket
             is_master=True,
             wait_for_workers=False,
             use_libuv=False,
             master_listen_fd=listener,
-            timeout=timedelta(milliseconds=-1),  # past already: no second try
+            timeout=timedelta(milliseconds=-1),  # already over, so that there is no second try
         )
 
 
 def warning(seconds: float, address: str) -> str | None:
-    """What to tell the user where a store took that long to come up on its own machine; ``None``: nothing.
+    """Return a warning for the user if a store was slow to come up on its own machine, else ``None``.
 
     Args:
-        seconds: what it took.
-        address: whose name torch asks for.
+        seconds: number of seconds that it took.
+        address: the address that torch looks up.
     """
     if seconds < _SLOW:
         return None
@@ -80,11 +80,11 @@ def warning(seconds: float, address: str) -> str | None:
 
 
 class _OnImport(importlib.abc.MetaPathFinder):
-    """Switches the look-ups off once torch's rendezvous has been imported."""
+    """An import hook that switches the look-ups off once torch's rendezvous module has been imported."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._seen = False  # it stays in the list, which another thread may be going through
+        self._seen = False  # the hook stays in sys.meta_path, which another thread may be iterating over
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != _RENDEZVOUS or self._seen:
@@ -103,14 +103,14 @@ class _OnImport(importlib.abc.MetaPathFinder):
 
 
 def switch_off_on_import(folder: str) -> None:
-    """As :func:`switch_off`, as soon as this process imports torch's rendezvous, if it does."""
+    """Call :func:`switch_off` when this process imports torch's rendezvous module, if it ever does."""
     sys.meta_path.insert(0, _OnImport(folder))
 
 
 @contextmanager
 def _sockets(folder: str) -> Iterator[tuple[int, str]]:
-    """The descriptor of a listening socket, which its user closes, and its address. A client has connected to it."""
-    at = os.open(folder, os.O_PATH | os.O_DIRECTORY)  # paths of sockets may have 107 bytes only (unix(7))
+    """Yield a listening socket's descriptor, which its user closes, and its address. A client has connected to it."""
+    at = os.open(folder, os.O_PATH | os.O_DIRECTORY)  # a socket's path is limited to 107 bytes (unix(7))
     paths = [f"/proc/self/fd/{at}/{name}-{os.getpid()}" for name in ("store", _LONG)]
     try:
         with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
@@ -128,7 +128,7 @@ def _sockets(folder: str) -> Iterator[tuple[int, str]]:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Keeps what torch has to say of it from standard error."""
+    """Discard what torch writes to standard error meanwhile."""
     err, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)

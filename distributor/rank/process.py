@@ -1,7 +1,8 @@
-"""Inside one rank: from a fork or a child of the launcher to what ``python train.py`` would see, then the outcome.
+"""The life of one rank, which starts as a fork or a child of the launcher and ends with its outcome.
 
-A rank leaves the launcher's state behind (descriptors, signal handlers, numpy's seed), runs the function, script or
-module, and writes what came of it into files of the node's folder before it exits with the truth as its code.
+A rank drops the launcher's state (descriptors, signal handlers, numpy's seed), so that user code sees what it would see
+under ``python train.py``. It runs the function, script or module, writes its outcome into files in the node's folder,
+and exits with a code that agrees with the outcome.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ from distributor.values.plan import NodeOrder
 
 _stacks: io.BufferedWriter | None = None
 
-#: Seconds that a failed rank's threads and exit callbacks get.
+#: Number of seconds that a failed rank's threads and exit callbacks have to finish.
 _FAILED_PATIENCE = 2.0
 
 
 def main(path: str, local_rank: str, launcher_pid: str) -> NoReturn:
-    """Entry point of a rank that is started anew."""
+    """Run a rank in a process that was started anew (entry point)."""
     with open(path, "rb") as file:
         order: NodeOrder = pickle.load(file)
     lookups.switch_off_on_import(order.folder)
@@ -53,7 +54,7 @@ def main(path: str, local_rank: str, launcher_pid: str) -> NoReturn:
 
 
 def become(order: NodeOrder, local_rank: int, launcher_pid: int) -> NoReturn:
-    """Makes a fresh fork of the launcher a rank; never returns to its caller."""
+    """Turn a fresh fork of the launcher into a rank. Never returns."""
     with suppress(OSError):
         os.close(order.event_fd)
     _live(order, local_rank, launcher_pid)
@@ -79,19 +80,19 @@ def _live(order: NodeOrder, local_rank: int, launcher_pid: int) -> NoReturn:
 
 
 def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -> None:
-    """Makes this process what one would be that has nothing to do with the launcher."""
-    os.setsid()  # a signal that user code sends to its own group stays within the rank
+    """Undo what this process has inherited from the launcher, and set up the rank's own environment."""
+    os.setsid()  # a signal that user code sends to its own process group reaches this rank only
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Spark's JVM blocks SIGQUIT in what it starts
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Spark's JVM blocks SIGQUIT in the processes that it starts
     _redirect(os.open(os.devnull, os.O_RDONLY), 0)
-    os.close(_open_log(order, local_rank, "uncaught"))  # now, so that the agent need not look for it all the time
+    os.close(_open_log(order, local_rank, "uncaught"))  # created now, so that the agent need not keep looking for it
     for stream, descriptor in (("stdout", 1), ("stderr", 2)):
         _redirect(_open_log(order, local_rank, stream), descriptor)
     _close_connections()
     global _stacks
-    _stacks = open(layout.stacks(order.folder, local_rank), "ab")  # faulthandler only borrows it
+    _stacks = open(layout.stacks(order.folder, local_rank), "ab")  # must stay open while faulthandler uses it
     faulthandler.register(ALL_STACKS_SIGNAL, file=_stacks, all_threads=True)
     faulthandler.register(MAIN_STACK_SIGNAL, file=_stacks, all_threads=False)
     for text in (sys.stdout, sys.stderr):
@@ -104,8 +105,8 @@ def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -
         os.chdir(order.cwd)
     sys.path[:] = order.sys_path
     sys.argv = [""]
-    # Python reseeds its own generator at fork, others do not: all ranks would draw the same "random" numbers.
-    numpy_random = sys.modules.get("numpy.random")  # numpy 2 loads it on first use, older ones at once
+    # Python reseeds its own generator after a fork. numpy and torch do not: all ranks would draw the same numbers.
+    numpy_random = sys.modules.get("numpy.random")  # numpy 2 loads it on first use, older versions at once
     if numpy_random is not None:
         numpy_random.seed()
     torch = sys.modules.get("torch")
@@ -118,16 +119,17 @@ def _open_log(order: NodeOrder, local_rank: int, stream: str) -> int:
 
 
 def _close_connections() -> None:
-    """Closes the launcher's sockets and process descriptors: they would keep its ports open.
+    """Close the launcher's sockets and process descriptors, which would keep its ports open.
 
-    Nothing else: code without a destructor to tell it may still use the number, which something of the rank's would
-    have by then. libuv's fork handler writes to its signal pipe, ``std::random_device`` reads from ``/dev/urandom``.
+    Other descriptors stay open: code that is not told of the close may still use the number, which could belong to a
+    file of the rank by then. libuv's fork handler writes to its signal pipe; ``std::random_device`` reads from
+    ``/dev/urandom``.
     """
     for name in os.listdir("/proc/self/fd"):
         try:
             if os.readlink(f"/proc/self/fd/{name}").startswith(("socket:", "anon_inode:[pidfd]")):
                 os.close(int(name))
-        except OSError:  # the listing's own
+        except OSError:  # the descriptor of the listing itself
             continue
 
 
@@ -137,7 +139,7 @@ def _redirect(source: int, target: int) -> None:
 
 
 def _run(order: NodeOrder, local_rank: int, rank: int) -> int:
-    """Runs the target and writes its outcome; returns the exit code."""
+    """Run the target, write its outcome and return the exit code."""
     called = time.time()
     try:
         try:
@@ -149,7 +151,7 @@ def _run(order: NodeOrder, local_rank: int, rank: int) -> int:
             _write(order, local_rank, _failure(order, local_rank, rank, "exit", f"exited with code 1: {stop.code}"))
             print(stop.code, file=sys.stderr)
             return 1
-        code = (stop.code or 0) & 0xFF  # what the system keeps of an exit code
+        code = (stop.code or 0) & 0xFF  # the system keeps only the low 8 bits of an exit code
         if code != 0:
             return code
         value = None
@@ -179,16 +181,16 @@ def _run(order: NodeOrder, local_rank: int, rank: int) -> int:
 
 
 def _print(order: NodeOrder, local_rank: int, error: BaseException, text: str) -> None:
-    """Has an exception printed, as the interpreter does at the end of a program that raised it.
+    """Print an exception, as the interpreter does when a program ends with it.
 
-    What Python prints goes into a file of its own: the driver shows it once, as part of the error that it raises. A
-    hook of the user's (``sys.excepthook``) says what it likes on stderr, as live as all else.
+    Python's own text goes into a separate file: the driver shows it once, as part of the error that it raises. If the
+    user has set a hook (``sys.excepthook``) or redirected stderr, the hook prints instead, live like all other output.
 
     Args:
-        order: the node's.
-        local_rank: of this rank.
-        error: what it raised.
-        text: what Python prints of that.
+        order: the node's order.
+        local_rank: the local rank of this process.
+        error: the exception that the rank raised.
+        text: what Python prints for the exception.
     """
     hook = _without_torch(sys.excepthook)
     if hook is not sys.__excepthook__ or not _is_stderr(2, order, local_rank):
@@ -199,7 +201,7 @@ def _print(order: NodeOrder, local_rank: int, error: BaseException, text: str) -
 
 
 def _is_stderr(descriptor: int, order: NodeOrder, local_rank: int) -> bool:
-    """Whether a descriptor is still where it led when the rank began."""
+    """Return whether a descriptor still leads to the rank's log file for stderr."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(layout.rank_log(order.folder, local_rank, "stderr")))
     except OSError:
@@ -207,7 +209,7 @@ def _is_stderr(descriptor: int, order: NodeOrder, local_rank: int) -> bool:
 
 
 def _without_torch(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """The hook that was there before ``init_process_group`` put its own around it, which prefixes ``[rank1]: ``.
+    """Return the hook that ``init_process_group`` has wrapped in its own, which prefixes lines with ``[rank1]: ``.
 
     Source: ``torch.distributed.distributed_c10d._distributed_excepthook``, a closure over ``old_hook``.
     """
@@ -220,12 +222,12 @@ def _without_torch(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _calm_signal_handlers() -> None:
-    """Lets no signal handler of the user's raise any more: what the target came to is not to be lost on its way.
+    """Keep the user's signal handlers from raising, so that the target's outcome is not lost before it is written.
 
-    torch's data loader, for one, raises from its handler of SIGCHLD, wherever the main thread happens to be.
+    For example, torch's data loader raises from its SIGCHLD handler, wherever the main thread happens to be.
     """
     for number in signal.valid_signals():
-        for _ in range(2):  # the call runs what is pending, which may raise, before it sets anything
+        for _ in range(2):  # the call first runs pending handlers, which may raise
             try:
                 handler = signal.getsignal(number)
                 if callable(handler):
@@ -238,7 +240,7 @@ def _calm_signal_handlers() -> None:
 def _handle_calmly(handler: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None) -> None:
     try:
         handler(number, frame)
-    except SystemExit:  # it wants to end, but not before it has told what it came to
+    except SystemExit:  # the handler asks to exit: allowed, but only after the outcome is written
         _end_soon(1)
     except BaseException:
         pass
@@ -266,7 +268,10 @@ def _call(order: NodeOrder, local_rank: int) -> Any:
 
 
 def script_path(order: NodeOrder, script: Script) -> str:
-    """The file that a rank runs: in the working directory, the driver's own where that is, or the shipped copy."""
+    """Return the path of the script that a rank runs.
+
+    That is the file in the working directory if the script belongs there, else the shipped copy, else the driver's own.
+    """
     if script.inside is not None and order.cwd is not None:
         return os.path.join(order.cwd, script.inside)
     shipped = layout.script(order.folder, script)
@@ -274,7 +279,7 @@ def script_path(order: NodeOrder, script: Script) -> str:
 
 
 def _return(order: NodeOrder, local_rank: int, rank: int, value: Any) -> Outcome:
-    """The outcome of a rank that returned; its value goes into a file of its own, streamed."""
+    """Return the outcome of a rank that returned. Its value is streamed into a separate file."""
     if rank == 0 or order.collect_all:
         path = layout.value(order.folder, rank)
         try:
@@ -309,7 +314,7 @@ def _write(order: NodeOrder, local_rank: int, outcome: Outcome) -> None:
 
 
 def _summary(error: BaseException) -> str:
-    """Type and message in one line, without notes."""
+    """Return the exception's type and message in one line, without notes."""
     kind = type(error)
     name = (
         kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
@@ -322,9 +327,9 @@ def _summary(error: BaseException) -> str:
 
 
 def printed(error: BaseException) -> str:
-    """What Python prints of an exception.
+    """Return what Python prints for an exception.
 
-    Until Python 3.12, the module ``traceback`` leaves out what may have been meant (``Did you mean: 'print'?``).
+    Before Python 3.12, the module ``traceback`` leaves out the suggestion (``Did you mean: 'print'?``).
     """
     if sys.version_info >= (3, 12) or not isinstance(error, (AttributeError, NameError)):
         return "".join(traceback.format_exception(error))
@@ -334,9 +339,9 @@ def printed(error: BaseException) -> str:
 
 
 def _user_frames(frames: TracebackType | None) -> TracebackType | None:
-    """The traceback from the first frame that is the user's: without this module, the unpickling and ``runpy``.
+    """Return the traceback from the user's first frame on, without this module, the unpickling and ``runpy``.
 
-    ``None`` if there is none: what is to be run could not be had, or not be called.
+    Returns ``None`` if no frame is the user's: the target could not be loaded or could not be called.
     """
     ours = (__file__, payload.__file__, runpy.__file__, "<frozen runpy>")
     rest = frames
@@ -352,22 +357,24 @@ def _end_soon(code: int, patience: float = _FAILED_PATIENCE) -> None:
 
 
 def _finalize(code: int) -> int:
-    """What the interpreter does at its end: waits for threads, runs exit callbacks, flushes what is still open.
+    """Do what the interpreter does at exit: wait for threads, run exit callbacks and flush files that are still open.
 
-    A rank that failed has no time for threads that do not end: the others wait in collectives for it. One that returned
-    has some for the others.
+    A rank that failed does not wait long for its threads, because the other ranks wait for it in collectives. A rank
+    that returned then waits a few seconds for the other ranks.
     """
     if code != 0:
         _end_soon(code)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for item in gc.get_objects():
-        if issubclass(type(item), (io.TextIOWrapper, io.BufferedWriter)):  # isinstance would ask objects for a class
+        if issubclass(
+            type(item), (io.TextIOWrapper, io.BufferedWriter)
+        ):  # isinstance would call the object's own __class__
             try:
                 item.flush()
-            except Exception:  # closed, or its pipe is
+            except Exception:  # it is closed, or its pipe is
                 continue
-    ctypes.CDLL(None).fflush(None)  # what C and C++ extensions have printed
+    ctypes.CDLL(None).fflush(None)  # flushes what C and C++ extensions have printed
     if code == 0:
         _end_soon(code, parting.PATIENCE)
         parting.await_others()

@@ -1,4 +1,4 @@
-"""A run from its start to its end.
+"""The life of a run, from its start to its end.
 
 Runs on the driver; may import ``schedulers.base``, ``display``, ``outcomes`` and ``channel``.
 """

@@ -1,4 +1,4 @@
-"""One execution of a job and its handle on the driver."""
+"""One execution of a job, and the driver's handle for it."""
 
 from __future__ import annotations
 
@@ -32,42 +32,42 @@ from distributor.values.placement import Placement
 
 _log = notices.logger
 
-#: Seconds after which what a run waits for is worth a look.
+#: Seconds that a run waits before it asks the scheduler what it is waiting for.
 _PATIENCE = 2.0
 
-#: Seconds from one such look to the next.
+#: Seconds between two such questions.
 _ASK = 0.5
 
-#: Seconds that the end of a run waits for a display that hangs.
+#: Seconds to wait for a display that hangs, as at the end of a run.
 _LOOK = 2.0
 
-#: Seconds beyond the grace after which a run that should stop is ended the hard way.
+#: Seconds after the grace period until a run that has not stopped is cancelled through the scheduler.
 _STOP_MARGIN = 5.0
 
-#: Seconds that nodes get to end their ranks at once and report, before they are ended with them.
+#: Seconds that nodes get to kill their ranks and report, before the scheduler ends nodes and ranks together.
 _KILL_MARGIN = 2.0
 
-#: Seconds that the Spark job of a run with a lost node gets to end by itself once no node is left to wait for.
+#: Seconds that the Spark job of a run with a lost node gets to end by itself, once every other node is gone too.
 _LOST_MARGIN = 2.0
 
-#: Seconds for which Spark has run the tasks of a run, and none has reached the driver, after which that is said.
+#: Seconds for which Spark runs a run's tasks without any of them reaching the driver, before a warning is logged.
 _UNREACHED = 60.0
 
-#: Seconds between looks whether Spark runs them.
+#: Seconds between checks of whether Spark runs the tasks.
 _REACH_LOOK = 5.0
 
-#: Seconds that ranks get to tell what they are doing before a stalled run is stopped.
+#: Seconds that ranks get to report their stacks before a stalled run is stopped.
 _STALL_ANSWER = 5.0
 
-#: Seconds that ranks get to tell what they are doing before an interrupted run is stopped.
+#: Seconds that ranks get to report their stacks before an interrupted run is stopped.
 _LAST_WORDS = 0.25
 
-#: Seconds on top of what ranks get, for the way.
+#: Seconds added to the time that ranks get, for the transfer of their answers.
 _DUMP_MARGIN = 2.0
 
 
 class Run:
-    """The handle of one run, made by ``TorchDistributor.submit``.
+    """The handle of one run, returned by ``TorchDistributor.submit``.
 
     Example:
         >>> run = TorchDistributor(num_processes=4, use_gpu=False).submit(train)  # doctest: +SKIP
@@ -88,9 +88,9 @@ class Run:
         notes: Sequence[str] = (),
     ) -> None:
         self.id = job.run_id
-        #: What the user calls it; ``None``: it has no name.
+        #: The user's name for the run; ``None`` if it has no name.
         self.name = job.name
-        #: Where every rank's whole output is kept; ``None`` without ``log_dir``.
+        #: The folder that receives every rank's whole output; ``None`` without ``log_dir``.
         self.log_folder = log_folder
         self._job = job
         self._scheduler = scheduler
@@ -110,14 +110,14 @@ class Run:
         self._status_since = time.monotonic()
         self._ended: float | None = None
         self._awaited = 0
-        self._asked = 0  # how many wait for the result, and are told by an exception why there is none
-        self._untold: list[str] = []  # why it failed, until somebody has been told
+        self._asked = 0  # callers that wait for the result, and get an exception if there is none
+        self._untold: list[str] = []  # why the run failed, until a caller has received the error
         weakref.finalize(self, _tell_untold, self._untold)
         self._telling: threading.Thread | None = None
         self._stopping = ""
         self._grace = job.grace_period
-        self._waits: tuple[float, Step | None] = (0.0, None)  # when the scheduler was asked, and what it said
-        self._step = ("", 0.0)  # what the run does before its ranks are up, and since when
+        self._waits: tuple[float, Step | None] = (0.0, None)  # when the scheduler was last asked, and its answer
+        self._step = ("", 0.0)  # what the run does before its ranks are up, and since when it does that
         self._live_failures: dict[int, Failure] = {}
         self._lost: list[str] = []
         self._dumps: dict[int, dict[int, str]] = {}
@@ -138,13 +138,13 @@ class Run:
         notices.show_on(self._logs.note)
         for note in notes:
             self._logs.note(f"run {job.label}: {note}")
-        self._look_on()  # from here, so that a notebook shows it in the cell that runs now
+        self._look_on()  # in this thread, so that a notebook shows the run in the cell that is running now
         self._viewer = threading.Thread(target=self._keep_looking, name="distributor-view", daemon=True)
         try:
             self._thread = scheduler.thread(self._execute)
             self._thread.daemon = True
             self._thread.start()
-        except BaseException:  # Spark's context was stopped, or no thread can be started
+        except BaseException:  # Spark's context was stopped, or no thread could be started
             self._close_logs()
             raise
         if view is not None:
@@ -154,26 +154,26 @@ class Run:
         return f"<Run {self._job.label}: {self._job.num_processes} processes, {self.status.value}>"
 
     def _ipython_display_(self) -> None:
-        """Where a notebook's live status can be shown here as well, that. Else IPython asks for the HTML."""
+        """Show the live status in this cell too if the view can do that; otherwise let IPython ask for the HTML."""
         with self._looking:
             if self._view is None or self._shown_end or not self._view.show_again(self.snapshot()):
                 raise NotImplementedError
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of the handle: status, placement, where the time went, and why it failed."""
+        """Return the run as HTML for a notebook: status, placement, where the time went, and why it failed."""
         from distributor.display import notebook
 
         return notebook.render(self.snapshot(), unfolded=True)
 
     @property
     def status(self) -> Status:
-        """Where the run stands now."""
+        """The current status of the run."""
         with self._lock:
             return self._status
 
     @property
     def placement(self) -> Placement | None:
-        """Who runs where; ``None`` until the first node has told.
+        """Which ranks run on which nodes; ``None`` until the first node has reported.
 
         Example:
             >>> print(run.placement)  # doctest: +SKIP
@@ -183,35 +183,35 @@ class Run:
 
     @property
     def deepspeed_config(self) -> dict[str, Any] | None:
-        """The final DeepSpeed configuration, "auto" filled wherever that can be; ``None`` for a run without one."""
+        """The final DeepSpeed configuration, with "auto" filled in where possible; ``None`` for a run without one."""
         config: str | None = getattr(self._job.launch, "config", None)
         return None if config is None else json.loads(config)
 
     @property
     def timings(self) -> dict[str, float]:
-        """Seconds by phase, in order, once the run has ended.
+        """Duration of each phase in seconds, in order; empty until the run has ended.
 
         ========  =====================================================================================
         schedule  until Spark has submitted the stage
-        worker    until its tasks run in their Python workers, waiting for slots included
-        exchange  until each task knows the facts of all
-        agent     until each node's agent is up; where no warm process was there, that has imported torch
-        import    until the launcher can fork: without a warm process, it has imported torch
+        worker    until the tasks run in their Python workers, including the wait for slots
+        exchange  until each task knows the facts of all tasks
+        agent     until each node's agent is up, including torch's import by a new warm process
+        import    until the launcher can fork, including its import of torch if there is no warm process
         fork      until the ranks are forked
         call      until the last rank has called the function
-        function  until the last function has returned; process groups are set up in there
+        function  until the last function has returned, including the setup of process groups
         exit      until all ranks have ended
         collect   until the values are on the driver
-        total     all of them
+        total     all phases together
         ========  =====================================================================================
 
-        A phase ends when the last node or rank has ended it. Clocks of different hosts are compared as they are. In
-        local mode, there are no tasks: what belongs to Spark takes no time.
+        A phase ends when the last node or rank has ended it. Clocks of different hosts are compared without correction.
+        Local mode has no tasks, so Spark's phases take no time.
         """
         return dict(self._timings)
 
     def snapshot(self) -> Snapshot:
-        """All that is known of the run at this moment, as a value.
+        """Return everything that is known about the run at this moment, as a value.
 
         Example:
             >>> run.snapshot().ranks_up  # doctest: +SKIP
@@ -248,7 +248,7 @@ class Run:
         )
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits for the end, at most so many seconds; whether it has come."""
+        """Wait until the run has ended, for at most ``timeout`` seconds, and return whether it has."""
         with self._lock:
             self._awaited += 1
         try:
@@ -258,50 +258,51 @@ class Run:
                 self._awaited -= 1
 
     def result(self, timeout: float | None = None) -> Any:
-        """Rank 0's return value; ``None`` for a script or a module.
+        """Wait for the run and return rank 0's return value; ``None`` for a script or a module.
 
         Args:
-            timeout: seconds to wait at most; ``None`` waits for as long as it takes.
+            timeout: maximum number of seconds to wait; ``None`` (default) waits without a limit.
 
         Raises:
-            TimeoutError: the run has not ended by then; it goes on.
+            TimeoutError: the run has not ended within ``timeout``; it continues.
             TrainingError: a rank failed.
             NodeLostError: a node went away.
-            ResultError: the value cannot be brought back.
+            ResultError: the return value could not be brought back to the driver.
             StartError: the run could not start.
-            RunCancelledError: it was cancelled.
+            RunCancelledError: the run was cancelled.
         """
         self._await(timeout)
         return self._values.get(0)
 
     def results(self, timeout: float | None = None) -> list[Any]:
-        """Every rank's return value, in rank order. Raises what :meth:`result` raises."""
+        """Wait for the run and return every rank's return value, in rank order. Raises the errors of :meth:`result`."""
         self._await(timeout)
         return [self._values.get(rank) for rank in range(self._job.num_processes)]
 
     def cancel(self, why: str = "cancelled", *, say_where: bool = False) -> None:
-        """Stops all ranks: SIGTERM, the grace period, SIGKILL. Returns at once; ``wait`` waits for the end.
+        """Stop all ranks with SIGTERM and, after the grace period, SIGKILL.
 
-        A run that is stopping already keeps its reason: where a rank has failed, that is the error.
+        Returns at once; use ``wait`` to wait for the end. A run that is already stopping keeps its first reason: if a
+        rank has failed, its failure remains the error.
 
         Args:
-            why: for the live status.
-            say_where: says in the log where ranks stood (default no): who interrupts a hang wants to know. They get a
-                quarter of a second to tell before they are stopped.
+            why: the reason that the live status shows.
+            say_where: log where the ranks were (default no), which helps a user who interrupts a hang. Ranks get a
+                quarter of a second to report that before they are stopped.
         """
         if say_where:
-            with suppress(RuntimeError):  # no thread can be started: to stop the ranks matters more
+            with suppress(RuntimeError):  # no thread can be started; stopping the ranks matters more
                 self._say_where()
         with self._lock:
-            if self._ended is not None or self._status is Status.STOPPING:  # for a reason, which is not to be lost
+            if self._ended is not None or self._status is Status.STOPPING:  # keep the first reason
                 return
             self._cancelled = True
         self._stop(why)
 
     def kill(self) -> None:
-        """Ends all ranks at once, without the grace period, or what is left of it. Returns at once.
+        """Kill all ranks without the grace period, or without the rest of it. Returns at once.
 
-        A node that the driver cannot reach is ended through Spark, and gives its ranks the grace period all the same.
+        A node that the driver cannot reach is stopped through Spark, and still gives its ranks the grace period.
         """
         self.cancel()
         with self._lock:
@@ -314,16 +315,16 @@ class Run:
         self._later(_KILL_MARGIN, self._end)
 
     def dump_stacks(self, timeout: float = 10.0, *, all_threads: bool = True) -> Stacks:
-        """What every rank is doing now: the Python stacks of its threads, by rank.
+        """Return what every rank is doing now: the Python stacks of its threads, by rank.
 
-        Ranks go on, whether they compute, wait in a collective or hang. Where one cannot answer, its text says why.
-        Empty unless ranks are running.
+        Ranks keep running, whether they compute, wait in a collective or hang. The text of a rank that cannot
+        answer says why. The result is empty unless ranks are running.
 
         Args:
-            timeout: seconds that ranks get to answer.
-            all_threads: of all threads (default), or of the main thread only. Python can crash when it lists a thread
-                that is just starting (https://github.com/python/cpython/issues/116008): prefer ``False`` for healthy
-                ranks that start threads all the time.
+            timeout: number of seconds that ranks get to answer.
+            all_threads: include all threads (default), or only the main thread. Python can crash when it lists a
+                thread that is just starting (https://github.com/python/cpython/issues/116008): prefer ``False`` for
+                healthy ranks that start threads all the time.
 
         Example:
             >>> print(run.dump_stacks())  # doctest: +SKIP
@@ -333,17 +334,17 @@ class Run:
         return self._stacks(self._ask_stacks(timeout, all_threads), timeout)
 
     def _say_where(self) -> None:
-        """Asks ranks where they stand and says so in the log, both without a wait: they are about to be stopped."""
+        """Ask ranks for their stacks and log a summary, without waiting, because the ranks are about to be stopped."""
         asked = self._ask_stacks(_LAST_WORDS, all_threads=False)
         if asked is not None:
             telling = threading.Thread(
                 target=self._tell_stood, args=(asked,), name="distributor-interrupt", daemon=True
             )
             telling.start()
-            self._telling = telling  # once it can be waited for
+            self._telling = telling  # only once started, since an unstarted thread cannot be joined
 
     def _ask_stacks(self, timeout: float, all_threads: bool) -> int | None:
-        """Asks all ranks what they do; the number of the question, ``None`` where there is nobody to ask."""
+        """Ask all ranks for their stacks and return the request's number; ``None`` if no ranks are running."""
         server = self._server
         if server is None or self._ended is not None or not self._nodes.up:
             return None
@@ -354,7 +355,7 @@ class Run:
         return number
 
     def _stacks(self, number: int | None, timeout: float) -> Stacks:
-        """The answers to a question, once all are there or time is up."""
+        """Return the answers to a request, once all have arrived or the time is up."""
         if number is None:
             return Stacks({})
         with self._dumped:
@@ -381,7 +382,7 @@ class Run:
             raise TimeoutError(f"run {self.id} has not ended within {timeout} s; it is {self.status.value}")
         self._untold.clear()
         if isinstance(self._error, DistributorError):
-            raise self._error.with_traceback(None)  # without the way through this package
+            raise self._error.with_traceback(None)  # hides the frames of this package
         if self._error is not None:
             raise self._error
 
@@ -422,7 +423,7 @@ class Run:
             _log.warning("the logs in %s are not complete: %s", self.log_folder, self._logs.error)
 
     def _tell_end(self) -> None:
-        """Sees to it that whatever is known of a failure is shown: by the exception, where somebody waits for that."""
+        """Make sure that a failure is shown: by the exception if a caller waits for the result, otherwise by a note."""
         error = self._error
         if self._telling is not None:
             self._telling.join(_LOOK)
@@ -436,9 +437,9 @@ class Run:
             self._logs.note(f"run {self.id} has failed: {what} (its result() raises that, with all that is known)")
 
     def _judge(self, collected: Collected) -> dict[int, Any]:
-        """The values, or the exception that says why there are none."""
+        """Return the ranks' values, or raise the exception that says why there are none."""
         ended = self._why_we_ended_it()
-        if ended is not None:  # ranks that used their grace may well have ended with 0
+        if ended is not None:  # ranks that stop within the grace period may exit with 0
             raise ended
         failures = [o.failure for report in collected.reports for o in report.outcomes if o.state == "failed"]
         if self._start_error is not None and not failures:
@@ -448,7 +449,7 @@ class Run:
         return verdict.values(collected, self._job.num_processes, self._advise)
 
     def _explain(self, error: BaseException) -> BaseException:
-        """The truest exception for a run that ended with this one."""
+        """Return the exception that best explains why a run ended with ``error``."""
         ended = self._why_we_ended_it()
         if ended is not None:
             return ended
@@ -456,22 +457,22 @@ class Run:
             return StartError(self._start_error)
         if isinstance(error, TrainingError) and not isinstance(error, NodeLostError):
             return error
-        if isinstance(error, RunCancelledError) and not self._ended_by_us:  # from outside, by Spark's own means
+        if isinstance(error, RunCancelledError) and not self._ended_by_us:  # cancelled from outside, through Spark
             return error
         if isinstance(error, StartError):
             return error
-        # The reason of a failure that was told live is better than that its node or the job went away after it.
+        # A failure that was reported live explains more than the loss of its node or job after it.
         live = list(self._live_failures.values())
         if live and not (self._lost and not has_cause(live)):
             return verdict.training_error(live, self._advise)
         return verdict.node_lost(self._lost) if self._lost else error
 
     def _advise(self, failure: Failure) -> str:
-        if self._scheduler.on_driver:  # what is here was there
+        if self._scheduler.on_driver:  # the ranks had the driver's files and packages
             return ""
         try:
             return advice.advise(failure, self._job)
-        except Exception as error:  # finders of somebody else's were asked
+        except Exception as error:  # third-party import finders may raise anything
             _log.debug("no advice for run %s: %s", self.id, error)
             return ""
 
@@ -481,7 +482,7 @@ class Run:
             self._look_on()
 
     def _look_on(self) -> None:
-        """Has the view show the run as it is now, unless another thread hangs in doing so."""
+        """Update the view with the current state of the run, unless another thread hangs while doing so."""
         if self._view is None or not self._looking.acquire(timeout=_LOOK):
             return
         try:
@@ -492,13 +493,13 @@ class Run:
                 for note in shown.notes:
                     self._logs.note(note)
                 self._logs.footer(shown.footer)
-        except Exception as error:  # a display that is gone or odd ends no run
+        except Exception as error:  # a missing or broken display must not end the run
             _log.debug("run %s cannot be shown: %s", self.id, error)
         finally:
             self._looking.release()
 
     def _doing(self, status: Status, since: float) -> tuple[str, float]:
-        """What the run does before its ranks are up, in words, and since when it does that."""
+        """Return what the run does before its ranks are up, in words, and since when."""
         step = self._nodes.step
         if step is None and status is Status.WAITING:
             step = self._before_nodes(since)
@@ -510,13 +511,13 @@ class Run:
             return str(step), self._step[1]
 
     def _before_nodes(self, since: float) -> Step | None:
-        """What the run does before anything is known of its nodes."""
+        """Return what the run does before anything is known about its nodes."""
         server = self._server
         if self._unreached:
             return Step("Spark runs the tasks, but no node has reached the driver")
         if server is not None and server.begun:
             return Step("starting a process on each node")
-        if since < _PATIENCE:  # it may just not have come to start them
+        if since < _PATIENCE:  # the scheduler may not have got to starting the nodes yet
             return None
         waits = self._waiting_for()
         if waits is not None or server is None:
@@ -524,7 +525,7 @@ class Run:
         return Step("waiting for Spark's tasks to reach the driver", f": {server.told} of {self._job.num_tasks} have")
 
     def _waiting_for(self) -> Step | None:
-        """Asked no more often than slots change: Spark has to be asked several things for it."""
+        """Return what the scheduler waits for. Caches the answer briefly, since it takes several calls to Spark."""
         asked, told = self._waits
         if time.monotonic() - asked > _ASK:
             with suppress(Exception):  # Spark's context may just be stopped
@@ -544,13 +545,13 @@ class Run:
         server = self._server
         if server is not None:
             server.stop(reason)
-        # Ranks that hear of it get their grace, and what is left of a lost node can still be reported; where no node
-        # was ever there to hear, there is nothing to wait for.
+        # Ranks that receive the order get their grace period, and what is left of a lost node can still be reported.
+        # If no node has ever connected, there is nothing to wait for.
         delay = self._job.grace_period + _STOP_MARGIN if self.placement is not None else 0.0
         self._later(delay, self._end)
 
     def _end(self) -> None:
-        """The hard way."""
+        """End the run through the scheduler, without regard for the grace period."""
         self._ended_by_us = True
         self._scheduler.cancel()
 
@@ -564,23 +565,23 @@ class Run:
                 timer.start()
 
     def _check_started(self) -> None:
-        """The start timeout has passed."""
+        """Stop the run if its ranks are not up; called when the start timeout has passed."""
         if self.status not in (Status.WAITING, Status.STARTING):
             return
         step: Step | None
         if self._nodes.delayed:
             step = self._nodes.step or Step("starting ranks")
         elif self._nodes.known:
-            return  # the other nodes do not reach the channel: nobody can tell how far they are
+            return  # the other nodes cannot reach the channel, so their progress is unknown
         else:
             step = self._scheduler.waiting_for()
             if step is None:
-                return  # tasks run, but none reaches the channel
+                return  # tasks run, but none can reach the channel
         self._start_error = f"the run did not start within start_timeout={self._job.start_timeout:g} s: it was {step}"
         self._stop("start_timeout has passed")
 
     def _check_reached(self) -> None:
-        """Says early what the nodes' reports would say in the end: training may take days."""
+        """Warn early that no node reaches the driver. Nodes report it only at the end, and training may take days."""
         server = self._server
         if server is None or server.reached or self._done.is_set():
             return
@@ -611,7 +612,7 @@ class Run:
             told = "run %s: the node on %s has now reached the driver: its log lines follow"
             _log.warning(told, self._job.label, self._nodes.describe(node))
 
-    # What the channel tells (distributor.channel.server.Listener); in the channel's thread.
+    # The methods of distributor.channel.server.Listener, called in the channel's thread.
 
     def on_log(self, log: Log) -> None:
         self._logs.take(log)
@@ -677,7 +678,7 @@ class Run:
         self._check_all_ended()
 
     def _check_all_ended(self) -> None:
-        """Does not wait for a Spark job whose nodes are all gone, and one of them for good."""
+        """End the run soon after all its nodes are gone, if one of them is lost, without waiting for the Spark job."""
         if self._lost and self._nodes.all_gone:
             self._later(_LOST_MARGIN, self._end)
 
@@ -707,7 +708,11 @@ class Run:
                 self._status, self._status_since = status, time.monotonic()
 
     def _warn(self, warnings: Mapping[str, Sequence[str]]) -> None:
-        """Shows what nodes warn of, once each: by text, which completes a sentence, the hosts that say so."""
+        """Log the nodes' warnings, each once per host.
+
+        Args:
+            warnings: the hosts by warning text, which completes the sentence "the node on HOST ...".
+        """
         for text, hosts in warnings.items():
             if self._unreached and text.startswith(frames.UNREACHED):
                 continue
@@ -730,6 +735,6 @@ class Run:
 
 
 def _tell_untold(untold: Sequence[str]) -> None:
-    """Says why a run has failed whose handle goes, at the end of the program at the latest."""
+    """Print why a run failed if nobody asked for its result, when its handle goes away or the program ends."""
     for text in untold:
         print(f"[distributor] {text}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What the driver knows of a run's nodes, from what they have told: who is where, up, idle, ended or lost."""
+"""What the driver knows about a run's nodes from their reports: placement, and which are up, idle, ended or lost."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from distributor.text.wording import count, who
 from distributor.values.job import Step
 from distributor.values.placement import Node, Placement
 
-#: Nodes that a line of the log names at most.
+#: Maximum number of nodes that one log line names.
 _NODES_IN_WORDS = 16
 
 
 @dataclass
 class _State:
-    """What is known of one node. ``heard`` is by this machine's monotonic clock, ``idle`` in seconds."""
+    """What is known about one node. ``heard`` is a time of this machine's monotonic clock, ``idle`` is in seconds."""
 
     heard: float = 0.0
     alive: int | None = None
@@ -27,15 +27,15 @@ class _State:
     lost: bool = False
 
     def is_idle(self, limit: float) -> bool:
-        """Whether no rank of it has done anything for so many seconds; a node without ranks does not count."""
+        """Return whether the node's ranks have been idle for ``limit`` seconds; a node without live ranks is idle."""
         return self.alive == 0 or (self.idle is not None and self.idle >= limit)
 
 
 class Nodes:
-    """Nodes by name, which is that of their executor. One thread tells what they do, any may ask."""
+    """The nodes of a run, by the names of their executors. Only one thread may update it; any thread may read it."""
 
     def __init__(self) -> None:
-        #: Who runs where; ``None`` until somebody has told.
+        #: Which ranks run on which nodes; ``None`` until a node has reported.
         self.placement: Placement | None = None
         self._states: dict[str, _State] = {}
         self._suspects: set[str] | None = None
@@ -43,7 +43,13 @@ class Nodes:
         self._expected = 0
 
     def importing(self, name: str, module: str, nodes: int) -> None:
-        """A node imports a module, "" if it has done so; there are ``nodes`` in all. It need not be up yet."""
+        """Note that a node, which need not be up yet, is importing a module.
+
+        Args:
+            name: the node.
+            module: the module, or "" once the node has finished importing.
+            nodes: number of nodes of the run.
+        """
         self._expected = nodes
         if module:
             self._importing[name] = module
@@ -51,40 +57,40 @@ class Nodes:
             self._importing.pop(name, None)
 
     def place(self, nodes: Iterable[Mapping[str, Any]]) -> None:
-        """Takes the placement as a node tells it."""
+        """Store the placement that a node has reported."""
         self.placement = Placement(tuple(Node.from_json(fields) for fields in nodes))
 
     def arrived(self, name: str) -> None:
-        """A node is up, with all that a warm process has imported for it."""
+        """Note that a node is up, and that its warm process has finished importing."""
         self._importing.pop(name, None)
         self.heard(name)
 
     def heard(self, name: str) -> None:
-        """A node that is up has said something."""
+        """Note that a node that is up has sent something."""
         self._states.setdefault(name, _State()).heard = time.monotonic()
 
     def started(self, name: str) -> None:
-        """Its ranks are on their way."""
+        """Note that a node has started its ranks."""
         self._importing.pop(name, None)
         state = self._states[name]
         state.started, state.alive = True, len(self.ranks_of(name))
 
     def beat(self, name: str, alive: int, idle: float | None) -> None:
-        """So many of its ranks live, and have done nothing for so many seconds."""
+        """Note a heartbeat: ``alive`` of the node's ranks are alive, and they have been idle for ``idle`` seconds."""
         self._states[name].alive, self._states[name].idle = alive, idle
 
     def ended(self, name: str) -> None:
-        """It has said good-bye."""
+        """Note that a node has said good-bye."""
         self._states[name].ended = True
 
     def lost(self, name: str) -> bool:
-        """It has gone away without a word; ``False`` if that was known."""
+        """Note that a node has gone away without saying good-bye; return ``False`` if that was already known."""
         before, self._states[name].lost = self._states[name].lost, True
         return not before
 
     @property
     def step(self) -> Step | None:
-        """What nodes do before their ranks are up, as far as that is known."""
+        """What the nodes do before their ranks are up; ``None`` if that is unknown or all are up."""
         importing = list(dict(self._importing).values())
         if importing:
             return Step(f"importing {' and '.join(sorted(set(importing)))}", f" on {self._some(len(importing))}")
@@ -94,22 +100,22 @@ class Nodes:
 
     @property
     def delayed(self) -> bool:
-        """Whether a node that has been heard of has not started its ranks."""
+        """Whether any node that has reported has not started its ranks."""
         return bool(self._importing) or self.up < self.known
 
     def _some(self, number: int) -> str:
-        """So many of the nodes."""
+        """Return ``number`` as a share of the nodes, in words: ``2 of 4 nodes``."""
         every = self._expected if self.placement is None else len(self.placement.nodes)
         return count(every, "node") if number == every else f"{number} of {count(every, 'node')}"
 
     @property
     def known(self) -> int:
-        """How many have been heard of."""
+        """Number of nodes that have been up."""
         return len(self._states)
 
     @property
     def up(self) -> int:
-        """How many have started their ranks."""
+        """Number of nodes that have started their ranks."""
         return sum(state.started for state in self._now())
 
     @property
@@ -118,18 +124,18 @@ class Nodes:
 
     @property
     def all_gone(self) -> bool:
-        """Whether none is left to wait for, of those that have been heard of."""
+        """Whether every node that has been up has ended or is lost."""
         return all(state.ended or state.lost for state in self._now())
 
     @property
     def ranks_up(self) -> int:
-        """How many ranks are running, as far as nodes have told."""
+        """Number of running ranks, as far as nodes have reported."""
         return sum(state.alive or 0 for state in self._now() if not state.ended)
 
     def stalled(self, name: str, limit: float) -> bool:
-        """Whether all ranks of all nodes were idle for ``limit`` seconds at one moment.
+        """Return whether all ranks of all nodes were idle for ``limit`` seconds at the same moment.
 
-        To be asked whenever a node has told how idle it is: it takes two heartbeats of each to know.
+        Call it after each heartbeat of a node: the answer takes two heartbeats of every node.
         """
         if self.placement is None:
             return False
@@ -146,28 +152,28 @@ class Nodes:
         return False
 
     def ranks_of(self, name: str) -> range:
-        """A node's ranks."""
+        """Return a node's ranks."""
         node = self._node(name)
         return range(0) if node is None else node.ranks
 
     def host_of(self, rank: int) -> str:
-        """A rank's host, ``"?"`` while nobody knows."""
+        """Return a rank's host, ``"?"`` while it is unknown."""
         return "?" if self.placement is None else self.placement.host_of(rank)
 
     def describe(self, name: str) -> str:
-        """A node for people: ``host-b (node 1, ranks 2-3)``."""
+        """Return a readable description of a node: ``host-b (node 1, ranks 2-3)``."""
         node = self._node(name)
         return name if node is None else f"{node.host} (node {node.node_rank}, {who(node.ranks)})"
 
     def last_known(self, name: str) -> str:
-        """What a node that is lost had told, for people; ``""`` if that was nothing."""
+        """Return the last report of a lost node as readable text; ``""`` if it never reported its ranks."""
         state = self._states[name]
         if state.alive is None:
             return ""
         return f"; last known {time.monotonic() - state.heard:.0f} s before: {count(state.alive, 'rank')} running"
 
     def __str__(self) -> str:
-        """Who runs where, in one line of bearable length."""
+        """Return which ranks run where, in one line of limited length."""
         if self.placement is None:
             return ""
         nodes = self.placement.nodes

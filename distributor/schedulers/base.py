@@ -1,4 +1,4 @@
-"""What a run needs of a scheduler."""
+"""The interface that a run needs from a scheduler."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from distributor.values.outcome import Collected
 
 
 class Scheduler(Protocol):
-    """Where a job runs. ``run`` blocks in the thread that ``thread`` made; ``cancel`` may come from any."""
+    """A place where a job can run. ``run`` blocks the thread that ``thread`` made; any thread may call ``cancel``."""
 
     @property
     def on_driver(self) -> bool:
         """Whether ranks run on the driver's machine, with its files."""
 
     def thread(self, target: Any) -> threading.Thread:
-        """A thread that may call ``run``."""
+        """Make a thread that may call ``run``."""
 
     def run(self, job: Job, server: ChannelServer) -> Collected:
-        """Runs a job to its end; failures of ranks are data, not exceptions."""
+        """Run a job to its end. Failures of ranks are returned as data, not raised."""
 
     def cancel(self) -> None:
-        """Ends the run the hard way: without a grace for ranks, where they did not hear of it."""
+        """End the run by force, also on nodes that did not hear the order to stop.
+
+        Local ranks get no grace period. On Spark, an agent whose task has ended still gives its ranks theirs.
+        """
 
     def waiting_for(self) -> Step | None:
-        """What the run's nodes wait for before they can start; ``None`` if its tasks are running."""
+        """Return what the run's nodes wait for before they can start; ``None`` if they run or it is unknown."""

@@ -1,4 +1,4 @@
-"""This machine as the cluster: the same agents, without Spark."""
+"""A scheduler that uses this machine as the cluster: the same agents, without Spark."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from distributor.values.outcome import Collected, Log, NodeReport
 from distributor.values.placement import NodeFacts, Placement
 from distributor.values.plan import AgentOrder
 
-#: Ranks of one machine talk over loopback: nobody else can reach their ports.
+#: Ranks of one machine talk over loopback, so that no other machine can reach their ports.
 _ADDRESS = "127.0.0.1"
 
 _CHUNK = 64 << 20
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass
 class _Part:
-    """What came of one node; no report if its agent died before."""
+    """The results of one node. ``report`` is ``None`` if its agent died before it reported."""
 
     report: NodeReport | None
     values: dict[int, list[bytes]] = field(default_factory=dict)
@@ -47,9 +47,9 @@ class LocalScheduler:
     """Runs a job's ranks on this machine.
 
     Args:
-        nodes: how many agents share the ranks. More than one gives what a cluster would: several nodes with ranks of
-            their own, one rendezvous; for tests of what is between nodes.
-        gpus: addresses of the GPUs that Spark found for the driver; ``None`` looks for this machine's.
+        nodes: number of agents that share the ranks. With more than one, the run has several nodes with one
+            rendezvous, as on a cluster; tests of what happens between nodes use this.
+        gpus: addresses of the GPUs that Spark found for the driver; ``None`` to look for this machine's GPUs.
     """
 
     def __init__(self, nodes: int = 1, gpus: Sequence[str] | None = None) -> None:
@@ -60,10 +60,10 @@ class LocalScheduler:
         self._cancelled = False
 
     def check(self, job: Job) -> None:
-        """Everything that can be known to be wrong before anything starts.
+        """Find every problem that can be known before anything starts.
 
         Raises:
-            ConfigurationError: this platform cannot run it.
+            ConfigurationError: this platform cannot run the job, or the current directory does not exist.
         """
         if sys.platform != "linux":
             raise ConfigurationError(
@@ -76,10 +76,10 @@ class LocalScheduler:
             raise ConfigurationError("the driver's current directory does not exist any more: change to one") from None
 
     def shape(self, resources: Resources) -> tuple[int, TaskProfile | None]:
-        """One rank per task; there is nothing to ask for, only to look whether it is there.
+        """Check that this machine has the resources. Each task hosts one rank and needs no profile.
 
         Raises:
-            ResourceError: more is asked than this machine has.
+            ResourceError: the request is more than this machine has, or than one node may host.
         """
         count = resources.num_processes
         if resources.max_processes_per_node is not None and count > resources.max_processes_per_node:
@@ -96,13 +96,13 @@ class LocalScheduler:
         return 1, None
 
     def node_limit(self, resources: Resources) -> int | None:
-        """How many ranks one node may host."""
+        """Return how many ranks one node may host, ``None`` for any number."""
         return resources.max_processes_per_node
 
-    #: Ranks use the driver's files.
+    #: Ranks run on the driver's machine and use its files.
     on_driver = True
 
-    #: Nobody has set OMP_NUM_THREADS but the user.
+    #: Spark is not there to set OMP_NUM_THREADS: only the user can have set it.
     omp_threads = None
 
     @staticmethod
@@ -115,7 +115,7 @@ class LocalScheduler:
 
     def _check_gpus(self, count: int, each: int) -> None:
         if self._gpus is None:
-            # Indices into what this process sees: a visible-devices setting is applied as a mapping later, once.
+            # Indices into the GPUs that this process sees. The visible-devices mapping is applied later, only once.
             self._gpus = [str(index) for index in range(len(devices.local_gpus(os.environ)))]
         there = len(self._gpus)
         if there == 0:
@@ -130,10 +130,10 @@ class LocalScheduler:
             )
 
     def placed(self, job: Job) -> Placement:
-        """Who would run where; ports are decided as a run starts.
+        """Return the placement that the job would have. Its ports are placeholders: a run chooses them as it starts.
 
         Raises:
-            ResourceError: as :meth:`shape`.
+            ResourceError: as for :meth:`shape`.
         """
         if job.use_gpu:
             self._check_gpus(job.num_processes, job.gpus_per_process)
@@ -146,7 +146,7 @@ class LocalScheduler:
         return Step("starting a process on this machine")
 
     def cancel(self) -> None:
-        """Ends all agents of the run at once; they and their ranks go down together."""
+        """Kill all agents of the run at once. Their ranks end with them."""
         with self._lock:
             self._cancelled = True
             for agent in self._agents:
@@ -171,7 +171,7 @@ class LocalScheduler:
     def _node(
         self, job: Job, server: ChannelServer, facts: list[NodeFacts], executor: str, listener: socket.socket
     ) -> _Part:
-        """One agent from its start to what it reports."""
+        """Run one agent from its start to its report."""
         lead = next(fact for fact in facts if fact.executor == executor)
         root = package.package_root()
         with host_node(job.run_id, lead.partition) as node:
@@ -216,7 +216,10 @@ class LocalScheduler:
 
 
 def _in_threads(calls: list[Callable[[], T]]) -> list[T]:
-    """Results of calls that run at once; the first exception of any. Daemon threads: they hold up no driver's end."""
+    """Run calls concurrently and return their results, or raise the first exception.
+
+    The threads are daemons, so that they do not keep the driver from exiting.
+    """
     results: dict[int, T] = {}
     raised: list[BaseException] = []
 
@@ -237,7 +240,7 @@ def _in_threads(calls: list[Callable[[], T]]) -> list[T]:
 
 
 def _facts(job: Job, ports: Sequence[int], gpus: Sequence[str]) -> list[NodeFacts]:
-    """Facts as Spark tasks would state them: one per rank, dealt to the nodes, of which each has a port, in blocks."""
+    """Return the facts that Spark tasks would state, one per rank. Each port is a node's, with a block of the ranks."""
     cpus = job.cpus_per_process or max(1, processes.cpu_count() // job.num_processes)
     each = job.gpus_per_process
     return [
@@ -257,6 +260,6 @@ def _facts(job: Job, ports: Sequence[int], gpus: Sequence[str]) -> list[NodeFact
 
 
 def _import_path(target: Target) -> list[str]:
-    """The driver's; a module is looked for in the current directory before, as ``python -m`` does."""
+    """Return the driver's import path, for a module with the current directory first, as ``python -m`` has it."""
     here = [os.getcwd()] if isinstance(target, Module) else []
     return [*here, *(path or os.getcwd() for path in sys.path)]

@@ -1,1 +1,4 @@
-"""What travels: functions, modules, this package, project folders. Runs on the driver, on nodes and in ranks."""
+"""What is sent to executors: functions, modules, this package, project folders.
+
+This package runs on the driver, on nodes and in ranks.
+"""

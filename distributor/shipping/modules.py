@@ -1,4 +1,4 @@
-"""Where Python modules come from: found without importing them, and the user's own told apart from installed ones."""
+"""Find Python modules without importing them, and tell the user's own modules from installed ones."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from types import ModuleType
 
 
 def find(name: str, folders: Sequence[str] = ()) -> ModuleSpec | None:
-    """A module's spec, ``None`` if there is no such module. Imports nothing, not even the packages that it is in.
+    """Return a module's spec, or ``None`` if there is no such module. Nothing is imported, not even parent packages.
 
-    Where that is more than can be known without importing them, it is the spec of the innermost one that is there.
+    If only the import of a parent package could tell whether the module exists, return the spec of the innermost
+    package that can be found.
 
     Args:
-        name: dotted.
-        folders: where to look before Python's own path.
+        name: the module's dotted name.
+        folders: folders to search before ``sys.path``.
 
     Example:
         >>> find("json.decoder").name
@@ -34,26 +35,27 @@ def find(name: str, folders: Sequence[str] = ()) -> ModuleSpec | None:
         partial = ".".join(parts[:depth])
         try:
             found = _ask_finders(partial, path, folders)
-        except KeyError:  # a folder without __init__.py within a package: nobody can tell without importing that
+        except KeyError:  # a folder without __init__.py in a package: its path is unknown until that is imported
             return spec
         if found is None:
             return spec if spec is not None and _moves(spec) else None
         spec = found
-        if spec.submodule_search_locations is None:  # a module, in which there are no others
+        if spec.submodule_search_locations is None:  # a module, not a package: it contains no modules
             return spec if depth == len(parts) else None
         path = list(spec.submodule_search_locations)
     return spec
 
 
 def is_installed(path: str) -> bool:
-    """Whether a file or folder belongs to Python or to an installed package."""
+    """Return whether a file or folder belongs to Python or to an installed package."""
     return os.path.realpath(path).startswith(_installed_roots())
 
 
 def own_modules() -> list[ModuleType]:
-    """Loaded modules that the user wrote: those with a source file outside of every installed package.
+    """Return the loaded modules that the user wrote: those with a source file outside every installed package.
 
-    ``__main__`` is left out, since cloudpickle always pickles it by value, and so is this package, which ships itself.
+    ``__main__`` is left out, because cloudpickle always pickles it by value. This package is left out, because it is
+    shipped separately.
     """
     roots = _installed_roots()
     own = []
@@ -70,12 +72,12 @@ def own_modules() -> list[ModuleType]:
 
 
 def search_path() -> list[str]:
-    """Python's, without what is no string in it, which ``import`` passes over."""
+    """Return ``sys.path`` without entries that are not strings, which ``import`` ignores too."""
     return [path for path in sys.path if isinstance(path, str)]
 
 
 def _ask_finders(name: str, path: Sequence[str] | None, folders: Sequence[str]) -> ModuleSpec | None:
-    """As ``import`` asks them: packages that are installed in place have finders of their own."""
+    """Ask all finders, as ``import`` does: packages installed in editable mode may have their own."""
     for finder in sys.meta_path:
         find_spec = getattr(finder, "find_spec", None)
         if find_spec is None:
@@ -88,7 +90,7 @@ def _ask_finders(name: str, path: Sequence[str] | None, folders: Sequence[str]) 
 
 
 def _moves(package: ModuleSpec) -> bool:
-    """Whether a package may look for its modules elsewhere once it is imported."""
+    """Return whether a package may look for its modules elsewhere once it is imported."""
     try:
         with open(package.origin or "", encoding="utf-8", errors="replace") as file:
             return "__path__" in file.read()

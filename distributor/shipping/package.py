@@ -1,4 +1,4 @@
-"""What travels to executors beside the function: this package itself, and the user's project folder."""
+"""What is sent to executors besides the function: this package itself, and the user's project folder."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from distributor.values.job import Function, Job
 
 @cache
 def package_zip() -> bytes:
-    """This package and cloudpickle as an importable zip: executors need neither installed.
+    """Return this package and cloudpickle as an importable zip, so that executors need neither installed.
 
-    The driver's cloudpickle goes along since pickles name its functions, and those differ between its versions.
+    The zip holds the driver's cloudpickle, because pickles refer to its functions by name, and those differ between
+    its versions.
     """
     import cloudpickle
 
@@ -32,7 +33,7 @@ def package_zip() -> bytes:
 
 
 def package_root() -> str:
-    """The folder from which this very package can be imported on this machine."""
+    """Return the folder from which this package can be imported on this machine."""
     import distributor
 
     (root,) = distributor.__path__
@@ -40,10 +41,10 @@ def package_root() -> str:
 
 
 def detach(job: Job, limit: int) -> tuple[Job, dict[str, bytes]]:
-    """Takes what is larger than a limit out of a job: the function with its arguments, the project folder.
+    """Take parts of more than ``limit`` bytes out of a job: the function with its arguments, and the project folder.
 
     Returns:
-        The rest, and the parts by name, for :func:`attach`.
+        The job without these parts, and the parts by name, for :func:`attach`.
 
     Example:
         >>> rest, parts = detach(job, 1 << 20)  # doctest: +SKIP
@@ -60,7 +61,7 @@ def detach(job: Job, limit: int) -> tuple[Job, dict[str, bytes]]:
 
 
 def attach(job: Job, parts: Mapping[str, bytes]) -> Job:
-    """Puts back what :func:`detach` took out."""
+    """Put the parts that :func:`detach` took out back into a job."""
     if "function" in parts and isinstance(job.target, Function):
         job = replace(job, target=replace(job.target, pickled=parts["function"]))
     if "working_dir" in parts and job.working_dir is not None:

@@ -1,7 +1,7 @@
-"""Functions, values and exceptions as bytes: the only user of cloudpickle.
+"""Functions, values and exceptions as bytes. No other module pickles with the ``cloudpickle`` package.
 
-What is trained is pickled on the driver with everything of the user's own modules *by value*, since executors have no
-copy of them; installed packages travel by reference. Values and exceptions come back the same way.
+The training function is pickled on the driver. The user's own modules are pickled *by value*, because executors have no
+copy of them; installed packages are pickled by reference. Values and exceptions come back the same way.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from distributor.shipping import modules
 
 _PROTOCOL = 5
 
-#: cloudpickle has one registry of modules for all threads.
+#: Guards cloudpickle's registry of modules, which all threads share.
 _registry_lock = threading.RLock()
 
 
 def dump_function(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], by_value: bool = True
 ) -> bytes:
-    """Pickles a call for the ranks.
+    """Pickle a call for the ranks.
 
     Args:
         function, args, kwargs: the call.
-        by_value: with the user's own modules by value; not needed where ranks can import them.
+        by_value: whether to pickle the user's own modules by value; not needed where ranks can import them.
 
     Raises:
-        PayloadError: it cannot be pickled; the text names the variable or argument at fault where one can be found.
+        PayloadError: the call cannot be pickled; the text names the variable or argument at fault if one is found.
     """
     with _own_modules_by_value() if by_value else nullcontext():
         try:
@@ -60,29 +60,30 @@ def dump_function(
 
 
 def load_function(pickled: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """The inverse of :func:`dump_function`, inside a rank."""
+    """Unpickle the call that :func:`dump_function` pickled, inside a rank."""
     function, args, kwargs = pickle.loads(pickled)
     return function, args, kwargs
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """How to call a callable in messages: partials and instances have no name of their own."""
+    """Return the name of a callable for messages; partials and instances have no name of their own."""
     inner = getattr(function, "func", function)
     return str(getattr(inner, "__qualname__", None) or type(inner).__qualname__)
 
 
 def dump_value(value: Any, file: BinaryIO) -> None:
-    """Streams a rank's return value to a file; tensors on accelerators are moved to the CPU.
+    """Stream a rank's return value to a file; tensors on accelerators are moved to the CPU.
 
-    The driver need not have the device that a rank trained on.
+    They are moved because the driver may not have the device that the rank trained on.
     """
     _ValuePickler(file, protocol=_PROTOCOL).dump(value)
 
 
 def dump_exception(error: BaseException) -> bytes | None:
-    """The pickled exception, or ``None`` if it does not survive the journey.
+    """Return the pickled exception, or ``None`` if it cannot be pickled and unpickled.
 
-    Exceptions whose ``__init__`` takes other arguments than ``args`` pickle but fail to unpickle: both are tried here.
+    An exception whose ``__init__`` takes other arguments than ``args`` can be pickled but not unpickled, so both are
+    tried here.
     """
     try:
         pickled: bytes = cloudpickle.dumps(error, protocol=_PROTOCOL)
@@ -93,7 +94,7 @@ def dump_exception(error: BaseException) -> bytes | None:
 
 
 def load_exception(pickled: bytes | None) -> BaseException | None:
-    """The exception as the driver can see it; ``None`` if it cannot (a class of a package it lacks, say)."""
+    """Unpickle an exception on the driver; return ``None`` if that fails, for example because it lacks a package."""
     if pickled is None:
         return None
     try:
@@ -104,10 +105,10 @@ def load_exception(pickled: bytes | None) -> BaseException | None:
 
 
 def load_value(chunks: Sequence[bytes], rank: int) -> Any:
-    """A rank's return value from the pieces it came in.
+    """Unpickle a rank's return value from the pieces in which it arrived.
 
     Raises:
-        ResultError: the driver cannot unpickle it, typically since it lacks a package.
+        ResultError: the driver cannot unpickle the value, typically because it lacks a package.
     """
     try:
         return pickle.load(io.BufferedReader(_ChunkReader(chunks), buffer_size=1 << 20))
@@ -128,7 +129,7 @@ class _ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
 
 
 class _ChunkReader(io.RawIOBase):
-    """Reads pieces in sequence, without a second copy of the whole."""
+    """A file over pieces in sequence, without a second copy of the whole."""
 
     def __init__(self, chunks: Sequence[bytes]) -> None:
         self._chunks = chunks
@@ -151,7 +152,7 @@ class _ChunkReader(io.RawIOBase):
 
 @contextmanager
 def _own_modules_by_value() -> Iterator[None]:
-    """While pickling, modules that are not installed packages are pickled by value."""
+    """Have the user's own modules pickled by value inside the ``with`` block."""
     with _registry_lock:
         registered: list[ModuleType] = []
         already = set(cloudpickle.list_registry_pickle_by_value())
@@ -167,7 +168,7 @@ def _own_modules_by_value() -> Iterator[None]:
 
 
 def _find_culprit(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, Any]:
-    """Which closure variable, global, default or argument alone cannot be pickled, in words, and its value."""
+    """Find the first variable, global, default or argument that alone cannot be pickled: its description and value."""
     candidates: list[tuple[str, Any]] = []
     inner: Any = function
     while isinstance(inner, functools.partial):
@@ -220,7 +221,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """A reader sees the whole file or none."""
+    """Write a file such that no reader ever sees only a part of it."""
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(data)
     partial.replace(path)

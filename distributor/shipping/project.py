@@ -1,4 +1,4 @@
-"""Project folders, packed and unpacked."""
+"""Pack and unpack project folders."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ from pathlib import Path
 from distributor.errors import PayloadError
 from distributor.text.wording import size
 
-#: Never part of a shipped project folder.
+#: Names of folders that are never part of a shipped project folder.
 SKIPPED_DIRS = frozenset(
     {".git", "__pycache__", ".venv", "venv", ".tox", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
 )
 
 
-#: Bytes of a project folder's files that are shipped without asking.
+#: The default limit on the size of a project folder's files together, in bytes.
 DEFAULT_WORKING_DIR_LIMIT = 256 << 20
 
 
 def pack_folder(folder: Path, limit: int, packed: Callable[[int, int], object] | None = None) -> bytes:
-    """A project folder as zip bytes, file modes included, without what :data:`SKIPPED_DIRS` names.
+    """Return the files of a project folder as zip bytes, with their modes.
+
+    Folders in :data:`SKIPPED_DIRS` and compiled Python files (``.pyc``, ``.pyo``) are left out.
 
     Args:
         folder: an existing folder.
-        limit: bytes that its files may have together.
-        packed: is told, before each file, how many bytes of how many have been packed.
+        limit: the largest number of bytes that the files may have together.
+        packed: called before each file with the number of bytes packed so far and the number of all bytes.
 
     Raises:
-        PayloadError: the files are larger than the limit; names the largest. Or a name is not UTF-8.
+        PayloadError: the files are larger than the limit (the text names the largest), or a file name is not UTF-8.
     """
     files = list(_files_of(folder))
     sizes = {path: path.stat().st_size for path in files}
@@ -58,7 +60,7 @@ def pack_folder(folder: Path, limit: int, packed: Callable[[int, int], object] |
 
 
 def unpack_folder(archive: bytes, folder: Path) -> None:
-    """The inverse of :func:`pack_folder`; restores the executable bits that ``zipfile`` drops."""
+    """Unpack what :func:`pack_folder` packed; also restore the file modes, which ``zipfile`` drops."""
     with zipfile.ZipFile(io.BytesIO(archive)) as packed:
         for info in packed.infolist():
             path = packed.extract(info, folder)
@@ -68,11 +70,11 @@ def unpack_folder(archive: bytes, folder: Path) -> None:
 
 
 def new_files(archive: bytes, folder: Path) -> list[str]:
-    """Files in an unpacked folder that have come since, relative to it; without those that are never shipped.
+    """Return the files in an unpacked folder that were added since, without those that are never shipped.
 
     Args:
-        archive: what was unpacked.
-        folder: where.
+        archive: the zip bytes that were unpacked.
+        folder: the folder that they were unpacked into; the returned names are relative to it.
     """
     with zipfile.ZipFile(io.BytesIO(archive)) as packed:
         known = set(packed.namelist())
@@ -86,7 +88,7 @@ def _files_of(folder: Path) -> Iterator[Path]:
         dirs[:] = []
         for name in wanted:
             real = os.path.realpath(os.path.join(root, name))
-            if real not in seen:  # a link to a folder that is shipped already would never end
+            if real not in seen:  # skips links to folders that are included already: following them may never end
                 seen.add(real)
                 dirs.append(name)
         for name in sorted(names):

@@ -1,1 +1,1 @@
-"""Words for people. Runs everywhere; imports nothing of the package."""
+"""Text for users. Runs everywhere; imports nothing of the package."""

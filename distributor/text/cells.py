@@ -1,4 +1,4 @@
-"""Tracebacks with the names and lines of a notebook's cells, which only the driver knows."""
+"""Tracebacks with the names and the code of a notebook's cells, which only the driver knows."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _FRAME = re.compile(r'  File "(?P<path>.+)", line (?P<line>\d+)(?P<rest>.*)')
 
 
 def readable(trace: str) -> str:
-    """A traceback as text, in which each frame of a cell has the cell's name and its line of code.
+    """Return a traceback in which each frame of a notebook cell has the cell's name and its line of code.
 
-    Ranks know a cell by the file name under which IPython compiled it, and nothing else of it.
+    Ranks know only the file name under which IPython compiled a cell.
 
     Args:
-        trace: as ``traceback.format_exception`` has it.
+        trace: a traceback as ``traceback.format_exception`` formats it.
     """
     lines = trace.splitlines()
     told = []
@@ -33,12 +33,12 @@ def readable(trace: str) -> str:
 
 
 def shell() -> Any:
-    """The IPython that runs this code, in a notebook or a terminal; ``None`` if there is none. Never imports it."""
+    """Return the IPython shell that runs this code, or ``None`` if there is none. Never imports IPython."""
     return getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
 
 
 def _cell(path: str) -> str | None:
-    """What IPython calls a cell: ``Cell In[5]``."""
+    """Return IPython's name of a cell, such as ``Cell In[5]``; ``None`` if the path is not a cell's."""
     try:
         kind, name = shell().compile.format_code_name(path)
     except Exception:  # no IPython, an older one, or a file

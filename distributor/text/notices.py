@@ -1,7 +1,7 @@
-"""Warnings on the screen: who speaks, where the user has not configured logging.
+"""Show warnings on the screen if the user has not configured logging.
 
-Without any handler, Python shows the bare text of a warning (``logging.lastResort``). In its place stands a handler
-that adds the prefix of all lines of the distributor's own, and is silent as soon as there is another one.
+Without any handler, Python shows the bare text of a warning (``logging.lastResort``). The handler in this module shows
+it with the prefix of the distributor's own lines instead, and is silent as soon as there is another handler.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Show = Callable[[str], None]
 class _LastResort(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        #: The displays of runs that go on: there, a warning has its place above live lines.
+        #: The displays of active runs, which show a warning above their live lines.
         self.displays: list[Show] = []
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -29,12 +29,12 @@ class _LastResort(logging.Handler):
         for show in self.displays[-1:]:
             show(text)
             return
-        with suppress(Exception):  # as logging does: an odd or closed output ends nothing
+        with suppress(Exception):  # as logging does: an unusual or closed output must not raise
             print("[distributor] " + text.replace("\n", "\n[distributor] "), file=sys.stderr, flush=True)
 
 
 def _others(own: logging.Handler) -> bool:
-    """Whether warnings reach a handler of the user's."""
+    """Return whether warnings reach a handler other than this module's."""
     at: logging.Logger | None = logger
     while at is not None:
         if any(handler is not own for handler in at.handlers):
@@ -44,12 +44,12 @@ def _others(own: logging.Handler) -> bool:
 
 
 def show_on(display: Show) -> None:
-    """Has warnings shown by the display of a run, which adds the prefix, until :func:`leave`."""
+    """Show warnings on a run's display, which adds the prefix, until :func:`leave` is called."""
     _handler.displays.append(display)
 
 
 def leave(display: Show) -> None:
-    """Ends :func:`show_on`; harmless if it was not called."""
+    """Undo :func:`show_on`; harmless if it was not called."""
     with suppress(ValueError):
         _handler.displays.remove(display)
 

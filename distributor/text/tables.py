@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns under their heads, the first to the left and all others to the right.
+    """Return columns under their headings, the first one aligned left and all others right.
 
     >>> print(table(["stage", "GPU"], [["0", "16.0 GB"], ["3", "8 GB"]]))
     stage      GPU

@@ -1,4 +1,4 @@
-"""Numbers, ranks, sizes and times in the words that people read. Pure."""
+"""Numbers, ranks, sizes and times as text for users. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def ranges(ranks: Iterable[int]) -> str:
-    """Ranks in few words.
+    """Return ranks as a short list of ranges.
 
     >>> ranges([0, 1, 2, 5])
     '0-2, 5'
@@ -21,7 +21,7 @@ def ranges(ranks: Iterable[int]) -> str:
 
 
 def who(ranks: Iterable[int]) -> str:
-    """Ranks by name.
+    """Return ranks as text, preceded by "rank" or "ranks".
 
     >>> who([0, 1, 2, 5])
     'ranks 0-2, 5'
@@ -31,7 +31,7 @@ def who(ranks: Iterable[int]) -> str:
 
 
 def count(number: int, what: str) -> str:
-    """So many of something.
+    """Return a number with its noun, in the singular or the plural.
 
     >>> count(1, "node"), count(2, "node")
     ('1 node', '2 nodes')
@@ -40,7 +40,7 @@ def count(number: int, what: str) -> str:
 
 
 def size(number: float) -> str:
-    """Bytes, in the largest unit of which there is one, with a tenth where there are few.
+    """Return a number of bytes in the largest suitable unit, with one decimal below 10 KiB, 10 MiB and so on.
 
     >>> size(0), size(1536), size(64 << 20), size(1 << 30)
     ('0 bytes', '1.5 KiB', '64 MiB', '1.0 GiB')
@@ -55,7 +55,7 @@ def size(number: float) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """A text without its middle, where it has more characters than ``most``.
+    """Return a text, without its middle if it has more than ``most`` characters.
 
     >>> shortened("0123456789", 4)
     '01\\n[6 characters are left out]\\n89'
@@ -67,7 +67,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def mebibytes(number: int) -> str:
-    """Bytes to compare with others, in the unit of Spark's settings.
+    """Return a number of bytes in MiB, the unit of Spark's settings, for comparison with others.
 
     >>> mebibytes(1 << 30)
     '1,024 MiB'
@@ -76,7 +76,9 @@ def mebibytes(number: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time: tenths of seconds up to ten, then whole seconds, minutes and hours.
+    """Return a duration as text: tenths of seconds up to 10 s, then whole seconds, minutes and hours.
+
+    Below 0.1 s it is in milliseconds.
 
     >>> duration(0.012), duration(3.25), duration(83), duration(7384)
     ('12 ms', '3.2 s', '1 min 23 s', '2 h 03 min')

@@ -1,1 +1,1 @@
-"""The values that cross boundaries. Runs everywhere; standard library only, imports nothing of the package."""
+"""Values that cross process boundaries. Runs everywhere; standard library only, imports nothing else of the package."""

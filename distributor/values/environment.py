@@ -1,6 +1,6 @@
-"""The environment of ranks: what the run decides, and what is the same for all ranks of a node.
+"""The environment of ranks: variables that the run decides, and variables that all ranks of a node share.
 
-Standard library only: Spark's Python workers use it as well, to start the process that imports torch.
+Standard library only: Spark's Python workers also use it, to start the process that imports torch.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 
-#: The environment variable that marks the processes of one node of one run: launcher, ranks and their children.
+#: The environment variable that marks the processes of one node of a run: its launcher, ranks and their children.
 NODE_ID = "DISTRIBUTOR_NODE_ID"
 
 
 def node_id(run_id: str, leader: int) -> str:
-    """The mark of a node's processes; ``leader`` is the partition of the task that runs its agent."""
+    """Return the mark of a node's processes; ``leader`` is the partition of the task that runs its agent."""
     return f"{run_id}.{leader}"
 
 
-#: What the run decides and ``env=`` cannot: a rank that lied about these would hang or corrupt the others.
+#: Variables that the run sets and ``env=`` cannot: wrong values would hang or corrupt the other ranks.
 #: Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
 CONTRACT = (
     "RANK",
@@ -40,25 +40,26 @@ CONTRACT = (
     NODE_ID,
 )
 
-#: Who listens for other ranks on which network interface, and how a name is written so that it means only that one.
+#: Variables that select the network interface of gloo, NCCL and TensorPipe, and the form of a name that means only
+#: that interface.
 #: Sources: https://docs.pytorch.org/docs/stable/distributed.html#choosing-the-network-interface-to-use,
-#: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname (without "=", a prefix)
+#: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname (without "=", it is a prefix)
 _INTERFACES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}", "TP_SOCKET_IFNAME": "{}"}
 
 
-#: Ranks up to which all connect with all: that takes 0.16 s with 32 ranks on two CPUs, and 0.53 s with 64.
+#: Largest number of ranks that all connect to each other: that takes 0.16 s with 32 ranks on two CPUs, 0.53 s with 64.
 _MESH = 32
 
 
 def sockets(environ: Mapping[str, str], interface: str | None, leave_nccl: bool = False) -> dict[str, str]:
-    """Has collectives use a network interface, where the environment says nothing of that yet.
+    """Return variables that make collectives use a network interface, unless the environment already sets them.
 
-    Left alone, gloo listens on whatever address the host's name resolves to, which may be loopback.
+    Without them, gloo listens on the address to which the host's name resolves, which may be loopback.
 
     Args:
-        environ: what is set already.
-        interface: which one; ``None`` sets nothing.
-        leave_nccl: NCCL knows better.
+        environ: the variables that are already set.
+        interface: name of the interface; ``None`` sets nothing.
+        leave_nccl: whether to leave the choice to NCCL; see :func:`nccl_knows_better`.
 
     >>> sockets({"NCCL_SOCKET_IFNAME": "ib0"}, "eth1")
     {'GLOO_SOCKET_IFNAME': 'eth1', 'TP_SOCKET_IFNAME': 'eth1'}
@@ -70,16 +71,17 @@ def sockets(environ: Mapping[str, str], interface: str | None, leave_nccl: bool 
 
 
 def gloo(environ: Mapping[str, str], world_size: int) -> dict[str, str]:
-    """Return what has gloo connect two ranks when they first talk, in place of all with all, for many ranks on CPUs.
+    """Return variables that make gloo connect two ranks only when they first communicate, for many ranks on CPUs.
 
-    ``init_process_group`` still returns once all ranks have called it, as it does with all connections. Few ranks
-    connect all with all, as torch has it: then a collective that a rank does not reach fails at once, and otherwise
-    at the group's timeout or, with three ranks and less, never (https://github.com/pytorch/gloo/issues/520). Torch
-    before 2.8 does not know the first variable.
+    ``init_process_group`` still returns only after all ranks have called it. Few ranks all connect to each other, which
+    is torch's default: a collective that a rank does not reach then fails at once. With connections on demand it fails
+    at the group's timeout or, with three ranks or fewer, never (https://github.com/pytorch/gloo/issues/520). Torch
+    before 2.8 does not know ``TORCH_GLOO_LAZY_INIT``.
     Source: https://docs.pytorch.org/docs/stable/distributed.html#improving-initialization-time
 
     Args:
-        environ: what is set already, which stays; a word on the first variable leaves the second alone.
+        environ: the variables that are already set, which stay. If ``TORCH_GLOO_LAZY_INIT`` is among them, nothing is
+            added.
         world_size: number of ranks.
 
     >>> gloo({"TORCH_GLOO_LAZY_INIT": "0"}, 64), gloo({}, 32)
@@ -94,7 +96,7 @@ def gloo(environ: Mapping[str, str], world_size: int) -> dict[str, str]:
 
 
 def nccl_knows_better(environ: Mapping[str, str]) -> bool:
-    """Whether NCCL has been told its interfaces in a file of its own, or there is IP over InfiniBand, which it prefers.
+    """Return whether NCCL's own file names its interfaces, or there is IP over InfiniBand, which NCCL prefers.
 
     Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (NCCL_CONF_FILE, NCCL_SOCKET_IFNAME).
     """
@@ -110,25 +112,25 @@ def nccl_knows_better(environ: Mapping[str, str]) -> bool:
 def overlay(
     environ: Mapping[str, str], task_cpus: int, ranks_per_task: int, spark_cpus: int | None = None
 ) -> dict[str, str | None]:
-    """What is set on top of a task's own environment, or removed from it (``None``); the user's ``env`` wins over it.
+    """Return changes to a task's environment; ``None`` removes a variable. The user's ``env`` overrides them.
 
     Args:
-        environ: the environment that the task has.
-        task_cpus: CPUs of one task.
-        ranks_per_task: ranks that share them.
-        spark_cpus: CPUs of Spark's tasks by default, if that may be another number.
+        environ: the task's environment.
+        task_cpus: number of CPUs of one task.
+        ranks_per_task: number of ranks that share them.
+        spark_cpus: the default number of CPUs of Spark's tasks, if it may differ from ``task_cpus``.
     """
     return {
         "OMP_NUM_THREADS": _omp_threads(environ, task_cpus, ranks_per_task, spark_cpus or task_cpus),
-        # Spark sets it for its own workers; in a rank it would make each printed piece a system call.
+        # Spark sets it for its own workers; in a rank, it would turn each printed piece into a system call.
         "PYTHONUNBUFFERED": None,
-        # What torchrun sets for its ranks: a collective that NCCL gave up on ends the rank.
+        # As torchrun sets it: a rank ends when NCCL gives up on a collective.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
 
 
 def apply(environ: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    """An environment with changes made to it; ``None`` removes a variable.
+    """Return an environment with changes applied; ``None`` removes a variable.
 
     >>> apply({"A": "1", "B": "2"}, {"A": None, "C": "3"})
     {'B': '2', 'C': '3'}
@@ -138,9 +140,10 @@ def apply(environ: Mapping[str, str], changes: Mapping[str, str | None]) -> dict
 
 
 def _omp_threads(environ: Mapping[str, str], task_cpus: int, ranks_per_task: int, spark_cpus: int) -> str:
-    """The rank's share of CPUs, unless the user set another number.
+    """Return the rank's share of CPUs, unless the user set another number.
 
-    Spark sets ``spark.task.cpus`` for its workers by itself, even where a task has more: that is not the user's word.
+    Spark itself sets the variable to ``spark.task.cpus`` in its workers, even if a task has more CPUs. That value is
+    not the user's choice.
     """
     already = environ.get("OMP_NUM_THREADS")
     if already is None or already in (str(task_cpus), str(spark_cpus)):

@@ -1,4 +1,4 @@
-"""What is asked for: the job, and what it is made of. Frozen, without behaviour beyond derived properties."""
+"""The job that a user requests, and its parts. Frozen, without behaviour beyond derived properties."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ if TYPE_CHECKING:
 
 
 class Warmth(TypedDict):
-    """What a job asks of warm processes: plain values.
+    """A job's requirements for its warm processes, as plain values.
 
-    ``keep`` is how many seconds one stays without a run, ``preload`` what it imports beside torch; ``env`` and
-    ``ranks_per_task`` and ``spark_cpus`` are the job's, for the environment in which it imports.
+    ``keep`` is the number of seconds that a warm process stays without a run. ``preload`` lists the modules that it
+    imports besides torch. ``env``, ``ranks_per_task``, ``spark_cpus`` and ``use_gpu`` are the job's: they determine the
+    environment in which it imports.
     """
 
     keep: float
@@ -27,7 +28,7 @@ class Warmth(TypedDict):
 
 
 def warmth(job: Job) -> Warmth | None:
-    """What a job asks of warm processes; ``None`` if it wants none."""
+    """Return a job's requirements for warm processes; ``None`` if it wants none."""
     if job.start_method != "fork" or job.keep_warm == 0:
         return None
     return {
@@ -50,10 +51,10 @@ class Function:
 
 @dataclass(frozen=True)
 class Script:
-    """A ``.py`` file of the driver; its text travels with the job.
+    """A ``.py`` file on the driver; its text travels with the job.
 
     ``path`` is the file's path on the driver: ranks on the driver's own machine run it there, other nodes run a copy.
-    ``inside`` is its path relative to the shipped working directory, if it lies in there.
+    ``inside`` is its path relative to the shipped working directory, if it lies there.
     """
 
     path: str
@@ -83,14 +84,14 @@ class WorkingDir:
 
 @dataclass(frozen=True)
 class Resources:
-    """What is asked for each process; ``None`` where nothing is said.
+    """The resources that a user requests; ``None`` where nothing is specified.
 
     Attributes:
         num_processes: world size.
         use_gpu: whether processes use GPUs.
-        gpus_per_process, cpus_per_process: of each.
-        memory_per_process: bytes for each.
-        max_processes_per_node: ranks of one node at most.
+        gpus_per_process, cpus_per_process: number of GPUs and of CPUs of each process.
+        memory_per_process: bytes of memory of each process.
+        max_processes_per_node: largest number of ranks on one node.
     """
 
     num_processes: int
@@ -103,7 +104,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class TaskProfile:
-    """CPUs and GPUs of each Spark task of a run, where they are not what the session gives by itself."""
+    """Number of CPUs and GPUs of each Spark task of a run, if they differ from the session's own settings."""
 
     cpus: int
     gpus: int = 0
@@ -111,36 +112,37 @@ class TaskProfile:
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked for: the same value for the local and the Spark scheduler.
+    """One requested job: the same value for the local and the Spark scheduler.
 
     Attributes:
         run_id: unique identifier of the run.
         num_processes: world size.
         target: what each rank runs.
-        use_gpu: each rank gets one GPU; otherwise GPUs are hidden from ranks.
-        ranks_per_task: ranks of one Spark task.
-        task_profile: what Spark is asked for each task; ``None``: what the session gives by itself.
-        gpus_per_process: GPUs of one rank, where it uses any.
-        cpus_per_process: CPUs of one rank in local mode; ``None``: its share of the machine's.
-        max_processes_per_node: ranks of one node at most; ``None``: any number.
-        spark_cpus: ``spark.task.cpus``, to which Spark sets OMP_NUM_THREADS for its workers whatever CPUs their tasks
-            have; ``None`` if it does not.
-        versions: of Python and torch on the driver.
-        env: environment variables for the ranks, the user's word over everything else. Never shown in ``repr``.
+        use_gpu: whether ranks use GPUs, ``gpus_per_process`` each; otherwise GPUs are hidden from them.
+        ranks_per_task: number of ranks of one Spark task.
+        task_profile: resources of each task; ``None``: the session's own settings.
+        gpus_per_process: number of GPUs of one rank, if ranks use GPUs.
+        cpus_per_process: number of CPUs of one rank in local mode; ``None``: an equal share of the machine's CPUs.
+        max_processes_per_node: largest number of ranks on one node; ``None``: no limit.
+        spark_cpus: ``spark.task.cpus``, if Spark sets OMP_NUM_THREADS of its workers to it, however many CPUs their
+            tasks have; ``None`` if Spark does not set it.
+        versions: versions of Python and torch on the driver.
+        env: the user's environment variables for the ranks, which override all others. Never shown in ``repr``.
         working_dir: project folder that becomes the ranks' current directory.
-        grace_period: seconds between SIGTERM and SIGKILL when ranks are stopped.
-        start_timeout: seconds the run may take to bring all ranks up.
-        heartbeat_timeout: seconds of silence after which driver and node give each other up.
-        stall_timeout: seconds without a sign of life from the ranks that end the run; ``None``: any number.
-        log_ranks: whose lines the driver shows; ``None`` for all.
-        keep_logs: the driver keeps every rank's output in files, so all of it has to come.
-        driver_ports: first and last port the driver may listen on; ``None`` for any free one.
-        start_method: ``"fork"``: ranks are forks of a process that has imported torch; ``"spawn"``: started anew.
-        keep_warm: seconds that such a process waits for the next run; 0: it serves this run only.
-        preload: modules that it imports beside torch.
+        grace_period: number of seconds between SIGTERM and SIGKILL when ranks are stopped.
+        start_timeout: number of seconds that the run may take to bring up all ranks.
+        heartbeat_timeout: number of seconds of silence after which driver and node consider each other lost.
+        stall_timeout: number of seconds without activity of any rank after which the run ends; ``None``: no limit.
+        log_ranks: the ranks whose lines the driver shows; ``None`` for all.
+        keep_logs: whether the driver keeps every rank's output in files, for which all of it must be sent.
+        driver_ports: first and last port on which the driver may listen; ``None`` for any free port.
+        start_method: ``"fork"``: ranks are forks of a process that has imported torch; ``"spawn"``: ranks are
+            new processes.
+        keep_warm: number of seconds that the process with torch waits for the next run; 0: it serves this run only.
+        preload: modules that it imports besides torch.
         launch: how ranks are started.
-        collect: whose return values travel back.
-        name: the user's name for the run; ``None``: it has none.
+        collect: whether only rank 0's return value travels back, or those of all ranks.
+        name: the user's name for the run, if it has one.
     """
 
     run_id: str
@@ -176,19 +178,19 @@ class Job:
 
     @property
     def label(self) -> str:
-        """The run for people: its name, if it has one, and its identifier."""
+        """The run's name, if it has one, and its identifier, to show to users."""
         return self.run_id if self.name is None else f"{self.name} ({self.run_id})"
 
     @property
     def title(self) -> str:
-        """What is run, for people."""
+        """The name or path of the target, to show to users."""
         return self.target.path if isinstance(self.target, Script) else self.target.name
 
 
 class Step(NamedTuple):
-    """What a run does before its ranks are up.
+    """One step of a run before its ranks are up.
 
-    ``what`` stays the same for as long as the step lasts, ``how_far`` says how far it is.
+    ``what`` stays the same while the step lasts; ``how_far`` describes its progress.
     """
 
     what: str
@@ -199,12 +201,12 @@ class Step(NamedTuple):
 
 
 class Status(enum.Enum):
-    """Where a run stands."""
+    """The state of a run."""
 
     WAITING = "waiting"
-    """for slots, and for its nodes to come up"""
+    """The run waits for slots and for its nodes to come up."""
     STARTING = "starting"
-    """all nodes are there, ranks are on their way"""
+    """All nodes are up, and the ranks are starting."""
     RUNNING = "running"
     STOPPING = "stopping"
     SUCCEEDED = "succeeded"

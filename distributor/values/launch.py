@@ -1,4 +1,4 @@
-"""What a launch path is: a frozen value in the job that says how ranks are started."""
+"""Launch paths: frozen values in the job that define how ranks are started."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ if TYPE_CHECKING:
 
 
 class LaunchPath(Protocol):
-    """Decide how a job's ranks are started. A value without effects: it travels in the job."""
+    """The way in which a job's ranks are started: a value without side effects that travels in the job."""
 
     @property
     def name(self) -> str:
-        """What users and the dry run call it."""
+        """The name that users and the dry run use."""
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """The modules that a warm process imports beside torch."""
+        """The modules that a warm process imports besides torch."""
 
     @property
     def needs(self) -> Mapping[str, str]:
-        """The modules that ranks import, each with what asks for it."""
+        """The modules that ranks import, each with what requires it."""
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         """Return the variables that must be set before torch is imported."""
 
     def plan(self, site: Site) -> Plan:
-        """Return what one node does."""
+        """Return the plan of one node."""
 
 
 class Launch(Protocol):
-    """What users pass as ``launch=``."""
+    """A value that users pass as ``launch=``."""
 
     def resolve(self, num_processes: int, use_gpu: bool) -> LaunchPath:
         """Return the launch path; may read files on the driver.
 
         Raises:
-            ConfigurationError: the value does not fit the run.
+            ConfigurationError: the value does not suit the run.
         """

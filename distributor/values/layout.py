@@ -1,4 +1,4 @@
-"""What lies where in a node's private folder: what its agent, its launcher and its ranks leave for each other."""
+"""Paths in a node's private folder: files that its agent, its launcher and its ranks leave for each other."""
 
 from __future__ import annotations
 
@@ -8,53 +8,56 @@ from pathlib import Path
 
 from distributor.values.job import Script
 
-#: On these signals a rank writes Python stacks, of all its threads or of its main thread. Users' code has uses of its
-#: own for SIGUSR1.
+#: Signals on which a rank writes the Python stacks of all its threads, or of its main thread only. SIGUSR1 is left to
+#: users' code.
 ALL_STACKS_SIGNAL = signal.SIGRTMIN + 10
 
 
 MAIN_STACK_SIGNAL = signal.SIGRTMIN + 11
 
 
-#: The folder of a node.
+#: A node's private folder.
 Folder = str | os.PathLike[str]
 
 
 def order(folder: Folder) -> Path:
-    """The pickled :class:`~distributor.values.plan.NodeOrder`, for the launcher and for ranks that are started anew."""
+    """Return the path of the pickled :class:`~distributor.values.plan.NodeOrder`.
+
+    The launcher reads it, and so do ranks that are new processes.
+    """
     return Path(folder, "order.pickle")
 
 
 def launcher_log(folder: Folder) -> Path:
-    """What the launcher has to say."""
+    """Return the path of the launcher's output."""
     return Path(folder, "launcher.log")
 
 
 def rank_log(folder: Folder, local_rank: int, stream: str) -> Path:
-    """Where a rank's ``"stdout"`` or ``"stderr"`` goes, or what Python prints of its ``"uncaught"`` exception."""
+    """Return the path of a rank's ``"stdout"`` or ``"stderr"``, or of the text of its ``"uncaught"`` exception."""
     return Path(folder, f"rank-{local_rank}.{stream}")
 
 
 def stacks(folder: Folder, local_rank: int) -> Path:
-    """Where a rank writes its stacks."""
+    """Return the path to which a rank writes its stacks."""
     return Path(folder, f"rank-{local_rank}.stacks")
 
 
 def outcome(folder: Folder, local_rank: int) -> Path:
-    """Where a rank leaves its pickled :class:`~distributor.values.outcome.Outcome`."""
+    """Return the path of a rank's pickled :class:`~distributor.values.outcome.Outcome`."""
     return Path(folder, f"rank-{local_rank}.outcome")
 
 
 def value(folder: Folder, rank: int) -> Path:
-    """Where a rank leaves its pickled return value."""
+    """Return the path of a rank's pickled return value."""
     return Path(folder, f"value-{rank}.pickle")
 
 
 def working_dir(folder: Folder) -> Path:
-    """A project folder that was shipped."""
+    """Return the path of the shipped project folder."""
     return Path(folder, "working_dir")
 
 
 def script(folder: Folder, script: Script) -> Path:
-    """The copy of a script that was shipped."""
+    """Return the path of the copy of a shipped script."""
     return Path(folder, "script", os.path.basename(script.path))

@@ -1,4 +1,4 @@
-"""What came of ranks and nodes, and what they wrote."""
+"""The outcomes of ranks and nodes, and their output."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from distributor.values.placement import Placement
 
 @dataclass(frozen=True)
 class Failure:
-    """Why one rank failed.
+    """The reason why one rank failed.
 
     Attributes:
-        rank, local_rank, host: where.
-        kind: the exception's type (``"ValueError"``), ``"exit"`` or ``"signal"``.
-        message: one line: ``"ValueError: learning rate must be positive"``, ``"exited with code 3"``.
-        traceback: the rank's own traceback, ``""`` without one.
-        exit_code, signal: how its process ended; ``None`` where it does not apply.
-        time: seconds since the epoch, by the clock of its host.
-        log_tail: the last lines it wrote.
+        rank, local_rank, host: where it failed.
+        kind: the exception's type (``"ValueError"``), ``"exit"``, ``"signal"``, or ``"lost"`` if its end is unknown.
+        message: the reason in one line: ``"ValueError: learning rate must be positive"``, ``"exited with code 3"``.
+        traceback: the rank's own traceback, ``""`` if there is none.
+        exit_code, signal: how its process ended; each is ``None`` if it does not apply.
+        time: time of the failure in seconds since the epoch, by the clock of its host.
+        log_tail: the last lines that the rank wrote.
         exception: the pickled exception, ``None`` if it could not be pickled.
     """
 
@@ -39,11 +39,12 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one rank.
+    """The outcome of one rank.
 
-    ``state`` is ``"finished"``, ``"failed"``, ``"stopped"`` (by us, since something else failed or the run was
-    cancelled), or ``"unreturned"``: it finished, but its value could not be pickled (``failure`` says why).
-    ``called`` and ``returned`` are when its function, script or module began and ended, in seconds since the epoch.
+    ``state`` is ``"finished"``, ``"failed"``, ``"stopped"`` (by this package, because something else failed or the
+    run was cancelled), or ``"unreturned"`` (it finished, but its value could not be pickled; ``failure`` says why).
+    ``called`` and ``returned`` are the times in seconds since the epoch when its function, script or module began and
+    ended.
     """
 
     rank: int
@@ -56,11 +57,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What one node sends back in band: an outcome per rank, or why it never had any.
+    """The report that one node sends back in band: an outcome per rank, or the error because of which it has none.
 
-    ``error`` is ``(class name in distributor.errors, message)``. ``times`` are seconds since the epoch by name.
-    ``warnings`` are for the driver to show; ``gave_up`` says why the node stopped its ranks by itself. ``placement`` is
-    that of the whole run, for a driver that was never reached.
+    ``error`` is ``(class name in distributor.errors, message)``. ``times`` maps names to seconds since the epoch. The
+    driver shows ``warnings``. ``gave_up`` says why the node stopped its ranks by itself. ``placement`` is the placement
+    of the whole run, for a driver that no node could reach.
     """
 
     node_rank: int
@@ -73,13 +74,13 @@ class NodeReport:
     placement: Placement | None = None
 
 
-#: The stream of what Python prints of an exception that nobody caught.
+#: The number of the stream that holds what Python prints of an uncaught exception.
 UNCAUGHT = 3
 
 
 @dataclass(frozen=True)
 class Log:
-    """A piece of a rank's output: ``offset`` is where it stands in all that the rank wrote to that stream."""
+    """A piece of a rank's output; ``offset`` is its position in bytes in the whole output to that stream."""
 
     rank: int
     stream: int
@@ -89,14 +90,14 @@ class Log:
 
 @dataclass(frozen=True)
 class Collected:
-    """What a scheduler brings back in band.
+    """The results that a scheduler brings back in band.
 
     Attributes:
-        reports: of the nodes.
+        reports: the reports of the nodes.
         values: pickled return values in pieces, by rank.
-        lost_hosts: where nodes are that never reported.
-        logs: output of ranks that did not come over the channel.
-        times: what the scheduler knows of moments of the run, in seconds since the epoch.
+        lost_hosts: hosts of the nodes that never reported.
+        logs: output of ranks that did not arrive over the channel.
+        times: moments of the run that the scheduler knows, by name, in seconds since the epoch.
     """
 
     reports: tuple[NodeReport, ...] = ()

@@ -1,4 +1,4 @@
-"""Who runs where: what tasks know of themselves, and the nodes that they become."""
+"""Which rank runs where: the facts that tasks state about themselves, and the nodes that they form."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import Any
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What one task knows of itself before anything is decided. Local mode states the same facts for its node(s).
+    """Facts about one task, before anything is decided. Local mode states the same facts for its nodes.
 
     Attributes:
         partition: index of the barrier task.
         executor: name of its executor; tasks with the same name share a node.
-        host: name of the machine, for people.
-        address: IP address under which other nodes reach it.
-        port: port of a listening socket the task holds (the store's, if this node becomes node 0).
+        host: name of the machine, to show to users.
+        address: IP address at which other nodes reach it.
+        port: port of a listening socket that the task holds (for the store, if this node becomes node 0).
         gpus: addresses of the GPUs that Spark gave to this task, or that local mode found.
-        visible_devices: the visible-devices setting already present there, ``None`` if unset.
-        cpus: CPUs of the task; in local mode, a rank's share of those of the machine.
-        versions: of Python and torch there.
-        machine: where device numbers mean the same devices: one machine, or one container. ``""``: nowhere else.
+        visible_devices: the visible-devices setting in the task's environment, ``None`` if unset.
+        cpus: number of CPUs of the task; in local mode, of one rank.
+        versions: versions of Python and torch there.
+        machine: name of the machine or container within which device numbers mean the same devices. ``""``: they do so
+            only within this executor.
     """
 
     partition: int
@@ -44,9 +45,9 @@ class NodeFacts:
 class Node:
     """One executor (or this machine): a contiguous block of ranks under one agent.
 
-    ``leader`` is the partition whose task runs the agent; ``task_cpus`` are the CPUs of one task. ``gpus`` are in the
-    order in which ranks see them: first one of each rank, then the second of each, so that the one whose index is its
-    ``LOCAL_RANK`` is a rank's own, and all its own are every ``local_world_size``-th from there.
+    ``leader`` is the partition whose task runs the agent; ``task_cpus`` is the number of CPUs of one task.
+    ``gpus`` are in the order in which ranks see them: the first GPU of each rank, then the second GPU of each rank, and
+    so on. A rank owns the GPU whose index is its ``LOCAL_RANK``, and every ``local_world_size``-th GPU after it.
     """
 
     node_rank: int
@@ -71,7 +72,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Placement:
-    """Who runs where: the nodes in node-rank order. The same value on every node."""
+    """Which rank runs where: the nodes in node-rank order. The same value on every node."""
 
     nodes: tuple[Node, ...]
 
@@ -84,11 +85,11 @@ class Placement:
         return self.nodes[0]
 
     def node_of(self, executor: str) -> Node:
-        """The node that an executor is."""
+        """Return the node of an executor."""
         return next(node for node in self.nodes if node.executor == executor)
 
     def host_of(self, rank: int) -> str:
-        """The name of the machine of a rank, ``"?"`` for a rank that there is not."""
+        """Return the name of the machine of a rank, or ``"?"`` if there is no such rank."""
         return next((node.host for node in self.nodes if rank in node.ranks), "?")
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What one node does: the plan, and the orders that carry it from process to process."""
+"""The plan of one node, and the orders that carry it from process to process."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from distributor.values.placement import Node, Placement
 
 @dataclass(frozen=True)
 class Site:
-    """Where a plan is made: all that is known of one node of a run.
+    """Everything known about one node of a run when its plan is made.
 
     Attributes:
-        job: what is asked.
-        placement: who runs where.
+        job: the requested job.
+        placement: which rank runs where.
         node: the node to plan for.
-        base_env: the environment that its task has; decides only what the user has already set there.
-        sockets: variables that say over which network interface ranks talk.
+        base_env: the environment of its task; it only shows what the user has already set there.
+        sockets: variables that select the network interface for communication between ranks.
         folder: the node's private folder, where its ranks find files.
     """
 
@@ -33,7 +33,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Call:
-    """A function of this package by name, and its keyword arguments; it gets ``local_rank`` beside them."""
+    """A function of this package by name, and its keyword arguments; it also gets ``local_rank``."""
 
     module: str
     function: str
@@ -42,7 +42,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one node will do, decided without side effects.
+    """A description of what one node will do, decided without side effects.
 
     Attributes:
         node: the node's part of the placement.
@@ -50,10 +50,10 @@ class Plan:
         node_env: environment of the process that starts the ranks, on top of the task's own
             (``None`` removes a variable).
         rank_env: environment of each local rank, on top of ``node_env``.
-        files: what ranks find in the node's private folder, by name.
-        elsewhere: paths that ranks leave behind, and that are removed in the end.
-        first: what each rank calls before it runs the target.
-        keep_memory: whether the C library keeps memory that ranks free, for their next step.
+        files: text of the files that ranks find in the node's private folder, by name.
+        elsewhere: paths outside the folder that ranks leave behind; they are removed at the end.
+        first: function that each rank calls before it runs the target.
+        keep_memory: whether the C library keeps the memory that ranks free, for their next step.
     """
 
     node: Node
@@ -68,17 +68,17 @@ class Plan:
 
 @dataclass(frozen=True)
 class NodeOrder:
-    """What an agent tells its launcher and the ranks forked from it.
+    """An agent's order to its launcher and to the ranks that the launcher starts.
 
     Attributes:
-        store_fd: listening socket for the rendezvous store, on node 0.
+        store_fd: listening socket for the rendezvous store on node 0; ``None`` on other nodes.
         event_fd: pipe for events to the agent.
         folder: the node's private folder: log files and outcomes.
-        cwd: the ranks' current directory, ``None`` to stay.
-        sys_path: their import path, in order.
-        collect_all: whether ranks other than 0 send their value back.
+        cwd: the ranks' current directory; ``None`` leaves it unchanged.
+        sys_path: the ranks' import path, in order.
+        collect_all: whether ranks other than 0 send their values back.
         start_method: how ranks are started, as in :class:`Job`.
-        root: where this package can be imported from.
+        root: path from which this package can be imported.
         environ: the launcher's whole environment.
     """
 
@@ -104,7 +104,7 @@ class NodeOrder:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where the driver listens. ``certificate`` (PEM) is the only one that nodes accept, ``token`` what they show."""
+    """The driver's address. Nodes accept only its ``certificate`` (PEM), and identify themselves by the ``token``."""
 
     host: str
     port: int
@@ -114,21 +114,21 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class AgentOrder:
-    """What the owner of an agent asks of it; travels as a dict of plain values over the control line.
+    """An owner's order to its agent; it travels over the control line as a dict of plain values.
 
     Attributes:
         job: the pickled :class:`~distributor.values.job.Job`.
-        parts: of the job, which travelled by themselves.
-        executor: which of the executors in ``facts`` this node is.
+        parts: parts of the job that travelled separately, by name.
+        executor: the name of this node's executor in ``facts``.
         facts: the facts of all tasks, as dicts.
-        folder: the node's private folder, which the agent removes in the end.
-        root: where this package can be imported from.
+        folder: the node's private folder, which the agent removes at the end.
+        root: path from which this package can be imported.
         sys_path: import path of the owner.
-        endpoint: where the driver listens, ``None`` if the channel is an inherited socket or there is none.
-        on_driver: this is the driver's machine: scripts and folders are used where they are.
-        reached: the driver has been reached from here in this run.
-        times: seconds since the epoch by name, of what was before the agent.
-        note: what is to be told to the user.
+        endpoint: where the driver listens; ``None`` if the channel is an inherited socket or there is no channel.
+        on_driver: whether this is the driver's machine, where scripts and folders are used in place.
+        reached: whether the driver has already been reached from here in this run.
+        times: moments before the agent started, by name, in seconds since the epoch.
+        note: a note for the user.
     """
 
     job: bytes = field(repr=False)

@@ -1,1 +1,1 @@
-"""Spark sessions, classic and Connect. Runs on the driver; ``task`` and ``executor`` in Spark's Python workers."""
+"""Spark sessions, classic and Connect. Runs on the driver; ``task`` and ``executor`` run in Spark's Python workers."""

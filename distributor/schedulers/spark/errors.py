@@ -1,4 +1,4 @@
-"""Spark's exceptions as ours: the reason in words, without the Java stack around it."""
+"""Translation of Spark's exceptions to this package's: the reason in words, without the Java stack around it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from distributor.values.job import Job
 
 
 def translate(error: Exception, job: Job, hosts: Sequence[str] = ()) -> DistributorError:
-    """Spark's exception as one of ours: the reason in one line, and no Java stack.
+    """Translate Spark's exception to one of this package's, with the reason in one line and no Java stack.
 
     Args:
-        error: what Spark raised.
-        job: what was to run.
-        hosts: where its tasks have failed, if that is known.
+        error: the exception that Spark raised.
+        job: the job that Spark was to run.
+        hosts: the hosts where its tasks have failed, if known.
     """
     text = str(error)
     where = f" on {', '.join(hosts)}" if hosts else ""
@@ -50,10 +50,10 @@ def translate(error: Exception, job: Job, hosts: Sequence[str] = ()) -> Distribu
 
 
 def is_lost_worker(error: Exception) -> bool:
-    """Whether Spark says that it lost a Python worker, rather than that the worker failed.
+    """Return whether Spark says that it lost a Python worker, rather than that the worker failed.
 
-    It may have given a new task a worker that it was about to end with the task before (SPARK-54217): the worker exits,
-    or Spark closes the socket to it.
+    Spark may give a new task a worker that it is about to end together with the previous task (SPARK-54217). Then the
+    worker exits, or Spark closes the socket to it.
     """
     return bool(re.search(r"Python worker exited unexpectedly|java\.net\.SocketException", str(error)))
 
@@ -63,7 +63,7 @@ def _line_with(word: str, text: str) -> str:
 
 
 def reason(text: str) -> str:
-    """Why, from a Java exception's text: Spark's own line, and the Python exception in a worker if there was one."""
+    """Extract the reason from a Java exception's text: Spark's own line, and a worker's Python exception if any."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("at ")]
     at = next((index for index, line in enumerate(lines) if re.search(r"Job aborted|cancelled|Lost task", line)), 0)
     spark, *after = lines[at:] or [""]

@@ -9,7 +9,7 @@ from distributor.machine.processes import stat
 
 
 def executor_of_this() -> int:
-    """Pid of the Spark executor that this Python worker serves: the nearest JVM above it, else its parent."""
+    """Return the pid of this Python worker's Spark executor: its nearest ancestor that is a JVM, else its parent."""
     pid = os.getpid()
     while (fields := stat(pid)) is not None and int(fields[1]) > 1:
         pid = int(fields[1])
@@ -20,7 +20,7 @@ def executor_of_this() -> int:
 
 
 def executor_host(pid: int) -> str | None:
-    """What a Spark executor was told to call its host; ``None`` if that process is none."""
+    """Return the host name that a Spark executor was started with; ``None`` if the process is not an executor."""
     with suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/cmdline") as line:
         arguments = line.read().split("\0")
         if any(argument.endswith("ExecutorBackend") for argument in arguments):

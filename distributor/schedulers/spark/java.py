@@ -1,4 +1,4 @@
-"""The Java that Spark would start on this machine: whether it is there, and new enough for PySpark."""
+"""A check of the Java that Spark would start on this machine: whether it exists and is new enough for PySpark."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-#: Seconds that Java gets to tell its version.
+#: Number of seconds to wait for ``java -version``.
 _PATIENCE = 30.0
 
 
@@ -17,7 +17,7 @@ def problem(pyspark: str, environ: Mapping[str, str] = os.environ) -> str | None
     """Return why Spark cannot start Java on this machine, and what to do; ``None`` if it can.
 
     Args:
-        pyspark: its version.
+        pyspark: the version of PySpark.
         environ: where ``JAVA_HOME`` and ``PATH`` are looked up.
     """
     if _is_set_elsewhere(environ):
@@ -40,7 +40,7 @@ def problem(pyspark: str, environ: Mapping[str, str] = os.environ) -> str | None
 
 
 def major_version(told: str) -> int | None:
-    """Return the major version in what ``java -version`` tells, ``None`` if there is none in it.
+    """Return the major version in the output of ``java -version``, ``None`` if it has none.
 
     >>> major_version('openjdk version "17.0.15" 2025-04-15'), major_version('java version "1.8.0_402"')
     (17, 8)
@@ -50,6 +50,6 @@ def major_version(told: str) -> int | None:
 
 
 def _is_set_elsewhere(environ: Mapping[str, str]) -> bool:
-    """Whether Spark has a file that may set JAVA_HOME for the Java that it starts."""
+    """Return whether Spark reads a ``spark-env.sh``, which may set JAVA_HOME for the Java that it starts."""
     folders = [environ.get("SPARK_CONF_DIR"), environ.get("SPARK_HOME") and f"{environ['SPARK_HOME']}/conf"]
     return any(Path(folder, "spark-env.sh").exists() for folder in folders if folder)

@@ -1,6 +1,6 @@
-"""What a Spark session needs before it is started: a Java that is new enough, a master that answers.
+"""Checks before a Spark session starts: a Java that is new enough, a master that answers.
 
-Spark itself finds out after a minute or more, and says so in pages of Java.
+Spark itself takes a minute or more to find such a problem, and reports it in pages of Java stack traces.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from urllib.parse import urlsplit
 from distributor.errors import ConfigurationError, ResourceError
 from distributor.schedulers.spark import java
 
-#: What Spark takes for a master, and for the address of a Connect server.
+#: The forms of master URLs, and of Connect server addresses, that Spark accepts.
 #: Source: https://github.com/apache/spark/blob/master/core/src/main/scala/org/apache/spark/SparkContext.scala
 #: (SparkMasterRegex)
 _WITHIN = r"local(\[(\d+|\*)(\s*,\s*\d+)?\])?"
 _CLUSTER = r"local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]"
 _MASTER = rf"{_WITHIN}|{_CLUSTER}|yarn|(spark|k8s|sc)://.+"
 
-#: Where a Connect server listens if no port is named; Spark wants the port of a master named, which is mostly 7077.
+#: The default port of a Connect server. A master has no default: its URL must name the port, which is usually 7077.
 #: Sources: https://github.com/apache/spark/blob/master/sql/connect/docs/client-connection-string.md,
 #: https://spark.apache.org/docs/latest/spark-standalone.html (SPARK_MASTER_PORT)
 _CONNECT_PORT = 15002
 
-#: Seconds that a master gets to take a connection, and that its name gets to be resolved: two tries of the resolver's.
+#: Number of seconds for a master to accept a connection, and to resolve its name: two tries of the resolver.
 _PATIENCE = 4.0
 _RESOLVER = 10.0
 
-#: By which gRPC goes another way than straight to the address.
+#: Environment variables that make gRPC connect through a proxy.
 #: Source: https://grpc.github.io/grpc/core/md_doc_environment_variables.html
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
 def check_master(master: str) -> None:
-    """Finds what Spark would refuse.
+    """Check that Spark would accept a master URL.
 
     Raises:
-        ConfigurationError: it is no master's address.
+        ConfigurationError: the text is not the URL of a master.
     """
     if re.fullmatch(_MASTER, master) is None:
         raise ConfigurationError(
@@ -54,16 +54,17 @@ def check_master(master: str) -> None:
 
 
 def check(master: str, environ: Mapping[str, str], use_gpu: bool) -> None:
-    """Finds why Spark could not start before it tries to. Nothing is started.
+    """Check that Spark could start a session, without starting one.
 
     Args:
-        master: as the user gives it.
+        master: the master URL as the user gives it.
         environ: the driver's environment.
-        use_gpu: whether ranks are to have GPUs.
+        use_gpu: whether ranks use GPUs.
 
     Raises:
-        ConfigurationError: there is no pyspark, no Java that is new enough, or no master that answers.
-        ResourceError: GPUs are wanted where Spark has none to give.
+        ConfigurationError: there is no pyspark, no Java that is new enough, no configuration for ``yarn``, or no master
+            that answers.
+        ResourceError: GPUs are requested from a master that has none to give.
     """
     if use_gpu and re.fullmatch(_WITHIN, master):
         raise no_executors(master)
@@ -88,7 +89,7 @@ def check(master: str, environ: Mapping[str, str], use_gpu: bool) -> None:
 
 
 def no_executors(master: str) -> ResourceError:
-    """Why there are no GPUs on a master whose tasks run within the driver's Java."""
+    """Return the error for a request for GPUs on a master whose tasks run within the driver's JVM."""
     return ResourceError(
         f"use_gpu=True, but Spark with master {master} has no executors, and gives its tasks no GPUs: pass "
         "local_mode=True to train on this machine's GPUs, or use_gpu=False to train on CPUs"
@@ -96,10 +97,10 @@ def no_executors(master: str) -> ResourceError:
 
 
 def addresses(master: str) -> list[tuple[str, int]]:
-    """Hosts and ports that a URL names, any of which may answer; none where that takes Spark to know.
+    """Return the hosts and ports in a master URL, any of which may answer. Empty if only Spark can find the master.
 
     Raises:
-        ConfigurationError: it is a URL that names no host, or no port where Spark wants one.
+        ConfigurationError: the URL names no host, or no port although Spark needs one, or is malformed.
 
     >>> addresses("spark://a:7077,b:7078"), addresses("sc://[::1]/;user_id=me"), addresses("yarn")
     ([('a', 7077), ('b', 7078)], [('::1', 15002)], [])
@@ -126,13 +127,13 @@ def _address(url: str, default: int | None) -> tuple[str, int]:
 
 
 def _check_answers(master: str, environ: Mapping[str, str]) -> None:
-    """Looks whether somebody listens at one of a master's addresses; where a proxy is set, that is asked, not they."""
+    """Check that something listens at one of a master's addresses, unless gRPC goes to it through a proxy."""
     asked = addresses(master)
     if not asked or (master.startswith("sc://") and any(environ.get(name) for name in _PROXIES)):
         return
     answers: SimpleQueue[str | None] = SimpleQueue()
     for host, port in asked:
-        # Nothing ends a look-up of a name early: the thread may outlive this.
+        # A name look-up cannot be interrupted: the thread may outlive this function.
         threading.Thread(target=lambda host=host, port=port: answers.put(_try(host, port)), daemon=True).start()
     deadline = time.monotonic() + _RESOLVER + _PATIENCE
     reasons: list[str] = []
@@ -153,7 +154,7 @@ def _check_answers(master: str, environ: Mapping[str, str]) -> None:
 
 
 def _try(host: str, port: int) -> str | None:
-    """Why nothing answers at a host's port; ``None`` if something does."""
+    """Try to connect to a host's port. Return why nothing answers; ``None`` if something does."""
     shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -172,7 +173,7 @@ def _try(host: str, port: int) -> str | None:
 
 
 def _has_settings(environ: Mapping[str, str]) -> bool:
-    """Whether Spark's own scripts read a file of the user's, which may say where the cluster is."""
+    """Return whether Spark's scripts read a ``spark-env.sh`` of the user, which may say where the cluster is."""
     home = environ.get("SPARK_HOME")
     folder = environ.get("SPARK_CONF_DIR") or (os.path.join(home, "conf") if home else None)
     return folder is not None and Path(folder, "spark-env.sh").is_file()

@@ -1,4 +1,4 @@
-"""What a Spark Connect server tells of its queries."""
+"""The progress that a Spark Connect server reports for its queries."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 class Progress:
-    """Whether a Spark Connect server has started a run's tasks, by what it tells of its queries (Spark 4).
+    """A progress handler that finds out whether a Spark Connect server has started a run's tasks (Spark 4).
 
     Args:
-        tasks: how many there are; queries with as many are not told apart.
+        tasks: number of tasks of the run. Other queries with the same number cannot be told apart from it.
     """
 
     def __init__(self, tasks: int) -> None:
@@ -20,11 +20,11 @@ class Progress:
 
     @property
     def waiting(self) -> bool:
-        """Whether the query is known and none of its tasks has ever run."""
+        """Whether the server knows the query and has not yet run any of its tasks."""
         return self._queued and not self._started
 
     def __call__(self, stages: Iterable[Any], inflight_tasks: int, operation_id: str, done: bool) -> None:
-        """Called by PySpark every two seconds or so."""
+        """Record the progress of a query. PySpark calls this about every two seconds."""
         if any(stage.num_tasks == self._tasks for stage in stages):
             self._queued = True
             self._started = self._started or inflight_tasks > 0

@@ -1,4 +1,4 @@
-"""The rows that tasks send back in band."""
+"""The rows that tasks send back through Spark."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ OUTPUT = struct.Struct("!IBQ")  # rank, stream, offset
 
 
 class FailedRows:
-    """The rows of a failed run, brought by an accumulator: Spark delivers those as each task ends, before the job does.
+    """The rows of a failed run, which come by an accumulator: Spark delivers it as each task ends, before the job ends.
 
-    It is the accumulator's parameter on the driver; in its place, tasks get one that PySpark has, which only adds.
+    On the driver, this object is the accumulator's parameter. Tasks get PySpark's own parameter in its place, which
+    only adds.
 
     Args:
-        expected: how many tasks bring rows.
-        on_complete: called with all rows once they are here, in a thread of its own.
+        expected: number of tasks that send rows.
+        on_complete: called with all rows once they have arrived, in its own thread.
     """
 
     def __init__(self, expected: int, on_complete: Callable[[Sequence[bytes]], None]) -> None:
@@ -40,10 +41,10 @@ class FailedRows:
         return ()
 
     def addInPlace(self, _value: object, update: Iterable[tuple[int, tuple[bytes, ...]]]) -> tuple[()]:  # noqa: N802
-        """Called by PySpark while Spark's scheduler waits: must neither take long nor raise."""
+        """Store the rows of tasks. PySpark calls this while Spark's scheduler waits: it must be fast and not raise."""
         before = self.complete
         for partition, rows in update:
-            self._by_task.setdefault(partition, rows)  # should Spark start the stage again, the first is the truest
+            self._by_task.setdefault(partition, rows)  # if Spark starts the stage again, the first rows are the truest
         if self.complete and not before:
             threading.Thread(target=self._on_complete, args=(self.rows,), name="distributor-fail", daemon=True).start()
         return ()
@@ -55,7 +56,7 @@ class FailedRows:
 
 
 def sort(pieces: Iterable[bytes]) -> Collected:
-    """What the tasks yielded, by kind."""
+    """Sort the rows that tasks yielded by kind."""
     reports, values, lost, logs = [], {}, [], []  # type: ignore[var-annotated]
     for piece in pieces:
         kind, body = piece[:1], memoryview(piece)[1:]

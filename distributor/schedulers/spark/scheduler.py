@@ -1,4 +1,4 @@
-"""One barrier-mode Spark job: an RDD on classic sessions, ``mapInArrow`` on Connect."""
+"""The Spark scheduler: one barrier-mode job, from an RDD on classic sessions, ``mapInArrow`` on Connect."""
 
 from __future__ import annotations
 
@@ -51,44 +51,44 @@ _log = notices.logger
 Task = Callable[..., Iterator[bytes]]
 
 
-#: Bytes of one piece of a return value. Spark Connect sends rows in messages of 4 MiB at most by default.
+#: Bytes of one piece of a return value. By default, Spark Connect sends rows in messages of at most 4 MiB.
 _CHUNK_CLASSIC = 8 << 20
 _CHUNK_CONNECT = 1 << 20
 
-#: Seconds that tasks take at least to begin without the driver: Spark's allGather sleeps for one between its looks.
+#: Least number of seconds before tasks can begin without the driver: Spark's allGather sleeps for one between polls.
 _EARLIEST = exchange.CONNECT_TIMEOUT + 1.0
 
-#: How often Spark is asked to start a run whose tasks it loses before they begin.
+#: How many times a run is submitted to Spark if Spark loses its tasks before they begin.
 _ATTEMPTS = 3
 
-#: Seconds between looks at the cluster's slots while they are too few.
+#: Number of seconds between checks of the cluster's slots while they are too few.
 _SLOT_POLL = 0.5
 
-#: Seconds beyond the grace in which all tasks of a failed run end. A run that takes longer is cancelled by its handle.
+#: Number of seconds beyond the grace period in which all tasks of a failed run end. After that, its handle cancels it.
 _FAILED_MARGIN = 5.0
 
-#: Tasks of a failed stage that are looked at, and milliseconds that Spark gets to take note of their ends.
+#: Most tasks of a failed stage that are examined, and milliseconds that Spark gets to record their ends.
 _MOST_TASKS = 1000
 _LISTENERS_MS = 2000
 
-#: Bytes that a function or a project folder may have to travel within a query of Spark Connect.
+#: Most bytes of a function or a project folder that travels within a query of Spark Connect.
 _INLINE = 1 << 20
 
-#: Files that sessions of Spark Connect have brought already.
+#: Names of the files that each session of Spark Connect has already uploaded.
 _uploaded: WeakKeyDictionary[SparkSession, set[str]] = WeakKeyDictionary()
 
-#: Settings that ask for a network which nobody else can read or write, and that say nothing of torch's part of it.
+#: Settings that request encryption or authentication of network traffic. They do not apply to torch's traffic.
 _ENCRYPTION = ("spark.ssl.enabled", "spark.ssl.rpc.enabled", "spark.network.crypto.enabled", "spark.authenticate")
 
 
 class SparkScheduler:
-    """Runs a job as barrier tasks of a session.
+    """A scheduler that runs a job as barrier tasks of a session.
 
     Args:
         session: an active session, classic or Connect.
     """
 
-    #: Executors have files of their own.
+    #: Ranks run on executors, which have their own files.
     on_driver = False
 
     def __init__(self, session: SparkSession) -> None:
@@ -104,12 +104,12 @@ class SparkScheduler:
         self._query: Progress | None = None
 
     def check(self, job: Job) -> None:
-        """Everything that can be known to be wrong before anything starts.
+        """Find every problem that can be known before anything starts.
 
         Raises:
-            ConfigurationError: a setting of the session rules barrier mode out, or asks for encryption, which there is
-                none of between ranks, and nobody has said that this is acceptable.
-            ResourceError: more slots are needed than the cluster can ever give.
+            ConfigurationError: a setting of the session rules out barrier mode; or one requests encryption, traffic
+                between ranks is not encrypted, and no other setting accepts that.
+            ResourceError: the job needs more slots than the cluster can ever have, or GPUs from a local master.
         """
         self._check_encryption(job)
         if is_cluster(self._session) and is_true(conf(self._session, "spark.dynamicAllocation.enabled")):
@@ -126,24 +126,24 @@ class SparkScheduler:
             raise ResourceError(slots.too_few(most))
 
     def shape(self, resources: Resources) -> tuple[int, TaskProfile | None]:
-        """How many ranks each task hosts, and what it is to have if not what the session gives by itself.
+        """Return how many ranks each task hosts, and a task profile if the session's settings do not fit.
 
         Raises:
-            ConfigurationError, ResourceError: as :func:`spark_slots.shape`.
+            ConfigurationError, ResourceError: as for :func:`spark_slots.shape`.
         """
         return spark_slots.shape(resources, self._cluster)
 
     def node_limit(self, resources: Resources) -> int | None:
-        """How many ranks one executor may host."""
+        """Return how many ranks one executor may host, ``None`` for any number."""
         return spark_slots.node_limit(resources, self._cluster)
 
     @property
     def omp_threads(self) -> int | None:
-        """To what Spark sets OMP_NUM_THREADS for its workers by itself; ``None`` if the user has set it."""
+        """The value to which Spark sets OMP_NUM_THREADS for its workers; ``None`` if the user has set it."""
         return None if conf(self._session, "spark.executorEnv.OMP_NUM_THREADS") else self._cluster.task_cpus
 
     def _encryption(self) -> list[str]:
-        """The settings of the session that ask for encryption."""
+        """Return the settings of the session that request encryption."""
         return [key for key in _ENCRYPTION if is_true(conf(self._session, key))]
 
     def _check_encryption(self, job: Job) -> None:
@@ -166,7 +166,7 @@ class SparkScheduler:
             return threading.Thread(target=target, name="distributor-run")
         from pyspark import InheritableThread
 
-        # The run's jobs stay in the caller's job group, so that cancelling that cancels them.
+        # The run's jobs stay in the caller's job group, so that cancelling the group cancels them.
         return InheritableThread(target=target)
 
     def waiting_for(self) -> Step | None:
@@ -177,7 +177,7 @@ class SparkScheduler:
             return Step("waiting for task slots", ": other jobs hold them") if busy else None
         if self._slots is None:
             return None
-        free = self._slots.free()  # asked first: tasks of this run may start meanwhile
+        free = self._slots.free()  # read first: tasks of this run may start meanwhile
         stages = self._stages()
         if stages and self._tasks_started(stages):
             return None
@@ -226,7 +226,7 @@ class SparkScheduler:
             "parts": {part: self._upload(content) for part, content in parts.items()},
             "package": package,
             "endpoint": endpoint,
-            # mapInArrow takes a second by itself, and a Connect client is seldom reachable.
+            # On Connect, mapInArrow takes a second anyway, and the client is seldom reachable.
             "exchange": not self._connect,
             "silence": job.heartbeat_timeout,
             "warmth": warmth(job),
@@ -234,7 +234,7 @@ class SparkScheduler:
             "gpu": spark_slots.GPU if job.use_gpu else None,
             "chunk": _CHUNK_CONNECT if self._connect else _CHUNK_CLASSIC,
             "patience": job.grace_period + _FAILED_MARGIN,
-            # A report holds tracebacks and log lines: it does not cross an encrypted network in the clear.
+            # A report has tracebacks and log lines: where encryption is requested, it must not travel unencrypted.
             "key": None if self._encryption() else secrets.token_bytes(32),
         }
         self._tag = f"distributor-{job.run_id}"
@@ -245,10 +245,10 @@ class SparkScheduler:
         return replace(self._collect_once_begun(job, task, server), times=self._times())
 
     def _collect_once_begun(self, job: Job, task: Task, server: ChannelServer) -> Collected:
-        """Runs the Spark job, and again as long as it ends before any task has begun for reasons that may pass.
+        """Run the Spark job. Repeat it while it ends before any task has begun, for a reason that may pass.
 
         Raises:
-            StartError: Spark kept placing the tasks badly until the run's start timeout.
+            StartError: Spark kept placing too many ranks on an executor until the run's start timeout.
             RunCancelledError: the run was cancelled meanwhile.
         """
         deadline = time.monotonic() + job.start_timeout
@@ -258,8 +258,8 @@ class SparkScheduler:
             try:
                 collected = sort(self._collect_classic(job, task))
             except Exception as error:
-                # Spark gives a barrier job up with the first task it loses: to a worker that was about to end with the
-                # job before, say. As long as no task can have begun, nothing has happened that counts.
+                # Spark gives up a barrier job with the first task it loses, for example because it gave the task a
+                # worker that was about to end with the previous job. It is safe to start again if no task has begun.
                 waiting = not server.begun and (server.reached or self._ran(time.monotonic() - submitted) < _EARLIEST)
                 harmless = waiting and lost + 1 < _ATTEMPTS and not self._cancelled.is_set()
                 if not (harmless and spark_errors.is_lost_worker(error)):
@@ -288,10 +288,10 @@ class SparkScheduler:
 
         context = context_for_tasks(self._session)
         failed = FailedRows(job.num_tasks - 1, self._fail_job)
-        # Made by hand: SparkContext.accumulator numbers them without a lock; two runs with one number would mix.
+        # SparkContext.accumulator assigns numbers without a lock, and two runs with the same number would mix.
         accumulator: Any = accumulators.Accumulator(cast(Any, self._tag), (), cast(Any, failed))
         failed_rows = accumulator if job.num_tasks > 1 else None
-        for tag in (self._tag, *_session_tags(self._session)):  # of this thread, which ends with the run
+        for tag in (self._tag, *_session_tags(self._session)):  # tags belong to this thread, which ends with the run
             context.addJobTag(tag)
         context.setJobDescription(f"distributor {job.label}: {job.title} on {count(job.num_processes, 'rank')}")
         try:
@@ -310,14 +310,14 @@ class SparkScheduler:
             accumulators._accumulatorRegistry.pop(accumulator.aid, None)
 
     def _fail_job(self, rows: Sequence[bytes]) -> None:
-        """Has Spark show the job as failed, and why."""
+        """Cancel the job, so that Spark shows it as failed and why."""
         scala = self._session.sparkContext._jsc.sc()
         stopped_for = "" if self._server is None else self._server.stop_reason
         reason = f"by distributor: {_why(sort(rows), stopped_for)}"
-        with suppress(Exception):  # then nobody cancels the job, and the holder gives up in time
+        with suppress(Exception):  # if nothing cancels the job, the holder gives up in time
             try:
                 scala.cancelJobsWithTag(self._tag, reason)
-            except Exception:  # Spark 3.5 takes no reason
+            except Exception:  # Spark 3.5 has no parameter for the reason
                 scala.cancelJobsWithTag(self._tag)
 
     def _collect_connect(self, job: Job, task: Task) -> Iterable[bytes]:
@@ -346,15 +346,15 @@ class SparkScheduler:
                 return [piece.as_buffer().to_pybytes() for piece in result.toArrow().column("piece")]
             return [bytes(row[0]) for row in result.collect()]
         finally:
-            with suppress(Exception):  # the user may have cleared them all
+            with suppress(Exception):  # the user may have cleared all tags and handlers
                 session.removeTag(self._tag)
                 if self._query is not None:
                     session.removeProgressHandler(query)
 
     def _upload(self, content: bytes) -> str:
-        """Has Spark Connect bring a file to the executors, once for each session; returns its name there.
+        """Make Spark Connect deliver a file to the executors, once per session. Return its name there.
 
-        Within a query, whatever is large would be held several times in the heaps of server and executors.
+        Large content within a query would be held several times in the heaps of the server and the executors.
         """
         name = f"distributor-{hashlib.sha256(content).hexdigest()[:32]}"
         uploaded = _uploaded.setdefault(self._session, set())
@@ -370,23 +370,27 @@ class SparkScheduler:
         return name
 
     def _driver_address(self) -> tuple[str, str]:
-        """The driver's address as nodes should use it, and the one to bind."""
+        """Return the driver's address for nodes to use, and the address to bind."""
         if not self._connect:
             host = str(conf(self._session, "spark.driver.host") or "127.0.0.1").strip("[]")
             return host, str(conf(self._session, "spark.driver.bindAddress") or host).strip("[]")
         host = network.address_towards(str(cast(Any, self._session).client.host).strip("[]")) or "127.0.0.1"
-        if network.is_loopback(host):  # the server is on this machine: executors of others know it by another address
+        if network.is_loopback(
+            host
+        ):  # the server is on this machine, which executors elsewhere know by another address
             of_server = network.resolve(str(conf(self._session, "spark.driver.host", host)).strip("[]"))
             host = of_server if network.is_own(of_server) else host
         return host, host
 
     def _await_slots(self, job: Job) -> None:
-        """Waits for executors that are still coming; the run's start timeout cancels that.
+        """Wait for executors to come up, and for free slots if the ranks per node are limited.
+
+        The run's start timeout cancels the wait.
 
         Raises:
             RunCancelledError: the run was cancelled meanwhile.
         """
-        if self._connect:  # it cannot tell
+        if self._connect:  # Connect does not report slots
             return
         assert self._slots is not None
         while not self._slots.ready():
@@ -403,31 +407,31 @@ class SparkScheduler:
         return Step(f"waiting for {count(self._needed, 'task slot')}", f": {there}{why}")
 
     def _tasks_started(self, stages: Sequence[Any]) -> bool:
-        """Whether Spark has started tasks of this run, at its last attempt."""
+        """Return whether Spark has started tasks of this run in its last attempt."""
         last = max(stages, key=lambda stage: int(stage.stageId()))
         if last.numActiveTasks() + last.numCompletedTasks() + last.numFailedTasks() > 0:
             return True
-        # What Spark shows of stages may be seconds old; its scheduler knows better, as long as they go on.
+        # The status of stages may be seconds old. Spark's scheduler is up to date, but only while a stage runs.
         scheduler = self._session.sparkContext._jsc.sc().taskScheduler()
         tasks = scheduler.taskSetManagerForAttempt(last.stageId(), last.currentAttemptId())
         return bool(tasks.isDefined() and tasks.get().runningTasks() > 0)
 
     def _failed_hosts(self) -> list[str]:
-        """Where tasks of this run have failed, as far as Spark knows."""
+        """Return the hosts where tasks of this run have failed, as far as Spark knows."""
         return sorted({str(task.host()) for task in self._failed_tasks()})
 
     def _ran(self, at_most: float) -> float:
-        """Seconds from the start of the tasks that have failed to their ends; ``at_most`` where Spark does not know."""
+        """Return the duration in seconds of the longest failed task; ``at_most`` if Spark does not know."""
         with suppress(Exception):
             return float(max(task.duration().get() for task in self._failed_tasks())) / 1000
         return at_most
 
     def _failed_tasks(self) -> list[Any]:
-        """Spark's own view of the tasks of this run that have failed, as far as it has one."""
+        """Return Spark's records of the failed tasks of this run, as far as it has any."""
         failed = []
-        with suppress(Exception):  # on Connect, or where the context has just stopped
+        with suppress(Exception):  # on Connect, or if the context has just stopped
             scala = self._session.sparkContext._jsc.sc()
-            scala.listenerBus().waitUntilEmpty(_LISTENERS_MS)  # what has happened is told a little later
+            scala.listenerBus().waitUntilEmpty(_LISTENERS_MS)  # the status store lags a little
             store = scala.statusStore()
             for stage in self._stages():
                 tasks = store.taskList(stage.stageId(), stage.currentAttemptId(), _MOST_TASKS)
@@ -436,13 +440,13 @@ class SparkScheduler:
         return failed
 
     def _times(self) -> dict[str, float]:
-        """When Spark submitted the stage, in seconds since the epoch, if it still knows."""
+        """Return when Spark submitted the stage, in seconds since the epoch, if it still knows."""
         with suppress(Exception):
             return {"stage": max(stage.submissionTime() for stage in self._stages()) / 1000}
         return {}
 
     def _stages(self) -> list[Any]:
-        """Spark's own view of the run's stages."""
+        """Return Spark's records of the run's stages."""
         tracker = self._session.sparkContext._jsc.sc().statusTracker()
         jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForTag(self._tag)]
         stages = [tracker.getStageInfo(stage) for job in jobs if job.isDefined() for stage in job.get().stageIds()]
@@ -450,7 +454,7 @@ class SparkScheduler:
 
 
 def _session_tags(session: SparkSession) -> list[str]:
-    """The tag by which ``spark.interruptAll()`` finds what a classic session runs; Spark 3.5 has none."""
+    """Return the tag by which ``spark.interruptAll()`` finds a classic session's jobs. Spark 3.5 has no such tag."""
     try:
         return [str(cast(Any, session)._jsparkSession.sessionJobTag())]
     except Exception:
@@ -459,7 +463,7 @@ def _session_tags(session: SparkSession) -> list[str]:
 
 @cache
 def _portable_task() -> bytes:
-    """``run_task`` pickled by value with all that it uses of this package: workers need not have it."""
+    """Pickle ``run_task`` by value with all that it uses of this package, which workers need not have installed."""
     import pyspark.cloudpickle as spark_cloudpickle
 
     import distributor
@@ -473,7 +477,7 @@ def _portable_task() -> bytes:
 
 
 def _make_task(shipment: Shipment) -> Task:
-    """What Spark pickles: a nested function, which travels by value and needs nothing but the standard library."""
+    """Make the function that Spark pickles: nested, so that it travels by value, with the standard library only."""
     pickled = _portable_task()
 
     def task(failed_rows: Any = None) -> Iterator[bytes]:
@@ -486,7 +490,7 @@ def _make_task(shipment: Shipment) -> Task:
 
 
 def _why(collected: Collected, stopped_for: str) -> str:
-    """Why a run failed, in one line; ``stopped_for`` if no report says more."""
+    """Return in one line why a run failed; ``stopped_for`` if no report says more."""
     failures = [o.failure for report in collected.reports for o in report.outcomes if o.state == "failed" and o.failure]
     errors = [report.error[1] for report in collected.reports if report.error is not None]
     if errors:

@@ -1,4 +1,4 @@
-"""Spark sessions, classic and Connect: which one is active, and what it says of itself."""
+"""Spark sessions, classic and Connect: which one is active, its settings, and how to create one."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-#: Seconds that Java gets to clean up after itself.
+#: Number of seconds that the JVM gets to clean up.
 _JVM_PATIENCE = 5.0
 
-#: What classic sessions run where nobody has said anything else.
+#: The Python that classic sessions run in workers by default.
 _SPARKS_PYTHON = "python3"
 
-#: The Python of Spark Connect's workers, for one session of the server. Internal to Spark, there since 3.5:
+#: The setting for the Python of Spark Connect's workers, per session of the server. Internal to Spark, since 3.5:
 #: https://github.com/apache/spark/blob/v3.5.0/sql/catalyst/src/main/scala/org/apache/spark/sql/internal/SQLConf.scala
 _CONNECT_PYTHON = "spark.sql.execution.pyspark.python"
 
-#: Seconds between orders to Spark's bar of tasks to stay away; each holds for half a second.
+#: Number of seconds between orders to hide Spark's progress bar. Each order lasts half a second.
 _BAR_INTERVAL = 0.2
 
 
 def active_session() -> SparkSession | None:
-    """The session that is active in this process, classic or Connect; never creates one."""
+    """Return the session that is active in this process, classic or Connect. Never create one."""
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()
     if active is not None and is_connect(active):
         return active
-    # The active session is a matter of the thread; the default one is of the process.
+    # The active session belongs to the thread, the default session to the process.
     classic = active or SparkSession._instantiatedSession
     if classic is not None and classic.sparkContext._jsc is not None:
         return classic
-    # Importing it pulls in pandas and grpc; a process with a Connect session has done so.
+    # Importing this module pulls in pandas and grpc. A process with a Connect session has already imported it.
     connect = sys.modules.get("pyspark.sql.connect.session")
     if connect is None:
         return None
@@ -53,9 +53,9 @@ def active_session() -> SparkSession | None:
 
 
 def driver_gpus() -> tuple[str, ...] | None:
-    """Addresses of the GPUs that Spark's discovery found for the driver (``spark.driver.resource.gpu.amount``).
+    """Return the addresses of the GPUs that Spark discovered for the driver (``spark.driver.resource.gpu.amount``).
 
-    ``None`` where there is no classic context, or it was given none.
+    ``None`` if there is no classic context, or if it was given no GPUs.
     """
     from pyspark import SparkContext
 
@@ -65,39 +65,39 @@ def driver_gpus() -> tuple[str, ...] | None:
 
 
 def is_connect(session: SparkSession) -> bool:
-    """Whether a session talks to a Spark Connect server."""
+    """Return whether a session talks to a Spark Connect server."""
     return type(session).__module__.startswith("pyspark.sql.connect")
 
 
 def master_of(session: SparkSession) -> str:
-    """The master URL, from the context itself where there is one: a session's setting can be changed later."""
+    """Return the master URL, from the context if there is one: a session's setting can be changed later."""
     if is_connect(session):
         return str(session.conf.get("spark.master", ""))
     return str(session.sparkContext.master)
 
 
 def is_cluster(session: SparkSession) -> bool:
-    """Whether the session has executors of its own: any master but ``local`` and ``local[...]``; any Connect server."""
+    """Return whether a session has its own executors: any Connect server, any master but ``local`` and ``local[...]``."""
     return is_connect(session) or re.match(r"local(\[|$)", master_of(session)) is None
 
 
 def conf(session: SparkSession, key: str, default: str | None = None) -> Any:
-    """A setting, from the context where there is one."""
+    """Return a setting, from the context if there is one."""
     if is_connect(session):
         return session.conf.get(key, default)
-    return session.sparkContext._conf.get(key, default)  # getConf() copies them all, one call of the JVM for each
+    return session.sparkContext._conf.get(key, default)  # getConf() copies all, with a JVM call for each
 
 
 def task_python(master: str, environ: Mapping[str, str], configured: str | None, driver: str) -> str | None:
-    """The Python that tasks are to run where Spark by itself would take another; ``None`` leaves it to Spark.
+    """Return the Python that tasks must run if it is not the one that Spark would choose; ``None`` to let Spark choose.
 
     Spark takes PYSPARK_PYTHON, or else ``python3`` from PATH; it reads spark.pyspark.python in ``spark-submit`` only.
-    On this machine's masters the driver's Python is a better guess: it has what the user has installed.
+    If tasks run on this machine, the driver's Python is a better choice: it has the packages that the user installed.
 
     Args:
         master: the master URL.
         environ: the driver's environment.
-        configured: spark.pyspark.python.
+        configured: the value of ``spark.pyspark.python``.
         driver: the driver's own Python.
 
     >>> task_python("local[4]", {}, None, "/venv/bin/python")
@@ -116,9 +116,9 @@ def task_python(master: str, environ: Mapping[str, str], configured: str | None,
 
 
 def context_for_tasks(session: SparkSession) -> SparkContext:
-    """A classic session's context, as one whose tasks run the Python of :func:`task_python`.
+    """Return a classic session's context, whose tasks run the Python of :func:`task_python`.
 
-    Where that is not Spark's own choice, it is another view of the same context: the user's jobs go on as they were.
+    If Spark would choose another Python, return another view of the same context, so that the user's jobs keep theirs.
     """
     context = session.sparkContext
     python = task_python(master_of(session), os.environ, conf(session, "spark.pyspark.python"), sys.executable)
@@ -130,10 +130,10 @@ def context_for_tasks(session: SparkSession) -> SparkContext:
 
 
 def set_connect_python(session: SparkSession) -> None:
-    """Has a Connect server that this process started (``remote("local[4]")``) run :func:`task_python`.
+    """Make a Connect server that this process started (``remote("local[4]")``) run :func:`task_python`.
 
-    It stays for the session, unless the user has set it. A server that somebody else started has a Python of its own,
-    even if it is on this machine: it may be in a container.
+    The setting stays for the session; a value that the user has set is kept. Any other server chooses its own Python,
+    even on this machine: it may run in a container.
     """
     if "SPARK_LOCAL_REMOTE" not in os.environ or session.conf.get(_CONNECT_PYTHON, None):
         return
@@ -144,17 +144,17 @@ def set_connect_python(session: SparkSession) -> None:
 
 
 def is_true(setting: Any) -> bool:
-    """Whether the value of a setting is what Spark takes for true."""
+    """Return whether Spark takes the value of a setting for true."""
     return str(setting).strip().lower() == "true"
 
 
 @contextmanager
 def without_bar(session: SparkSession) -> Iterator[None]:
-    """While inside, Spark does not show its bar of tasks (``[Stage 0:> ...``).
+    """Hide Spark's progress bar (``[Stage 0:> ...``) within a ``with`` block.
 
-    The bar has no end of line, so that what follows it would be glued to it, and says nothing of a run. ``finishAll``
-    clears it and keeps it away for half a second (``ConsoleProgressBar.refresh``); Spark does that between jobs. So it
-    comes back by itself after the run.
+    The bar has no end of line, so the next output would be on the same line, and it says nothing about a run.
+    ``finishAll`` clears the bar and hides it for half a second (``ConsoleProgressBar.refresh``); Spark calls it between
+    jobs. So the bar comes back by itself after the run.
     """
     bar = cast(Any, session).sparkContext._jsc.sc().progressBar()
     if bar.isEmpty():
@@ -179,10 +179,10 @@ def without_bar(session: SparkSession) -> Iterator[None]:
 
 
 def _start_java(settings: Mapping[str, str]) -> None:
-    """As Spark would by itself, but in a session of the system's of its own.
+    """Start Spark's JVM as Spark would, but in a new operating-system session (setsid).
 
-    Spark shields its JVM from SIGINT only. A SIGTERM to the group, as from ``timeout`` or a batch system, would end it
-    with all executors, before ranks have had their grace period.
+    Spark shields its JVM from SIGINT only. A SIGTERM to the process group, as from ``timeout`` or a batch system, would
+    end the JVM and all executors before ranks have had their grace period.
     """
     from pyspark import SparkConf, SparkContext, __version__
     from pyspark.java_gateway import launch_gateway
@@ -196,7 +196,7 @@ def _start_java(settings: Mapping[str, str]) -> None:
 
 
 def end_java() -> None:
-    """Ends the JVM that :func:`create` has started, if it has come so far, from wherever a signal arrives."""
+    """End the JVM that :func:`create` has started, if any. A signal handler may call this at any point."""
     gateway = getattr(getattr(sys.modules.get("pyspark"), "SparkContext", None), "_gateway", None)
     jvm = getattr(gateway, "proc", None)
     if jvm is not None:
@@ -207,10 +207,10 @@ def end_java() -> None:
 
 
 def create(master: str | None, settings: Mapping[str, str]) -> SparkSession:
-    """A session, or the one that is active. Signals to this process's group do not reach the Java that it starts.
+    """Create a session, or return the active one. Signals to this process's group do not reach the JVM that it starts.
 
     Args:
-        master: of the cluster, ``sc://...`` for Spark Connect; ``None`` for what Spark's own settings say.
+        master: the master URL, ``sc://...`` for Spark Connect; ``None`` for the one in Spark's own settings.
         settings: Spark's settings by name.
 
     Raises:
@@ -230,8 +230,8 @@ def create(master: str | None, settings: Mapping[str, str]) -> SparkSession:
         session: SparkSession = builder.getOrCreate()
         return session
     except Exception as error:
-        # Spark's own word comes first; what follows is Java's.
-        if "on a stopped SparkContext" in str(error):  # stopped by itself: what was wrong, it has told its log
+        # Spark's own words come first; a Java stack follows.
+        if "on a stopped SparkContext" in str(error):  # it stopped by itself, and its log says why
             error = RuntimeError(
                 "it has stopped while it started; Spark's log above says why (does a master answer there?)"
             )
@@ -240,7 +240,7 @@ def create(master: str | None, settings: Mapping[str, str]) -> SparkSession:
 
 
 def _first_words(error: Exception) -> str:
-    """What Spark says of an error, without where in Java it came from.
+    """Return Spark's own words about an error, without the Java stack.
 
     >>> _first_words(RuntimeError("An error occurred while calling None.a.B.\\n: a.b.SparkException: no\\n\\tat a.b.C"))
     'no'

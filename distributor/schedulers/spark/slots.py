@@ -1,7 +1,8 @@
-"""What a run's tasks ask of Spark, and how many such tasks fit: slots, stage-level scheduling, memory, GPUs.
+"""The resources that a run's tasks request from Spark, and how many such tasks fit: slots, profiles, memory, GPUs.
 
-Spark can give the tasks of one stage other CPUs and GPUs than the session's (a resource profile), but runs a barrier
-stage on the executors that are there: other executors come with dynamic allocation only, which barrier mode rules out.
+With a resource profile (stage-level scheduling), the tasks of one stage can have other CPUs and GPUs than the session's
+settings give. But a barrier stage runs on the existing executors: only dynamic allocation brings others, and barrier
+mode rules it out.
 Source: https://spark.apache.org/docs/latest/configuration.html#stage-level-scheduling-overview
 """
 
@@ -28,27 +29,27 @@ GPU = "gpu"
 _TASK_GPUS = "spark.task.resource.gpu.amount"
 _EXECUTOR_GPUS = "spark.executor.resource.gpu.amount"
 
-#: What Spark gives an executor beside its heap where nothing is set: a share of the heap, and at least so much.
+#: Spark's default for an executor's memory beside its heap: a share of the heap, and at least this amount.
 _OVERHEAD_SHARE = 0.1
 _OVERHEAD_LEAST = "384m"
 
-#: Profiles of each session: Spark keeps each one that it is given for as long as the application lives.
+#: Resource profiles by session, reused because Spark keeps each profile for as long as the application lives.
 _profiles: WeakKeyDictionary[SparkSession, dict[TaskProfile, Any]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """What a session's settings say of its tasks and executors.
+    """The settings of a session that describe its tasks and executors.
 
     Attributes:
         master: the master URL.
         task_cpus: ``spark.task.cpus``.
         task_gpus: ``spark.task.resource.gpu.amount`` as it is written.
-        executor_cores: of each executor; ``None`` if the settings do not say.
-        executor_gpus: of each executor.
-        memory_beside_heap: bytes that an executor has for what is not its JVM's heap, Python included; ``None`` if the
-            settings cannot be read.
-        no_profiles: why stages cannot have resources of their own; ``None`` if they can.
+        executor_cores: cores of each executor; ``None`` if the settings do not say.
+        executor_gpus: GPUs of each executor.
+        memory_beside_heap: bytes that each executor has outside its JVM heap, for Python among others; ``None`` if the
+            settings cannot be parsed.
+        no_profiles: why stages cannot have their own resources; ``None`` if they can.
     """
 
     master: str
@@ -61,7 +62,7 @@ class Cluster:
 
 
 def cluster_of(session: SparkSession) -> Cluster:
-    """What a session's settings say."""
+    """Read the settings of a session."""
     try:
         memory = _memory_beside_heap(session)
     except ValueError:
@@ -90,18 +91,18 @@ def cluster_of(session: SparkSession) -> Cluster:
 
 
 def executors(session: SparkSession) -> Iterator[tuple[int, int]]:
-    """Cores and running tasks of each executor of a classic session that is there."""
+    """Yield the cores and the number of running tasks of each live executor. Classic sessions only."""
     scala = session.sparkContext._jsc.sc()
     running = scala.taskScheduler().runningTasksByExecutors()
     listed = scala.statusStore().executorList(True)
     for index in range(listed.size()):
         executor = listed.apply(index)
         tasks = running.get(executor.id())
-        yield int(executor.totalCores()), int(tasks.get()) if tasks.isDefined() else 0  # a driver is there with 0 cores
+        yield int(executor.totalCores()), int(tasks.get()) if tasks.isDefined() else 0  # a cluster's driver has 0 cores
 
 
 def _why_no_profiles(session: SparkSession, master: str) -> str | None:
-    """Why stages of a session cannot have resources of their own, ``None`` if they can."""
+    """Return why stages of a session cannot have their own resources, ``None`` if they can."""
     version = tuple(int(part) for part in re.findall(r"\d+", session.version)[:3])
     if is_connect(session) and version < (4,):
         return "Spark Connect has stage-level scheduling from Spark 4.0 on"
@@ -113,12 +114,12 @@ def _why_no_profiles(session: SparkSession, master: str) -> str | None:
 
 
 def shape(resources: Resources, cluster: Cluster) -> tuple[int, TaskProfile | None]:
-    """How many ranks each task hosts, and what it is to have if that is not what the session gives by itself.
+    """Return how many ranks each task hosts, and a task profile if the session's settings do not fit.
 
     Raises:
-        ConfigurationError: the GPU amount is no whole number, or does not divide ``num_processes``; or resources of
-            its own are asked for, and this cluster has no stage-level scheduling.
-        ResourceError: what is asked is more than an executor has.
+        ConfigurationError: the GPU amount is not a whole number, or does not divide ``num_processes``; or the run needs
+            a task profile, and this cluster has no stage-level scheduling.
+        ResourceError: the request is more than an executor has, or Spark gives tasks no GPU.
     """
     ranks, gpus = _gpus(resources, cluster)
     limit = node_limit(resources, cluster)
@@ -148,7 +149,7 @@ def shape(resources: Resources, cluster: Cluster) -> tuple[int, TaskProfile | No
 
 
 def _gpus(resources: Resources, cluster: Cluster) -> tuple[int, int]:
-    """Ranks and GPUs of one task."""
+    """Return the number of ranks and of GPUs of one task."""
     if not resources.use_gpu:
         return 1, 0
     text = cluster.task_gpus
@@ -188,11 +189,11 @@ def _gpus(resources: Resources, cluster: Cluster) -> tuple[int, int]:
 
 
 def node_limit(resources: Resources, cluster: Cluster) -> int | None:
-    """How many ranks one executor may host, ``None`` for any number.
+    """Return how many ranks one executor may host, ``None`` for any number.
 
     Raises:
-        ConfigurationError: the settings of the executors' memory cannot be read.
-        ResourceError: not even one has the memory that it needs.
+        ConfigurationError: the settings of the executors' memory cannot be parsed.
+        ResourceError: an executor has too little memory for even one rank.
     """
     limits = [] if resources.max_processes_per_node is None else [resources.max_processes_per_node]
     if resources.memory_per_process is not None:
@@ -214,7 +215,7 @@ def node_limit(resources: Resources, cluster: Cluster) -> int | None:
 
 
 def _float(text: str) -> float:
-    """A number, 0 where it is none."""
+    """Parse a number; return 0 if the text is not one."""
     try:
         return float(text)
     except ValueError:
@@ -225,22 +226,22 @@ class Slots:
     """The task slots of a session for the tasks of one job.
 
     Args:
-        session: classic or Connect.
-        cluster: its settings.
-        job: what is asked.
+        session: a session, classic or Connect.
+        cluster: the session's settings.
+        job: the job whose tasks need the slots.
     """
 
     def __init__(self, session: SparkSession, cluster: Cluster, job: Job) -> None:
         self._session = session
         self._cluster = cluster
         self._job = job
-        # Without a profile of its own, a task takes the session's GPUs whether it wants them or not.
+        # Without a task profile, each task takes the session's GPUs per task, even if it uses none.
         own = job.task_profile
         self._cpus = cluster.task_cpus if own is None else own.cpus
         self._gpus = _float(cluster.task_gpus) if own is None else float(own.gpus)
 
     def most(self) -> int | None:
-        """Task slots that the cluster can have at most; ``None`` if that is not known."""
+        """Return the largest number of task slots that the cluster can have; ``None`` if unknown."""
         cores = self._cluster.executor_cores
         if re.match(r"local(\[|$)", self._cluster.master):
             return None if cores is None else self._usable(cores, 0)
@@ -251,9 +252,9 @@ class Slots:
         return None
 
     def total(self) -> int:
-        """Task slots of the executors that have come so far, whatever runs on them. Classic sessions only.
+        """Return the number of task slots, free or busy, of the executors that have come up. Classic sessions only.
 
-        Where a node may have so many ranks only, its other slots do not count.
+        If the ranks per node are limited, slots beyond the limit do not count.
         """
         if self.limited:
             return sum(self._usable(cores, 0) for cores, _ in executors(self._session))
@@ -266,28 +267,28 @@ class Slots:
         return int(scala.maxNumConcurrentTasks(jvm_profile))
 
     def free(self) -> int:
-        """Those of them that nothing runs on.
+        """Return the number of free task slots. Classic sessions only.
 
-        Spark does not tell what is taken: what tasks take that are the session's own is assumed. Classic only.
+        Spark does not say what running tasks occupy. They are assumed to have the session's CPUs and GPUs per task.
         """
         free = sum(self._usable(cores, running) for cores, running in executors(self._session))
-        return free if self.limited else min(self.total(), free)  # with a limit, the total is made of the same terms
+        return free if self.limited else min(self.total(), free)  # with a limit, total() sums the same terms
 
     def ready(self) -> bool:
-        """Whether the run can be given to Spark, which then waits for slots that are busy. Classic only.
+        """Return whether the run can be submitted to Spark, which then waits for busy slots. Classic sessions only.
 
-        Spark deals the tasks of a barrier stage out evenly if it finds all their slots free. So where a node may have
-        so many ranks only, these are waited for.
+        Spark spreads the tasks of a barrier stage evenly if it finds all their slots free. So if the ranks per node are
+        limited, the run is ready only when enough slots are free.
         """
         return (self.free() if self.limited else self.total()) >= self._job.num_tasks
 
     @property
     def limited(self) -> bool:
-        """Whether a node may have so many ranks only."""
+        """Whether the number of ranks per node is limited."""
         return self._job.max_processes_per_node is not None
 
     def _usable(self, cores: int, running: int) -> int:
-        """Tasks that an executor with so many cores and tasks may have: cores, GPUs or the limit decide."""
+        """Return how many tasks of the job fit on an executor, by its free cores, its free GPUs and the rank limit."""
         fit = max(0, cores - running * self._cluster.task_cpus) // self._cpus
         if self._gpus > 0:
             gpus = self._cluster.executor_gpus - running * _float(self._cluster.task_gpus)
@@ -296,7 +297,7 @@ class Slots:
         return fit if limit is None else min(fit, limit // self._job.ranks_per_task)
 
     def too_few(self, slots: int) -> str:
-        """Why so many slots are too few, and what to do."""
+        """Return why this number of slots is too few, and what to do."""
         job = self._job
         gpu = f" with {self._gpus:g} GPU{'s' * (self._gpus > 1)} each ({_TASK_GPUS})" if self._gpus else ""
         cpus = f" of {self._cpus} CPUs" if self._cpus > 1 else ""
@@ -316,10 +317,10 @@ class Slots:
 
 
 def is_spread(job: Job, facts: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether no executor has more ranks than it may.
+    """Return whether every executor is within its limit of ranks.
 
-    Spark deals the tasks of a barrier stage out evenly, but among the executors that it finds free at one moment: to
-    one that has just come up, it gives all that fit.
+    Spark spreads the tasks of a barrier stage evenly, but only over the executors that it finds free at one moment. An
+    executor that has just come up gets all the tasks that fit.
     """
     limit = job.max_processes_per_node
     most = max(Counter(entry["facts"]["executor"] for entry in facts).values())
@@ -327,12 +328,12 @@ def is_spread(job: Job, facts: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def profile(session: SparkSession, task: TaskProfile) -> Any:
-    """The resource profile of a session for such tasks; equal ones are made once."""
+    """Return the session's resource profile for a task profile. It is made once and then reused."""
     from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
     made = _profiles.setdefault(session, {})
     if task not in made:
-        if is_connect(session):  # a profile is made for the session that is active in the thread
+        if is_connect(session):  # PySpark makes a profile for the thread's active session
             type(session)._set_default_and_active_session(session)  # type: ignore[attr-defined]
         requests = TaskResourceRequests().cpus(task.cpus)
         if task.gpus:
@@ -342,7 +343,7 @@ def profile(session: SparkSession, task: TaskProfile) -> Any:
 
 
 def _memory_beside_heap(session: SparkSession) -> int:
-    """Bytes that executors have for Python by their settings, as YARN and Kubernetes count them into containers."""
+    """Return the bytes that settings give each executor for Python, as YARN and Kubernetes size containers."""
     heap = parse_memory(conf(session, "spark.executor.memory") or "1g", "m")
     overhead = conf(session, "spark.executor.memoryOverhead")
     if overhead:

@@ -1,12 +1,12 @@
-"""What runs inside a barrier task's Python worker: standard library and pyspark only, pickled by value.
+"""The code that runs in a barrier task's Python worker: standard library and pyspark only, pickled by value.
 
-The worker states its facts, learns everybody's, and if its task leads its executor, runs the agent as a child. It keeps
-nothing: no environment variable is set, no module of this package stays imported, since Spark reuses workers.
+The worker exchanges facts with all other tasks. If its task leads its executor, it runs the agent as a child. Spark
+reuses workers, so nothing stays behind: no environment variable is set, no module of this package stays imported.
 
-When a run has failed, its Spark job has to fail too, but not by an exception in a task, for which Spark would run the
-stage again. So one task, the *holder*, does not end while the others bring what the driver has to know by an
-accumulator, which Spark delivers as each of them ends; then the driver cancels the job. They do not wait for one
-another by ``allGather``: a task that is killed while it waits there takes its executor with it (Spark 4.3).
+When a run fails, its Spark job must fail too, but not by an exception in a task: Spark would run the stage again. So
+one task, the *holder*, does not end while the others send what the driver must know. They use an accumulator, which
+Spark delivers as each task ends. Then the driver cancels the job. Tasks do not wait for one another in ``allGather``:
+a task that is killed while it waits there takes its executor with it (Spark 4.3).
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ from distributor.machine import devices, network, processes, versions
 from distributor.schedulers.spark.executor import executor_host, executor_of_this
 from distributor.values.job import Warmth
 
-#: What a leader tells its siblings when the run has failed, and the courier the holder when it has its rows.
+#: A leader sends this to its siblings when the run has failed; the courier sends it to the holder when it has the rows.
 _FAILED = _RECEIVED = b"1"
 
-#: Seconds that another task may take to answer.
+#: Number of seconds that another task may take to answer.
 _PEER_TIMEOUT = 5.0
 
-#: Seconds that the driver may take to hear what is being imported, which goes on meanwhile.
+#: Number of seconds to try to tell the driver which module is being imported. The import goes on meanwhile.
 _IMPORTING_TIMEOUT = 1.0
 
-#: Seconds between the holder's looks at whether the driver is still there.
+#: Number of seconds between the holder's checks that the driver is still there.
 _HOLD_INTERVAL = 0.2
 
-#: Bytes of logs that a failed node brings by the accumulator at most: that passes through Spark's scheduler.
+#: Most bytes of logs that a failed node sends by the accumulator, which passes through Spark's scheduler.
 _MAX_LOGS = 16 << 20
 
-#: Bytes that a task takes from another at most.
+#: Most bytes that a task accepts from another task.
 _MAX_ROWS = 64 << 20
 
 _DIGEST_BYTES = 32
 
 
 class Shipment(TypedDict):
-    """What every task gets: plain values, since this package is not importable in the worker.
+    """The input of every task: plain values, since this package is not importable in the worker.
 
-    ``parts``: of the job, by the names of files that Spark has brought; ``package``: likewise, or itself.
-    ``exchange``: facts go over the channel where it can be reached; ``silence``: seconds after which a driver that does
-    not answer is given up; ``warmth``: what is asked of warm processes; ``gpu``: the name of the GPU resource or
-    ``None``; ``chunk``: the bytes of one piece of a return value; ``patience``: the seconds in which all nodes of a
-    failed run end; ``key`` authenticates a task's rows to another task, ``None`` if rows must not go from one executor
-    to another.
+    ``parts`` maps parts of the job that travel separately to the names of files that Spark delivers; ``package`` is
+    such a name, or the zip itself. ``exchange``: whether facts go over the channel if it can be reached. ``silence``:
+    number of seconds after which a driver that does not answer is given up. ``warmth``: what the job asks of warm
+    processes. ``gpu``: name of the GPU resource or ``None``. ``chunk``: bytes of one piece of a return value.
+    ``patience``: number of seconds in which all nodes of a failed run end. ``key`` authenticates the rows that one task
+    sends to another; it is ``None`` if rows must not go from one executor to another.
     """
 
     run_id: str
@@ -78,16 +78,16 @@ class Shipment(TypedDict):
 
 
 def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
-    """One barrier task from its facts to what it sends back in band.
+    """Run one barrier task, from its facts to the rows that it returns through Spark.
 
     Args:
-        shipment: what to do.
+        shipment: the task's input.
         failed_rows: accumulator of ``((partition, rows),)`` for the rows of a failed run; ``None`` to yield them.
 
     Yields:
         ``b"R" + pickled NodeReport``, ``b"V" + uint32 rank + piece of its pickled value``, ``b"G" + uint32 rank + uint8
         stream + uint64 offset + piece of its output``, or ``b"L" + host`` if the agent died; nothing if another task
-        leads this executor.
+        leads this executor, or if the run is stopped before it begins.
     """
     from pyspark import BarrierTaskContext
 
@@ -96,12 +96,12 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
     partition = context.partitionId()
     executors = [task.address for task in context.getTaskInfos()]
     executor = executors[partition]
-    # Spark names a task's executor by the address that its connection to the driver comes from; the one at which other
-    # executors fetch from it is what it was started with.
+    # Spark names a task's executor by the address from which it connects to the driver. Other executors fetch from it
+    # at the host name that it was started with.
     known_as = executor_host(executor_of_this()) or executor.rpartition(":")[0]
     address = network.node_address(known_as, shipment["driver_host"])
     listener = network.listen(address)
-    # Held for as long as this task lives, in the kernel's own name space: it cannot be left behind (unix(7), abstract).
+    # The task holds this socket for as long as it lives. An abstract address (unix(7)) cannot be left behind.
     hold = socket.socket(socket.AF_UNIX)
     try:
         held = f"distributor-{shipment['run_id']}-{context.taskAttemptId()}"
@@ -152,15 +152,15 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
 
 
 def _wave(stage: int, executors: list[str]) -> str:
-    """What tasks have in common that Spark has started together: an executor that is lost does not come back."""
+    """Return an identifier that tasks share if Spark started them together: a lost executor does not come back."""
     return hashlib.sha256(f"{stage} {executors}".encode()).hexdigest()
 
 
 def _roles(facts: list[dict[str, Any]], key: bytes | None) -> tuple[int, int | None] | None:
-    """The holder of a failed run, and the courier: the task that brings the holder's rows, if it has any.
+    """Return the holder of a failed run and its courier: the task that sends the holder's rows, if it has any.
 
-    The holder is a sibling where there is one, since those have none. Otherwise it is partition 0, and partition 1
-    the courier: it leads a node too, but not that of the rendezvous store, so its listening socket is free.
+    The holder is a sibling if there is one, since siblings have no rows. Otherwise partition 0 is the holder, and
+    partition 1 the courier: it leads a node without the rendezvous store, so its listening socket is free.
     """
     leaders = {fact["executor"]: fact["partition"] for fact in reversed(facts)}
     siblings = [fact["partition"] for fact in facts if leaders[fact["executor"]] != fact["partition"]]
@@ -178,7 +178,7 @@ def _hand_over(
     listener: socket.socket,
     failed_rows: Any,
 ) -> list[bytes]:
-    """Brings the rows of a task of a failed run to the driver, or returns them to be yielded if that cannot be."""
+    """Send a task's rows of a failed run to the driver. Return the rows that the task must yield itself."""
     holder, courier = roles
     key, patience = shipment["key"] or b"", shipment["patience"]
     if partition == holder:
@@ -195,7 +195,7 @@ def _hand_over(
 
 
 def _send_rows(to: Mapping[str, Any], key: bytes, rows: list[bytes], timeout: float) -> bool:
-    """Gives rows to the courier, which may still wait for its ranks to end; whether it has taken them."""
+    """Send rows to the courier, which may still wait for its ranks to end. Return whether it has taken them."""
     data = pickle.dumps(rows)
     try:
         with socket.create_connection((to["address"], to["port"]), _PEER_TIMEOUT) as line:
@@ -208,7 +208,7 @@ def _send_rows(to: Mapping[str, Any], key: bytes, rows: list[bytes], timeout: fl
 
 
 def _take_rows(listener: socket.socket, key: bytes, timeout: float) -> list[bytes] | None:
-    """The holder's rows, ``None`` if they do not come in time. Anybody may connect: only the right key counts."""
+    """Receive the holder's rows; ``None`` if they do not come in time. Anyone may connect: only the right key counts."""
     deadline = time.monotonic() + timeout
     while (left := deadline - time.monotonic()) > 0:
         with suppress(OSError):
@@ -226,7 +226,7 @@ def _take_rows(listener: socket.socket, key: bytes, timeout: float) -> list[byte
 
 
 def _hold(endpoint: exchange.Endpoint | None, timeout: float) -> None:
-    """Keeps this task from ending before the driver has cancelled the job; after that, the channel's port is closed."""
+    """Keep this task from ending before the driver has cancelled the job, after which the channel's port is closed."""
     reached = False
     deadline = time.monotonic() + timeout
     while (left := deadline - time.monotonic()) > 0:
@@ -237,28 +237,28 @@ def _hold(endpoint: exchange.Endpoint | None, timeout: float) -> None:
         except ConnectionRefusedError:
             if reached:
                 return
-        except OSError:  # never reachable from here: Spark ends this worker soon after the job
+        except OSError:  # not reachable from here: Spark ends this worker soon after the job
             pass
         time.sleep(min(left, _HOLD_INTERVAL))
 
 
 def _tell_siblings(hold: socket.socket, count: int) -> None:
-    """Tells the tasks that wait for this one's end that the run has failed."""
+    """Tell the sibling tasks, which wait for this task to end, that the run has failed."""
     hold.settimeout(_PEER_TIMEOUT)
     for _ in range(count):
-        with suppress(OSError):  # one is gone: then Spark ends the stage
+        with suppress(OSError):  # a sibling is gone: then Spark ends the stage
             sibling, _ = hold.accept()
             with sibling:
                 sibling.sendall(_FAILED)
 
 
 def _await_end(held: str) -> bool:
-    """Keeps this task's slot until the leader's task ends, whatever ends it; whether the run has failed."""
+    """Keep this task's slot until the leader's task ends for any reason. Return whether the run has failed."""
     with socket.socket(socket.AF_UNIX) as waiting:
         try:
             waiting.connect("\0" + held)
             return waiting.recv(1) == _FAILED
-        except OSError:  # ended before, or just now
+        except OSError:  # the leader has already ended
             return False
 
 
@@ -271,7 +271,10 @@ def _lead(
     reached: bool,
     keep_listening: bool,
 ) -> Generator[bytes, None, list[bytes] | None]:
-    """Runs this executor's agent and yields what it reports, or returns that if the run has failed."""
+    """Run this executor's agent and yield the rows of its report.
+
+    If the run has failed, return the rows instead, unless their logs exceed ``_MAX_LOGS``.
+    """
     with host_node(shipment["run_id"], mine["partition"]) as node:
         root = os.path.join(node.folder, "package.zip")
         with open(root, "wb") as file:
@@ -318,7 +321,7 @@ def _lead(
 
 
 def _content(what: bytes | str) -> bytes:
-    """Bytes, or those of a file that Spark has brought."""
+    """Return the given bytes, or the content of a file that Spark has delivered."""
     if isinstance(what, bytes):
         return what
     from pyspark import SparkFiles
@@ -333,10 +336,10 @@ def _output(files: list[dict[str, Any]], chunk: int) -> Iterator[bytes]:
 
 
 class _Importing:
-    """Tells the driver what a warm process imports, until it is found out of reach.
+    """A callback that tells the driver what a warm process imports, until the driver cannot be reached.
 
-    Not in a thread: the first thread of a process changes which signals its children ignore (the C library's own), and
-    with that what :func:`start_agent` finds a warm process by.
+    It uses no thread: the first thread of a process changes which signals its children ignore (the C library's own),
+    and :func:`start_agent` uses those to find a warm process.
     """
 
     def __init__(self, endpoint: exchange.Endpoint | None, executor: str, nodes: int) -> None:
@@ -352,7 +355,7 @@ class _Importing:
 
 
 def _tell_lost(endpoint: exchange.Endpoint | None, executor: str) -> None:
-    """Tells the driver that this node's agent has died: it may never have reached the channel, and the others wait."""
+    """Tell the driver that this node's agent has died: it may never have reached the channel, and other nodes wait."""
     if endpoint is not None:
         hello = {"event": "hello", "node": executor, "placement": []}
         with suppress(OSError):
