@@ -25,7 +25,8 @@ class DeepspeedTorchDistributor(TorchDistributor):
         nnodes: number of nodes; ``numGpus * nnodes`` ranks train together. Spark places the ranks:
             ``max_processes_per_node=numGpus`` keeps it from putting more on one executor.
         localMode: same as ``local_mode`` of :class:`distributor.TorchDistributor`.
-        useGpu: same as ``use_gpu`` of :class:`distributor.TorchDistributor`. Without GPUs, DeepSpeed trains on CPUs, with gloo.
+        useGpu: same as ``use_gpu`` of :class:`distributor.TorchDistributor`. Without GPUs, DeepSpeed trains on CPUs,
+            with gloo.
         deepspeedConfig: DeepSpeed's configuration, as a dict or the path of a JSON or YAML file on the driver;
             :func:`distributor.zero` makes one. ``"auto"`` values are filled in. A function reads the final
             configuration with ``distributor.runtime.deepspeed_config()``; no file remains after the run.

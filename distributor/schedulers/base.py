@@ -30,4 +30,4 @@ class Scheduler(Protocol):
         """
 
     def waiting_for(self) -> Step | None:
-        """Return what the run's nodes wait for before they can start; ``None`` if they run or it is unknown."""
+        """Return what the run's nodes wait for before they can start; ``None`` if tasks run or it is not known."""

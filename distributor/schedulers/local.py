@@ -240,7 +240,7 @@ def _in_threads(calls: list[Callable[[], T]]) -> list[T]:
 
 
 def _facts(job: Job, ports: Sequence[int], gpus: Sequence[str]) -> list[NodeFacts]:
-    """Return the facts that Spark tasks would state, one per rank. Each port is a node's, with a block of the ranks."""
+    """Return the facts that Spark tasks would state, one per rank. Each port is a node with a block of ranks."""
     cpus = job.cpus_per_process or max(1, processes.cpu_count() // job.num_processes)
     each = job.gpus_per_process
     return [
@@ -260,6 +260,6 @@ def _facts(job: Job, ports: Sequence[int], gpus: Sequence[str]) -> list[NodeFact
 
 
 def _import_path(target: Target) -> list[str]:
-    """Return the driver's import path, for a module with the current directory first, as ``python -m`` has it."""
+    """Return the driver's import path. For a module, the current directory comes first, as with ``python -m``."""
     here = [os.getcwd()] if isinstance(target, Module) else []
     return [*here, *(path or os.getcwd() for path in sys.path)]

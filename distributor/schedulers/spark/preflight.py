@@ -30,7 +30,7 @@ _MASTER = rf"{_WITHIN}|{_CLUSTER}|yarn|(spark|k8s|sc)://.+"
 #: https://spark.apache.org/docs/latest/spark-standalone.html (SPARK_MASTER_PORT)
 _CONNECT_PORT = 15002
 
-#: Number of seconds for a master to accept a connection, and to resolve its name: two tries of the resolver.
+#: Number of seconds for a master to accept a connection, and for its name to resolve: two tries of the resolver.
 _PATIENCE = 4.0
 _RESOLVER = 10.0
 

@@ -56,7 +56,7 @@ class FailedRows:
 
 
 def sort(pieces: Iterable[bytes]) -> Collected:
-    """Sort the rows that tasks yielded by kind."""
+    """Sort, by kind, the rows that tasks yielded."""
     reports, values, lost, logs = [], {}, [], []  # type: ignore[var-annotated]
     for piece in pieces:
         kind, body = piece[:1], memoryview(piece)[1:]

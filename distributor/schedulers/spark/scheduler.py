@@ -259,7 +259,7 @@ class SparkScheduler:
                 collected = sort(self._collect_classic(job, task))
             except Exception as error:
                 # Spark gives up a barrier job with the first task it loses, for example because it gave the task a
-                # worker that was about to end with the previous job. It is safe to start again if no task has begun.
+                # worker that was about to end with the previous job. If no task can have begun, starting again is safe.
                 waiting = not server.begun and (server.reached or self._ran(time.monotonic() - submitted) < _EARLIEST)
                 harmless = waiting and lost + 1 < _ATTEMPTS and not self._cancelled.is_set()
                 if not (harmless and spark_errors.is_lost_worker(error)):
@@ -375,9 +375,7 @@ class SparkScheduler:
             host = str(conf(self._session, "spark.driver.host") or "127.0.0.1").strip("[]")
             return host, str(conf(self._session, "spark.driver.bindAddress") or host).strip("[]")
         host = network.address_towards(str(cast(Any, self._session).client.host).strip("[]")) or "127.0.0.1"
-        if network.is_loopback(
-            host
-        ):  # the server is on this machine, which executors elsewhere know by another address
+        if network.is_loopback(host):  # the server is on this machine: other executors know it by another address
             of_server = network.resolve(str(conf(self._session, "spark.driver.host", host)).strip("[]"))
             host = of_server if network.is_own(of_server) else host
         return host, host

@@ -77,7 +77,10 @@ def master_of(session: SparkSession) -> str:
 
 
 def is_cluster(session: SparkSession) -> bool:
-    """Return whether a session has its own executors: any Connect server, any master but ``local`` and ``local[...]``."""
+    """Return whether a session has its own executors.
+
+    Any master but ``local`` and ``local[...]`` does, and so does any Connect server.
+    """
     return is_connect(session) or re.match(r"local(\[|$)", master_of(session)) is None
 
 
@@ -118,7 +121,7 @@ def task_python(master: str, environ: Mapping[str, str], configured: str | None,
 def context_for_tasks(session: SparkSession) -> SparkContext:
     """Return a classic session's context, whose tasks run the Python of :func:`task_python`.
 
-    If Spark would choose another Python, return another view of the same context, so that the user's jobs keep theirs.
+    If Spark would choose another Python, return another view of the same context: the user's jobs keep their Python.
     """
     context = session.sparkContext
     python = task_python(master_of(session), os.environ, conf(session, "spark.pyspark.python"), sys.executable)

@@ -208,7 +208,7 @@ def _send_rows(to: Mapping[str, Any], key: bytes, rows: list[bytes], timeout: fl
 
 
 def _take_rows(listener: socket.socket, key: bytes, timeout: float) -> list[bytes] | None:
-    """Receive the holder's rows; ``None`` if they do not come in time. Anyone may connect: only the right key counts."""
+    """Receive the holder's rows; ``None`` if they do not come in time. Anyone can connect, so the key is checked."""
     deadline = time.monotonic() + timeout
     while (left := deadline - time.monotonic()) > 0:
         with suppress(OSError):
