@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,11 +21,15 @@ SKIPPED_DIRS = frozenset(
 #: The default limit on the size of a project folder's files together, in bytes.
 DEFAULT_WORKING_DIR_LIMIT = 256 << 20
 
+#: Says in a zip entry that its attributes are those of Unix.
+_UNIX = 3
+
 
 def pack_folder(folder: Path, limit: int, packed: Callable[[int, int], object] | None = None) -> bytes:
     """Return the files of a project folder as zip bytes, with their modes.
 
-    Folders in :data:`SKIPPED_DIRS` and compiled Python files (``.pyc``, ``.pyo``) are left out.
+    Folders in :data:`SKIPPED_DIRS` and compiled Python files (``.pyc``, ``.pyo``) are left out. A link to a folder of
+    the project stays a link; other links are followed.
 
     Args:
         folder: an existing folder.
@@ -35,7 +40,7 @@ def pack_folder(folder: Path, limit: int, packed: Callable[[int, int], object] |
         PayloadError: the files are larger than the limit (the text names the largest), or a file name is not UTF-8.
     """
     files = list(_files_of(folder))
-    sizes = {path: path.stat().st_size for path in files}
+    sizes = {path: 0 if path.is_dir() else path.stat().st_size for path in files}
     total = sum(sizes.values())
     if total > limit:
         largest = max(files, key=lambda path: sizes[path])
@@ -51,7 +56,10 @@ def pack_folder(folder: Path, limit: int, packed: Callable[[int, int], object] |
                 packed(done, total)
             done += sizes[path]
             try:
-                archive.write(path, path.relative_to(folder))
+                if path.is_dir():
+                    archive.writestr(*_link(path, folder))
+                else:
+                    archive.write(path, path.relative_to(folder))
             except UnicodeEncodeError:
                 raise PayloadError(
                     f"working_dir {str(folder)!r} holds a file whose name is not UTF-8: {path.name!r}; rename it"
@@ -60,13 +68,18 @@ def pack_folder(folder: Path, limit: int, packed: Callable[[int, int], object] |
 
 
 def unpack_folder(archive: bytes, folder: Path) -> None:
-    """Unpack what :func:`pack_folder` packed; also restore the file modes, which ``zipfile`` drops."""
+    """Unpack what :func:`pack_folder` packed; also restore file modes and links, which ``zipfile`` drops."""
     with zipfile.ZipFile(io.BytesIO(archive)) as packed:
         for info in packed.infolist():
+            mode = info.external_attr >> 16
+            if stat.S_ISLNK(mode):
+                link = folder / info.filename
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(packed.read(info).decode())
+                continue
             path = packed.extract(info, folder)
-            mode = (info.external_attr >> 16) & 0o777
-            if mode:
-                os.chmod(path, mode)
+            if mode & 0o777:
+                os.chmod(path, mode & 0o777)
 
 
 def new_files(archive: bytes, folder: Path) -> list[str]:
@@ -82,16 +95,39 @@ def new_files(archive: bytes, folder: Path) -> list[str]:
 
 
 def _files_of(folder: Path) -> Iterator[Path]:
-    seen = {os.path.realpath(folder)}
-    for root, dirs, names in os.walk(folder, followlinks=True):
-        wanted = sorted(name for name in dirs if name not in SKIPPED_DIRS)
-        dirs[:] = []
-        for name in wanted:
-            real = os.path.realpath(os.path.join(root, name))
-            if real not in seen:  # skips links to folders that are included already: following them may never end
-                seen.add(real)
-                dirs.append(name)
-        for name in sorted(names):
-            path = Path(root, name)
-            if path.is_file() and not name.endswith((".pyc", ".pyo")):
-                yield path
+    """Yield what is shipped of a project folder: files, and links to folders that are shipped themselves."""
+    return _files_below(folder, os.path.realpath(folder), frozenset())
+
+
+def _files_below(folder: Path, top: str, around: frozenset[str]) -> Iterator[Path]:
+    around |= {os.path.realpath(folder)}
+    try:
+        entries = [folder / name for name in sorted(os.listdir(folder))]
+    except OSError:  # not readable by this user
+        return
+    yield from (path for path in entries if path.is_file() and path.suffix not in (".pyc", ".pyo"))
+    for path in entries:
+        if not path.is_dir() or path.name in SKIPPED_DIRS:
+            continue
+        real = os.path.realpath(path)
+        if real in around:  # a link to a folder around it: following it would never end
+            continue
+        if path.is_symlink() and _is_shipped(real, top):
+            yield path
+        else:
+            yield from _files_below(path, top, around)
+
+
+def _is_shipped(folder: str, top: str) -> bool:
+    """Return whether a folder lies in the project folder ``top``, and in nothing that is left out of it."""
+    parts = os.path.relpath(folder, top).split(os.sep)
+    return os.pardir not in parts and SKIPPED_DIRS.isdisjoint(parts)
+
+
+def _link(path: Path, folder: Path) -> tuple[zipfile.ZipInfo, str]:
+    """Return the zip entry of a link to a folder of the project, and where it leads from its own folder."""
+    inside = path.relative_to(folder)
+    info = zipfile.ZipInfo(inside.as_posix())
+    info.create_system, info.external_attr = _UNIX, (stat.S_IFLNK | 0o777) << 16
+    target = os.path.relpath(os.path.realpath(path), os.path.realpath(folder))
+    return info, os.path.relpath(target, inside.parent)

@@ -92,6 +92,36 @@ def test_links_to_files_are_followed_and_dangling_ones_left_out(tmp_path):
     assert shipped(source, tmp_path / "target") == {"own.py": b"own", "link.py": b"shared"}
 
 
+@pytest.mark.parametrize("link", ["a-link", "z-link"])
+def test_links_to_folders_of_the_project_stay_links(tmp_path, link):
+    source, target = tmp_path / "source", tmp_path / "target"
+    write(source, {"runs/one/config": b"one"})
+    (source / link).symlink_to(source / "runs" / "one")
+    (source / "runs" / "latest").symlink_to("one")
+    shipped(source, target)
+    assert (target / "runs/one/config").read_bytes() == b"one"
+    for found in (target / link, target / "runs" / "latest"):
+        assert found.is_symlink()
+        assert found.resolve() == (target / "runs/one").resolve()
+    packed = project.pack_folder(source, 1 << 20)
+    assert project.new_files(packed, target) == []
+
+
+def test_links_to_folders_elsewhere_are_followed_each(tmp_path):
+    source = tmp_path / "source"
+    write(tmp_path, {"data/part": b"1", "source/own.py": b"own", "source/.venv/lib/module.py": b"m"})
+    (tmp_path / "data" / "back").symlink_to(tmp_path / "data")
+    (tmp_path / "data" / "own").symlink_to(source)
+    for name, leads in (("train", tmp_path / "data"), ("valid", tmp_path / "data"), ("lib", source / ".venv" / "lib")):
+        (source / name).symlink_to(leads)
+    assert shipped(source, tmp_path / "target") == {
+        "own.py": b"own",
+        "train/part": b"1",
+        "valid/part": b"1",
+        "lib/module.py": b"m",
+    }
+
+
 def test_what_is_no_file_is_left_out(tmp_path):
     write(tmp_path / "source", {"own.py": b"own"})
     os.mkfifo(tmp_path / "source" / "fifo")
