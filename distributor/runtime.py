@@ -1,4 +1,4 @@
-"""Functions for use inside a rank. All but :func:`deepspeed_config` also work outside a run.
+"""Functions for use inside a rank. All but ``deepspeed_config()`` also work outside a run.
 
 The functions about ranks follow torchrun's variables (``RANK``, ``WORLD_SIZE``, ...). If those are not set, they
 answer as in a run of one rank, so that the same script also runs by hand.
