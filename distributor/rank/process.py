@@ -376,6 +376,7 @@ def _finalize(code: int) -> int:
                 continue
     ctypes.CDLL(None).fflush(None)  # flushes what C and C++ extensions have printed
     if code == 0:
-        _end_soon(code, parting.PATIENCE)
-        parting.await_others()
+        with suppress(RuntimeError):  # no thread can be started: without that bound it waits for nobody
+            _end_soon(code, parting.PATIENCE)
+            parting.await_others()
     return code
