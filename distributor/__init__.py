@@ -80,7 +80,11 @@ _WHERE = {
     ),
 }
 
-_MODULES = {"deepspeed_checkpoint": "distributor.deepspeed.checkpoint", "runtime": "distributor.runtime"}
+_MODULES = {
+    "deepspeed_checkpoint": "distributor.deepspeed.checkpoint",
+    "launch": "distributor.launch",
+    "runtime": "distributor.runtime",
+}
 
 __all__ = ["__version__", *_WHERE, *_MODULES]
 

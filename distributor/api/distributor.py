@@ -487,3 +487,5 @@ class Distributor:
 
 class TorchDistributor(Distributor):
     """:class:`Distributor` under PySpark's name."""
+
+    __doc__ = f"{Distributor.__doc__}"  # for help(): the arguments are the same
