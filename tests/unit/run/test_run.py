@@ -172,6 +172,7 @@ def test_warnings_say_who_speaks_unless_the_user_has_configured_logging(
     configure: Any, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)  # what logging.warning() of another thread would call
     monkeypatch.setattr(notices.logger, "handlers", list(notices.logger.handlers))
     configure(notices.logger)
     gc.collect()  # runs of tests before this one, whose results nobody has asked for
