@@ -72,6 +72,10 @@ class DeepspeedTorchDistributor(TorchDistributor):
         for old, new in (("num_processes", "numGpus"), ("local_mode", "localMode"), ("use_gpu", "useGpu")):
             if old in options:
                 raise ConfigurationError(f"{old} is called {new} here, as in PySpark's DeepspeedTorchDistributor")
+        if "launch" in options:
+            raise ConfigurationError(
+                f"launch={options['launch']!r} has no place here, where DeepSpeed is the launch path: use Distributor"
+            )
         # PySpark accepts True as one GPU, and its own tests pass True.
         world_size = check_count("numGpus", 1 if numGpus is True else numGpus) * check_count("nnodes", nnodes)
         self._shape = (numGpus, nnodes)

@@ -367,9 +367,8 @@ def _finalize(code: int) -> int:
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for item in gc.get_objects():
-        if issubclass(
-            type(item), (io.TextIOWrapper, io.BufferedWriter)
-        ):  # isinstance would call the object's own __class__
+        # isinstance would call the object's own __class__
+        if issubclass(type(item), (io.TextIOWrapper, io.BufferedWriter)):
             try:
                 item.flush()
             except Exception:  # it is closed, or its pipe is

@@ -52,6 +52,11 @@ def test_what_is_no_launch_path(launch: Any) -> None:
     assert str(caught.value).endswith(f"not {launch!r}")
 
 
+def test_another_path_under_pysparks_name_for_deepspeed() -> None:
+    with pytest.raises(ConfigurationError, match=r"launch='torchrun' has no place here, .*: use Distributor$"):
+        DeepspeedTorchDistributor(2, useGpu=False, launch="torchrun")
+
+
 @dataclass(frozen=True)
 class Greeting:
     """A path of somebody else's."""
