@@ -21,6 +21,7 @@ from distributor import Status, TorchDistributor
 from distributor.channel import frames
 from distributor.channel.node import Uplink, over_tls
 from distributor.channel.server import ChannelServer
+from distributor.values import messages
 from distributor.values.outcome import Log
 from distributor.values.plan import Endpoint
 
@@ -30,7 +31,7 @@ class Listener:
 
     def __init__(self) -> None:
         self.logs: list[Log] = []
-        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.events: list[tuple[str, messages.Message]] = []
         self.lost: list[tuple[str, str]] = []
         self.has: dict[tuple[int, int], int] = {}
 
@@ -38,17 +39,17 @@ class Listener:
         self.logs.append(log)
         self.has[log.rank, log.stream] = log.offset + len(log.data)
 
-    def on_event(self, node: str, event: dict[str, Any]) -> None:
-        self.events.append((node, event))
+    def on_message(self, node: str, message: messages.Message) -> None:
+        self.events.append((node, message))
 
     def on_lost(self, node: str, why: str) -> None:
         self.lost.append((node, why))
 
-    def offsets(self, node: str) -> list[list[int]]:
-        return [[rank, stream, offset] for (rank, stream), offset in self.has.items()]
+    def offsets(self, node: str) -> tuple[messages.Offset, ...]:
+        return tuple((rank, stream, offset) for (rank, stream), offset in self.has.items())
 
-    def heard(self, name: str) -> list[tuple[str, dict[str, Any]]]:
-        return [(node, event) for node, event in self.events if event["event"] == name]
+    def heard(self, kind: type[messages.Message]) -> list[tuple[str, messages.Message]]:
+        return [(node, message) for node, message in self.events if isinstance(message, kind)]
 
 
 @pytest.fixture
@@ -58,15 +59,15 @@ def served() -> Iterator[tuple[Listener, ChannelServer, Endpoint]]:
         yield listener, server, server.listen("127.0.0.1", "127.0.0.1")
 
 
-def hello(name: str = "node-a") -> dict[str, Any]:
-    return {"event": "hello", "node": name, "placement": []}
+def hello(name: str = "node-a") -> messages.Hello:
+    return messages.Hello(name)
 
 
 class Node:
     """An agent's side, which remembers what it was told."""
 
     def __init__(self, endpoint: Endpoint, name: str = "node-a", timeout: float = 30.0, interval: float = 0.05) -> None:
-        self.orders: list[dict[str, Any]] = []
+        self.orders: list[messages.Message] = []
         self.offsets: list[tuple[dict[tuple[int, int], int], bool]] = []
         self.given_up = False
         self.writers: list[asyncio.StreamWriter] = []
@@ -83,7 +84,7 @@ class Node:
             on_order=self.orders.append,
             on_offsets=lambda offsets, again: self.offsets.append((offsets, again)),
             on_lost=lambda: setattr(self, "given_up", True),
-            status=lambda: {"alive": 1},
+            status=lambda: messages.Beat(1),
             timeout=timeout,
             interval=interval,
             redial=True,
@@ -116,16 +117,16 @@ def test_a_node_with_the_token_is_heard(served: tuple[Listener, ChannelServer, E
             await a.uplink.send_log(Log(3, 1, 0, b"a line\n"))
             server.stop("because")
             await until(lambda: a.orders)
-            assert a.orders == [{"order": "stop", "reason": "because", "grace": True}]
+            assert a.orders == [messages.Stop("because")]
             answer = await a.uplink.close()
-            assert answer == {"order": "bye", "offsets": [[3, 1, 7]], "failed": True}
+            assert answer == messages.Farewell(((3, 1, 7),), True)
             assert a.offsets[-1] == ({(3, 1): 7}, False)
             assert not a.given_up
 
     play(scene())
     assert listener.logs == [Log(3, 1, 0, b"a line\n")]
     assert listener.events[0] == ("node-a", hello())
-    assert listener.heard("bye")
+    assert listener.heard(messages.Bye)
     assert listener.lost == []
 
 
@@ -150,7 +151,7 @@ def test_heartbeats_are_heard_and_answered(served: tuple[Listener, ChannelServer
             await a.uplink.close()
 
     play(scene())
-    assert listener.heard("beat")[0] == ("node-a", {"event": "beat", "alive": 1})
+    assert listener.heard(messages.Beat)[0] == ("node-a", messages.Beat(1))
 
 
 def test_a_broken_connection_is_made_again_and_logs_go_on(served: tuple[Listener, ChannelServer, Endpoint]) -> None:
@@ -158,7 +159,7 @@ def test_a_broken_connection_is_made_again_and_logs_go_on(served: tuple[Listener
 
     async def scene() -> None:
         async with node(endpoint) as a:
-            a.uplink.tell({"event": "started"})
+            a.uplink.tell(messages.Started())
             await a.uplink.send_log(Log(0, 1, 0, b"first\n"))
             await until(lambda: listener.logs)
             a.writers[0].transport.abort()
@@ -172,7 +173,7 @@ def test_a_broken_connection_is_made_again_and_logs_go_on(served: tuple[Listener
 
     play(scene())
     assert [log.data for log in listener.logs] == [b"first\n", b"second\n"]
-    assert len(listener.heard("started")) == 2  # told again: whether the first arrived, nobody knows
+    assert len(listener.heard(messages.Started)) == 2  # told again: whether the first arrived, nobody knows
     assert listener.lost == []
 
 
@@ -181,7 +182,7 @@ def test_a_node_that_leaves_without_a_word_is_lost(served: tuple[Listener, Chann
 
     with trusted(endpoint) as connection:
         connection.sendall(frames.pack(hello()))
-        assert b"welcome" in connection.recv(1000)  # what is unread would make its end a break of the connection
+        assert b"Welcome" in connection.recv(1000)  # what is unread would make its end a break of the connection
     watch.until(lambda: listener.lost == [("node-a", "its agent ended without a word")])
 
 
@@ -201,7 +202,7 @@ def test_both_sides_give_up_when_the_wire_is_cut() -> None:
 
             async def scene() -> None:
                 async with node(replace(endpoint, port=wire.port), timeout=1.0) as a:
-                    await until(lambda: listener.heard("beat"))
+                    await until(lambda: listener.heard(messages.Beat))
                     wire.block()
                     await until(lambda: a.given_up)
                     await a.uplink.send_log(Log(0, 1, 0, b"does not wait for ever"))

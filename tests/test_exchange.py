@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,8 +19,9 @@ from test_channel import Listener
 
 from distributor import TorchDistributor
 from distributor.channel import server, task
-from distributor.channel.facts import Facts, Told
+from distributor.channel.facts import Facts
 from distributor.channel.server import ChannelServer
+from distributor.values.messages import AllFacts, TaskFacts
 from distributor.values.plan import Endpoint
 
 Entries = list[dict[str, Any]]
@@ -157,7 +160,7 @@ def test_the_facts_of_a_task_that_has_ended_do_not_count(serving: Any) -> None:
     """Its executor was killed: Spark starts all tasks again, and those of before must not be mixed with them."""
     it, at = serving(2)
     line = task._connect((at.host, at.port, at.certificate, at.token))
-    line.sendall(task._pack({"event": "facts", "attempt": ["", 0], "facts": {"partition": 0, "facts": "old"}}))
+    line.sendall(task._pack(TaskFacts("", 0, 0, {"facts": "old"})))
     watch.until(lambda: len(it._facts.here) == 1)
     line.close()
     watch.until(lambda: not it._facts.here)
@@ -176,23 +179,27 @@ def test_the_facts_of_a_task_that_has_ended_do_not_count(serving: Any) -> None:
 def test_attempts_are_not_mixed(old: tuple[str, int, int], new: list[tuple[str, int, int]]) -> None:
     """Those of before may still be there when all tasks have been started again."""
     facts, writers = Facts(2), [cast(Any, object()) for _ in range(3)]
-    facts.take(writers[0], Told(*old, {"old": 1}))
+    facts.take(writers[0], told(*old, {"old": 1}))
     assert facts.told == 1
-    facts.take(writers[1], Told(*new[0], {"new": 0}))
+    facts.take(writers[1], told(*new[0], {"new": 0}))
     assert facts.answer() is None
-    facts.take(writers[2], Told(*new[1], {"new": 1}))
+    facts.take(writers[2], told(*new[1], {"new": 1}))
     assert facts.told == 2
     answer = facts.answer()
-    assert answer is not None
-    assert sorted(answer["facts"], key=str) == [{"new": 0}, {"new": 1}]
+    assert isinstance(answer, AllFacts)
+    assert sorted(answer.facts, key=str) == [{"new": 0}, {"new": 1}]
+
+
+def told(wave: str, partition: int, attempt: int, facts: dict[str, Any]) -> TaskFacts:
+    return TaskFacts(wave, attempt, partition, facts)
 
 
 def test_tasks_of_a_wave_before_are_not_answered() -> None:
     facts, writers = Facts(1), [cast(Any, object()) for _ in range(2)]
-    facts.take(writers[0], Told("b", 0, 5, {"new": 0}))
-    facts.take(writers[1], Told("a", 0, 4, {"old": 0}))
+    facts.take(writers[0], told("b", 0, 5, {"new": 0}))
+    facts.take(writers[1], told("a", 0, 4, {"old": 0}))
     assert facts.waiting() == [writers[0]]
-    assert facts.answer() == {"order": "facts", "facts": [{"new": 0}]}
+    assert facts.answer() == AllFacts(({"new": 0},))
 
 
 def test_a_stage_that_is_started_again_in_part_ends(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,8 +253,10 @@ def test_a_driver_that_goes_is_given_up() -> None:
 
 def test_facts_that_make_no_sense_do_no_harm(serving: Any) -> None:
     _, at = serving(1)
-    for facts in ({}, {"partition": "x"}, [], None):
+    told = {"kind": "TaskFacts", "wave": "", "attempt": 0, "partition": 0, "facts": {}}
+    for wrong in ({"facts": []}, {"facts": None}, {"partition": "x"}, {"attempt": True}, {"more": 1}, {"kind": "Hi"}):
         with task._connect((at.host, at.port, at.certificate, at.token)) as line:
-            line.sendall(task._pack({"event": "facts", "attempt": ["", 0], "facts": facts}))
+            body = json.dumps({**told, **wrong}).encode()
+            line.sendall(struct.pack("!IB", len(body), 1) + body)
             assert line.recv(1) == b""
     assert Tasks(1).start(0, at).result(watch.DEADLINE) == everyone(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import socket
@@ -24,11 +25,12 @@ from test_channel import Listener, hello, stranger, trusted
 from distributor import Status, TorchDistributor, TrainingError
 from distributor.channel import frames, server as channel_server
 from distributor.channel.server import ChannelServer
+from distributor.values import messages
 from distributor.values.outcome import Log
 from distributor.values.plan import Endpoint
 
 #: Bytes by which the driver may grow under attack: a few megabytes of buffers, however much was sent.
-GROWTH = 64 << 20
+GROWTH = 128 << 20
 
 
 @pytest.fixture
@@ -44,6 +46,12 @@ def refused(connection: socket.socket) -> bool:
         return connection.recv(1) == b""
     except OSError:
         return True
+
+
+def raw(message: Any) -> bytes:
+    """A frame with any JSON object."""
+    body = json.dumps(message).encode()
+    return struct.pack("!IB", len(body), 1) + body
 
 
 @pytest.mark.parametrize(
@@ -98,7 +106,9 @@ def test_who_stays_silent_keeps_nobody_out(served: tuple[Listener, Endpoint]) ->
         pytest.param(struct.pack("!IB", 3, 2) + b"abc", id="short-log"),
         pytest.param(struct.pack("!IB", 2, 1) + b"[]", id="no-object"),
         pytest.param(struct.pack("!IB", 100_000, 1) + b"[" * 100_000, id="deep"),
-        pytest.param(frames.pack({"no": "event"}), id="no-event"),
+        pytest.param(raw({"no": "kind"}), id="no-kind"),
+        pytest.param(raw({"kind": "Beat", "alive": "2"}), id="wrong-type"),
+        pytest.param(raw({"kind": "Beat", "dead": 2}), id="unknown-field"),
     ],
 )
 def test_a_node_that_sends_nonsense_is_lost_and_others_are_not(served: tuple[Listener, Endpoint], said: bytes) -> None:
@@ -115,7 +125,7 @@ def bad_node(served: tuple[Listener, Endpoint], said: bytes, half: bool) -> None
     with trusted(endpoint) as good, trusted(endpoint) as bad:
         good.sendall(frames.pack(hello("good")))
         bad.sendall(frames.pack(hello("bad")))
-        assert b"welcome" in bad.recv(1000)
+        assert b"Welcome" in bad.recv(1000)
         bad.sendall(said)
         if half:
             bad.close()
@@ -132,7 +142,7 @@ def test_a_name_is_no_token(served: tuple[Listener, Endpoint]) -> None:
         node.sendall(frames.pack(hello()))
         watch.until(lambda: listener.events)
         with stranger(endpoint) as thief:
-            thief.sendall(bytes(32) + frames.pack(hello()) + frames.pack({"event": "failed"}))
+            thief.sendall(bytes(32) + frames.pack(hello()) + frames.pack(messages.Failed()))
             assert refused(thief)
         node.sendall(frames.pack_log(Log(0, 1, 0, b"still here")))
         watch.until(lambda: listener.logs)

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-
-class Told(NamedTuple):
-    """What one task told the driver.
-
-    ``wave`` identifies the tasks that were started together with it; ``attempt`` is the number of its task attempt.
-    """
-
-    wave: str
-    partition: int
-    attempt: int
-    facts: dict[str, Any]
+from distributor.values.messages import AllFacts, Gather, Message, Stop, TaskFacts
 
 
 class Facts:
@@ -33,8 +23,8 @@ class Facts:
         #: Whether the driver no longer expects all facts to arrive here.
         self.given_up = False
         #: What was told over each open connection.
-        self.here: dict[asyncio.StreamWriter, Told] = {}
-        self._complete: dict[int, Told] = {}
+        self.here: dict[asyncio.StreamWriter, TaskFacts] = {}
+        self._complete: dict[int, TaskFacts] = {}
         self._answered: set[asyncio.StreamWriter] = set()
         #: Whether the facts of all tasks have ever been complete and accepted, so that tasks may have got them.
         self.begun = False
@@ -42,7 +32,7 @@ class Facts:
         self.accept: Callable[[list[dict[str, Any]]], bool] = lambda facts: True
         self._refused = False
 
-    def take(self, writer: asyncio.StreamWriter, told: Told) -> None:
+    def take(self, writer: asyncio.StreamWriter, told: TaskFacts) -> None:
         self.here[writer] = told
         current = self._current()
         if writer not in current:
@@ -57,7 +47,7 @@ class Facts:
                 self._complete = newest
                 self.begun = True
 
-    def _current(self) -> dict[asyncio.StreamWriter, Told]:
+    def _current(self) -> dict[asyncio.StreamWriter, TaskFacts]:
         """Return what the tasks of the newest wave told, by connection."""
         newest = max(self.here.values(), key=lambda told: told.attempt, default=None)
         return {writer: told for writer, told in self.here.items() if newest is not None and told.wave == newest.wave}
@@ -91,12 +81,12 @@ class Facts:
         """Whether all tasks have told their facts and were accepted or refused."""
         return bool(self._complete) or self._refused
 
-    def answer(self) -> dict[str, Any] | None:
+    def answer(self) -> Message | None:
         """Return the order that answers every task, or ``None`` while facts are missing."""
         if self.given_up:
-            return {"order": "gather"}
+            return Gather()
         if self._refused:
-            return {"order": "stop", "reason": "Spark has placed the tasks badly"}
+            return Stop("Spark has placed the tasks badly")
         if not self._complete:
             return None
-        return {"order": "facts", "facts": [told.facts for told in self._complete.values()]}
+        return AllFacts(tuple(told.facts for told in self._complete.values()))

@@ -5,7 +5,7 @@ Frames hold nothing that could execute, and their length is bounded.
 ::
 
     uint32 length of the body | uint8 kind | body
-    kind 1: body is a JSON object
+    kind 1: body is a message (distributor.values.messages) as a JSON object
     kind 2: body is uint32 rank | uint8 stream (1 stdout, 2 stderr, 3 what Python prints of an uncaught exception)
             | uint64 offset | bytes as the rank wrote them
 """
@@ -15,9 +15,9 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
-from collections.abc import Mapping
-from typing import Any
 
+from distributor.values import messages
+from distributor.values.messages import Message
 from distributor.values.outcome import Log
 
 #: The longest body of a frame, in bytes. A longer one is refused before it is read.
@@ -43,13 +43,13 @@ class CutError(ProtocolError):
     """The connection ended inside a frame."""
 
 
-def pack(message: Mapping[str, Any]) -> bytes:
+def pack(message: Message) -> bytes:
     """Return a message as a JSON frame.
 
     Raises:
         ProtocolError: the body would be longer than :data:`MAX_BODY`.
     """
-    body = json.dumps(message).encode()
+    body = json.dumps(messages.encode(message)).encode()
     if len(body) > MAX_BODY:
         raise ProtocolError(f"a message of {len(body)} bytes is longer than a frame may be ({MAX_BODY})")
     return _HEADER.pack(len(body), _JSON_KIND) + body
@@ -61,7 +61,7 @@ def pack_log(log: Log) -> bytes:
     return _HEADER.pack(_LOG.size + len(log.data), _LOG_KIND) + head + log.data
 
 
-async def read(reader: asyncio.StreamReader) -> dict[str, Any] | Log | None:
+async def read(reader: asyncio.StreamReader) -> Message | Log | None:
     """Read the next frame; return ``None`` when the connection has ended between two frames.
 
     Raises:
@@ -89,9 +89,6 @@ async def read(reader: asyncio.StreamReader) -> dict[str, Any] | Log | None:
     if kind != _JSON_KIND:
         raise ProtocolError(f"unknown kind of frame: {kind}")
     try:
-        message = json.loads(body)
-    except (ValueError, RecursionError):
-        raise ProtocolError("a message that is not JSON") from None
-    if not isinstance(message, dict):
-        raise ProtocolError("a message that is not a JSON object")
-    return message
+        return messages.decode(json.loads(body))
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"not a message: {error}") from None

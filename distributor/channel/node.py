@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
 
 from distributor.channel import frames
 from distributor.machine import network
-from distributor.values import outcome
+from distributor.values import messages, outcome
+from distributor.values.messages import Message
 from distributor.values.plan import Endpoint
 
 #: Seconds that one attempt to reach the driver may take. If the first one fails, the run goes on without the channel.
@@ -58,7 +58,7 @@ class Uplink:
             connection has just been made again: if so, logs must be sent again from there.
         on_lost: called once when the connection has broken and cannot be made again: with ``redial``, after ``timeout``
             seconds without a word from the driver, otherwise at once.
-        status: returns the content of a heartbeat.
+        status: returns a heartbeat.
         timeout: seconds of silence after which the driver is given up, with ``redial``.
         interval: seconds between heartbeats.
         redial: whether a broken connection can be made again.
@@ -67,12 +67,12 @@ class Uplink:
     def __init__(
         self,
         dial: Dial,
-        hello: Mapping[str, Any],
+        hello: messages.Hello,
         *,
-        on_order: Callable[[dict[str, Any]], None],
+        on_order: Callable[[Message], None],
         on_offsets: Callable[[Offsets, bool], None],
         on_lost: Callable[[], None],
-        status: Callable[[], Mapping[str, Any]],
+        status: Callable[[], messages.Beat],
         timeout: float,
         interval: float,
         redial: bool,
@@ -90,7 +90,7 @@ class Uplink:
         self._heard = 0.0
         self._welcome = asyncio.Event()
         self._ended = asyncio.Event()
-        self._bye: dict[str, Any] | None = None
+        self._bye: messages.Farewell | None = None
         self._breaks = 0
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -106,16 +106,16 @@ class Uplink:
             raise TimeoutError(f"no answer within {CONNECT_TIMEOUT:.0f} s") from None
         self._tasks = [asyncio.ensure_future(self._serve(reader)), asyncio.ensure_future(self._beat())]
 
-    def tell(self, event: Mapping[str, Any]) -> None:
-        """Send an event that the driver must know, and send it again after each break.
+    def tell(self, message: Message) -> None:
+        """Send a message that the driver must know, and send it again after each break.
 
         Raises:
-            ProtocolError: the event is too long for a frame.
+            ProtocolError: the message is too long for a frame.
         """
-        self._told.append(frames.pack(event))
+        self._told.append(frames.pack(message))
         self._write(self._told[-1])
 
-    def send(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Message) -> None:
         """Send a message once; it may get lost."""
         self._write(frames.pack(message))
 
@@ -127,10 +127,10 @@ class Uplink:
             with suppress(OSError):
                 await self._writer.drain()
 
-    async def close(self) -> dict[str, Any] | None:
+    async def close(self) -> messages.Farewell | None:
         """Tell the driver that nothing more comes; return its answer once it has all, or ``None`` without one."""
         if not self._ended.is_set():
-            self.tell({"event": "bye"})
+            self.tell(messages.Bye())
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), _BYE_TIMEOUT)
         for task in self._tasks:
@@ -155,7 +155,7 @@ class Uplink:
         """Read the messages of the driver, over as many connections as it takes."""
         while reader is not None:
             with suppress(OSError, frames.ProtocolError, KeyError, TypeError, ValueError):
-                while (message := await frames.read(reader)) is not None and isinstance(message, dict):
+                while isinstance(message := await frames.read(reader), Message):
                     self._heard = asyncio.get_running_loop().time()
                     self._obey(message)
             self._welcome.clear()
@@ -168,17 +168,17 @@ class Uplink:
         if self._bye is None:
             self._on_lost()
 
-    def _obey(self, message: dict[str, Any]) -> None:
-        if "offsets" in message:
-            offsets = {(int(rank), int(stream)): int(offset) for rank, stream, offset in message["offsets"]}
-            self._on_offsets(offsets, message["order"] == "welcome" and self._breaks > 0)
-        if message["order"] == "welcome":
+    def _obey(self, message: Message) -> None:
+        if not isinstance(message, (messages.Welcome, messages.Heard, messages.Farewell)):
+            self._on_order(message)
+            return
+        offsets = {(rank, stream): offset for rank, stream, offset in message.offsets}
+        self._on_offsets(offsets, isinstance(message, messages.Welcome) and self._breaks > 0)
+        if isinstance(message, messages.Welcome):
             self._welcome.set()
-        elif message["order"] == "bye":
+        elif isinstance(message, messages.Farewell):
             self._bye = message
             self._ended.set()
-        elif message["order"] != "beat":
-            self._on_order(message)
 
     async def _come_back(self) -> asyncio.StreamReader | None:
         """Reconnect; return ``None`` if that fails until the driver has been silent for too long."""
@@ -197,6 +197,6 @@ class Uplink:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._interval)
-            self.send({"event": "beat", **self._status()})
+            self.send(self._status())
             if self._redial and self._writer is not None and loop.time() - self._heard > self._timeout:
                 self._writer.transport.abort()  # treat it as broken, so that pending reads and writes end

@@ -8,16 +8,17 @@ import secrets
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from distributor.channel import frames
-from distributor.channel.facts import Facts, Told
+from distributor.channel.facts import Facts
 from distributor.channel.tls import make_tls
-from distributor.values import outcome
+from distributor.values import messages, outcome
+from distributor.values.messages import Message, Offset
 from distributor.values.plan import Endpoint
 
 #: Seconds that a new connection may take for the TLS handshake, and again to show the token.
@@ -44,12 +45,12 @@ class Listener(Protocol):
 
     def on_log(self, log: outcome.Log) -> None: ...
 
-    def on_event(self, node: str, event: dict[str, Any]) -> None: ...
+    def on_message(self, node: str, message: Message) -> None: ...
 
     def on_lost(self, node: str, why: str) -> None: ...
 
-    def offsets(self, node: str) -> list[list[int]]:
-        """Return how much of the node's logs has arrived: ``[rank, stream, bytes]`` for each stream."""
+    def offsets(self, node: str) -> tuple[Offset, ...]:
+        """Return how much of the node's logs has arrived, for each stream."""
 
 
 @dataclass
@@ -85,7 +86,7 @@ class ChannelServer:
         self._peers: dict[str, _Peer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._strangers: dict[asyncio.Task[None], None] = {}
-        self._stop: dict[str, Any] | None = None
+        self._stop: messages.Stop | None = None
         self._fallback: asyncio.TimerHandle | None = None
         #: ``host:port`` that nodes are given, set once the server listens for them.
         self.address: str | None = None
@@ -135,10 +136,10 @@ class ChannelServer:
         """Serve a node over a connected socket whose other end the node inherits; the server owns the socket then."""
         self._call(self._serve_socket(sock)).result()
 
-    def hear(self, node: str, event: dict[str, Any]) -> None:
-        """Pass an event of a node that is not connected yet on to the listener."""
+    def hear(self, node: str, message: Message) -> None:
+        """Pass a message of a node that is not connected yet on to the listener."""
         with suppress(RuntimeError):  # the run has just ended, and the loop with it
-            self._loop.call_soon_threadsafe(self._listener.on_event, node, event)
+            self._loop.call_soon_threadsafe(self._listener.on_message, node, message)
 
     def accept_if(self, accept: Callable[[list[dict[str, Any]]], bool]) -> None:
         """Set the check of all tasks' facts.
@@ -159,14 +160,14 @@ class ChannelServer:
             grace: whether ranks get the grace period; ``False`` also ends a grace period that has already begun.
         """
         with suppress(RuntimeError):  # the run has just ended, and the loop with it
-            self._loop.call_soon_threadsafe(self._order_stop, {"order": "stop", "reason": reason, "grace": grace})
+            self._loop.call_soon_threadsafe(self._order_stop, messages.Stop(reason, grace))
 
     @property
     def stop_reason(self) -> str:
         """The reason why nodes were ordered to stop; ``""`` if they were not."""
-        return "" if self._stop is None else str(self._stop["reason"])
+        return "" if self._stop is None else self._stop.reason
 
-    def order(self, order: Mapping[str, Any]) -> None:
+    def order(self, order: Message) -> None:
         """Send an order to all nodes that are connected now."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._send_all, order)
@@ -231,11 +232,11 @@ class ChannelServer:
             while (message := await frames.read(reader)) is not None:
                 if node is None:
                     self.reached = True
-                    if not isinstance(message, outcome.Log) and message["event"] == "facts":
+                    if isinstance(message, messages.TaskFacts):
                         await self._exchange(message, reader, writer)
                         return
-                    if not isinstance(message, outcome.Log) and message["event"] == "importing":
-                        self._listener.on_event(str(message["node"]), message)  # a task whose node is not up yet
+                    if isinstance(message, messages.Importing):
+                        self._listener.on_message(message.node, message)  # a task whose node is not up yet
                         return
                     node = self._welcome(message, writer)
                     continue
@@ -243,13 +244,13 @@ class ChannelServer:
                 if isinstance(message, outcome.Log):
                     self._listener.on_log(message)
                     continue
-                event = message["event"]
-                self._listener.on_event(node, message)
-                if event in ("beat", "bye"):
-                    answer = {"order": event, "offsets": self._listener.offsets(node), "failed": self._stop is not None}
-                    self._send(writer, answer)
+                self._listener.on_message(node, message)
+                if isinstance(message, messages.Beat):
+                    self._send(writer, messages.Heard(self._listener.offsets(node)))
                     await writer.drain()  # do not keep writing to a node that never reads
-                if event == "bye":
+                if isinstance(message, messages.Bye):
+                    self._send(writer, messages.Farewell(self._listener.offsets(node), self._stop is not None))
+                    await writer.drain()
                     del self._peers[node]
                     return
         except frames.CutError:
@@ -265,15 +266,13 @@ class ChannelServer:
             peer.leaving = self._loop.call_later(window, self._lose, node, why)
 
     async def _exchange(
-        self, message: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, message: messages.TaskFacts, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Keep a task's facts while its connection lasts, and answer when all facts are here or cannot come."""
         if self._stop is not None:
             self._send(writer, self._stop)
         facts = self._facts
-        wave, attempt = message["attempt"]
-        mine = dict(message["facts"])
-        facts.take(writer, Told(str(wave), int(mine["partition"]), int(attempt), mine))
+        facts.take(writer, message)
         if self._fallback is not None and facts.settled:
             self._fallback.cancel()
             self._fallback = None
@@ -288,7 +287,7 @@ class ChannelServer:
     def _give_facts_up(self) -> None:
         """Send all tasks to Spark's ``allGather``, since some cannot reach the driver; stop the run if it has begun."""
         if self._facts.begun:
-            self._order_stop({"order": "stop", "reason": "Spark has started the tasks again", "grace": True})
+            self._order_stop(messages.Stop("Spark has started the tasks again"))
             return
         self._facts.give_up()
         self._answer_facts()
@@ -299,23 +298,23 @@ class ChannelServer:
             for writer in self._facts.waiting():
                 self._send(writer, answer)
 
-    def _welcome(self, message: dict[str, Any] | outcome.Log, writer: asyncio.StreamWriter) -> str:
+    def _welcome(self, message: Message | outcome.Log, writer: asyncio.StreamWriter) -> str:
         """Register a connection for the node that its hello names, in place of an older connection.
 
         Raises:
-            KeyError, TypeError: the message is not a hello.
+            TypeError: the message is not a hello.
         """
-        if isinstance(message, outcome.Log) or message["event"] != "hello":
+        if not isinstance(message, messages.Hello):
             raise TypeError("no hello")
-        node = str(message["node"])
+        node = message.node
         before = self._peers.get(node)
         self._peers[node] = _Peer(writer, self._loop.time())
         if before is not None:
             if before.leaving is not None:
                 before.leaving.cancel()
             before.writer.close()
-        self._listener.on_event(node, message)
-        self._send(writer, {"order": "welcome", "offsets": self._listener.offsets(node)})
+        self._listener.on_message(node, message)
+        self._send(writer, messages.Welcome(self._listener.offsets(node)))
         if self._stop is not None:
             self._send(writer, self._stop)
         return node
@@ -341,18 +340,18 @@ class ChannelServer:
             peer.writer.transport.abort()
             self._listener.on_lost(node, why)
 
-    def _order_stop(self, order: dict[str, Any]) -> None:
-        if self._stop is None or (self._stop["grace"] and not order["grace"]):
+    def _order_stop(self, order: messages.Stop) -> None:
+        if self._stop is None or (self._stop.grace and not order.grace):
             self._stop = order
             self._send_all(order)
             for writer in self._facts.waiting():
                 self._send(writer, order)
 
-    def _send_all(self, order: Mapping[str, Any]) -> None:
+    def _send_all(self, order: Message) -> None:
         for peer in self._peers.values():
             self._send(peer.writer, order)
 
-    def _send(self, writer: asyncio.StreamWriter, message: Mapping[str, Any]) -> None:
+    def _send(self, writer: asyncio.StreamWriter, message: Message) -> None:
         if not writer.is_closing():
             writer.write(frames.pack(message))
 

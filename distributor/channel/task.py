@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from distributor.machine import network
+from distributor.values import messages
+from distributor.values.messages import AllFacts, Message, Stop, TaskFacts
 
 #: Where the driver listens: host, port, certificate (PEM), token.
 Endpoint = tuple[str, int, str, bytes]
@@ -55,32 +57,31 @@ def exchange(
     Raises:
         StoppedError: the run must not begin, or the driver was reached and is gone.
     """
-    told = _over_channel({"event": "facts", "attempt": attempt, "facts": mine}, endpoint, patience)
+    wave, number = attempt
+    told = _over_channel(TaskFacts(wave, number, mine["partition"], dict(mine)), endpoint, patience)
     everyone = told if told is not None else [json.loads(text) for text in gather(json.dumps(mine))]
     return sorted(everyone, key=lambda entry: entry["partition"]), told is not None
 
 
-def tell(endpoint: Endpoint, events: Iterable[Mapping[str, Any]], timeout: float = CONNECT_TIMEOUT) -> None:
-    """Send events to the driver and wait until it has read them.
+def tell(endpoint: Endpoint, told: Iterable[Message], timeout: float = CONNECT_TIMEOUT) -> None:
+    """Send messages to the driver and wait until it has read them.
 
     Args:
         endpoint: the driver.
-        events: the events to send.
+        told: the messages to send.
         timeout: seconds that each network operation may take.
 
     Raises:
         OSError: the driver cannot be reached in time.
     """
     with _connect(endpoint, timeout) as line:
-        for event in events:
-            line.sendall(_pack(event))
+        for message in told:
+            line.sendall(_pack(message))
         while line.recv(4096):  # until the driver ends the connection
             pass
 
 
-def _over_channel(
-    message: Mapping[str, Any], endpoint: Endpoint | None, patience: float
-) -> list[dict[str, Any]] | None:
+def _over_channel(message: TaskFacts, endpoint: Endpoint | None, patience: float) -> list[dict[str, Any]] | None:
     """Return the driver's facts; ``None`` if it cannot be reached, or says that another task cannot reach it."""
     if endpoint is None:
         return None
@@ -101,10 +102,9 @@ def _over_channel(
                 return None
             raise StoppedError(f"heard nothing from the driver for {patience:g} s")
         time.sleep(_RETRY)
-    if answer["order"] == "stop":
-        raise StoppedError(answer["reason"])
-    facts: list[dict[str, Any]] | None = answer["facts"] if answer["order"] == "facts" else None
-    return facts
+    if isinstance(answer, Stop):
+        raise StoppedError(answer.reason)
+    return list(answer.facts) if isinstance(answer, AllFacts) else None
 
 
 def _wait_for_ever(line: socket.socket, patience: float) -> None:
@@ -130,21 +130,21 @@ def _connect(endpoint: Endpoint, timeout: float = CONNECT_TIMEOUT) -> socket.soc
     return tls
 
 
-def _pack(message: Mapping[str, Any]) -> bytes:
+def _pack(message: Message) -> bytes:
     """Return a frame as ``channel.frames.pack`` does; importing that module would load asyncio in Spark's workers."""
-    body = json.dumps(message).encode()
+    body = json.dumps(messages.encode(message)).encode()
     return struct.pack("!IB", len(body), 1) + body
 
 
-def _read(line: socket.socket) -> dict[str, Any]:
+def _read(line: socket.socket) -> Message:
     """Read the next message.
 
     Raises:
         OSError: the connection has ended before the message was complete.
+        ValueError: what was sent is not a message.
     """
     length, _ = struct.unpack("!IB", _exactly(line, 5))
-    message: dict[str, Any] = json.loads(_exactly(line, length))
-    return message
+    return messages.decode(json.loads(_exactly(line, length)))
 
 
 def _exactly(line: socket.socket, size: int) -> bytes:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from distributor.display.console import Console
+from distributor.values.messages import Offset
 from distributor.values.outcome import UNCAUGHT, Log
 
 _STDERR = 2
@@ -84,15 +85,15 @@ class Logs:
                 self._offsets[rank, stream] = offset
                 self._console.skipped(rank, stream, lines)
 
-    def offsets(self, ranks: Iterable[int]) -> list[list[int]]:
-        """Return how much has arrived: ``[rank, stream, bytes]`` for each stream of the given ranks."""
+    def offsets(self, ranks: Iterable[int]) -> tuple[Offset, ...]:
+        """Return how much has arrived of each stream of the given ranks."""
         with self._lock:
-            return [
-                [rank, stream, self._offsets[rank, stream]]
+            return tuple(
+                (rank, stream, self._offsets[rank, stream])
                 for rank in ranks
                 for stream in _NAMES
                 if (rank, stream) in self._offsets
-            ]
+            )
 
     def close(self) -> None:
         """Show the remaining output."""

@@ -32,7 +32,7 @@ from distributor.node.ranks import Ranks
 from distributor.node.tailing import Tailing
 from distributor.shipping import package, project
 from distributor.text.wording import who
-from distributor.values import environment, layout
+from distributor.values import environment, layout, messages
 from distributor.values.environment import NODE_ID
 from distributor.values.job import Function, Job, Script
 from distributor.values.outcome import Failure, NodeReport, Outcome
@@ -132,7 +132,7 @@ class _Agent:
                 report = await self._train(self._prepare(plan, who, folder), node_id)
             except Exception as error:
                 report = NodeReport(-1, socket.gethostname(), error=_explain(error))
-                self._tell({"event": "failed"})
+                self._tell(messages.Failed())
             await self._close_channel()
             self._report(report, folder)
             await self._owner_gone.wait()
@@ -224,7 +224,7 @@ class _Agent:
         await self._open_channel(order, logs)
         oom_before = processes.oom_kills()
         if isinstance(self._launcher, SpawnedLauncher):
-            self._tell({"event": "importing", "nodes": len(order.placement.nodes), "module": "torch"})
+            self._tell_importing(order, "torch")
         events = self._launcher.start(order)
         if self._store is not None:
             self._store.close()  # the launcher has its own copy now
@@ -237,7 +237,7 @@ class _Agent:
         stopped = self._stopping  # read now: reporting a failure leads to an order to stop
         start_error = self._ranks.start_error(self._launcher, order, stopped)
         if not stopped and (start_error is not None or self._ranks.alive):
-            self._tell({"event": "failed"})
+            self._tell(messages.Failed())
         if self._backstop is not None:
             self._backstop.cancel()
         self._times["exited"] = time.time()
@@ -267,7 +267,7 @@ class _Agent:
         killed = [
             order.plan.node.first_rank + local_rank
             for local_rank, exit in sorted(self._ranks.exits.items())
-            if exit["stopped"] and exit["code"] == -signal.SIGKILL
+            if exit.stopped and exit.code == -signal.SIGKILL
         ]
         if killed:
             self._warnings.append(
@@ -303,11 +303,7 @@ class _Agent:
             interval = min(interval, self._job.stall_timeout / 4)
         uplink = Uplink(
             dial,
-            {
-                "event": "hello",
-                "node": self._order.executor,
-                "placement": [asdict(n) for n in order.placement.nodes],
-            },
+            messages.Hello(self._order.executor, order.placement.nodes),
             on_order=self._on_order,
             on_offsets=logs.driver_has,
             on_lost=self._on_driver_lost,
@@ -327,14 +323,14 @@ class _Agent:
             return
         self._uplink = uplink
         if self._warnings:
-            self._tell({"event": "warnings", "host": order.host, "texts": self._warnings})
+            self._tell(messages.Warnings(order.host, tuple(self._warnings)))
         logs.ship_to(uplink)
 
     async def _close_channel(self) -> None:
         """Close the channel, and note whether the driver knows of a failure."""
         if self._uplink is not None:
             bye = await self._unless_orphaned(self._uplink.close())
-            self._run_failed = self._run_failed or (bye is not None and bool(bye["failed"]))
+            self._run_failed = self._run_failed or (bye is not None and bye.failed)
 
     async def _unless_orphaned(self, work: Coroutine[Any, Any, T]) -> T | None:
         """Wait for the driver to do its part, but not for long once the owner is gone: the driver may be gone too."""
@@ -355,49 +351,52 @@ class _Agent:
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb")
         )
         while line := await reader.readline():
-            event = json.loads(line)
+            event = messages.decode(json.loads(line))
             self._ranks.note(event)
-            if event["event"] == "ready":
-                self._times["ready"] = event["time"]
+            if isinstance(event, messages.LauncherReady):
+                self._times["ready"] = event.time
                 if isinstance(self._launcher, SpawnedLauncher):
-                    self._tell({"event": "importing", "nodes": len(order.placement.nodes), "module": ""})
-            elif event["event"] == "started":
-                self._times["started"] = event["time"]
+                    self._tell_importing(order, "")
+            elif isinstance(event, messages.RanksStarted):
+                self._times["started"] = event.time
                 if self._job.stall_timeout is not None:
                     self._activity = activity.Activity(self._ranks.pids)
-                self._tell({"event": "started"})
-            elif event["event"] == "warning":
-                self._warnings.append(event["text"])
-                self._tell({"event": "warnings", "host": order.host, "texts": [event["text"]]})
-            elif event["event"] == "exited" and event["code"] != 0 and not event["stopped"]:
-                failure = self._failure(order, event["local_rank"], "", False)
-                self._tell({"event": "failed", "failure": {**asdict(failure), "exception": None}})
+                self._tell(messages.Started())
+            elif isinstance(event, messages.LauncherWarning):
+                self._warnings.append(event.text)
+                self._tell(messages.Warnings(order.host, (event.text,)))
+            elif isinstance(event, messages.RankExited) and event.code != 0 and not event.stopped:
+                failure = self._failure(order, event.local_rank, "", False)
+                self._tell(messages.Failed(replace(failure, exception=None)))
         transport.close()
 
-    def _tell(self, event: Mapping[str, Any]) -> None:
+    def _tell(self, message: messages.Message) -> None:
         if self._uplink is not None:
             try:
-                self._uplink.tell(event)
+                self._uplink.tell(message)
             except frames.ProtocolError:  # the traceback has megabytes; it still arrives with the report
-                self._uplink.tell({"event": event["event"]})
+                self._uplink.tell(messages.Failed())
 
-    def _status(self) -> dict[str, Any]:
-        """Return the content of a heartbeat: how many ranks are alive, and for how many seconds they have been idle."""
+    def _tell_importing(self, order: NodeOrder, module: str) -> None:
+        self._tell(messages.Importing(self._order.executor, len(order.placement.nodes), module))
+
+    def _status(self) -> messages.Beat:
+        """Return a heartbeat: how many ranks are alive, and for how many seconds they have been idle."""
         alive = len(self._ranks.alive_pids)
         if self._activity is None or self._tailing is None or not alive:
-            return {"alive": alive}
-        return {"alive": alive, "idle": self._activity.look(self._tailing.seen)}
+            return messages.Beat(alive)
+        return messages.Beat(alive, self._activity.look(self._tailing.seen))
 
-    def _on_order(self, order: dict[str, Any]) -> None:
-        if order.get("order") == "stop":
-            if order["grace"] and self._dumps:
+    def _on_order(self, order: messages.Message) -> None:
+        if isinstance(order, messages.Stop):
+            if order.grace and self._dumps:
                 self._stopping_soon = asyncio.ensure_future(self._stop_after(set(self._dumps)))
             else:
-                self._stop(grace=bool(order["grace"]))
-        elif order.get("order") == "dump":
+                self._stop(grace=order.grace)
+        elif isinstance(order, messages.Dump):
             pids = self._ranks.alive_pids
-            before = activity.ask_stacks(Path(self._order.folder), pids, bool(order["all"]))
-            dump = asyncio.ensure_future(self._dump(int(order["id"]), pids, before, float(order["timeout"])))
+            before = activity.ask_stacks(Path(self._order.folder), pids, order.all_threads)
+            dump = asyncio.ensure_future(self._dump(order.number, pids, before, order.timeout))
             self._dumps.add(dump)
             dump.add_done_callback(self._dumps.discard)
 
@@ -413,9 +412,7 @@ class _Agent:
         texts |= await activity.stacks(Path(self._order.folder), pids, before, timeout)
         for local_rank, text in texts.items():
             if self._uplink is not None:
-                self._uplink.send(
-                    {"event": "stacks", "id": number, "rank": self._node.first_rank + local_rank, "text": text}
-                )
+                self._uplink.send(messages.Stacks(number, self._node.first_rank + local_rank, text))
 
     def _on_driver_lost(self) -> None:
         """Stop sending logs, as the channel is gone for good. Outside local mode, stop the ranks too."""
@@ -426,7 +423,7 @@ class _Agent:
             self._stop()
 
     def _on_owner_gone(self) -> None:
-        self._tell({"event": "orphaned"})
+        self._tell(messages.Orphaned())
         self._owner_gone.set()
         self._stop()
 
@@ -456,10 +453,10 @@ class _Agent:
             global_rank = node.first_rank + local_rank
             told = _read_outcome(order, local_rank)
             exit = self._ranks.exits.get(local_rank)
-            if exit is None or exit["code"] != 0:
+            if exit is None or exit.code != 0:
                 tail = logs.tails.get(global_rank, b"").decode(errors="replace")
                 failed = told is not None and told.state == "failed"
-                by_us = stopped if exit is None else exit["stopped"]
+                by_us = stopped if exit is None else exit.stopped
                 if by_us and not failed:  # a rank that had already returned was about to end anyway
                     outcomes.append(told or Outcome(global_rank, node.host, "stopped"))
                 else:
@@ -475,7 +472,7 @@ class _Agent:
                     "exit",
                     "exited with code 0 before the function returned (os._exit?)",
                     exit_code=0,
-                    time=exit["time"],
+                    time=exit.time,
                 )
                 outcomes.append(Outcome(global_rank, node.host, "failed", failure))
             else:
@@ -503,15 +500,15 @@ class _Agent:
                 node.first_rank + local_rank,
                 local_rank,
                 node.host,
-                *_describe_exit(exit["code"], oom),
-                time=exit["time"],
+                *_describe_exit(exit.code, oom),
+                time=exit.time,
             )
         # If a rank that had failed was told to stop on its way out, its failure is still the reason.
-        if exit is not None and not exit["stopped"]:
+        if exit is not None and not exit.stopped:
             failure = replace(
                 failure,
-                exit_code=exit["code"] if exit["code"] >= 0 else None,
-                signal=processes.signal_name(-exit["code"]) if exit["code"] < 0 else None,
+                exit_code=exit.code if exit.code >= 0 else None,
+                signal=processes.signal_name(-exit.code) if exit.code < 0 else None,
             )
         return replace(
             failure,

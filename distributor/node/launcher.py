@@ -40,7 +40,7 @@ from distributor.machine import bootstrap
 from distributor.machine.bootstrap import overwrite_argument, overwrite_environ
 from distributor.machine.processes import die_with_parent, pidfd_open, readable
 from distributor.rank import lookups, process
-from distributor.values import layout
+from distributor.values import layout, messages
 from distributor.values.environment import NODE_ID
 from distributor.values.layout import ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL
 from distributor.values.plan import NodeOrder
@@ -110,7 +110,7 @@ def _launch(order: NodeOrder) -> NoReturn:
     for stacks_signal in (ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL):
         signal.signal(stacks_signal, signal.SIG_IGN)  # by default it would kill a rank that has no handler yet
     try:
-        _tell(order, {"event": "ready", "time": time.time()})
+        _tell(order, messages.LauncherReady(time.time()))
         spec = WorkerSpec(
             role="default",
             local_world_size=order.plan.node.local_world_size,
@@ -124,14 +124,11 @@ def _launch(order: NodeOrder) -> NoReturn:
         agent.fork_ranks()
         result = agent.run()
         if not result.is_failed():
-            _tell(order, {"event": "passed"})  # all nodes are at the exit barrier: all ranks have succeeded
+            _tell(order, messages.AllPassed())  # all nodes are at the exit barrier: all ranks have succeeded
     except SignalException:
         pass
     except BaseException as error:
-        _tell(
-            order,
-            {"event": "error", "message": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()},
-        )
+        _tell(order, messages.LauncherFailed(f"{type(error).__name__}: {error}", traceback.format_exc()))
     finally:
         sys.stderr.flush()
         # The store's server thread must not outlive the run, and no destructor must join it.
@@ -142,10 +139,10 @@ def _raise_signal(number: int, _frame: Any) -> None:
     raise SignalException(f"got signal {number}", signal.Signals(number))
 
 
-def _tell(order: NodeOrder, event: dict[str, Any]) -> None:
-    """Send the agent an event as a line of JSON. Short writes to a pipe are atomic (pipe(7), PIPE_BUF)."""
+def _tell(order: NodeOrder, message: messages.Message) -> None:
+    """Send the agent a message as a line of JSON. Short writes to a pipe are atomic (pipe(7), PIPE_BUF)."""
     with suppress(BrokenPipeError):
-        os.write(order.event_fd, json.dumps(event).encode() + b"\n")
+        os.write(order.event_fd, json.dumps(messages.encode(message)).encode() + b"\n")
 
 
 class _PlacedRendezvous(RendezvousHandler):
@@ -176,7 +173,7 @@ class _PlacedRendezvous(RendezvousHandler):
         )
         text = lookups.warning(time.monotonic() - before, master.address) if listener else None
         if text is not None:
-            _tell(self._order, {"event": "warning", "text": text})
+            _tell(self._order, messages.LauncherWarning(text))
         return RendezvousInfo(
             self._store,
             node.node_rank,
@@ -247,7 +244,7 @@ class _RankAgent(SimpleElasticAgent):
             os.close(self._gate)
             self._gate = None
         pids = {entry.local_rank: entry.pid for entry in self._ranks}
-        _tell(self._order, {"event": "started", "pids": pids, "time": time.time()})
+        _tell(self._order, messages.RanksStarted(tuple(pids[rank] for rank in sorted(pids)), time.time()))
         return pids
 
     def _start(self, local_rank: int, start: Callable[[], int]) -> None:
@@ -327,16 +324,7 @@ class _RankAgent(SimpleElasticAgent):
         _, status = os.waitpid(entry.pid, 0)
         os.close(entry.pidfd)
         entry.exit = os.waitstatus_to_exitcode(status)
-        _tell(
-            self._order,
-            {
-                "event": "exited",
-                "local_rank": entry.local_rank,
-                "code": entry.exit,
-                "stopped": entry.signalled,
-                "time": now,
-            },
-        )
+        _tell(self._order, messages.RankExited(entry.local_rank, entry.exit, entry.signalled, now))
 
     def _exit_barrier(self) -> None:
         """Keep node 0 until all nodes have passed the exit barrier, because the store ends with node 0.

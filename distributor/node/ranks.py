@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass, field
-from typing import Any
 
 from distributor.machine import processes
 from distributor.node.launching import Launcher
-from distributor.values import layout
+from distributor.values import layout, messages
 from distributor.values.plan import NodeOrder
 
 #: The rest of a traceback from the launcher's imports on. Tracebacks show no source lines of a package in a zip file.
@@ -21,20 +20,20 @@ class Ranks:
     """What the launcher has reported about its ranks."""
 
     started: bool = False
-    exits: dict[int, dict[str, Any]] = field(default_factory=dict)
+    exits: dict[int, messages.RankExited] = field(default_factory=dict)
     pids: dict[int, int] = field(default_factory=dict)
     passed: bool = False
-    error: dict[str, Any] | None = None
+    error: messages.LauncherFailed | None = None
 
-    def note(self, event: dict[str, Any]) -> None:
-        if event["event"] == "started":
-            self.started = True
-            self.pids = {int(local_rank): pid for local_rank, pid in event["pids"].items()}
-        elif event["event"] == "exited":
-            self.exits[event["local_rank"]] = event
-        elif event["event"] == "passed":
+    def note(self, event: messages.Message) -> None:
+        """Note a message of the launcher."""
+        if isinstance(event, messages.RanksStarted):
+            self.started, self.pids = True, dict(enumerate(event.pids))
+        elif isinstance(event, messages.RankExited):
+            self.exits[event.local_rank] = event
+        elif isinstance(event, messages.AllPassed):
             self.passed = True
-        elif event["event"] == "error":
+        elif isinstance(event, messages.LauncherFailed):
             self.error = event
 
     @property
@@ -54,7 +53,7 @@ class Ranks:
         if self.error is not None:
             return (
                 "StartError",
-                f"the launcher on {order.host} failed: {self.error['message']}\n\n{self.error['traceback']}",
+                f"the launcher on {order.host} failed: {self.error.message}\n\n{self.error.traceback}",
             )
         if self.started or stopping:
             return None

@@ -18,6 +18,7 @@ from pathlib import Path
 from distributor.channel import frames
 from distributor.channel.node import Offsets, Uplink
 from distributor.values import outcome
+from distributor.values.messages import Skipped
 
 #: Number of seconds between checks of files that had nothing new.
 _INTERVAL = 0.05
@@ -166,7 +167,7 @@ class Tailing:
             lines, offset = lines + 1, offset + newline + 1
         self.seen += max(0, offset - file.seen)
         file.offset, file.seen = offset, max(file.seen, offset)
-        uplink.send({"event": "skipped", "rank": file.rank, "stream": file.stream, "lines": lines, "offset": offset})
+        uplink.send(Skipped(file.rank, file.stream, lines, offset))
 
     def _release(self, file: _File, until: int) -> None:
         """Free a file's disk space up to an offset. The file's size and all offsets stay the same (fallocate(2))."""

@@ -26,7 +26,9 @@ from distributor.outcomes.stacks import Stacks, summary
 from distributor.run.nodes import Nodes
 from distributor.schedulers.base import Scheduler
 from distributor.text import cells, notices
+from distributor.values import messages
 from distributor.values.job import Job, Status, Step
+from distributor.values.messages import Message, Offset
 from distributor.values.outcome import Collected, Failure, Log
 from distributor.values.placement import Placement
 
@@ -351,7 +353,7 @@ class Run:
         with self._dumped:
             number = next(self._dump_numbers)
             self._dumps[number] = {}
-        server.order({"order": "dump", "id": number, "all": all_threads, "timeout": timeout})
+        server.order(messages.Dump(number, all_threads, timeout))
         return number
 
     def _stacks(self, number: int | None, timeout: float) -> Stacks:
@@ -617,52 +619,51 @@ class Run:
     def on_log(self, log: Log) -> None:
         self._logs.take(log)
 
-    def offsets(self, node: str) -> list[list[int]]:
+    def offsets(self, node: str) -> tuple[Offset, ...]:
         return self._logs.offsets(self._nodes.ranks_of(node))
 
-    def on_event(self, node: str, event: dict[str, Any]) -> None:
-        name = event["event"]
-        if name == "importing":
-            self._nodes.importing(node, str(event["module"]), int(event["nodes"]))
+    def on_message(self, node: str, message: Message) -> None:
+        if isinstance(message, messages.Importing):
+            self._nodes.importing(node, message.module, message.nodes)
             return
-        if name == "hello":
+        if isinstance(message, messages.Hello):
             self._nodes.arrived(node)
         else:
             self._nodes.heard(node)
-        if name == "hello" and self.placement is None and event["placement"]:
-            self._nodes.place(event["placement"])
-            self._take_back_unreached(node)
-            if self._announce:
-                self._logs.note(f"run {self._job.label}: {self._nodes}")
-            self._advance(Status.STARTING)
-        elif name == "started":
+        if isinstance(message, messages.Hello):
+            if self.placement is None and message.placement:
+                self._nodes.placement = Placement(message.placement)
+                self._take_back_unreached(node)
+                if self._announce:
+                    self._logs.note(f"run {self._job.label}: {self._nodes}")
+                self._advance(Status.STARTING)
+        elif isinstance(message, messages.Started):
             self._nodes.started(node)
             if self._nodes.all_up:
                 self._advance(Status.RUNNING)
-        elif name == "beat":
-            self._nodes.beat(node, event["alive"], event.get("idle"))
+        elif isinstance(message, messages.Beat):
+            self._nodes.beat(node, message.alive, message.idle)
             self._check_stalled(node)
-        elif name == "stacks":
+        elif isinstance(message, messages.Stacks):
             with self._dumped:
-                if event["id"] in self._dumps:
-                    self._dumps[event["id"]][event["rank"]] = cells.readable(event["text"])
+                if message.number in self._dumps:
+                    self._dumps[message.number][message.rank] = cells.readable(message.text)
                     self._dumped.notify_all()
-        elif name == "warnings":
-            self._warn({str(text): [str(event["host"])] for text in event["texts"]})
-        elif name == "skipped":
-            self._logs.skip(event["rank"], event["stream"], event["lines"], event["offset"])
-        elif name == "dead":
+        elif isinstance(message, messages.Warnings):
+            self._warn({text: [message.host] for text in message.texts})
+        elif isinstance(message, messages.Skipped):
+            self._logs.skip(message.rank, message.stream, message.lines, message.offset)
+        elif isinstance(message, messages.Dead):
             self.on_lost(node, "its agent died")
-        elif name == "orphaned":
+        elif isinstance(message, messages.Orphaned):
             self.on_lost(
                 node, "its Spark task ended: the Python worker or the executor was killed, or the job cancelled"
             )
-        elif name == "failed":
-            if event.get("failure") is not None:
-                failure = Failure(**event["failure"])
-                self._live_failures.setdefault(failure.rank, failure)
+        elif isinstance(message, messages.Failed):
+            if message.failure is not None:
+                self._live_failures.setdefault(message.failure.rank, message.failure)
             self._stop(self._what_failed())
-        elif name == "bye":
+        elif isinstance(message, messages.Bye):
             self._nodes.ended(node)
             self._check_all_ended()
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from distributor.text.wording import count, who
 from distributor.values.job import Step
@@ -55,10 +53,6 @@ class Nodes:
             self._importing[name] = module
         else:
             self._importing.pop(name, None)
-
-    def place(self, nodes: Iterable[Mapping[str, Any]]) -> None:
-        """Store the placement that a node has reported."""
-        self.placement = Placement(tuple(Node.from_json(fields) for fields in nodes))
 
     def arrived(self, name: str) -> None:
         """Note that a node is up, and that its warm process has finished importing."""

@@ -22,6 +22,7 @@ from distributor.launch import placement
 from distributor.machine import devices, limits, network, processes
 from distributor.shipping import package
 from distributor.values.job import Job, Module, Resources, Step, Target, TaskProfile, warmth
+from distributor.values.messages import Importing
 from distributor.values.outcome import Collected, Log, NodeReport
 from distributor.values.placement import NodeFacts, Placement
 from distributor.values.plan import AgentOrder
@@ -185,9 +186,7 @@ class LocalScheduler:
                     warmth=warmth(job),
                     task_cpus=lead.cpus,
                     wanted=lambda: not self._cancelled,
-                    importing=lambda module: server.hear(
-                        executor, {"event": "importing", "nodes": self._nodes, "module": module}
-                    ),
+                    importing=lambda module: server.hear(executor, Importing(executor, self._nodes, module)),
                 )
             listener.close()
             with self._lock:

@@ -65,10 +65,6 @@ class Node:
     def ranks(self) -> range:
         return range(self.first_rank, self.first_rank + self.local_world_size)
 
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Node:
-        return cls(**{**fields, "gpus": tuple(fields["gpus"])})
-
 
 @dataclass(frozen=True)
 class Placement:

@@ -28,6 +28,7 @@ from distributor.hosting.host_node import host_node
 from distributor.hosting.report import pieces, rest
 from distributor.machine import devices, network, processes, versions
 from distributor.schedulers.spark.executor import executor_host, executor_of_this
+from distributor.values import messages
 from distributor.values.job import Warmth
 
 #: A leader sends this to its siblings when the run has failed; the courier sends it to the holder when it has the rows.
@@ -344,12 +345,13 @@ class _Importing:
 
     def __init__(self, endpoint: exchange.Endpoint | None, executor: str, nodes: int) -> None:
         self._endpoint = endpoint
-        self._event = {"event": "importing", "node": executor, "nodes": nodes}
+        self._executor, self._nodes = executor, nodes
 
     def __call__(self, module: str) -> None:
         if self._endpoint is not None:
             try:
-                exchange.tell(self._endpoint, [{**self._event, "module": module}], _IMPORTING_TIMEOUT)
+                message = messages.Importing(self._executor, self._nodes, module)
+                exchange.tell(self._endpoint, [message], _IMPORTING_TIMEOUT)
             except OSError:
                 self._endpoint = None
 
@@ -357,6 +359,5 @@ class _Importing:
 def _tell_lost(endpoint: exchange.Endpoint | None, executor: str) -> None:
     """Tell the driver that this node's agent has died: it may never have reached the channel, and other nodes wait."""
     if endpoint is not None:
-        hello = {"event": "hello", "node": executor, "placement": []}
         with suppress(OSError):
-            exchange.tell(endpoint, [hello, {"event": "dead"}, {"event": "bye"}])
+            exchange.tell(endpoint, [messages.Hello(executor), messages.Dead(), messages.Bye()])

@@ -10,14 +10,40 @@ from hypothesis import example, given, strategies as st
 
 from distributor.channel import frames
 from distributor.channel.frames import ProtocolError
-from distributor.values.outcome import Log
+from distributor.values import messages
+from distributor.values.messages import (
+    AllFacts,
+    Beat,
+    Bye,
+    Dump,
+    Failed,
+    Hello,
+    Message,
+    Stop,
+    TaskFacts,
+    Warnings,
+    Welcome,
+)
+from distributor.values.outcome import Failure, Log
+from distributor.values.placement import Node
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
-messages = st.dictionaries(st.text(), values, max_size=4)
+numbers, plain = st.integers(-(2**63), 2**63), st.dictionaries(st.text(), values, max_size=4)
+nodes = st.builds(Node, numbers, st.text(), st.text(), st.text(), *[numbers] * 4, gpus=st.tuples(st.text()))
+sent_messages = st.one_of(
+    st.builds(TaskFacts, st.text(), numbers, numbers, plain),
+    st.builds(AllFacts, st.tuples(plain, plain)),
+    st.builds(Hello, st.text(), st.tuples(nodes)),
+    st.builds(Beat, numbers, st.none() | st.floats(allow_nan=False)),
+    st.builds(Warnings, st.text(), st.tuples(st.text())),
+    st.builds(Failed, st.none() | st.builds(Failure, numbers, numbers, st.text(), st.text(), st.text())),
+    st.builds(Welcome, st.tuples(st.tuples(numbers, numbers, numbers))),
+    st.builds(Dump, numbers, st.booleans(), st.floats(allow_nan=False)),
+)
 logs = st.builds(Log, st.integers(0, 2**32 - 1), st.sampled_from([1, 2]), st.integers(0, 2**64 - 1), st.binary())
 
 
@@ -46,7 +72,7 @@ def raw(kind, body):
     return struct.pack("!IB", len(body), kind) + body
 
 
-@given(st.lists(messages | logs, max_size=5), st.data())
+@given(st.lists(sent_messages | logs, max_size=5), st.data())
 def test_round_trip(sent, data):
     packed = b"".join(map(pack, sent))
     cuts = data.draw(st.lists(st.integers(0, len(packed)), max_size=4))
@@ -55,13 +81,13 @@ def test_round_trip(sent, data):
 
 def test_the_largest_pieces_pass():
     log = Log(3, 2, 0, bytes(frames.MAX_LOG))
-    message = {"text": "x" * (frames.MAX_BODY - len(json.dumps({"text": ""})))}
+    message = Stop("x" * (frames.MAX_BODY - len(json.dumps(messages.encode(Stop(""))))))
     assert read_all(frames.pack_log(log) + frames.pack(message)) == [log, message]
 
 
 def test_a_message_longer_than_a_frame_is_not_packed():
     with pytest.raises(ProtocolError, match="longer"):
-        frames.pack({"text": "x" * frames.MAX_BODY})
+        frames.pack(Stop("x" * frames.MAX_BODY))
 
 
 @pytest.mark.parametrize("kind", [1, 2])
@@ -81,13 +107,13 @@ def test_a_longer_frame_is_refused_before_it_is_read(kind):
     [
         pytest.param(raw(0, b"{}"), "unknown kind", id="kind-0"),
         pytest.param(raw(3, b"{}"), "unknown kind", id="kind-3"),
-        pytest.param(raw(1, b""), "not JSON", id="empty"),
-        pytest.param(raw(1, b"{"), "not JSON", id="cut-json"),
-        pytest.param(raw(1, b"\xff\xfe\xfa"), "not JSON", id="not-text"),
-        pytest.param(raw(1, b"[1]"), "not a JSON object", id="list"),
-        pytest.param(raw(1, b"null"), "not a JSON object", id="null"),
+        pytest.param(raw(1, b""), "not a message", id="empty"),
+        pytest.param(raw(1, b"{"), "not a message", id="cut-json"),
+        pytest.param(raw(1, b"\xff\xfe\xfa"), "not a message", id="not-text"),
+        pytest.param(raw(1, b"[1]"), "no message of kind None", id="list"),
+        pytest.param(raw(1, b"null"), "no message of kind None", id="null"),
         pytest.param(raw(2, b"\0\0\0\1"), "without rank, stream and offset", id="short-log"),
-        pytest.param(raw(1, b'{"a":' + b"[" * 100_000), "not JSON", id="deeply-nested"),
+        pytest.param(raw(1, b'{"a":' + b"[" * 100_000), "not a message", id="deeply-nested"),
     ],
 )
 def test_what_does_not_speak_the_protocol(data, message):
@@ -95,7 +121,7 @@ def test_what_does_not_speak_the_protocol(data, message):
         read_all(data)
 
 
-PACKED = frames.pack({"event": "hello"})
+PACKED = frames.pack(Bye())
 
 
 @pytest.mark.parametrize("length", range(1, len(PACKED)))
@@ -106,7 +132,7 @@ def test_an_end_inside_a_pack(length):
 
 def test_an_end_between_frames():
     assert read_all(b"") == []
-    assert read_all(PACKED) == [{"event": "hello"}]
+    assert read_all(PACKED) == [Bye()]
 
 
 @given(st.binary(max_size=200) | st.builds(raw, st.integers(0, 3), st.binary(max_size=100)))
@@ -117,11 +143,32 @@ def test_random_bytes_are_frames_or_a_protocol_error(data):
         found = read_all(data)
     except ProtocolError:
         return
-    assert all(isinstance(frame, (dict, Log)) for frame in found)
+    assert all(isinstance(frame, (Message, Log)) for frame in found)
 
 
-@given(messages)
+@given(sent_messages)
 def test_sparks_workers_pack_the_same(message):
     from distributor.channel.task import _pack
 
     assert _pack(message) == frames.pack(message)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ([], "no message of kind None"),
+        ({"kind": "Message"}, "no message of kind 'Message'"),
+        ({"kind": []}, r"no message of kind \[\]"),
+        ({"kind": "Beat"}, "missing 1 required positional argument: 'alive'"),
+        ({"kind": "Beat", "alive": True}, "True is not of type <class 'int'>"),
+        ({"kind": "Beat", "alive": 1, "idle": "long"}, "'long' is of none of the types"),
+        ({"kind": "Beat", "alive": 1, "dead": 1}, "Beat has no field 'dead'"),
+        ({"kind": "Stop", "reason": "", "grace": 1}, "1 is not of type <class 'bool'>"),
+        ({"kind": "Welcome", "offsets": [[1, 2]]}, r"\[1, 2\] is not of type tuple"),
+        ({"kind": "Hello", "node": "a", "placement": [{}]}, "missing 8 required positional arguments"),
+        ({"kind": "Failed", "failure": {"rank": "0"}}, "is of none of the types"),
+    ],
+)
+def test_what_is_no_message_is_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        messages.decode(wrong)

@@ -52,8 +52,8 @@ def test_offsets_are_of_the_ranks_that_are_asked_for() -> None:
     logs, _ = make()
     logs.take(Log(0, 1, 0, b"abc"))
     logs.take(Log(1, 2, 0, b"de"))
-    assert logs.offsets(range(2)) == [[0, 1, 3], [1, 2, 2]]
-    assert logs.offsets(range(1, 9)) == [[1, 2, 2]]
+    assert logs.offsets(range(2)) == ((0, 1, 3), (1, 2, 2))
+    assert logs.offsets(range(1, 9)) == ((1, 2, 2),)
 
 
 def test_a_gap_is_told_once_and_output_goes_on_after_it(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_gap_is_told_once_and_output_goes_on_after_it(tmp_path: Path) -> None:
     logs.take(Log(0, 1, 100, b"later\n"))
     assert console.gaps == [(0, 1, 7)]
     assert console.shown[0, 1] == b"abc\nlater\n"
-    assert logs.offsets([0]) == [[0, 1, 106]]
+    assert logs.offsets([0]) == ((0, 1, 106),)
 
 
 def test_the_last_line_is_remembered() -> None:
@@ -84,7 +84,7 @@ def test_an_uncaught_exception_is_held_until_the_end_and_kept_in_order(tmp_path:
         logs.take(Log(rank, 2, 15, b"after\n"))
         assert (tmp_path / f"rank-{rank}.stderr").read_bytes() == b"before\nTracebetween\nback\nafter\n"
     assert console.shown == {(0, 2): b"before\nbetween\nafter\n", (1, 2): b"before\nbetween\nafter\n"}
-    assert logs.offsets([1]) == [[1, 2, 21], [1, UNCAUGHT, 10]]
+    assert logs.offsets([1]) == ((1, 2, 21), (1, UNCAUGHT, 10))
     logs.release([0])
     assert console.shown == {(0, 2): b"before\nbetween\nafter\n", (1, 2): b"before\nbetween\nafter\nTraceback\n"}
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 from distributor.channel.frames import MAX_LOG
 from distributor.node import tailing
 from distributor.node.tailing import Rest, Tailing
+from distributor.values.messages import Skipped
 from distributor.values.outcome import Log
 
 
@@ -80,15 +81,9 @@ def test_a_live_view_that_is_far_behind_skips_whole_lines_and_counts_them(tmp_pa
     drain(files)
     (said,) = uplink.said
     shown = uplink.text().splitlines(keepends=True)
-    assert said == {
-        "event": "skipped",
-        "rank": 0,
-        "stream": 1,
-        "lines": 1_000_000 - len(shown),
-        "offset": said["offset"],
-    }
+    assert said == Skipped(0, 1, 1_000_000 - len(shown), said.offset)
     assert shown == lines[-len(shown) :]
-    assert uplink.logs[0].offset == said["offset"]
+    assert uplink.logs[0].offset == said.offset
     assert 0 < len(shown) * 13 <= tailing._KEEP_OF_LAG
 
 

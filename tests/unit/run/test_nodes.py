@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import pytest
 
 from distributor.run.nodes import Nodes
-from distributor.values.placement import Node
+from distributor.values.placement import Node, Placement
 
 A = Node(0, "a", "host-a", "10.0.0.1", 1, 0, 0, 3)
 B = Node(1, "b", "host-b", "10.0.0.2", 1, 3, 3, 1)
@@ -19,7 +17,7 @@ def nodes() -> Nodes:
     made = Nodes()
     for name in ("a", "b"):
         made.heard(name)
-    made.place([asdict(A), asdict(B)])
+    made.placement = Placement((A, B))
     return made
 
 
@@ -69,7 +67,9 @@ def test_words(nodes: Nodes) -> None:
 
 def test_many_nodes_in_bearable_length() -> None:
     nodes = Nodes()
-    nodes.place([asdict(Node(rank, str(rank), f"h{rank}", "10.0.0.1", 1, rank, rank, 1)) for rank in range(20)])
+    nodes.placement = Placement(
+        tuple(Node(rank, str(rank), f"h{rank}", "10.0.0.1", 1, rank, rank, 1) for rank in range(20))
+    )
     assert str(nodes).startswith("20 ranks on 20 nodes: node 0 on h0 ")
     assert str(nodes).endswith("node 15 on h15 (10.0.0.1): rank 15; and 4 more")
 

@@ -9,7 +9,6 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from distributor.display.view import Shown
 from distributor.launch.torchrun import Torchrun
 from distributor.run import handle as module
 from distributor.text import notices
+from distributor.values import messages
 from distributor.values.job import Job, Module, Step
 from distributor.values.outcome import UNCAUGHT, Collected, Failure, Log, NodeReport, Outcome
 from distributor.values.placement import Node
@@ -85,9 +85,9 @@ def test_a_driver_that_no_node_reaches_says_so_once_tasks_have_had_time(
         scheduler.waits = None
         watch.until(lambda: caplog.text)
         assert run.snapshot().detail == "Spark runs the tasks, but no node has reached the driver"
-        run.on_event("a", hello())
+        run.on_message("a", hello())
         assert run.snapshot().detail == "starting ranks: they are up on 0 of 1 node"
-        run.on_event("a", hello())  # after a break
+        run.on_message("a", hello())  # after a break
         run.cancel()
         scheduler.ended.set()
     assert "no node has reached the driver at 127.0.0.1:" in caplog.text
@@ -109,8 +109,8 @@ def test_a_task_that_was_heard_is_no_reason_to_warn(
     with running(scheduler) as run:
         at = watch.until(lambda: scheduler.at)
         events = {
-            "facts": {"event": "facts", "attempt": ["", 0], "facts": {"partition": 0, "facts": {}}},
-            "importing": {"event": "importing", "node": "a", "nodes": 2, "module": "torch"},
+            "facts": messages.TaskFacts("", 0, 0, {}),
+            "importing": messages.Importing("a", 2, "torch"),
         }
         with task._connect((at.host, at.port, at.certificate, at.token)) as line:
             line.sendall(task._pack(events[heard]))
@@ -125,16 +125,16 @@ def test_what_nodes_import_is_said_with_its_time(monkeypatch: pytest.MonkeyPatch
     scheduler = Scheduler()
     with running(scheduler) as run:
         for node in ("a", "b"):
-            run.on_event(node, {"event": "importing", "nodes": 2, "module": "torch"})
+            run.on_message(node, messages.Importing(node, 2, "torch"))
         shown = run.snapshot()
         assert shown.detail == "importing torch on 2 nodes"
         watch.until(lambda: run.snapshot().lasting > 0.2)
-        run.on_event("a", hello())
+        run.on_message("a", hello())
         shown = run.snapshot()
         assert shown.status is Status.STARTING
         assert shown.detail == "importing torch on 1 node"  # of the one that has told the placement
         assert shown.lasting > 0.2  # the same step as before
-        run.on_event("b", {"event": "importing", "nodes": 2, "module": ""})
+        run.on_message("b", messages.Importing("b", 2, ""))
         assert run.snapshot().detail == "starting ranks: they are up on 0 of 1 node"
         assert run.snapshot().lasting < 0.2
         run.cancel()
@@ -144,7 +144,7 @@ def test_what_nodes_import_is_said_with_its_time(monkeypatch: pytest.MonkeyPatch
 def test_an_import_that_takes_too_long_is_the_reason_of_the_start_timeout() -> None:
     scheduler = Scheduler()
     run = module.Run(Job("3f2a", 2, Module("train"), False, start_timeout=0.5, launch=Torchrun()), scheduler)
-    run.on_event("a", {"event": "importing", "nodes": 2, "module": "deepspeed"})
+    run.on_message("a", messages.Importing("a", 2, "deepspeed"))
     told = r"did not start within start_timeout=0.5 s: it was importing deepspeed on 1 of 2 nodes"
     with pytest.raises(StartError, match=told):
         run.result(watch.DEADLINE)
@@ -178,7 +178,7 @@ def test_warnings_say_who_speaks_unless_the_user_has_configured_logging(
     gc.collect()  # runs of tests before this one, whose results nobody has asked for
     capsys.readouterr()
     with running(Scheduler()) as run:
-        run.on_event("b", {"event": "warnings", "host": "b", "texts": ["removes files"]})
+        run.on_message("b", messages.Warnings("b", ("removes files",)))
     assert capsys.readouterr().err == shown
     notices.logger.warning("and after\nthe run")
     after = {"": "", "d": "distributor:and after\nthe run\n", "[": "[distributor] and after\n[distributor] the run\n"}
@@ -192,7 +192,7 @@ def user_handler() -> logging.Handler:
 
 
 def hello() -> dict[str, Any]:
-    return {"event": "hello", "placement": [asdict(Node(0, "a", "host-a", "1", 1, 0, 0, 1))]}
+    return messages.Hello("a", (Node(0, "a", "host-a", "1", 1, 0, 0, 1),))
 
 
 def test_what_a_run_waits_for_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,8 +293,8 @@ def test_what_no_error_tells_is_shown_in_the_end(capfd: pytest.CaptureFixture[st
 
 def test_the_status_says_which_rank_has_failed_while_others_save() -> None:
     run = module.Run(Job("3f2a", 2, Module("train"), False, grace_period=600.0, launch=Torchrun()), Failing())
-    run.on_event("a", {"event": "hello", "placement": [asdict(Node(0, "a", "a", "1", 1, 0, 0, 2))]})
-    run.on_event("a", {"event": "failed", "failure": asdict(FAILED.outcomes[0].failure)})  # type: ignore[arg-type]
+    run.on_message("a", messages.Hello("a", (Node(0, "a", "a", "1", 1, 0, 0, 2),)))
+    run.on_message("a", messages.Failed(FAILED.outcomes[0].failure))  # type: ignore[arg-type]
     assert run.snapshot().detail.startswith("rank 0 failed: KeyError: 'lr', ranks have 600 s")
     run.kill()
     assert run.wait(watch.DEADLINE)
@@ -312,9 +312,9 @@ def test_a_lost_node_is_the_cause_of_what_its_loss_breaks(message: str, kind: ty
         scheduler.collected = Collected((NodeReport(0, "a", (Outcome(0, "a", "failed", failure),)),))
     run = module.Run(Job("3f2a", 2, Module("train"), False, launch=Torchrun()), scheduler)
     for name in "ab":
-        run.on_event(name, {"event": "hello", "placement": [asdict(Node(0, "a", "a", "1", 1, 0, 0, 1))]})
+        run.on_message(name, messages.Hello(name, (Node(0, "a", "a", "1", 1, 0, 0, 1),)))
     if live:
-        run.on_event("a", {"event": "failed", "failure": asdict(failure)})
+        run.on_message("a", messages.Failed(failure))
         scheduler.error = RuntimeError("the job has ended")
     run.on_lost("b", "its agent died")
     scheduler.ended.set()
@@ -325,8 +325,8 @@ def test_a_lost_node_is_the_cause_of_what_its_loss_breaks(message: str, kind: ty
 
 def test_what_has_failed_is_not_cancelled() -> None:
     run = module.Run(Job("3f2a", 1, Module("train"), False, grace_period=600.0, launch=Torchrun()), Failing())
-    run.on_event("a", {"event": "hello", "placement": [asdict(Node(0, "a", "a", "1", 1, 0, 0, 1))]})
-    run.on_event("a", {"event": "failed"})
+    run.on_message("a", messages.Hello("a", (Node(0, "a", "a", "1", 1, 0, 0, 1),)))
+    run.on_message("a", messages.Failed())
     run.cancel()
     assert run.status is Status.STOPPING
     run.kill()

@@ -1,0 +1,317 @@
+"""Every message between the processes of a run, and its form on the wire.
+
+A message is a frozen dataclass. On the wire it is a JSON object: its ``kind`` and its fields as plain values.
+:func:`decode` checks each value on arrival. A rank's output does not travel as a message, but as a
+:class:`~distributor.values.outcome.Log`.
+
+Spark's workers use this module by value, so it is self-contained and uses the standard library only.
+"""
+
+# The annotations of messages are read at run time, so that this module does not postpone their evaluation.
+
+import dataclasses
+import reprlib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from distributor.values.outcome import Failure
+from distributor.values.placement import Node
+
+M = TypeVar("M", bound="Message")
+
+#: Bytes of a stream that the driver has: rank, stream, bytes.
+Offset = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Message:
+    """The base class of all messages."""
+
+
+# From a task to the driver, before its node has an agent.
+
+
+@dataclass(frozen=True)
+class TaskFacts(Message):
+    """The facts of one barrier task, as :class:`distributor.channel.facts.Facts` gathers them.
+
+    ``wave`` identifies the tasks that were started together with it; ``attempt`` is the number of its task attempt.
+    """
+
+    wave: str
+    attempt: int
+    partition: int
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Importing(Message):
+    """A node's process is importing a module, or has finished importing if ``module`` is empty.
+
+    ``nodes`` is the number of nodes of the run.
+    """
+
+    node: str
+    nodes: int
+    module: str
+
+
+# From a node to the driver.
+
+
+@dataclass(frozen=True)
+class Hello(Message):
+    """The first message of each connection of a node. ``placement`` is empty for a node whose agent has died."""
+
+    node: str
+    placement: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True)
+class Started(Message):
+    """The node has started its ranks."""
+
+
+@dataclass(frozen=True)
+class Beat(Message):
+    """A heartbeat: number of the node's living ranks, and for how many seconds they were idle, if that is measured."""
+
+    alive: int
+    idle: float | None = None
+
+
+@dataclass(frozen=True)
+class Stacks(Message):
+    """The stacks of one rank, in answer to the :class:`Dump` with the same number."""
+
+    number: int
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Warnings(Message):
+    """Warnings to show; each text completes the sentence "the node on HOST ..."."""
+
+    host: str
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Skipped(Message):
+    """Part of a rank's output is left out, since the live view is too far behind; it goes on at ``offset``."""
+
+    rank: int
+    stream: int
+    lines: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Failed(Message):
+    """A rank failed, or the node failed to start its ranks."""
+
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class Dead(Message):
+    """The node's agent has died; its task says so."""
+
+
+@dataclass(frozen=True)
+class Orphaned(Message):
+    """The node's owner has gone: its Spark task, or the driver."""
+
+
+@dataclass(frozen=True)
+class Bye(Message):
+    """The node sends nothing more."""
+
+
+# From the driver to tasks and nodes.
+
+
+@dataclass(frozen=True)
+class AllFacts(Message):
+    """The facts of all tasks; they may begin."""
+
+    facts: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Gather(Message):
+    """Not all tasks can reach the driver; they exchange their facts through Spark."""
+
+
+@dataclass(frozen=True)
+class Welcome(Message):
+    """The answer to :class:`Hello`: how much of the node's output the driver has."""
+
+    offsets: tuple[Offset, ...]
+
+
+@dataclass(frozen=True)
+class Heard(Message):
+    """The answer to :class:`Beat`: how much of the node's output the driver has."""
+
+    offsets: tuple[Offset, ...]
+
+
+@dataclass(frozen=True)
+class Farewell(Message):
+    """The answer to :class:`Bye`, once the driver has everything; ``failed`` says whether it has stopped the run."""
+
+    offsets: tuple[Offset, ...]
+    failed: bool
+
+
+@dataclass(frozen=True)
+class Stop(Message):
+    """Stop the ranks. Without ``grace``, kill them, also during a grace period that has begun."""
+
+    reason: str
+    grace: bool = True
+
+
+@dataclass(frozen=True)
+class Dump(Message):
+    """Send the stacks of all ranks: of all their threads or of the main thread, within ``timeout`` seconds."""
+
+    number: int
+    all_threads: bool
+    timeout: float
+
+
+# From the launcher to its agent. Times are in seconds since the epoch.
+
+
+@dataclass(frozen=True)
+class LauncherReady(Message):
+    """The launcher has imported torch and has its order."""
+
+    time: float
+
+
+@dataclass(frozen=True)
+class RanksStarted(Message):
+    """All ranks are started; ``pids`` are theirs, by local rank."""
+
+    pids: tuple[int, ...]
+    time: float
+
+
+@dataclass(frozen=True)
+class RankExited(Message):
+    """A rank's process has ended with ``code``, negative for a signal; ``stopped`` if the launcher had stopped it."""
+
+    local_rank: int
+    code: int
+    stopped: bool
+    time: float
+
+
+@dataclass(frozen=True)
+class AllPassed(Message):
+    """The ranks of all nodes have succeeded: all nodes are at the exit barrier."""
+
+
+@dataclass(frozen=True)
+class LauncherWarning(Message):
+    """A warning of the launcher, as in :class:`Warnings`."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class LauncherFailed(Message):
+    """The launcher has failed."""
+
+    message: str
+    traceback: str
+
+
+_KINDS = {
+    kind.__name__: kind
+    for kind in (
+        *(TaskFacts, Importing, Hello, Started, Beat, Stacks, Warnings, Skipped, Failed, Dead, Orphaned, Bye),
+        *(AllFacts, Gather, Welcome, Heard, Farewell, Stop, Dump),
+        *(LauncherReady, RanksStarted, RankExited, AllPassed, LauncherWarning, LauncherFailed),
+    )
+}
+
+
+def encode(message: Message) -> dict[str, Any]:
+    """Return a message as plain values.
+
+    >>> encode(Beat(2))
+    {'kind': 'Beat', 'alive': 2, 'idle': None}
+    """
+    return {"kind": type(message).__name__, **dataclasses.asdict(message)}
+
+
+def decode(values: Any) -> Message:
+    """Return the message that plain values hold.
+
+    Raises:
+        ValueError: the values are not those of a message.
+
+    >>> decode({"kind": "Beat", "alive": 2, "idle": 0.5})
+    Beat(alive=2, idle=0.5)
+    """
+    kind = values.get("kind") if isinstance(values, dict) else None
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise ValueError(f"there is no message of kind {reprlib.repr(kind)}")
+    message: Message = _record(_KINDS[kind], {name: value for name, value in values.items() if name != "kind"})
+    return message
+
+
+def _record(kind: type[Any], values: Mapping[str, Any]) -> Any:
+    """Return the dataclass instance with these fields; a field without a value has its default."""
+    hints = {field.name: field.type for field in dataclasses.fields(kind)}
+    if any(isinstance(hint, str) for hint in hints.values()):
+        hints = typing.get_type_hints(kind)
+    unknown = sorted(set(values) - set(hints))
+    if unknown:
+        raise ValueError(f"{kind.__name__} has no field {reprlib.repr(unknown[0])}")
+    try:
+        return kind(**{name: _value(hints[name], value) for name, value in values.items()})
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+
+
+def _value(hint: Any, value: Any) -> Any:
+    """Return a plain value as the type that an annotation names, or raise a ``ValueError``."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (types.UnionType, typing.Union):
+        return _one_of(arguments, value)
+    if origin is tuple and isinstance(value, (list, tuple)):
+        if arguments[-1] is Ellipsis:
+            return tuple(_value(arguments[0], entry) for entry in value)
+        if len(arguments) == len(value):
+            return tuple(_value(each, entry) for each, entry in zip(arguments, value))
+    elif origin in (dict, Mapping) and isinstance(value, dict):
+        return {_value(arguments[0], key): _value(arguments[1], entry) for key, entry in value.items()}
+    elif origin is None and dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        return _record(typing.cast(type[Any], hint), value)
+    elif origin is None and hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    elif origin is None and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
+        return value
+    raise ValueError(f"{reprlib.repr(value)} is not of type {hint}")
+
+
+def _one_of(hints: tuple[Any, ...], value: Any) -> Any:
+    if value is None and types.NoneType in hints:
+        return None
+    for hint in hints:
+        try:
+            return _value(hint, value)
+        except ValueError:
+            pass
+    raise ValueError(f"{reprlib.repr(value)} is of none of the types {hints}")
