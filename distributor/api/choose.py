@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from distributor.schedulers.local import LocalScheduler
-    from distributor.schedulers.spark.scheduler import SparkScheduler
+    from distributor.schedulers.base import Scheduler
 
 
-def choose_scheduler(session: SparkSession | None, use_gpu: bool) -> SparkScheduler | LocalScheduler:
+def choose_scheduler(session: SparkSession | None, use_gpu: bool) -> Scheduler:
     """Return the Spark scheduler for a session, or the local scheduler if ``session`` is ``None``.
 
     The local scheduler uses the GPUs that Spark found for the driver, if Spark found any.

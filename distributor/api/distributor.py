@@ -42,8 +42,7 @@ from distributor.values.launch import Launch
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from distributor.schedulers.local import LocalScheduler
-    from distributor.schedulers.spark.scheduler import SparkScheduler
+    from distributor.schedulers.base import Scheduler
 
 
 P = ParamSpec("P")
@@ -331,7 +330,7 @@ class Distributor:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         collect: Literal["rank0", "all"],
-        scheduler: SparkScheduler | LocalScheduler | None,
+        scheduler: Scheduler | None,
         *,
         local: bool,
         view: View | None,

@@ -1,33 +1,81 @@
-"""The interface that a run needs from a scheduler."""
+"""The interface of a scheduler: everything that the rooms above use of one."""
 
 from __future__ import annotations
 
 import threading
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 from distributor.channel.server import ChannelServer
-from distributor.values.job import Job, Step
+from distributor.values.job import Job, Resources, Step, TaskProfile
 from distributor.values.outcome import Collected
 
 
 class Scheduler(Protocol):
-    """A place where a job can run. ``run`` blocks the thread that ``thread`` made; any thread may call ``cancel``."""
+    """A place where one job can run.
+
+    Call ``shape``, ``node_limit`` and ``omp_threads`` to build the job, then ``check``. Then call ``run`` once, in the
+    thread that ``thread`` makes. Any thread may call ``waiting_for`` and ``cancel`` from ``check`` on.
+    """
 
     @property
     def on_driver(self) -> bool:
         """Whether ranks run on the driver's machine, with its files."""
 
-    def thread(self, target: Any) -> threading.Thread:
-        """Make a thread that may call ``run``."""
+    @property
+    def omp_threads(self) -> int | None:
+        """The value that the scheduler itself gives to OMP_NUM_THREADS of its tasks; ``None`` if it sets none."""
+
+    def shape(self, resources: Resources) -> tuple[int, TaskProfile | None]:
+        """Return how many ranks each task hosts, and the resources of each task if they differ from the default.
+
+        Raises:
+            ConfigurationError: the request contradicts the settings of the place.
+            ResourceError: the request is more than the place has.
+        """
+
+    def node_limit(self, resources: Resources) -> int | None:
+        """Return how many ranks one node may host; ``None`` for any number.
+
+        Raises:
+            ConfigurationError: the settings do not say how much memory a node has, and the request depends on it.
+            ResourceError: a node has too little memory for even one rank.
+        """
+
+    def check(self, job: Job) -> None:
+        """Find every problem that can be known before anything starts.
+
+        Raises:
+            ConfigurationError: the place cannot run the job as it is configured.
+            ResourceError: the job needs more than the place can ever have.
+        """
+
+    def thread(self, target: Callable[[], None]) -> threading.Thread:
+        """Make a thread that may call ``run``. The caller starts it."""
 
     def run(self, job: Job, server: ChannelServer) -> Collected:
-        """Run a job to its end. Failures of ranks are returned as data, not raised."""
+        """Run a job to its end, and block until then. Failures of ranks are returned as data, not raised.
+
+        Args:
+            job: a job that has passed ``check``.
+            server: the run's channel. The scheduler makes it listen for nodes, or attaches them to it.
+
+        Raises:
+            StartError: the ranks could not be started.
+            RunCancelledError: the run was cancelled, by ``cancel`` or by other means.
+            NodeLostError: a node was lost, and its results with it.
+            ResourceError: the resources turned out to be too few.
+            ResultError: the values are too large to be brought back.
+        """
 
     def cancel(self) -> None:
-        """End the run by force, also on nodes that did not hear the order to stop.
+        """End the run by force, also on nodes that did not hear the order to stop. Do nothing if it has ended.
 
         Local ranks get no grace period. On Spark, an agent whose task has ended still gives its ranks theirs.
         """
 
     def waiting_for(self) -> Step | None:
-        """Return what the run's nodes wait for before they can start; ``None`` if tasks run or it is not known."""
+        """Return what the run's nodes wait for before they can start; ``None`` if tasks run or it is not known.
+
+        Spark may raise any exception while its context stops.
+        """
