@@ -33,7 +33,7 @@ from distributor import (
 )
 from distributor.channel.server import ChannelServer, Endpoint
 from distributor.run.handle import Run
-from distributor.schedulers.spark import task
+from distributor.schedulers.spark import holder
 from distributor.schedulers.spark.scheduler import SparkScheduler
 
 pytestmark = pytest.mark.spark
@@ -290,7 +290,7 @@ def courier() -> Iterator[Courier]:
     """A task that waits for a row: its socket, its address, and a wait for what it took."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         taken: list[list[bytes] | None] = []
-        thread = threading.Thread(target=lambda: taken.append(task._take_rows(listener, KEY, 4.0)))
+        thread = threading.Thread(target=lambda: taken.append(holder._take_rows(listener, KEY, 4.0)))
         thread.start()
 
         def wait() -> list[bytes] | None:
@@ -303,10 +303,10 @@ def courier() -> Iterator[Courier]:
 
 def test_a_row_is_taken_from_the_holder_only(courier: Courier, monkeypatch: pytest.MonkeyPatch) -> None:
     listener, to, wait = courier
-    monkeypatch.setattr(task, "_PEER_TIMEOUT", 0.5)
+    monkeypatch.setattr(holder, "_PEER_TIMEOUT", 0.5)
     with socket.create_connection(listener.getsockname()):  # says nothing
-        assert not task._send_rows(to, b"x" * 32, [b"R a forged row"], 5.0)
-        assert task._send_rows(to, KEY, [b"R" + b"row" * 100_000], 5.0)
+        assert not holder._send_rows(to, b"x" * 32, [b"R a forged row"], 5.0)
+        assert holder._send_rows(to, KEY, [b"R" + b"row" * 100_000], 5.0)
     assert wait() == [b"R" + b"row" * 100_000]
 
 
@@ -314,7 +314,7 @@ def test_a_row_that_never_comes(
     courier: Courier,
 ) -> None:
     _, to, wait = courier
-    assert not task._send_rows(to, b"x" * 32, [b"R a forged row"], 5.0)
+    assert not holder._send_rows(to, b"x" * 32, [b"R a forged row"], 5.0)
     assert wait() is None
 
 

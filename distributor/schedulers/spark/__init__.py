@@ -1,1 +1,4 @@
-"""Spark sessions, classic and Connect. Runs on the driver; ``task`` and ``executor`` run in Spark's Python workers."""
+"""Spark sessions, classic and Connect.
+
+Runs on the driver; ``task``, ``holder`` and ``executor`` run in Spark's Python workers.
+"""

@@ -35,7 +35,8 @@ from distributor.schedulers.spark.session import (
     set_connect_python,
     without_bar,
 )
-from distributor.schedulers.spark.task import Shipment, run_task
+from distributor.schedulers.spark.shipment import Shipment
+from distributor.schedulers.spark.task import run_task
 from distributor.shipping import package as shipping
 from distributor.text import notices
 from distributor.text.wording import count, size

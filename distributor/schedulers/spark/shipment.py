@@ -1,0 +1,34 @@
+"""The input of every barrier task."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from distributor.channel import task as exchange
+from distributor.values.job import Warmth
+
+
+class Shipment(TypedDict):
+    """The input of every task: plain values, since this package is not importable in the worker.
+
+    ``parts`` maps parts of the job that travel separately to the names of files that Spark delivers; ``package`` is
+    such a name, or the zip itself. ``exchange``: whether facts go over the channel if it can be reached. ``silence``:
+    number of seconds after which a driver that does not answer is given up. ``warmth``: what the job asks of warm
+    processes. ``gpu``: name of the GPU resource or ``None``. ``chunk``: bytes of one piece of a return value.
+    ``patience``: number of seconds in which all nodes of a failed run end. ``key`` authenticates the rows that one task
+    sends to another; it is ``None`` if rows must not go from one executor to another.
+    """
+
+    run_id: str
+    job: bytes
+    parts: dict[str, str]
+    package: bytes | str
+    endpoint: exchange.Endpoint | None
+    exchange: bool
+    silence: float
+    warmth: Warmth | None
+    driver_host: str
+    gpu: str | None
+    chunk: int
+    patience: float
+    key: bytes | None

@@ -1,0 +1,76 @@
+"""Which task of a failed run holds the job, and which rows go where."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from distributor.schedulers.spark import holder
+
+
+def facts(executors: str) -> list[dict[str, Any]]:
+    return [{"executor": name, "partition": partition} for partition, name in enumerate(executors)]
+
+
+@pytest.mark.parametrize(
+    ("executors", "key", "chosen"),
+    [
+        pytest.param("aabb", b"k", (3, None), id="the-last-sibling"),
+        pytest.param("aab", b"k", (1, None), id="the-only-sibling"),
+        pytest.param("aab", None, (1, None), id="which-needs-no-key"),
+        pytest.param("abc", b"k", (0, 1), id="no-sibling"),
+        pytest.param("abc", None, None, id="rows-must-not-travel"),
+        pytest.param("a", b"k", None, id="one-task"),
+    ],
+)
+def test_the_holder_and_its_courier(executors: str, key: bytes | None, chosen: tuple[int, int | None] | None) -> None:
+    assert holder.choose_roles(facts(executors), key) == chosen
+
+
+class Accumulator:
+    def __init__(self) -> None:
+        self.added: list[Any] = []
+
+    def add(self, update: Any) -> None:
+        self.added += update
+
+
+@pytest.mark.parametrize(
+    ("roles", "partition", "taken", "added", "kept"),
+    [
+        pytest.param((3, None), 0, None, (0, (b"row",)), [], id="a-leader"),
+        pytest.param((3, None), 3, None, None, [b"row"], id="the-holder"),
+        pytest.param((0, 1), 1, [b"held"], (1, (b"row", b"held")), [], id="the-courier"),
+        pytest.param((0, 1), 1, None, None, [b"row"], id="a-courier-that-hears-nothing"),
+    ],
+)
+def test_who_sends_which_rows(
+    monkeypatch: pytest.MonkeyPatch,
+    roles: tuple[int, int | None],
+    partition: int,
+    taken: list[bytes] | None,
+    added: tuple[int, tuple[bytes, ...]] | None,
+    kept: list[bytes],
+) -> None:
+    held: list[float] = []
+    monkeypatch.setattr(holder, "_hold", lambda _, patience: held.append(patience))
+    monkeypatch.setattr(holder, "_take_rows", lambda *_: taken)
+    shipment: Any = {"key": b"k", "patience": 7.0, "endpoint": None}
+    rows = Accumulator()
+    line: Any = None
+    assert holder.hand_over(shipment, facts("abcc"), roles, partition, [b"row"], line, rows) == kept
+    assert rows.added == ([] if added is None else [added])
+    assert held == ([7.0] if partition == roles[0] else [])
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_the_holder_holds_only_once_the_courier_has_its_rows(monkeypatch: pytest.MonkeyPatch, accepted: bool) -> None:
+    held: list[float] = []
+    sent: list[Any] = []
+    monkeypatch.setattr(holder, "_hold", lambda _, patience: held.append(patience))
+    monkeypatch.setattr(holder, "_send_rows", lambda to, *_: sent.append(to["partition"]) or accepted)
+    shipment: Any = {"key": b"k", "patience": 7.0, "endpoint": None}
+    line: Any = None
+    assert holder.hand_over(shipment, facts("ab"), (0, 1), 0, [b"row"], line, Accumulator()) == [b"row"]
+    assert (sent, held) == ([1], [7.0] if accepted else [])
