@@ -7,11 +7,11 @@ import pickle
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from distributor.channel.server import ChannelServer
 from distributor.errors import ConfigurationError, ResourceError
@@ -204,14 +204,18 @@ class LocalScheduler:
                 on_driver=True,
                 note=agent.note,
             )
-            report = node.converse(vars(order))
-            if report is None:
-                return _Part(None)
-            return _Part(
-                pickle.loads(report["report"]),
-                {rank: list(pieces(path, _CHUNK)) for rank, path in report["values"].items()},
-                [Log(*piece) for piece in rest(report["rest"], _CHUNK)],
-            )
+            return _part(node.converse(vars(order)))
+
+
+def _part(report: Mapping[str, Any] | None) -> _Part:
+    """Read what an agent reported, and the files that it names, which go with the node's folder."""
+    if report is None:
+        return _Part(None)
+    return _Part(
+        pickle.loads(report["report"]),
+        {rank: list(pieces(path, _CHUNK)) for rank, path in report["values"].items()},
+        [Log(*piece) for piece in rest(report["rest"], _CHUNK)],
+    )
 
 
 def _in_threads(calls: list[Callable[[], T]]) -> list[T]:
