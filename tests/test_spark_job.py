@@ -34,6 +34,7 @@ from distributor import (
 from distributor.channel.server import ChannelServer, Endpoint
 from distributor.run.handle import Run
 from distributor.schedulers.spark import holder
+from distributor.schedulers.spark.classic import ClassicSession
 from distributor.schedulers.spark.scheduler import SparkScheduler
 
 pytestmark = pytest.mark.spark
@@ -200,7 +201,7 @@ def test_an_agent_that_is_killed(session: Any, ranks: int, tmp_path: Path) -> No
 def test_a_job_that_nobody_cancels_ends_by_itself(
     session: Any, ranks: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(SparkScheduler, "_fail_job", lambda *_: None)
+    monkeypatch.setattr(ClassicSession, "_fail_job", lambda *_: None)
     monkeypatch.setattr("distributor.schedulers.spark.scheduler._FAILED_MARGIN", 1.0)
     run = on_executors(ranks, grace_period=1).submit(trainings.fail_on_rank_1, "raise", str(tmp_path / "stamp"))
     with pytest.raises(TrainingError, match="^rank 1 on .* failed: ValueError") as caught:
@@ -395,7 +396,7 @@ def test_the_channel_keeps_to_the_ports_it_is_given(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     session = sessions.get(LOCAL)
-    _, bind = SparkScheduler(session)._driver_address()
+    _, bind = SparkScheduler(session)._barrier.driver_address()
     with socket.create_server((bind, 0)) as busy:
         port = busy.getsockname()[1]
         used = listening_on(monkeypatch, (port, port + 5))

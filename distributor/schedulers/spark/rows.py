@@ -5,10 +5,13 @@ from __future__ import annotations
 import pickle
 import struct
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from distributor.values.outcome import Collected, Log
+
+#: The function of one barrier task: takes the accumulator for the rows of a failed run, if there is one; yields rows.
+Task = Callable[..., Iterator[bytes]]
 
 OUTPUT = struct.Struct("!IBQ")  # rank, stream, offset
 

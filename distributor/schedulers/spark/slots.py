@@ -240,6 +240,16 @@ class Slots:
         self._cpus = cluster.task_cpus if own is None else own.cpus
         self._gpus = _float(cluster.task_gpus) if own is None else float(own.gpus)
 
+    def check(self) -> None:
+        """Check that the cluster can have enough slots, as far as its settings say.
+
+        Raises:
+            ResourceError: the job needs more slots than the cluster can ever have.
+        """
+        most = self.most()
+        if most is not None and self._job.num_tasks > most:
+            raise ResourceError(self.too_few(most))
+
     def most(self) -> int | None:
         """Return the largest number of task slots that the cluster can have; ``None`` if unknown."""
         cores = self._cluster.executor_cores

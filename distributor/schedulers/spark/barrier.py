@@ -1,0 +1,79 @@
+"""The interface of a session that runs barrier tasks: all that classic sessions and Spark Connect do differently."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from distributor.channel.server import ChannelServer
+from distributor.schedulers.spark.rows import Task
+from distributor.values.job import Job, Step
+from distributor.values.outcome import Collected
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """How a job travels to its tasks, as far as it depends on the kind of session. See :class:`Shipment`.
+
+    Attributes:
+        job: the job, without the parts that travel separately.
+        parts: names of the files that hold these parts.
+        package: the zip of this package, or the name of the file that holds it.
+        exchange: whether tasks tell the driver their facts over the channel.
+        chunk: bytes of one piece of a return value.
+    """
+
+    job: Job
+    parts: Mapping[str, str]
+    package: bytes | str
+    exchange: bool
+    chunk: int
+
+
+class BarrierSession(Protocol):
+    """A session of one kind, for one run.
+
+    The scheduler calls ``await_slots``, ``driver_address``, ``deliver`` and ``collect`` in this order, in the thread
+    that ``thread`` makes. Any thread may call ``waiting_for`` and ``cancel`` at any time.
+    """
+
+    def thread(self, target: Callable[[], None]) -> threading.Thread:
+        """Make the thread of the run."""
+
+    def await_slots(self, job: Job) -> None:
+        """Wait until the job can be submitted, if the session says how many task slots there are.
+
+        Raises:
+            RunCancelledError: the run was cancelled meanwhile.
+        """
+
+    def driver_address(self) -> tuple[str, str]:
+        """Return the driver's address for nodes to use, and the address to bind."""
+
+    def deliver(self, job: Job) -> Delivery:
+        """Decide how the job travels, and send in advance what travels separately."""
+
+    def collect(self, job: Job, task: Task, server: ChannelServer) -> Collected:
+        """Run the barrier tasks and return what they bring back.
+
+        Args:
+            job: the requested job.
+            task: the function that each task runs.
+            server: the run's channel, which knows whether tasks have begun.
+
+        Raises:
+            StartError: the tasks could not be placed as requested.
+            RunCancelledError: the run was cancelled between two attempts to place it.
+            Exception: whatever Spark raises, to be translated.
+        """
+
+    def waiting_for(self, job: Job) -> Step | None:
+        """Return what the run's tasks wait for; ``None`` if they run or it is not known."""
+
+    def cancel(self) -> None:
+        """End the wait for slots, and cancel the Spark job if there is one."""
+
+    def failed_hosts(self) -> list[str]:
+        """Return the hosts where tasks of this run have failed, as far as the session knows."""

@@ -1,0 +1,63 @@
+"""Checks of a session's settings before a job starts in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distributor.errors import ConfigurationError
+from distributor.schedulers.spark import preflight
+from distributor.schedulers.spark.session import conf, is_cluster, is_true, master_of
+from distributor.text import notices
+from distributor.values.job import Job
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+_log = notices.logger
+
+#: Settings that request encryption or authentication of network traffic. They do not apply to torch's traffic.
+_ENCRYPTION = ("spark.ssl.enabled", "spark.ssl.rpc.enabled", "spark.network.crypto.enabled", "spark.authenticate")
+
+
+def encryption(session: SparkSession) -> list[str]:
+    """Return the settings of a session that request encryption and are true."""
+    return [key for key in _ENCRYPTION if is_true(conf(session, key))]
+
+
+def check_encryption(session: SparkSession, job: Job) -> None:
+    """Check that the session requests no encryption, or accepts that ranks do not keep to it, which is then logged.
+
+    Raises:
+        ConfigurationError: a setting requests encryption, and no other setting accepts traffic without it.
+    """
+    settings = encryption(session)
+    if not settings:
+        return
+    accept = f"{'deepspeed' if job.launch.name == 'deepspeed' else 'pytorch'}.spark.distributor.ignoreSsl"
+    told = (
+        f"{' and '.join(settings)} {'is' if len(settings) == 1 else 'are'} true, but ranks do not keep to it. NOT "
+        "encrypted: NCCL's and gloo's traffic between ranks (gradients, parameters) and torch's rendezvous store. "
+        "Encrypted: log lines and orders between nodes and driver (TLS). What goes through Spark (the function, "
+        "results) is as Spark's settings have it; spark.authenticate alone encrypts nothing"
+    )
+    if not is_true(session.conf.get(accept, "false")):
+        raise ConfigurationError(f"{told}. To accept that, set {accept} to true in the Spark configuration")
+    _log.warning("%s; accepted by %s", told, accept)
+
+
+def check_barrier_mode(session: SparkSession, job: Job) -> None:
+    """Check that the session can run barrier tasks, and give them GPUs if the job uses any.
+
+    Raises:
+        ConfigurationError: dynamic allocation is on, which barrier mode rules out.
+        ResourceError: the job uses GPUs, and the session has a local master.
+    """
+    cluster = is_cluster(session)
+    if cluster and is_true(conf(session, "spark.dynamicAllocation.enabled")):
+        raise ConfigurationError(
+            "spark.dynamicAllocation.enabled is true: Spark's barrier mode does not run with it (SPARK-24942) but "
+            "on local[...] masters; set it to false and spark.executor.instances to the executors to train on"
+        )
+    if job.use_gpu and not cluster:
+        raise preflight.no_executors(master_of(session))

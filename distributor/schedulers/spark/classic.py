@@ -1,0 +1,244 @@
+"""Barrier tasks in a classic session: an RDD in barrier mode, and an accumulator for the rows of a failed run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from distributor.channel import task as exchange
+from distributor.channel.server import ChannelServer
+from distributor.errors import RunCancelledError, StartError
+from distributor.outcomes import verdict
+from distributor.outcomes.failures import describe, order_failures
+from distributor.schedulers.spark import errors as spark_errors, status
+from distributor.schedulers.spark.barrier import Delivery
+from distributor.schedulers.spark.rows import FailedRows, Task, sort
+from distributor.schedulers.spark.session import conf, context_for_tasks, without_bar
+from distributor.schedulers.spark.slots import Cluster, Slots, profile
+from distributor.shipping import package as shipping
+from distributor.text import notices
+from distributor.text.wording import count
+from distributor.values.job import Job, Step
+from distributor.values.outcome import Collected
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+_log = notices.logger
+
+#: Bytes of one piece of a return value.
+_CHUNK = 8 << 20
+
+#: Least number of seconds before tasks can begin without the driver: Spark's allGather sleeps for one between polls.
+_EARLIEST = exchange.CONNECT_TIMEOUT + 1.0
+
+#: How many times a run is submitted to Spark if Spark loses its tasks before they begin.
+_ATTEMPTS = 3
+
+#: Number of seconds between checks of the cluster's slots while they are too few.
+_SLOT_POLL = 0.5
+
+
+class ClassicSession:
+    """A classic session, for one run. Fulfils :class:`BarrierSession`.
+
+    Args:
+        session: an active classic session.
+        cluster: the session's settings.
+    """
+
+    def __init__(self, session: SparkSession, cluster: Cluster) -> None:
+        self._session = session
+        self._cluster = cluster
+        self._tag = ""  # of the run's Spark jobs, once there may be one
+        self._cancelled = threading.Event()
+        self._held_up: Step | None = None  # before there is a Spark job
+
+    def thread(self, target: Callable[[], None]) -> threading.Thread:
+        from pyspark import InheritableThread
+
+        # The run's jobs stay in the caller's job group, so that cancelling the group cancels them.
+        return InheritableThread(target=target)
+
+    def await_slots(self, job: Job) -> None:
+        """Wait for executors to come up, and for free slots if the ranks per node are limited.
+
+        The run's start timeout cancels the wait.
+
+        Raises:
+            RunCancelledError: the run was cancelled meanwhile.
+        """
+        slots = Slots(self._session, self._cluster, job)
+        while not slots.ready():
+            total, free = slots.total(), slots.free()
+            few = Step("waiting for executors", f": {slots.too_few(total)}")
+            self._held_up = few if total < job.num_tasks else _held_by_others(job.num_tasks, free)
+            self._pause(job)
+        self._held_up = None
+
+    def driver_address(self) -> tuple[str, str]:
+        host = str(conf(self._session, "spark.driver.host") or "127.0.0.1").strip("[]")
+        return host, str(conf(self._session, "spark.driver.bindAddress") or host).strip("[]")
+
+    def deliver(self, job: Job) -> Delivery:
+        return Delivery(job, parts={}, package=shipping.package_zip(), exchange=True, chunk=_CHUNK)
+
+    def collect(self, job: Job, task: Task, server: ChannelServer) -> Collected:
+        """Run the Spark job. Repeat it while it ends before any task has begun, for a reason that may pass.
+
+        Raises:
+            StartError: Spark kept placing too many ranks on an executor until the run's start timeout.
+            RunCancelledError: the run was cancelled meanwhile.
+        """
+        self._tag = f"distributor-{job.run_id}"
+        deadline = time.monotonic() + job.start_timeout
+        lost = refused = 0
+        while True:
+            submitted = time.monotonic()
+            try:
+                collected = sort(self._submit(job, task, server))
+            except Exception as error:
+                lost += 1
+                if lost >= _ATTEMPTS or not self._costs_nothing(error, server, time.monotonic() - submitted):
+                    raise
+                server.start_again()
+                _log.warning("starting run %s again: %s", job.run_id, spark_errors.reason(str(error)))
+                continue
+            if not server.start_again():
+                return replace(collected, times=status.times(self._session, self._tag))
+            refused += 1
+            _refuse(job, refused, time.monotonic() > deadline)
+            self._pause(job)
+            self.await_slots(job)
+
+    def waiting_for(self, job: Job) -> Step | None:
+        if self._held_up is not None:
+            return self._held_up
+        # Read first: tasks of this run may start meanwhile.
+        free = Slots(self._session, self._cluster, job).free()
+        stages = status.stages_of(self._session, self._tag)
+        if stages and status.have_started(self._session, stages):
+            return None
+        if free < job.num_tasks:
+            return _held_by_others(job.num_tasks, free)
+        return Step(
+            f"waiting for Spark to start {count(job.num_tasks, 'task')}" if stages else "sending the job to Spark"
+        )
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+        if self._tag:
+            self._session.sparkContext.cancelJobsWithTag(self._tag)
+
+    def failed_hosts(self) -> list[str]:
+        return status.failed_hosts(self._session, self._tag)
+
+    def _pause(self, job: Job) -> None:
+        """Wait before looking at the slots again.
+
+        Raises:
+            RunCancelledError: the run was cancelled meanwhile.
+        """
+        if self._cancelled.wait(_SLOT_POLL):
+            raise RunCancelledError(f"run {job.run_id} was cancelled while it waited for slots")
+
+    def _costs_nothing(self, error: Exception, server: ChannelServer, elapsed: float) -> bool:
+        """Return whether the job failed because Spark lost a worker before any task can have begun.
+
+        Spark gives up a barrier job with the first task it loses, for example because it gave the task a worker that
+        was about to end with the previous job. If no task can have begun, starting again is safe. A cancelled run does
+        not start again.
+        """
+        if server.begun or not spark_errors.is_lost_worker(error):
+            return False
+        waiting = server.reached or status.longest_failed(self._session, self._tag, elapsed) < _EARLIEST
+        return waiting and not self._cancelled.is_set()
+
+    def _submit(self, job: Job, task: Task, server: ChannelServer) -> Iterable[bytes]:
+        """Run one Spark job to its end and return the rows of its tasks."""
+        from pyspark import accumulators
+
+        context = context_for_tasks(self._session)
+        failed = FailedRows(job.num_tasks - 1, partial(self._fail_job, server))
+        # SparkContext.accumulator assigns numbers without a lock, and two runs with the same number would mix.
+        accumulator: Any = accumulators.Accumulator(cast(Any, self._tag), (), cast(Any, failed))
+        failed_rows = accumulator if job.num_tasks > 1 else None
+        for tag in (self._tag, *_session_tags(self._session)):  # tags belong to this thread, which ends with the run
+            context.addJobTag(tag)
+        context.setJobDescription(f"distributor {job.label}: {job.title} on {count(job.num_processes, 'rank')}")
+        try:
+            tasks = context.parallelize(range(job.num_tasks), job.num_tasks).barrier()
+            work = tasks.mapPartitions(lambda _rows: task(failed_rows))
+            if job.task_profile is not None:
+                work = work.withResources(profile(self._session, job.task_profile))
+            with without_bar(self._session):
+                rows = work.collect()
+            return [*rows, *(row for row in failed.rows if row not in rows)]
+        except Exception:
+            if failed.complete:
+                return failed.rows
+            raise
+        finally:
+            accumulators._accumulatorRegistry.pop(accumulator.aid, None)
+
+    def _fail_job(self, server: ChannelServer, rows: Sequence[bytes]) -> None:
+        """Cancel the job, so that Spark shows it as failed and why."""
+        scala = self._session.sparkContext._jsc.sc()
+        reason = f"by distributor: {_why(sort(rows), server.stop_reason)}"
+        with suppress(Exception):  # if nothing cancels the job, the holder gives up in time
+            try:
+                scala.cancelJobsWithTag(self._tag, reason)
+            except Exception:  # Spark 3.5 has no parameter for the reason
+                scala.cancelJobsWithTag(self._tag)
+
+
+def _held_by_others(needed: int, free: int) -> Step:
+    """Return the step of a run that waits for slots, some of which other jobs may hold."""
+    there = f"{free or 'none'} {'is' if free < 2 else 'are'} free"
+    why = ", other jobs hold the rest" if free < needed else ""
+    return Step(f"waiting for {count(needed, 'task slot')}", f": {there}{why}")
+
+
+def _refuse(job: Job, times: int, too_late: bool) -> None:
+    """Warn once that the run is placed again because Spark placed too many ranks on an executor.
+
+    Raises:
+        StartError: it is too late to place the run again.
+    """
+    told = f"Spark put more ranks on an executor than the {job.max_processes_per_node} that it may have"
+    if too_late:
+        raise StartError(
+            f"the run did not start within start_timeout={job.start_timeout:g} s: {told}, {times} times. "
+            "Other jobs may hold slots elsewhere; executors of one size (spark.executor.cores) make it easier"
+        )
+    if times == 1:
+        _log.warning("%s; run %s is placed again", told, job.run_id)
+
+
+def _session_tags(session: SparkSession) -> list[str]:
+    """Return the tag by which ``spark.interruptAll()`` finds a classic session's jobs. Spark 3.5 has no such tag."""
+    try:
+        return [str(cast(Any, session)._jsparkSession.sessionJobTag())]
+    except Exception:
+        return []
+
+
+def _why(collected: Collected, stopped_for: str) -> str:
+    """Return in one line why a run failed; ``stopped_for`` if no report says more."""
+    failures = [o.failure for report in collected.reports for o in report.outcomes if o.state == "failed" and o.failure]
+    errors = [report.error[1] for report in collected.reports if report.error is not None]
+    if errors:
+        text = errors[0]
+    elif failures:
+        text = describe(order_failures(failures))
+    elif collected.lost_hosts:
+        text = str(verdict.node_lost(collected.lost_hosts))
+    else:
+        text = f"the ranks were stopped: {stopped_for or 'the run was cancelled, or a node was lost'}"
+    return text.partition("\n")[0]

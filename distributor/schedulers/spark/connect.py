@@ -1,0 +1,140 @@
+"""Barrier tasks on Spark Connect: ``mapInArrow``, with large content sent in advance as artifacts."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary
+
+from distributor.channel.server import ChannelServer
+from distributor.machine import network
+from distributor.schedulers.spark.barrier import Delivery
+from distributor.schedulers.spark.progress import Progress
+from distributor.schedulers.spark.rows import Task, sort
+from distributor.schedulers.spark.session import conf, set_connect_python
+from distributor.schedulers.spark.slots import profile
+from distributor.shipping import package as shipping
+from distributor.text.wording import size
+from distributor.values.job import Job, Step
+from distributor.values.outcome import Collected
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+#: Bytes of one piece of a return value. By default, Spark Connect sends rows in messages of at most 4 MiB.
+_CHUNK = 1 << 20
+
+#: Most bytes of a function or a project folder that travels within a query.
+_INLINE = 1 << 20
+
+#: Names of the files that each session has already uploaded.
+_uploaded: WeakKeyDictionary[SparkSession, set[str]] = WeakKeyDictionary()
+
+
+class ConnectSession:
+    """A session of a Spark Connect server, for one run. Fulfils :class:`BarrierSession`.
+
+    Args:
+        session: an active session of a Spark Connect server.
+    """
+
+    def __init__(self, session: SparkSession) -> None:
+        self._session = session
+        self._tag = ""  # of the run's query, once there may be one
+        self._query: Progress | None = None
+        self._held_up: Step | None = None  # before there is a query
+
+    def thread(self, target: Callable[[], None]) -> threading.Thread:
+        return threading.Thread(target=target, name="distributor-run")
+
+    def await_slots(self, job: Job) -> None:
+        """Return at once: Connect does not report slots."""
+
+    def driver_address(self) -> tuple[str, str]:
+        host = network.address_towards(str(cast(Any, self._session).client.host).strip("[]")) or "127.0.0.1"
+        if network.is_loopback(host):  # the server is on this machine: other executors know it by another address
+            of_server = network.resolve(str(conf(self._session, "spark.driver.host", host)).strip("[]"))
+            host = of_server if network.is_own(of_server) else host
+        return host, host
+
+    def deliver(self, job: Job) -> Delivery:
+        package = self._upload(shipping.package_zip())
+        rest, parts = shipping.detach(job, _INLINE)
+        names = {part: self._upload(content) for part, content in parts.items()}
+        # mapInArrow takes a second anyway, and the client is seldom reachable: no exchange over the channel.
+        return Delivery(rest, names, package, exchange=False, chunk=_CHUNK)
+
+    def collect(self, job: Job, task: Task, server: ChannelServer) -> Collected:
+        self._tag = f"distributor-{job.run_id}"
+        return sort(self._submit(job, task))
+
+    def waiting_for(self, job: Job) -> Step | None:
+        if self._held_up is not None:
+            return self._held_up
+        busy = self._query is not None and self._query.waiting
+        return Step("waiting for task slots", ": other jobs hold them") if busy else None
+
+    def cancel(self) -> None:
+        if self._tag:
+            self._session.interruptTag(self._tag)
+
+    def failed_hosts(self) -> list[str]:
+        """Return an empty list: Connect does not tell where tasks ran."""
+        return []
+
+    def _upload(self, content: bytes) -> str:
+        """Make Spark Connect deliver a file to the executors, once per session. Return its name there.
+
+        Large content within a query would be held several times in the heaps of the server and the executors.
+        """
+        name = f"distributor-{hashlib.sha256(content).hexdigest()[:32]}"
+        uploaded = _uploaded.setdefault(self._session, set())
+        if name not in uploaded:
+            self._held_up = Step(f"sending {size(len(content))} to the Spark Connect server")
+            with tempfile.TemporaryDirectory(prefix="distributor-") as folder:
+                path = os.path.join(folder, name)
+                with open(path, "wb") as file:
+                    file.write(content)
+                cast(Any, self._session).addArtifacts(path, file=True)
+            self._held_up = None
+            uploaded.add(name)
+        return name
+
+    def _submit(self, job: Job, task: Task) -> Iterable[bytes]:
+        """Run the query to its end and return the rows of its tasks."""
+
+        def in_arrow(batches: Iterable[Any]) -> Iterator[Any]:
+            import pyarrow as pa
+
+            for _ in batches:
+                pass
+            for piece in task():
+                yield pa.RecordBatch.from_arrays([pa.array([piece], pa.binary())], ["piece"])
+
+        session: Any = self._session
+        query = Progress(job.num_tasks)
+        session.addTag(self._tag)
+        try:
+            if hasattr(session, "registerProgressHandler"):
+                session.registerProgressHandler(query)
+                self._query = query
+            set_connect_python(self._session)
+            rows = self._session.range(0, job.num_tasks, 1, job.num_tasks)
+            options: dict[str, Any] = {}
+            if job.task_profile is not None:
+                options["profile"] = profile(self._session, job.task_profile)
+            result = rows.mapInArrow(in_arrow, "piece binary", barrier=True, **options)
+            if hasattr(result, "toArrow"):
+                return [piece.as_buffer().to_pybytes() for piece in result.toArrow().column("piece")]
+            return [bytes(row[0]) for row in result.collect()]
+        finally:
+            with suppress(Exception):  # the user may have cleared all tags and handlers
+                session.removeTag(self._tag)
+                if self._query is not None:
+                    session.removeProgressHandler(query)

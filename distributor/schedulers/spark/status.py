@@ -1,0 +1,67 @@
+"""What a classic session knows of one run's Spark jobs. They are found by the run's job tag."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+#: Most tasks of a failed stage that are examined, and milliseconds that Spark gets to record their ends.
+_MOST_TASKS = 1000
+_LISTENERS_MS = 2000
+
+
+def stages_of(session: SparkSession, tag: str) -> list[Any]:
+    """Return Spark's records of the run's stages."""
+    tracker = session.sparkContext._jsc.sc().statusTracker()
+    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForTag(tag)]
+    stages = [tracker.getStageInfo(stage) for job in jobs if job.isDefined() for stage in job.get().stageIds()]
+    return [stage.get() for stage in stages if stage.isDefined()]
+
+
+def have_started(session: SparkSession, stages: Sequence[Any]) -> bool:
+    """Return whether Spark has started tasks of the last of the run's stages, of which there is at least one."""
+    last = max(stages, key=lambda stage: int(stage.stageId()))
+    if last.numActiveTasks() + last.numCompletedTasks() + last.numFailedTasks() > 0:
+        return True
+    # The status of stages may be seconds old. Spark's scheduler is up to date, but only while a stage runs.
+    scheduler = session.sparkContext._jsc.sc().taskScheduler()
+    tasks = scheduler.taskSetManagerForAttempt(last.stageId(), last.currentAttemptId())
+    return bool(tasks.isDefined() and tasks.get().runningTasks() > 0)
+
+
+def failed_hosts(session: SparkSession, tag: str) -> list[str]:
+    """Return the hosts where tasks of the run have failed, as far as Spark knows."""
+    return sorted({str(task.host()) for task in _failed_tasks(session, tag)})
+
+
+def longest_failed(session: SparkSession, tag: str, at_most: float) -> float:
+    """Return the duration in seconds of the run's longest failed task; ``at_most`` if Spark does not know."""
+    with suppress(Exception):
+        return float(max(task.duration().get() for task in _failed_tasks(session, tag))) / 1000
+    return at_most
+
+
+def times(session: SparkSession, tag: str) -> dict[str, float]:
+    """Return when Spark submitted the last stage, in seconds since the epoch, if it still knows."""
+    with suppress(Exception):
+        return {"stage": max(stage.submissionTime() for stage in stages_of(session, tag)) / 1000}
+    return {}
+
+
+def _failed_tasks(session: SparkSession, tag: str) -> list[Any]:
+    """Return Spark's records of the failed tasks of the run, as far as it has any."""
+    failed = []
+    with suppress(Exception):  # the context may have just stopped
+        scala = session.sparkContext._jsc.sc()
+        scala.listenerBus().waitUntilEmpty(_LISTENERS_MS)  # the status store lags a little
+        store = scala.statusStore()
+        for stage in stages_of(session, tag):
+            tasks = store.taskList(stage.stageId(), stage.currentAttemptId(), _MOST_TASKS)
+            every = (tasks.apply(index) for index in range(tasks.size()))
+            failed += [task for task in every if task.status() == "FAILED"]
+    return failed

@@ -1,0 +1,322 @@
+"""What a run does with a Spark session, classic or Connect, without one."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import watch
+
+from distributor.errors import ConfigurationError, ResourceError, RunCancelledError, StartError
+from distributor.launch.torchrun import Torchrun
+from distributor.schedulers.spark import checks, classic, connect, scheduler
+from distributor.schedulers.spark.barrier import Delivery
+from distributor.schedulers.spark.progress import Progress
+from distributor.schedulers.spark.slots import Cluster
+from distributor.values.job import Function, Job, Step
+from distributor.values.outcome import Collected, Failure, NodeReport, Outcome
+
+JOB = Job("r1", 2, Function("train", b"pickled"), False, launch=Torchrun())
+CLUSTER = Cluster("spark://host:7077", executor_cores=4)
+LOST = RuntimeError("Job aborted: Python worker exited unexpectedly (crashed)")
+
+
+# Classic sessions
+
+
+class Server:
+    """A channel that knows what it is told to know of the tasks; ``refused`` placements, then good ones."""
+
+    stop_reason = "a word from the user"
+
+    def __init__(self, begun: bool = False, reached: bool = True, refused: int = 0) -> None:
+        self.begun, self.reached, self.refused = begun, reached, refused
+
+    def start_again(self) -> bool:
+        self.refused -= 1
+        return self.refused >= 0
+
+
+class Context:
+    """A Spark context that counts what is cancelled."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[str] = []
+
+    def cancelJobsWithTag(self, tag: str) -> None:
+        self.cancelled.append(tag)
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> classic.ClassicSession:
+    """One without Spark, which always has slots."""
+    monkeypatch.setattr(classic, "_SLOT_POLL", 0.001)
+    monkeypatch.setattr(classic, "Slots", lambda *_: SimpleNamespace(ready=lambda: True))
+    spark: Any = SimpleNamespace(sparkContext=Context())
+    return classic.ClassicSession(spark, CLUSTER)
+
+
+def ends(session: classic.ClassicSession, monkeypatch: pytest.MonkeyPatch, *how: Exception | list[bytes]) -> list[Any]:
+    """Have the session's jobs end in these ways. Returns what is left of them."""
+    left = list(how)
+
+    def submit(*_: object) -> list[bytes]:
+        end = left.pop(0)
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    monkeypatch.setattr(session, "_submit", submit)
+    return left
+
+
+@pytest.mark.parametrize(
+    ("server", "ran", "harmless"),
+    [
+        pytest.param({}, None, True, id="tasks-wait-for-the-driver"),
+        pytest.param({"begun": True}, None, False, id="tasks-have-begun"),
+        pytest.param({"reached": False}, 0.1, True, id="nobody-came-and-it-is-too-early-for-others-ways"),
+        pytest.param({"reached": False}, 7.0, False, id="nobody-came-but-tasks-may-have-begun-otherwise"),
+    ],
+)
+def test_a_worker_that_is_lost(
+    session: classic.ClassicSession,
+    monkeypatch: pytest.MonkeyPatch,
+    server: dict[str, bool],
+    ran: float | None,
+    harmless: bool,
+) -> None:
+    monkeypatch.setattr("distributor.schedulers.spark.status.longest_failed", lambda *_: ran)
+    left = ends(session, monkeypatch, LOST, [b"Lhost"])
+    if harmless:
+        assert session.collect(JOB, None, Server(**server)).lost_hosts == ("host",)
+        assert left == []
+    else:
+        with pytest.raises(RuntimeError, match="exited unexpectedly"):
+            session.collect(JOB, None, Server(**server))
+        assert left == [[b"Lhost"]]
+
+
+@pytest.mark.parametrize("how", ["other", "often", "cancelled"])
+def test_what_does_not_start_a_run_again(
+    session: classic.ClassicSession, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    failures = {"other": [RuntimeError("no")], "often": [LOST] * 3, "cancelled": [LOST]}[how]
+    left = ends(session, monkeypatch, *failures, [b"Lhost"])
+    if how == "cancelled":
+        session.cancel()
+    with pytest.raises(RuntimeError, match="no" if how == "other" else "exited unexpectedly"):
+        session.collect(JOB, None, Server())
+    assert left == [[b"Lhost"]]
+
+
+def test_a_bad_placement_is_tried_again_until_the_start_timeout(
+    session: classic.ClassicSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = replace(JOB, max_processes_per_node=1)
+    left = ends(session, monkeypatch, [], [], [b"Lhost"])
+    assert session.collect(job, None, Server(refused=2)).lost_hosts == ("host",)
+    assert left == []
+    assert caplog.text.count("more ranks on an executor than the 1 that it may have; run r1 is placed again") == 1
+    ends(session, monkeypatch, [])
+    with pytest.raises(StartError, match=r"start_timeout=0 s: Spark put more ranks .* 1 times"):
+        session.collect(replace(job, start_timeout=0.0), None, Server(refused=1))
+
+
+def test_a_cancel_ends_the_wait_for_slots(session: classic.ClassicSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = SimpleNamespace(ready=lambda: False, total=lambda: 1, free=lambda: 1, too_few=lambda there: f"{there} only")
+    monkeypatch.setattr(classic, "Slots", lambda *_: slots)
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            session.await_slots(JOB)
+        except RunCancelledError as error:
+            raised.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    watch.until(lambda: session._held_up == Step("waiting for executors", ": 1 only"))
+    session.cancel()
+    waiting.join()
+    assert "r1 was cancelled while it waited for slots" in str(raised[0])
+    context: Any = session._session.sparkContext
+    assert context.cancelled == []
+
+
+@pytest.mark.parametrize(
+    ("free", "stages", "started", "told"),
+    [
+        (1, [], None, "waiting for 2 task slots: 1 is free, other jobs hold the rest"),
+        (0, [], None, "waiting for 2 task slots: none is free, other jobs hold the rest"),
+        (4, [], None, "sending the job to Spark"),
+        (4, ["stage"], False, "waiting for Spark to start 2 tasks"),
+        (0, ["stage"], False, "waiting for 2 task slots: none is free, other jobs hold the rest"),
+        (0, ["stage"], True, None),
+    ],
+)
+def test_what_a_classic_run_waits_for(
+    session: classic.ClassicSession,
+    monkeypatch: pytest.MonkeyPatch,
+    free: int,
+    stages: list[str],
+    started: bool,
+    told: str | None,
+) -> None:
+    monkeypatch.setattr(classic, "Slots", lambda *_: SimpleNamespace(free=lambda: free))
+    monkeypatch.setattr("distributor.schedulers.spark.status.stages_of", lambda *_: stages)
+    monkeypatch.setattr(
+        "distributor.schedulers.spark.status.have_started", lambda _, them: them.index("stage") or started
+    )
+    step = session.waiting_for(JOB)
+    assert (step if step is None else str(step)) == told
+
+
+def report(*failures: Failure, error: tuple[str, str] | None = None) -> NodeReport:
+    outcomes = tuple(Outcome(failure.rank, "a", "failed", failure=failure) for failure in failures)
+    return NodeReport(0, "a", outcomes, error=error)
+
+
+FIRST = Failure(1, 1, "a", "ValueError", "ValueError: no\nmore", time=1.0)
+LATER = Failure(0, 0, "a", "signal", "killed by SIGTERM", time=2.0)
+
+
+@pytest.mark.parametrize(
+    ("collected", "words"),
+    [
+        (Collected((report(error=("StartError", "no torch here\nmore")),)), "no torch here"),
+        (Collected((report(LATER, FIRST),), lost_hosts=("a",)), "rank 1 on a failed: ValueError: no"),
+        (Collected(lost_hosts=("a",)), "lost the node on a"),
+        (Collected(), "the ranks were stopped: a word from the user"),
+    ],
+)
+def test_why_a_job_is_shown_as_failed(collected: Collected, words: str) -> None:
+    told = classic._why(collected, Server.stop_reason)
+    assert told.startswith(words)
+    assert "\n" not in told
+
+
+def test_a_run_that_nobody_says_why_it_was_stopped() -> None:
+    assert classic._why(Collected(), "") == "the ranks were stopped: the run was cancelled, or a node was lost"
+
+
+# Spark Connect
+
+
+class Remote:
+    """The session of a client, which counts what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: dict[str, bytes] = {}
+        self.told: list[Step | None] = []
+        self.interrupted: list[str] = []
+        self.session = connect.ConnectSession(self)
+
+    def addArtifacts(self, path: str, file: bool) -> None:
+        assert file
+        assert Path(path).name not in self.sent
+        self.sent[Path(path).name] = Path(path).read_bytes()
+        self.told.append(self.session.waiting_for(JOB))
+
+    def interruptTag(self, tag: str) -> None:
+        self.interrupted.append(tag)
+
+
+def test_large_parts_are_sent_once_and_under_names_of_their_own() -> None:
+    remote = Remote()
+    large = replace(JOB, target=Function("train", b"x" * (1 << 20) + b"x"))
+    first, again = remote.session.deliver(large), remote.session.deliver(large)
+    assert first == again
+    assert remote.sent[first.parts["function"]] == large.target.pickled
+    assert isinstance(first.job.target, Function)
+    assert first.job.target.pickled == b""
+    assert isinstance(first.package, str)
+    assert remote.sent[first.package].startswith(b"PK")
+    assert [str(step).partition(" ")[0] for step in remote.told] == ["sending", "sending"]
+    assert remote.session.waiting_for(JOB) is None
+    assert remote.session.deliver(JOB).parts == {}
+
+
+def test_what_travels_with_a_classic_job(session: classic.ClassicSession) -> None:
+    delivery = session.deliver(JOB)
+    assert isinstance(delivery.package, bytes)
+    assert (delivery.job, dict(delivery.parts), delivery.exchange) == (JOB, {}, True)
+
+
+def test_a_query_is_cancelled_once_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = Remote()
+    remote.session.cancel()
+    assert remote.interrupted == []
+    monkeypatch.setattr(remote.session, "_submit", lambda *_: [b"Lhost"])
+    assert remote.session.collect(JOB, None, Server()).lost_hosts == ("host",)
+    remote.session.cancel()
+    assert remote.interrupted == ["distributor-r1"]
+
+
+def test_progress_tells_whether_tasks_have_started() -> None:
+    progress = Progress(2)
+    stage, other = SimpleNamespace(num_tasks=2), SimpleNamespace(num_tasks=3)
+    progress([other], 3, "q", False)
+    assert not progress.waiting
+    progress([stage], 0, "q", False)
+    assert progress.waiting
+    progress([stage], 1, "q", False)
+    progress([stage], 0, "q", False)
+    assert not progress.waiting
+
+
+# Both
+
+
+@pytest.mark.parametrize(("module", "kind"), [("pyspark.sql.session", "Classic"), ("pyspark.sql.connect.x", "Connect")])
+def test_the_kind_of_session_decides(monkeypatch: pytest.MonkeyPatch, module: str, kind: str) -> None:
+    monkeypatch.setattr("distributor.schedulers.spark.slots.cluster_of", lambda _: CLUSTER)
+    of_kind = type("SparkSession", (), {"__module__": module})()
+    assert type(scheduler.SparkScheduler(of_kind)._barrier).__name__ == f"{kind}Session"
+
+
+def test_a_shipment_has_what_the_job_and_the_kind_of_session_say() -> None:
+    job = replace(JOB, grace_period=3.0, use_gpu=True)
+    shipment = scheduler._shipment(job, Delivery(JOB, {"function": "f"}, "zip", False, 7), None, "host", b"key")
+    assert (shipment["run_id"], shipment["parts"], shipment["package"]) == ("r1", {"function": "f"}, "zip")
+    assert (shipment["exchange"], shipment["chunk"], shipment["gpu"]) == (False, 7, "gpu")
+    assert shipment["patience"] > job.grace_period
+    assert shipment["key"] == b"key"
+
+
+class Settings:
+    """A classic session that has settings only."""
+
+    def __init__(self, master: str, **settings: str) -> None:
+        self.conf = self.sparkContext = self
+        self._conf = {name.replace("_", "."): value for name, value in settings.items()}
+        self.master = master
+
+    def get(self, key: str, default: str | None = None) -> str | None:
+        return self._conf.get(key, default)
+
+
+def test_encryption_is_refused_unless_it_is_forgone(caplog: pytest.LogCaptureFixture) -> None:
+    plain, asked = Settings("local[2]", spark_authenticate="false"), {"spark_authenticate": " True "}
+    checks.check_encryption(plain, JOB)
+    with pytest.raises(ConfigurationError, match=r"^spark.authenticate is true, .* set pytorch\.spark\.distributor"):
+        checks.check_encryption(Settings("local[2]", **asked), JOB)
+    assert caplog.text == ""
+    forgone = Settings("local[2]", **asked, pytorch_spark_distributor_ignoreSsl="true")
+    checks.check_encryption(forgone, JOB)
+    assert "accepted by pytorch.spark.distributor.ignoreSsl" in caplog.text
+
+
+def test_barrier_mode_rules_out_dynamic_allocation_and_local_masters_have_no_gpus() -> None:
+    dynamic = {"spark_dynamicAllocation_enabled": "true"}
+    with pytest.raises(ConfigurationError, match="SPARK-24942"):
+        checks.check_barrier_mode(Settings("spark://a:7077", **dynamic), JOB)
+    checks.check_barrier_mode(Settings("local[2]", **dynamic), JOB)
+    on_gpus = replace(JOB, use_gpu=True)
+    with pytest.raises(ResourceError, match=r"Spark with master local\[2\] has no executors"):
+        checks.check_barrier_mode(Settings("local[2]"), on_gpus)
+    checks.check_barrier_mode(Settings("spark://a:7077"), on_gpus)
