@@ -304,9 +304,9 @@ def test_a_run_whose_channel_breaks_goes_on(make_local: Make, tmp_path: Any) -> 
     """On one machine there is no way back for a connection: its end is that of the node."""
     run = make_local(1).submit(trainings.wait_for, str(tmp_path / "never"))
     watch.until(lambda: run.status is Status.RUNNING)
-    assert run._server is not None
-    for peer in list(run._server._peers.values()):
-        run._server._loop.call_soon_threadsafe(peer.writer.transport.abort)
+    assert run._supervisor.server is not None
+    for peer in list(run._supervisor.server._peers.values()):
+        run._supervisor.server._loop.call_soon_threadsafe(peer.writer.transport.abort)
     with pytest.raises(Exception, match="lost the node on .*its agent ended without a word"):
         run.result(timeout=watch.DEADLINE)
     watch.gone(run.id)

@@ -221,8 +221,8 @@ def test_sparks_tasks_exchange_their_facts_over_the_channel(sessions: Sessions) 
         for _ in range(3):
             run = TorchDistributor(4, False, False).submit(trainings.all_reduce)
             assert run.results() == [10.0] * 4
-            assert run._server is not None
-            assert run._server._facts.settled
+            assert run._supervisor.server is not None
+            assert run._supervisor.server._facts.settled
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -45,7 +45,7 @@ def submit_on_nodes(nodes: int, num_processes: int, function: object, *args: obj
     job = Job(
         secrets.token_hex(6), num_processes, target, False, grace_period=grace_period, collect="all", launch=Torchrun()
     )
-    return Run(job, LocalScheduler(nodes))
+    return Run(job, LocalScheduler(nodes)).start()
 
 
 def test_several_nodes_on_one_machine_make_one_world() -> None:
@@ -118,7 +118,7 @@ def test_a_node_that_does_not_reach_the_channel_is_no_late_start(
     monkeypatch.setattr(host_node, "start_agent", without_channel)
     target = Function("test", dump_function(trainings.wait_for, (str(tmp_path / "go"),), {}))
     job = Job(secrets.token_hex(6), 2, target, False, start_timeout=4.0, collect="all", launch=Torchrun())
-    run = Run(job, LocalScheduler(2))
+    run = Run(job, LocalScheduler(2)).start()
     assert not run.wait(6)
     (tmp_path / "go").touch()
     assert run.results(timeout=watch.DEADLINE) == [0, 1]

@@ -281,12 +281,11 @@ class Distributor:
             job,
             scheduler,
             log_folder=log_folder,
-            notes=() if view is None else self._notes(session, log_folder),
             fold_logs=self._fold_logs,
             log_prefix=self._log_prefix,
             announce=view is not None and view.announces and session is not None,
             view=view,
-        )
+        ).start(() if view is None else self._notes(session, log_folder))
 
     def _notes(self, session: SparkSession | None, log_folder: Path | None) -> list[str]:
         """Return notes on what may surprise the user when the run starts."""

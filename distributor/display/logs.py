@@ -32,7 +32,7 @@ class Logs:
 
     def __init__(self, console: Console, folder: Path | None = None) -> None:
         self._console = console
-        self._folder = folder
+        self.folder = folder
         self._offsets: dict[tuple[int, int], int] = {}
         self._held: dict[int, bytes] = {}
         self._lock = threading.Lock()
@@ -100,13 +100,13 @@ class Logs:
         self._console.close()
 
     def _write(self, key: tuple[int, int], offset: int, data: bytes) -> None:
-        if self._folder is None or self.error is not None:
+        if self.folder is None or self.error is not None:
             return
         rank, stream = key
         if _NAMES[stream] == "stderr":  # the file takes stderr and UNCAUGHT, in the order in which they arrive
             offset += self._offsets.get((rank, _STDERR if stream == UNCAUGHT else UNCAUGHT), 0)
         try:
-            path = self._folder / f"rank-{rank}.{_NAMES[stream]}"
+            path = self.folder / f"rank-{rank}.{_NAMES[stream]}"
             # Opened each time: a large run may have more files than a process may have open.
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:

@@ -1,25 +1,105 @@
-"""The result of a run: from the reports of its nodes to the values, or to the one exception that explains the failure.
+"""The verdict on a run: its values, or the one exception that explains why there are none. Pure.
 
-Pure functions. The earliest failure is the root. A broken connection is the root only if no other failure explains it:
-a rank whose peer was killed may notice before the peer's own node does.
+The earliest failure is the root. A broken connection is the root only if no other failure explains it: a rank whose
+peer was killed may notice before the peer's own node does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 from distributor import errors
-from distributor.outcomes.failures import describe, is_echo, order_failures
+from distributor.outcomes.causes import Cancelled, Cause, NodeLost, RankFailed, Stalled, StartTimeout
+from distributor.outcomes.failures import describe, has_cause, is_echo, order_failures
 from distributor.shipping import payload
 from distributor.text import cells
 from distributor.text.wording import who
+from distributor.values.job import Status
 from distributor.values.outcome import Collected, Failure
 
 #: Returns advice on a failure, or ``""`` if there is nothing to add.
 Advise = Callable[[Failure], str]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of a run: the return values by rank, or why there are none."""
+
+    values: Mapping[int, Any] = field(default_factory=dict)
+    error: BaseException | None = None
+
+    @property
+    def status(self) -> Status:
+        """The final status of the run."""
+        if self.error is None:
+            return Status.SUCCEEDED
+        return Status.CANCELLED if isinstance(self.error, errors.RunCancelledError) else Status.FAILED
+
+
+def verdict(
+    cause: Cause | None,
+    collected: Collected | None,
+    error: BaseException | None,
+    *,
+    run_id: str,
+    world_size: int,
+    advise: Advise = lambda failure: "",
+) -> Verdict:
+    """Decide between a run's values and the exception that best explains why there are none.
+
+    Args:
+        cause: why the driver stopped the run, if it did.
+        collected: what the job brought back; ``None`` if it ended with ``error``.
+        error: the exception with which the job ended; ``None`` if it brought something back.
+        run_id: identifier of the run.
+        world_size: number of ranks.
+        advise: returns advice on the root failure.
+
+    Example:
+        >>> verdict(Cancelled(), None, None, run_id="3f2a", world_size=2).error
+        RunCancelledError('run 3f2a was cancelled')
+    """
+    # Ranks that are stopped may exit with 0 within the grace period, so what the driver did counts first.
+    if isinstance(cause, Cancelled):
+        return Verdict(error=errors.RunCancelledError(f"run {run_id} was cancelled"))
+    if isinstance(cause, Stalled):
+        return Verdict(error=errors.StallError(cause.message, stacks=cause.stacks))
+    if isinstance(cause, StartTimeout):
+        return Verdict(error=errors.StartError(cause.message))
+    if collected is not None:
+        try:
+            return Verdict(_judged(cause, collected, world_size, advise))
+        except BaseException as raised:
+            error = raised
+    assert error is not None
+    return Verdict(error=_best(cause, error, advise))
+
+
+def _judged(
+    cause: RankFailed | NodeLost | None, collected: Collected, world_size: int, advise: Advise
+) -> dict[int, Any]:
+    """Return the ranks' values, or raise the exception that says why there are none."""
+    failures = [o.failure for report in collected.reports for o in report.outcomes if o.state == "failed"]
+    if isinstance(cause, NodeLost) and not has_cause(failures):
+        raise node_lost(cause.nodes)
+    return values(collected, world_size, advise)
+
+
+def _best(cause: RankFailed | NodeLost | None, error: BaseException, advise: Advise) -> BaseException:
+    """Return the exception that best explains a run that ended with ``error``."""
+    if isinstance(error, errors.StartError):
+        return error
+    if isinstance(error, errors.TrainingError) and not isinstance(error, errors.NodeLostError):
+        return error
+    if cause is None:
+        return error
+    # A failure that was reported live explains more than the loss of its node or job after it.
+    if cause.failures and (isinstance(cause, RankFailed) or has_cause(cause.failures)):
+        return training_error(cause.failures, advise)
+    return node_lost(cause.nodes) if isinstance(cause, NodeLost) else error
 
 
 def values(collected: Collected, world_size: int, advise: Advise = lambda failure: "") -> dict[int, Any]:

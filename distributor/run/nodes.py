@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 from distributor.text.wording import count, who
@@ -15,7 +14,7 @@ _NODES_IN_WORDS = 16
 
 @dataclass
 class _State:
-    """What is known about one node. ``heard`` is a time of this machine's monotonic clock, ``idle`` is in seconds."""
+    """What is known about one node. ``heard`` is a time of the caller's clock, ``idle`` is in seconds."""
 
     heard: float = 0.0
     alive: int | None = None
@@ -30,7 +29,7 @@ class _State:
 
 
 class Nodes:
-    """The nodes of a run, by the names of their executors. Only one thread may update it; any thread may read it."""
+    """The nodes of a run, by the names of their executors. One thread at a time may update them; any may read."""
 
     def __init__(self) -> None:
         #: Which ranks run on which nodes; ``None`` until a node has reported.
@@ -54,14 +53,14 @@ class Nodes:
         else:
             self._importing.pop(name, None)
 
-    def arrived(self, name: str) -> None:
+    def arrived(self, name: str, now: float) -> None:
         """Note that a node is up, and that its warm process has finished importing."""
         self._importing.pop(name, None)
-        self.heard(name)
+        self.heard(name, now)
 
-    def heard(self, name: str) -> None:
+    def heard(self, name: str, now: float) -> None:
         """Note that a node that is up has sent something."""
-        self._states.setdefault(name, _State()).heard = time.monotonic()
+        self._states.setdefault(name, _State()).heard = now
 
     def started(self, name: str) -> None:
         """Note that a node has started its ranks."""
@@ -159,12 +158,12 @@ class Nodes:
         node = self._node(name)
         return name if node is None else f"{node.host} (node {node.node_rank}, {who(node.ranks)})"
 
-    def last_known(self, name: str) -> str:
+    def last_known(self, name: str, now: float) -> str:
         """Return the last report of a lost node as readable text; ``""`` if it never reported its ranks."""
         state = self._states[name]
         if state.alive is None:
             return ""
-        return f"; last known {time.monotonic() - state.heard:.0f} s before: {count(state.alive, 'rank')} running"
+        return f"; last known {now - state.heard:.0f} s before: {count(state.alive, 'rank')} running"
 
     def __str__(self) -> str:
         """Return which ranks run where, in one line of limited length."""

@@ -59,7 +59,7 @@ def strike(run: Run, kind: str, source: random.Random) -> str:
     if kind == "cancel":
         run.cancel()
         return "cancelled"
-    server = run._server
+    server = run._supervisor.server
     if kind == "connection" and server is not None:
         peers = list(server._peers.values())
         if peers:

@@ -16,17 +16,17 @@ def nodes() -> Nodes:
     """Two nodes that have said hello."""
     made = Nodes()
     for name in ("a", "b"):
-        made.heard(name)
+        made.heard(name, 0.0)
     made.placement = Placement((A, B))
     return made
 
 
 def test_before_anybody_has_told() -> None:
     nodes = Nodes()
-    nodes.heard("a")
+    nodes.heard("a", 0.0)
     assert nodes.placement is None
     assert (nodes.known, nodes.up, nodes.ranks_up, nodes.all_up, nodes.all_gone) == (1, 0, 0, False, False)
-    assert (nodes.ranks_of("a"), nodes.host_of(0), nodes.describe("a"), nodes.last_known("a")) == (
+    assert (nodes.ranks_of("a"), nodes.host_of(0), nodes.describe("a"), nodes.last_known("a", 0.0)) == (
         range(0),
         "?",
         "a",
@@ -62,7 +62,7 @@ def test_words(nodes: Nodes) -> None:
     assert nodes.describe("b") == "host-b (node 1, rank 3)"
     assert nodes.host_of(3) == "host-b"
     nodes.started("a")
-    assert nodes.last_known("a") == "; last known 0 s before: 3 ranks running"
+    assert nodes.last_known("a", 0.0) == "; last known 0 s before: 3 ranks running"
 
 
 def test_many_nodes_in_bearable_length() -> None:

@@ -17,10 +17,13 @@ import watch
 from distributor import NodeLostError, RunCancelledError, StartError, Status, TrainingError
 from distributor.channel import task
 from distributor.channel.server import ChannelServer
+from distributor.display.logs import Logs
 from distributor.display.snapshot import Snapshot
 from distributor.display.view import Shown
 from distributor.launch.torchrun import Torchrun
+from distributor.outcomes import advice
 from distributor.run import handle as module
+from distributor.run.state import Margins
 from distributor.text import notices
 from distributor.values import messages
 from distributor.values.job import Job, Module, Step
@@ -61,8 +64,10 @@ class Scheduler:
 
 
 @contextmanager
-def running(scheduler: Scheduler, view: Any = None) -> Iterator[module.Run]:
-    run = module.Run(Job("3f2a", 2, Module("train"), False, launch=Torchrun()), scheduler, view=view)
+def running(scheduler: Scheduler, view: Any = None, **margins: float) -> Iterator[module.Run]:
+    run = module.Run(
+        Job("3f2a", 2, Module("train"), False, launch=Torchrun()), scheduler, view=view, margins=Margins(**margins)
+    ).start()
     try:
         yield run
     finally:
@@ -74,20 +79,18 @@ def running(scheduler: Scheduler, view: Any = None) -> Iterator[module.Run]:
 
 
 def test_a_driver_that_no_node_reaches_says_so_once_tasks_have_had_time(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(module, "_REACH_LOOK", 0.01)
-    monkeypatch.setattr(module, "_UNREACHED", 0.02)
     scheduler = Scheduler()
-    with running(scheduler) as run:
+    with running(scheduler, look=0.01, unreached=0.02) as run:
         watch.until(lambda: scheduler.asked > 4)
         assert caplog.text == ""  # Spark may take long to start its tasks
         scheduler.waits = None
         watch.until(lambda: caplog.text)
         assert run.snapshot().detail == "Spark runs the tasks, but no node has reached the driver"
-        run.on_message("a", hello())
+        run._supervisor.on_message("a", hello())
         assert run.snapshot().detail == "starting ranks: they are up on 0 of 1 node"
-        run.on_message("a", hello())  # after a break
+        run._supervisor.on_message("a", hello())  # after a break
         run.cancel()
         scheduler.ended.set()
     assert "no node has reached the driver at 127.0.0.1:" in caplog.text
@@ -99,14 +102,10 @@ def test_a_driver_that_no_node_reaches_says_so_once_tasks_have_had_time(
 
 
 @pytest.mark.parametrize("heard", ["facts", "importing"])
-def test_a_task_that_was_heard_is_no_reason_to_warn(
-    heard: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(module, "_REACH_LOOK", 0.01)
-    monkeypatch.setattr(module, "_UNREACHED", 0.1)
+def test_a_task_that_was_heard_is_no_reason_to_warn(heard: str, caplog: pytest.LogCaptureFixture) -> None:
     scheduler = Scheduler()
     scheduler.waits = None
-    with running(scheduler) as run:
+    with running(scheduler, look=0.01, unreached=0.1) as run:
         at = watch.until(lambda: scheduler.at)
         events = {
             "facts": messages.TaskFacts("", 0, 0, {}),
@@ -114,7 +113,7 @@ def test_a_task_that_was_heard_is_no_reason_to_warn(
         }
         with task._connect((at.host, at.port, at.certificate, at.token)) as line:
             line.sendall(task._pack(events[heard]))
-            watch.until(lambda: run._server is not None and run._server.reached)
+            watch.until(lambda: run._supervisor.server is not None and run._supervisor.server.reached)
             asked = scheduler.asked
             assert not run.wait(0.3)
             assert scheduler.asked <= asked + 1
@@ -125,16 +124,16 @@ def test_what_nodes_import_is_said_with_its_time(monkeypatch: pytest.MonkeyPatch
     scheduler = Scheduler()
     with running(scheduler) as run:
         for node in ("a", "b"):
-            run.on_message(node, messages.Importing(node, 2, "torch"))
+            run._supervisor.on_message(node, messages.Importing(node, 2, "torch"))
         shown = run.snapshot()
         assert shown.detail == "importing torch on 2 nodes"
         watch.until(lambda: run.snapshot().lasting > 0.2)
-        run.on_message("a", hello())
+        run._supervisor.on_message("a", hello())
         shown = run.snapshot()
         assert shown.status is Status.STARTING
         assert shown.detail == "importing torch on 1 node"  # of the one that has told the placement
         assert shown.lasting > 0.2  # the same step as before
-        run.on_message("b", messages.Importing("b", 2, ""))
+        run._supervisor.on_message("b", messages.Importing("b", 2, ""))
         assert run.snapshot().detail == "starting ranks: they are up on 0 of 1 node"
         assert run.snapshot().lasting < 0.2
         run.cancel()
@@ -143,8 +142,8 @@ def test_what_nodes_import_is_said_with_its_time(monkeypatch: pytest.MonkeyPatch
 
 def test_an_import_that_takes_too_long_is_the_reason_of_the_start_timeout() -> None:
     scheduler = Scheduler()
-    run = module.Run(Job("3f2a", 2, Module("train"), False, start_timeout=0.5, launch=Torchrun()), scheduler)
-    run.on_message("a", messages.Importing("a", 2, "deepspeed"))
+    run = module.Run(Job("3f2a", 2, Module("train"), False, start_timeout=0.5, launch=Torchrun()), scheduler).start()
+    run._supervisor.on_message("a", messages.Importing("a", 2, "deepspeed"))
     told = r"did not start within start_timeout=0.5 s: it was importing deepspeed on 1 of 2 nodes"
     with pytest.raises(StartError, match=told):
         run.result(watch.DEADLINE)
@@ -153,7 +152,7 @@ def test_an_import_that_takes_too_long_is_the_reason_of_the_start_timeout() -> N
 def test_a_name_is_told_wherever_the_run_is() -> None:
     scheduler = Scheduler()
     scheduler.ended.set()
-    run = module.Run(Job("3f2a", 2, Module("train"), False, name="digits", launch=Torchrun()), scheduler)
+    run = module.Run(Job("3f2a", 2, Module("train"), False, name="digits", launch=Torchrun()), scheduler).start()
     assert run.wait(watch.DEADLINE)
     assert run.name == "digits"
     assert repr(run) == "<Run digits (3f2a): 2 processes, failed>"
@@ -178,7 +177,7 @@ def test_warnings_say_who_speaks_unless_the_user_has_configured_logging(
     gc.collect()  # runs of tests before this one, whose results nobody has asked for
     capsys.readouterr()
     with running(Scheduler()) as run:
-        run.on_message("b", messages.Warnings("b", ("removes files",)))
+        run._supervisor.on_message("b", messages.Warnings("b", ("removes files",)))
     assert capsys.readouterr().err == shown
     notices.logger.warning("and after\nthe run")
     after = {"": "", "d": "distributor:and after\nthe run\n", "[": "[distributor] and after\n[distributor] the run\n"}
@@ -195,10 +194,9 @@ def hello() -> dict[str, Any]:
     return messages.Hello("a", (Node(0, "a", "host-a", "1", 1, 0, 0, 1),))
 
 
-def test_what_a_run_waits_for_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PATIENCE", 0.0)
+def test_what_a_run_waits_for_is_known() -> None:
     scheduler = Scheduler()
-    with running(scheduler) as run:
+    with running(scheduler, patience=0.0) as run:
         watch.until(lambda: run.snapshot().detail == "waiting for 2 task slots: 1 is free")
         before = scheduler.asked
         for _ in range(100):
@@ -222,7 +220,7 @@ class Recorder:
 
 def test_the_last_that_a_view_is_shown_is_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     # A display that is slow to close leaves a view time to show the end again.
-    monkeypatch.setattr(module.Logs, "close", lambda logs: threading.Event().wait(20 * Recorder.interval))
+    monkeypatch.setattr(Logs, "close", lambda logs: threading.Event().wait(20 * Recorder.interval))
     view = Recorder()
     with running(Scheduler(), view) as run:
         watch.until(lambda: len(view.shown) > 2)
@@ -241,8 +239,8 @@ def test_advice_that_cannot_be_had_hides_no_failure(monkeypatch: pytest.MonkeyPa
         def run(self, job: Job, server: ChannelServer) -> Collected:
             return Collected((FAILED,))
 
-    monkeypatch.setattr(module.advice, "advise", lambda *_: 1 / 0)
-    run = module.Run(Job("3f2a", 1, Module("train"), False, launch=Torchrun()), Failing())
+    monkeypatch.setattr(advice, "advise", lambda *_: 1 / 0)
+    run = module.Run(Job("3f2a", 1, Module("train"), False, launch=Torchrun()), Failing()).start()
     with pytest.raises(TrainingError, match="KeyError: 'lr'"):
         run.result(watch.DEADLINE)
 
@@ -257,7 +255,7 @@ class Failing(Scheduler):
 
 def test_a_failure_that_nobody_waits_for_is_told_in_the_end(capfd: pytest.CaptureFixture[str]) -> None:
     scheduler = Failing()
-    run = module.Run(Job("3f2a", 1, Module("train"), False, launch=Torchrun()), scheduler)
+    run = module.Run(Job("3f2a", 1, Module("train"), False, launch=Torchrun()), scheduler).start()
     scheduler.ended.set()
     assert run.wait(watch.DEADLINE)
     (line,) = capfd.readouterr().err.splitlines()
@@ -272,7 +270,7 @@ def test_a_failure_that_nobody_waits_for_is_told_in_the_end(capfd: pytest.Captur
 
 def test_a_failure_that_somebody_waits_for_is_raised_and_no_more(capfd: pytest.CaptureFixture[str]) -> None:
     scheduler = Failing()
-    run = module.Run(Job("3f2a", 1, Module("train"), False, launch=Torchrun()), scheduler)
+    run = module.Run(Job("3f2a", 1, Module("train"), False, launch=Torchrun()), scheduler).start()
     threading.Timer(0.1, scheduler.ended.set).start()
     for _ in range(2):
         with pytest.raises(TrainingError, match="KeyError: 'lr'") as caught:
@@ -286,15 +284,15 @@ def test_a_failure_that_somebody_waits_for_is_raised_and_no_more(capfd: pytest.C
 
 def test_what_no_error_tells_is_shown_in_the_end(capfd: pytest.CaptureFixture[str]) -> None:
     with running(Scheduler()) as run:
-        run.on_log(Log(0, UNCAUGHT, 0, b"Traceback ...\nKeyError: 'lr'\n"))
+        run._supervisor.on_log(Log(0, UNCAUGHT, 0, b"Traceback ...\nKeyError: 'lr'\n"))
         assert capfd.readouterr().err == ""
     assert capfd.readouterr().err == "[rank 0 ?] Traceback ...\n[rank 0 ?] KeyError: 'lr'\n"
 
 
 def test_the_status_says_which_rank_has_failed_while_others_save() -> None:
-    run = module.Run(Job("3f2a", 2, Module("train"), False, grace_period=600.0, launch=Torchrun()), Failing())
-    run.on_message("a", messages.Hello("a", (Node(0, "a", "a", "1", 1, 0, 0, 2),)))
-    run.on_message("a", messages.Failed(FAILED.outcomes[0].failure))  # type: ignore[arg-type]
+    run = module.Run(Job("3f2a", 2, Module("train"), False, grace_period=600.0, launch=Torchrun()), Failing()).start()
+    run._supervisor.on_message("a", messages.Hello("a", (Node(0, "a", "a", "1", 1, 0, 0, 2),)))
+    run._supervisor.on_message("a", messages.Failed(FAILED.outcomes[0].failure))  # type: ignore[arg-type]
     assert run.snapshot().detail.startswith("rank 0 failed: KeyError: 'lr', ranks have 600 s")
     run.kill()
     assert run.wait(watch.DEADLINE)
@@ -310,13 +308,13 @@ def test_a_lost_node_is_the_cause_of_what_its_loss_breaks(message: str, kind: ty
     scheduler = Scheduler()
     if not live:
         scheduler.collected = Collected((NodeReport(0, "a", (Outcome(0, "a", "failed", failure),)),))
-    run = module.Run(Job("3f2a", 2, Module("train"), False, launch=Torchrun()), scheduler)
+    run = module.Run(Job("3f2a", 2, Module("train"), False, launch=Torchrun()), scheduler).start()
     for name in "ab":
-        run.on_message(name, messages.Hello(name, (Node(0, "a", "a", "1", 1, 0, 0, 1),)))
+        run._supervisor.on_message(name, messages.Hello(name, (Node(0, "a", "a", "1", 1, 0, 0, 1),)))
     if live:
-        run.on_message("a", messages.Failed(failure))
+        run._supervisor.on_message("a", messages.Failed(failure))
         scheduler.error = RuntimeError("the job has ended")
-    run.on_lost("b", "its agent died")
+    run._supervisor.on_lost("b", "its agent died")
     scheduler.ended.set()
     with pytest.raises(TrainingError) as caught:
         run.result(watch.DEADLINE)
@@ -324,9 +322,9 @@ def test_a_lost_node_is_the_cause_of_what_its_loss_breaks(message: str, kind: ty
 
 
 def test_what_has_failed_is_not_cancelled() -> None:
-    run = module.Run(Job("3f2a", 1, Module("train"), False, grace_period=600.0, launch=Torchrun()), Failing())
-    run.on_message("a", messages.Hello("a", (Node(0, "a", "a", "1", 1, 0, 0, 1),)))
-    run.on_message("a", messages.Failed())
+    run = module.Run(Job("3f2a", 1, Module("train"), False, grace_period=600.0, launch=Torchrun()), Failing()).start()
+    run._supervisor.on_message("a", messages.Hello("a", (Node(0, "a", "a", "1", 1, 0, 0, 1),)))
+    run._supervisor.on_message("a", messages.Failed())
     run.cancel()
     assert run.status is Status.STOPPING
     run.kill()
@@ -337,17 +335,17 @@ def test_what_has_failed_is_not_cancelled() -> None:
 
 def test_an_end_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
     closing, go = threading.Event(), threading.Event()
-    monkeypatch.setattr(module.Logs, "close", lambda logs: (closing.set(), go.wait(watch.DEADLINE)))
+    monkeypatch.setattr(Logs, "close", lambda logs: (closing.set(), go.wait(watch.DEADLINE)))
     scheduler = Scheduler()
     scheduler.ended.set()
-    run = module.Run(Job("3f2a", 1, Module("train"), False, launch=Torchrun()), scheduler)
+    run = module.Run(Job("3f2a", 1, Module("train"), False, launch=Torchrun()), scheduler).start()
     assert closing.wait(watch.DEADLINE)
     ended = run.status
     assert ended is Status.FAILED
     run.cancel()
     run.kill()
     assert run.status is ended
-    assert not any(timer.is_alive() for timer in run._timers if not timer.finished.is_set())
+    assert not run._supervisor._alarm._due
     go.set()
     assert run.wait(watch.DEADLINE)
     assert run.status is ended
@@ -393,26 +391,14 @@ def test_a_view_that_hangs_holds_up_no_run() -> None:
     view.hanging.set()
 
 
-def test_a_cancel_stops_ranks_where_nobody_can_say_where_they_stood(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = module.Run(Job("3f2a", 1, Module("train"), False, launch=Torchrun()), Scheduler())
-
-    def no_thread() -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(run, "_say_where", no_thread)
-    run.cancel(say_where=True)
-    with pytest.raises(RunCancelledError):
-        run.result(watch.DEADLINE)
-
-
 def test_an_end_that_cannot_be_told_is_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = Scheduler()
-    run = module.Run(Job("3f2a", 1, Module("train"), False, launch=Torchrun()), scheduler)
+    run = module.Run(Job("3f2a", 1, Module("train"), False, launch=Torchrun()), scheduler).start()
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     monkeypatch.setattr(run, "_tell_end", lambda: 1 / 0)
     run.cancel()
     assert run.wait(watch.DEADLINE)
-    assert run._logs.note not in [*notices._handler.displays]
+    assert run._display.logs.note not in [*notices._handler.displays]
 
 
 def test_a_run_that_cannot_begin_leaves_no_display() -> None:
@@ -422,5 +408,5 @@ def test_a_run_that_cannot_begin_leaves_no_display() -> None:
 
     before = list(notices._handler.displays)
     with pytest.raises(RuntimeError, match="the context was stopped"):
-        module.Run(Job("3f2a", 1, Module("train"), False, launch=Torchrun()), Stopped())
+        module.Run(Job("3f2a", 1, Module("train"), False, launch=Torchrun()), Stopped()).start()
     assert notices._handler.displays == before

@@ -1,0 +1,124 @@
+"""The one door to what a run shows: log lines, files of the ranks' output, notes, warnings and the live view."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from distributor.display.console import Console
+from distributor.display.logs import Logs
+from distributor.display.snapshot import Snapshot
+from distributor.display.view import View
+from distributor.text import notices
+
+_log = notices.logger
+
+#: Seconds to wait for a view that hangs.
+_PATIENCE = 2.0
+
+
+class Display:
+    """Shows one run, from :meth:`open` to :meth:`close`.
+
+    Args:
+        logs: takes the ranks' output.
+        view: shows the state of the run; ``None`` shows none.
+        announce: whether a line says where the ranks run.
+        look: returns the state of the run, and whether a caller waits for its end.
+    """
+
+    def __init__(
+        self,
+        logs: Logs,
+        view: View | None = None,
+        *,
+        announce: bool = False,
+        look: Callable[[], tuple[Snapshot, bool]],
+    ) -> None:
+        self.logs = logs
+        self._view = view
+        self._announce = announce
+        self._snapshot: Callable[[], tuple[Snapshot, bool]] | None = look
+        self._looking = threading.Lock()
+        self._closed = threading.Event()
+        self._shown_end = False
+
+    @property
+    def announces(self) -> bool:
+        """Whether the log must say that a run failed if no caller awaits its result."""
+        return self._view is None or self._view.announces
+
+    def open(self, notes: Sequence[str] = ()) -> None:
+        """Show warnings, ``notes``, and the view as it is now. The view appears in the notebook cell that runs now."""
+        notices.show_on(self.logs.note)
+        for note in notes:
+            self.logs.note(note)
+        self.look()
+
+    def follow(self) -> None:
+        """Keep the view up to date, in a thread, until the display is closed."""
+        if self._view is not None:
+            threading.Thread(target=self._follow, args=(self._view,), name="distributor-view", daemon=True).start()
+
+    def announce(self, text: str) -> None:
+        """Say where the ranks run, if the view does not."""
+        if self._announce:
+            self.logs.note(text)
+
+    def show_again(self, snapshot: Snapshot) -> bool:
+        """Show the view in one more place; return ``False`` if it cannot do that, or has shown the end."""
+        with self._looking:
+            return self._view is not None and not self._shown_end and self._view.show_again(snapshot)
+
+    def look(self) -> None:
+        """Update the view with the current state of the run, unless another thread hangs while doing so."""
+        if self._view is None or not self._looking.acquire(timeout=_PATIENCE):
+            return
+        try:
+            if self._snapshot is not None and not self._shown_end:
+                snapshot, awaited = self._snapshot()
+                self._shown_end = snapshot.ended
+                shown = self._view.show(snapshot, awaited)
+                for note in shown.notes:
+                    self.logs.note(note)
+                self.logs.footer(shown.footer)
+        except Exception as error:  # a missing or broken display must not end the run
+            _log.debug("the run cannot be shown: %s", error)
+        finally:
+            self._looking.release()
+
+    def close(self) -> None:
+        """Show the rest, and show nothing more."""
+        self._closed.set()
+        self._snapshot = None  # it belongs to the run's handle, which must go when nobody holds it
+        notices.leave(self.logs.note)
+        self.logs.close()
+        if self.logs.error is not None:
+            _log.warning("the logs in %s are not complete: %s", self.logs.folder, self.logs.error)
+
+    def _follow(self, view: View) -> None:
+        while not self._closed.wait(view.interval):
+            self.look()
+
+
+def make_logs(
+    host_of: Callable[[int], str],
+    world_size: int,
+    *,
+    folder: Path | None = None,
+    ranks: tuple[int, ...] | None = None,
+    fold: bool = False,
+    prefix: bool = True,
+) -> Logs:
+    """Return what takes the ranks' output.
+
+    Args:
+        host_of: returns the host of a rank, for the start of its lines.
+        world_size: number of ranks.
+        folder: where the whole output is kept; ``None`` (default) keeps none.
+        ranks: the ranks whose lines are shown; ``None`` (default) for all.
+        fold: whether identical lines of several ranks are shown once.
+        prefix: whether lines start with their rank and host.
+    """
+    return Logs(Console(host_of, ranks=ranks, fold=fold, world_size=world_size, prefix=prefix), folder)

@@ -1,0 +1,75 @@
+"""Why a run was stopped before its ranks had ended by themselves. Values without behaviour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from distributor.outcomes.stacks import Stacks
+from distributor.values.job import Step
+from distributor.values.outcome import Failure
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    """The user cancelled the run."""
+
+
+@dataclass(frozen=True)
+class Stalled:
+    """No rank did anything for ``limit`` seconds; ``stacks`` says where the ranks were."""
+
+    limit: float
+    stacks: Stacks
+
+    @property
+    def message(self) -> str:
+        """The text of the error."""
+        return f"no rank wrote anything or used CPU time for stall_timeout={self.limit:g} s: {self.stacks}"
+
+
+@dataclass(frozen=True)
+class StartTimeout:
+    """The ranks were not up within ``limit`` seconds; ``step`` is what the run was doing then."""
+
+    limit: float
+    step: Step
+
+    @property
+    def message(self) -> str:
+        """The text of the error."""
+        return f"the run did not start within start_timeout={self.limit:g} s: it was {self.step}"
+
+
+@dataclass(frozen=True)
+class RankFailed:
+    """A rank failed. ``failures`` are those that were told while the run went on; a failure may be told at the end."""
+
+    failures: tuple[Failure, ...] = ()
+
+
+@dataclass(frozen=True)
+class NodeLost:
+    """Nodes went away: each as readable text. ``failures`` of ranks may be causes or consequences of that."""
+
+    nodes: tuple[str, ...]
+    failures: tuple[Failure, ...] = ()
+
+
+Cause = Cancelled | Stalled | StartTimeout | RankFailed | NodeLost
+
+
+def joined(first: Cause, then: Cause) -> Cause:
+    """Return the cause of a stop that began with ``first``, once ``then`` has been told too.
+
+    A cancelled, stalled or late run keeps its cause. Failed ranks and lost nodes are kept together, since which of the
+    two the driver hears first is chance.
+
+    >>> joined(RankFailed(), NodeLost(("host-b",)))
+    NodeLost(nodes=('host-b',), failures=())
+    """
+    if not isinstance(first, (RankFailed, NodeLost)) or not isinstance(then, (RankFailed, NodeLost)):
+        return first
+    known = {failure.rank for failure in first.failures}
+    failures = (*first.failures, *(failure for failure in then.failures if failure.rank not in known))
+    nodes = tuple(name for cause in (first, then) if isinstance(cause, NodeLost) for name in cause.nodes)
+    return NodeLost(nodes, failures) if nodes else replace(first, failures=failures)

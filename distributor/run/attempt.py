@@ -1,0 +1,89 @@
+"""One attempt of a run: brings events to its state, and performs the actions that the state asks for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from distributor.display.display import Display
+from distributor.run import state
+from distributor.run.alarm import Alarm
+from distributor.run.state import AttemptState, Deadline, Event
+from distributor.text import notices
+
+_log = notices.logger
+
+
+class Line(Protocol):
+    """What an attempt can do to the job that it runs in. No call blocks, except where it says so."""
+
+    def stop_ranks(self, reason: str, *, grace: bool) -> None:
+        """Order all nodes to stop their ranks."""
+
+    def end_job(self) -> None:
+        """End the job through the scheduler. May take as long as calls to Spark take."""
+
+    def ask_scheduler(self, deadline: Deadline) -> Event:
+        """Return what the scheduler waits for. May take as long as calls to Spark take."""
+
+    def ask_stacks(self, then: Callable[[Event], None]) -> None:
+        """Ask all ranks for their stacks, and report them when they are here or cannot come."""
+
+    def rest(self, port: int | None) -> None:
+        """Decide how the nodes go on, which have all stopped their ranks."""
+
+
+class Attempt:
+    """One attempt. Any thread may report an event; what may block happens in the alarm's thread.
+
+    Args:
+        about: the attempt's state.
+        line: reaches the nodes and the scheduler.
+        alarm: keeps the deadlines.
+        display: shows what is announced.
+    """
+
+    def __init__(self, about: AttemptState, line: Line, alarm: Alarm, display: Display) -> None:
+        self.state = about
+        self._line = line
+        self._alarm = alarm
+        self._display = display
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Arm the first deadlines."""
+        with self._lock:
+            actions = self.state.begin()
+        self._perform(actions)
+
+    def on(self, event: Event) -> None:
+        """Report what has happened, and do what follows from it."""
+        with self._lock:
+            actions = self.state.on(event, time.monotonic())
+        self._perform(actions)
+
+    def _ask_scheduler(self, deadline: Deadline) -> None:
+        self.on(self._line.ask_scheduler(deadline))
+
+    def _perform(self, actions: list[state.Action]) -> None:
+        for action in actions:
+            match action:
+                case state.StopRanks():
+                    self._line.stop_ranks(action.reason, grace=action.grace)
+                case state.EndJob():
+                    self._alarm.after(0.0, self._line.end_job)
+                case state.Arm(deadline=deadline):
+                    self._alarm.after(action.after, partial(self.on, state.Due(deadline)))
+                case state.AskScheduler(deadline=deadline):
+                    self._alarm.after(0.0, partial(self._ask_scheduler, deadline))
+                case state.AskStacks():
+                    self._line.ask_stacks(self.on)
+                case state.Rest():
+                    self._line.rest(action.port)
+                case state.Announce():
+                    self._display.announce(action.text)
+                case state.Warn():
+                    _log.warning("%s", action.text)

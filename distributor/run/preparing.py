@@ -1,0 +1,66 @@
+"""What a run does before its ranks are up, and since when."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+
+from distributor.channel.server import ChannelServer
+from distributor.run.state import AttemptState, Margins, Starting, Waiting
+from distributor.schedulers.base import Scheduler
+from distributor.values.job import Job, Step
+
+
+class Preparing:
+    """Describes the steps of one run until its ranks are up. Any thread may ask.
+
+    Args:
+        job: the requested job.
+        scheduler: says what nodes wait for before they start.
+        margins: times that the run grants.
+    """
+
+    def __init__(self, job: Job, scheduler: Scheduler, margins: Margins) -> None:
+        self._job = job
+        self._scheduler = scheduler
+        self._margins = margins
+        self._lock = threading.Lock()
+        self._step = ("", 0.0)  # the current step, and since when it lasts
+        self._waits: tuple[float, Step | None] = (0.0, None)  # when the scheduler was last asked, and its answer
+
+    def step(self, state: AttemptState, server: ChannelServer | None) -> tuple[str, float]:
+        """Return the current step in words and for how many seconds it has lasted; ``("", 0.0)`` if there is none."""
+        if not isinstance(state.phase, (Waiting, Starting)):
+            return "", 0.0
+        step = state.nodes.step
+        if step is None and isinstance(state.phase, Waiting):
+            step = self._before_nodes(state, server, time.monotonic() - state.phase.since)
+        if step is None:
+            return "", 0.0
+        with self._lock:
+            if self._step[0] != step.what:
+                self._step = step.what, time.monotonic()
+            return str(step), time.monotonic() - self._step[1]
+
+    def _before_nodes(self, state: AttemptState, server: ChannelServer | None, waited: float) -> Step | None:
+        """Return what the run does before anything is known about its nodes."""
+        if state.unreached:
+            return Step("Spark runs the tasks, but no node has reached the driver")
+        if server is not None and server.begun:
+            return Step("starting a process on each node")
+        if waited < self._margins.patience:  # the scheduler may not have got to starting the nodes yet
+            return None
+        waits = self._waiting_for()
+        if waits is not None or server is None:
+            return waits
+        return Step("waiting for Spark's tasks to reach the driver", f": {server.told} of {self._job.num_tasks} have")
+
+    def _waiting_for(self) -> Step | None:
+        """Return what the scheduler waits for. Caches the answer briefly, since it takes several calls to Spark."""
+        asked, told = self._waits
+        if time.monotonic() - asked > self._margins.ask:
+            with suppress(Exception):  # Spark's context may just be stopped
+                told = self._scheduler.waiting_for()
+            self._waits = time.monotonic(), told
+        return told

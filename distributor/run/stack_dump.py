@@ -1,0 +1,81 @@
+"""Requests for the ranks' stacks, and their answers."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+
+from distributor.outcomes.stacks import Stacks
+from distributor.text import cells
+from distributor.values.messages import Dump, Stacks as Answer
+
+#: What is known of a rank that did not answer.
+_SILENT = "its node did not answer: it has ended, or has no connection to the driver"
+
+
+class Dumps:
+    """The requests of one run. Any thread may ask, and any thread may bring answers.
+
+    Args:
+        world_size: number of ranks that answer each request.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._numbers = itertools.count()
+        self._answers: dict[int, dict[int, str]] = {}
+        self._then: dict[int, Callable[[], object]] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def ask(self, timeout: float, *, all_threads: bool, then: Callable[[], object] = lambda: None) -> Dump:
+        """Return a new request, to be sent to all nodes.
+
+        Args:
+            timeout: number of seconds that ranks get to answer.
+            all_threads: whether the stacks of all threads are wanted, or only those of the main thread.
+            then: called once all ranks have answered, in the thread that brings the last answer.
+        """
+        with self._changed:
+            number = next(self._numbers)
+            self._answers[number], self._then[number] = {}, then
+        return Dump(number, all_threads, timeout)
+
+    def answer(self, answer: Answer) -> None:
+        """Note one rank's answer; ignored if nobody waits for it any more."""
+        with self._changed:
+            answers = self._answers.get(answer.number)
+            if answers is None:
+                return
+            answers[answer.rank] = cells.readable(answer.text)
+            complete = len(answers) == self._world_size
+            then = self._then[answer.number]
+            self._changed.notify_all()
+        if complete:
+            then()
+
+    def wait(self, request: Dump, timeout: float) -> Stacks:
+        """Wait until all ranks have answered, for at most ``timeout`` seconds, and return their answers."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over(request), timeout)
+            return self._taken(request)
+
+    def take(self, request: Dump) -> Stacks | None:
+        """Return the answers that are here now, once; ``None`` if they were taken before."""
+        with self._changed:
+            return self._taken(request) if request.number in self._answers else None
+
+    def close(self) -> None:
+        """Let nobody wait any longer: the run has ended."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _is_over(self, request: Dump) -> bool:
+        return self._closed or len(self._answers[request.number]) == self._world_size
+
+    def _taken(self, request: Dump) -> Stacks:
+        answers = self._answers.pop(request.number)
+        del self._then[request.number]
+        return Stacks({rank: answers.get(rank, _SILENT) for rank in range(self._world_size)})

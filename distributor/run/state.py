@@ -1,0 +1,483 @@
+"""What one attempt is doing: what happens goes in, what is to be done comes out.
+
+Pure: nothing here waits, asks for the time, or touches a thread, a process or a socket.
+:class:`~distributor.run.attempt.Attempt` brings the events and performs the actions.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from distributor.channel import frames
+from distributor.outcomes.causes import Cancelled, Cause, NodeLost, RankFailed, Stalled, StartTimeout, joined
+from distributor.outcomes.failures import order_failures
+from distributor.outcomes.stacks import Stacks
+from distributor.run.nodes import Nodes
+from distributor.values import messages
+from distributor.values.job import Job, Status, Step
+from distributor.values.messages import Message
+from distributor.values.outcome import Collected, Failure
+from distributor.values.placement import Placement
+
+
+@dataclass(frozen=True)
+class Margins:
+    """The times, in seconds, that a run grants beside those that a user can set.
+
+    Attributes:
+        stop: after the grace period until a run that has not stopped is ended through the scheduler.
+        kill: for nodes to kill their ranks and report, before the scheduler ends nodes and ranks together.
+        lost: for the job of a run with a lost node to end by itself, once every other node is gone too.
+        unreached: for which the scheduler runs tasks without any of them reaching the driver, before a warning.
+        look: between checks of whether the scheduler runs the tasks.
+        stall_answer: for ranks to report their stacks before a stalled run is stopped.
+        last_words: for ranks to report their stacks before an interrupted run is stopped.
+        transfer: added to the time that ranks get, for the transfer of their answers.
+        patience: until the scheduler is asked what a run waits for.
+        ask: between two such questions.
+        view: to wait for a display that hangs.
+    """
+
+    stop: float = 5.0
+    kill: float = 2.0
+    lost: float = 2.0
+    unreached: float = 60.0
+    look: float = 5.0
+    stall_answer: float = 5.0
+    last_words: float = 0.25
+    transfer: float = 2.0
+    patience: float = 2.0
+    ask: float = 0.5
+    view: float = 2.0
+
+
+# Phases. ``since`` is a time of the caller's clock, in seconds.
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The attempt waits for slots and for its nodes to come up."""
+
+    since: float
+
+
+@dataclass(frozen=True)
+class Starting:
+    """A node has told the placement; the ranks are starting."""
+
+    since: float
+
+
+@dataclass(frozen=True)
+class Running:
+    """The ranks of all nodes are up."""
+
+    since: float
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """The ranks are being stopped; they have ``grace`` seconds from the beginning. ``reason`` is for people."""
+
+    since: float
+    cause: Cause
+    reason: str
+    grace: float
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The attempt has ended."""
+
+    since: float
+    status: Status
+
+
+Phase = Waiting | Starting | Running | Stopping | Ended
+
+
+class Deadline(enum.Enum):
+    """What a deadline is for."""
+
+    START = "the ranks must be up"
+    REACH = "a node should have reached the driver"
+    END = "the job must have ended"
+
+
+# Events.
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A node, or a task whose node is not up yet, has sent a message."""
+
+    node: str
+    message: Message
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A node has gone away. ``wrote`` is the last line of each rank that has written one."""
+
+    node: str
+    why: str
+    wrote: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """The user wants the run to end; ``why`` is for people."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Kill:
+    """The user wants the run to end at once."""
+
+
+@dataclass(frozen=True)
+class Due:
+    """A deadline has passed."""
+
+    deadline: Deadline
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The scheduler has said what it waits for: ``None`` if tasks run.
+
+    ``address`` is where the driver listens for nodes, if it does; ``reached``: whether any has reached it.
+    """
+
+    deadline: Deadline
+    step: Step | None
+    address: str | None
+    reached: bool
+
+
+@dataclass(frozen=True)
+class Stood:
+    """The ranks of an attempt that seems to stall have reported their stacks."""
+
+    stacks: Stacks
+
+
+@dataclass(frozen=True)
+class Returned:
+    """The job has brought back what its nodes have to say."""
+
+    collected: Collected
+
+
+@dataclass(frozen=True)
+class JobEnded:
+    """The job has ended, and the run with it."""
+
+    status: Status
+
+
+Event = Heard | Lost | Cancel | Kill | Due | Asked | Stood | Returned | JobEnded
+
+
+# Actions.
+
+
+@dataclass(frozen=True)
+class StopRanks:
+    """Order all nodes to stop their ranks."""
+
+    reason: str
+    grace: bool = True
+
+
+@dataclass(frozen=True)
+class EndJob:
+    """End the job through the scheduler, without regard for the grace period."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Report :class:`Due` after a number of seconds."""
+
+    deadline: Deadline
+    after: float
+
+
+@dataclass(frozen=True)
+class AskScheduler:
+    """Ask the scheduler what it waits for, and report :class:`Asked`."""
+
+    deadline: Deadline
+
+
+@dataclass(frozen=True)
+class AskStacks:
+    """Ask all ranks for their stacks, and report :class:`Stood`."""
+
+
+@dataclass(frozen=True)
+class Announce:
+    """Say which ranks run where."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Warn:
+    """Log a warning."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Rest:
+    """All nodes have stopped their ranks and can begin again, or go.
+
+    ``port`` is where node 0 would listen for a next attempt; ``None`` if a node is lost, so that there can be none.
+    """
+
+    port: int | None
+
+
+Action = StopRanks | EndJob | Arm | AskScheduler | AskStacks | Announce | Warn | Rest
+
+_ALIVE = (Waiting, Starting, Running)
+
+
+class AttemptState:
+    """The state of one attempt.
+
+    Args:
+        job: the requested job.
+        now: the current time, as in all calls of :meth:`on`.
+        margins: times that the run grants.
+        nodes: the run's nodes, which may stay from the attempt before.
+        number: the attempt's number, from 0.
+    """
+
+    def __init__(
+        self, job: Job, now: float, margins: Margins | None = None, nodes: Nodes | None = None, number: int = 0
+    ) -> None:
+        self.number = number
+        self.nodes = Nodes() if nodes is None else nodes
+        self.phase: Phase = Starting(now) if number else Waiting(now)
+        #: Whether the driver has warned that no node reaches it.
+        self.unreached = False
+        self._job = job
+        self._margins = Margins() if margins is None else margins
+        self._tasks_since: float | None = None
+        self._warned: set[tuple[str, str]] = set()
+
+    def begin(self) -> list[Action]:
+        """Return the actions with which the attempt begins."""
+        start = Arm(Deadline.START, self._job.start_timeout)
+        return [start] if self.number else [start, Arm(Deadline.REACH, self._margins.look)]
+
+    @property
+    def cause(self) -> Cause | None:
+        """Why the attempt is being stopped, if it is."""
+        return self.phase.cause if isinstance(self.phase, Stopping) else None
+
+    @property
+    def status(self) -> Status:
+        """The status that users see."""
+        if isinstance(self.phase, Ended):
+            return self.phase.status
+        return Status[type(self.phase).__name__.upper()]
+
+    def on(self, event: Event, now: float) -> list[Action]:
+        """Take note of an event and return what is to be done, in order.
+
+        Args:
+            event: what has happened.
+            now: the current time in seconds, of the same clock in each call.
+        """
+        if isinstance(self.phase, Ended):
+            return []
+        match event:
+            case Heard():
+                return self._on_message(event.node, event.message, now)
+            case Lost():
+                return self._on_lost(event, now)
+            case Cancel():
+                return self._on_cancel(event.why, now)
+            case Kill():
+                return self._on_kill(now)
+            case Due():
+                return self._on_due(event.deadline, now)
+            case Asked(deadline=Deadline.START):
+                return [] if event.step is None else self._late(event.step, now)
+            case Asked():
+                return self._on_reach(event, now)
+            case Stood():
+                return self._on_stood(event.stacks, now)
+            case Returned():
+                return self._on_returned(event.collected)
+            case JobEnded():
+                self.phase = Ended(now, event.status)
+        return []
+
+    def _on_message(self, node: str, message: Message, now: float) -> list[Action]:
+        nodes = self.nodes
+        if isinstance(message, messages.Importing):
+            nodes.importing(node, message.module, message.nodes)
+            return []
+        if isinstance(message, messages.Hello):
+            return self._on_hello(node, message, now)
+        nodes.heard(node, now)
+        match message:
+            case messages.Started():
+                nodes.started(node)
+                if nodes.all_up and isinstance(self.phase, (Waiting, Starting)):
+                    self.phase = Running(now)
+            case messages.Beat():
+                nodes.beat(node, message.alive, message.idle)
+                limit = self._job.stall_timeout
+                if limit is not None and isinstance(self.phase, Running) and nodes.stalled(node, limit):
+                    return [AskStacks()]
+            case messages.Warnings():
+                return self._warn({text: [message.host] for text in message.texts})
+            case messages.Dead():
+                return self._on_lost(Lost(node, "its agent died"), now)
+            case messages.Orphaned():
+                why = "its Spark task ended: the Python worker or the executor was killed, or the job cancelled"
+                return self._on_lost(Lost(node, why), now)
+            case messages.Failed():
+                return self._on_failed(message.failure, now)
+            case messages.Bye():
+                nodes.ended(node)
+                return self._if_all_gone()
+        return []
+
+    def _on_hello(self, node: str, hello: messages.Hello, now: float) -> list[Action]:
+        self.nodes.arrived(node, now)
+        if self.nodes.placement is not None or not hello.placement:
+            return []
+        self.nodes.placement = Placement(hello.placement)
+        actions: list[Action] = []
+        if self.unreached:
+            self.unreached = False
+            told = f"the node on {self.nodes.describe(node)} has now reached the driver: its log lines follow"
+            actions = [Warn(f"run {self._job.label}: {told}")]
+        if isinstance(self.phase, Waiting):
+            self.phase = Starting(now)
+        return [*actions, Announce(f"run {self._job.label}: {self.nodes}")]
+
+    def _on_failed(self, failure: Failure | None, now: float) -> list[Action]:
+        told = RankFailed(() if failure is None else (failure,))
+        if failure is None:
+            return self._stop(told, "a rank failed", now)
+        known = self.cause.failures if isinstance(self.cause, (RankFailed, NodeLost)) else ()
+        root = order_failures([*known, failure])[0]
+        return self._stop(told, f"rank {root.rank} failed: {root.message}", now)
+
+    def _on_lost(self, lost: Lost, now: float) -> list[Action]:
+        nodes = self.nodes
+        if not nodes.lost(lost.node):
+            return []
+        last_known = nodes.last_known(lost.node, now)
+        wrote = next((rank for rank in nodes.ranks_of(lost.node) if rank in lost.wrote), None)
+        if last_known and wrote is not None:
+            last_known += f", rank {wrote} wrote {lost.wrote[wrote]!r}"
+        name = nodes.describe(lost.node)
+        told = NodeLost((f"{name}: {lost.why}{last_known}",))
+        return [*self._stop(told, f"lost the node on {name}", now), *self._if_all_gone()]
+
+    def _if_all_gone(self) -> list[Action]:
+        """End the job soon after all nodes are gone, if one of them is lost, without waiting for its own end."""
+        if isinstance(self.cause, NodeLost) and self.nodes.all_gone:
+            return [Arm(Deadline.END, self._margins.lost)]
+        return []
+
+    def _on_cancel(self, why: str, now: float) -> list[Action]:
+        return self._stop(Cancelled(), why, now) if isinstance(self.phase, _ALIVE) else []
+
+    def _on_kill(self, now: float) -> list[Action]:
+        actions = self._on_cancel("killed", now)
+        if isinstance(self.phase, Stopping):
+            self.phase = replace(self.phase, reason="killed", grace=0.0)
+        return [*actions, StopRanks("killed", grace=False), Arm(Deadline.END, self._margins.kill)]
+
+    def _stop(self, cause: Cause, reason: str, now: float) -> list[Action]:
+        if isinstance(self.phase, Stopping):
+            self.phase = replace(self.phase, cause=joined(self.phase.cause, cause))
+        else:
+            self.phase = Stopping(now, cause, reason, self._job.grace_period)
+        # Ranks that receive the order get their grace period, and what is left of a lost node can still be reported.
+        # If no node has ever connected, there is nothing to wait for.
+        patience = self._job.grace_period + self._margins.stop if self.nodes.placement is not None else 0.0
+        return [StopRanks(reason), Arm(Deadline.END, patience)]
+
+    def _on_due(self, deadline: Deadline, now: float) -> list[Action]:
+        if deadline is Deadline.END:
+            return [EndJob()]
+        if deadline is Deadline.REACH:
+            return [AskScheduler(deadline)] if isinstance(self.phase, _ALIVE) else []
+        if self.nodes.delayed:
+            return self._late(self.nodes.step or Step("starting ranks"), now)
+        if self.nodes.known:
+            return []  # the other nodes cannot reach the channel, so their progress is unknown
+        return [AskScheduler(deadline)]
+
+    def _late(self, step: Step, now: float) -> list[Action]:
+        if not isinstance(self.phase, (Waiting, Starting)):
+            return []
+        return self._stop(StartTimeout(self._job.start_timeout, step), "start_timeout has passed", now)
+
+    def _on_reach(self, asked: Asked, now: float) -> list[Action]:
+        """Warn early that no node reaches the driver. Nodes report it only at the end, and training may take days."""
+        if asked.reached:
+            return []
+        if asked.address is None or asked.step is not None:
+            self._tasks_since = None
+        elif self._tasks_since is None:
+            self._tasks_since = now
+        if self._tasks_since is None or now - self._tasks_since < self._margins.unreached:
+            return [Arm(Deadline.REACH, self._margins.look)]
+        self.unreached = True
+        return [
+            Warn(
+                f"run {self._job.label}: its tasks have run for {self._margins.unreached:g} s, and no node has reached "
+                f"the driver at {asked.address}. The run goes on without live log lines; results and errors still "
+                "arrive. If a firewall is in between, open the ports that driver_ports= names"
+            )
+        ]
+
+    def _on_stood(self, stacks: Stacks, now: float) -> list[Action]:
+        limit = self._job.stall_timeout
+        if limit is None or not isinstance(self.phase, Running):
+            return []
+        stalled = Stalled(limit, stacks)
+        return self._stop(stalled, stalled.message.partition("\n")[0], now)
+
+    def _on_returned(self, collected: Collected) -> list[Action]:
+        if self.nodes.placement is None:  # no node has reached the channel
+            self.nodes.placement = next((report.placement for report in collected.reports if report.placement), None)
+        warnings: dict[str, list[str]] = {}
+        for report in collected.reports:
+            for text in report.warnings:
+                warnings.setdefault(text, []).append(report.host)
+        return self._warn(warnings)
+
+    def _warn(self, warnings: Mapping[str, Sequence[str]]) -> list[Action]:
+        """Return the nodes' warnings that are new, each once per host.
+
+        Args:
+            warnings: the hosts by warning text, which completes the sentence "the node on HOST ...".
+        """
+        actions: list[Action] = []
+        for text, hosts in warnings.items():
+            if self.unreached and text.startswith(frames.UNREACHED):
+                continue
+            new = self._new(text, hosts)
+            if new:
+                actions.append(Warn(f"{'the' if len(new) == 1 else 'each'} node on {', '.join(new)} {text}"))
+        return actions
+
+    def _new(self, text: str, hosts: Iterable[str]) -> list[str]:
+        new = sorted({host for host in hosts if (host, text) not in self._warned})
+        self._warned |= {(host, text) for host in new}
+        return new

@@ -1,0 +1,186 @@
+"""Makes the attempts of a run, on the nodes of one job, and has the verdict."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from distributor.channel.server import ChannelServer
+from distributor.display.display import Display
+from distributor.outcomes import advice, timings
+from distributor.outcomes.causes import Cancelled, Cause
+from distributor.outcomes.stacks import Stacks, summary
+from distributor.outcomes.verdict import Verdict, verdict
+from distributor.run import state
+from distributor.run.alarm import Alarm
+from distributor.run.attempt import Attempt
+from distributor.run.nodes import Nodes
+from distributor.run.stack_dump import Dumps
+from distributor.run.state import AttemptState, Deadline, Event, Margins
+from distributor.schedulers.base import Scheduler
+from distributor.text import notices
+from distributor.values import messages
+from distributor.values.job import Job, Step
+from distributor.values.messages import Dump, Message, Offset
+from distributor.values.outcome import Collected, Failure, Log
+
+_log = notices.logger
+
+
+class Supervisor:
+    """Runs a job to its end. Fulfils :class:`~distributor.channel.server.Listener` and ``Line``.
+
+    Args:
+        job: the requested job.
+        scheduler: runs the job.
+        display: shows what ranks write and what happens.
+        margins: times that the run grants.
+        nodes: the run's nodes; none is known yet.
+    """
+
+    def __init__(self, job: Job, scheduler: Scheduler, display: Display, margins: Margins, nodes: Nodes) -> None:
+        self.server: ChannelServer | None = None
+        #: Duration of each phase in seconds; empty until the job has ended.
+        self.timings: dict[str, float] = {}
+        self._job = job
+        self._scheduler = scheduler
+        self._display = display
+        self._margins = margins
+        self._alarm = Alarm()
+        self._dumps = Dumps(job.num_processes)
+        self._where: Dump | None = None  # a request whose answers are shown, when the user interrupts the run
+        self.attempt = Attempt(AttemptState(job, time.monotonic(), margins, nodes), self, self._alarm, display)
+
+    @property
+    def state(self) -> AttemptState:
+        """The state of the current attempt."""
+        return self.attempt.state
+
+    def run(self, submitted: float) -> Verdict:
+        """Run the job to its end, in a thread that the scheduler has made.
+
+        Args:
+            submitted: when the run was submitted, in seconds since the epoch.
+        """
+        collected: Collected | None = None
+        error: BaseException | None = None
+        self._alarm.start()
+        try:
+            with ChannelServer(self, self._job.heartbeat_timeout, self._job.num_tasks) as self.server:
+                self.attempt.begin()
+                cancelled = isinstance(self.state.cause, Cancelled)
+                collected = Collected() if cancelled else self._scheduler.run(self._job, self.server)
+                result = self._judge(collected, None)
+                self._note(collected, submitted)
+                return result
+        except BaseException as raised:
+            error = raised
+        return self._judge(None, error)
+
+    def end(self, result: Verdict) -> None:
+        """Let nothing happen any more: the run has this verdict."""
+        self.attempt.on(state.JobEnded(result.status))
+        self._alarm.close()
+        self._dumps.close()
+        self._tell_where()
+
+    def _judge(self, collected: Collected | None, error: BaseException | None) -> Verdict:
+        cause: Cause | None = self.state.cause
+        return verdict(
+            cause, collected, error, run_id=self._job.run_id, world_size=self._job.num_processes, advise=self._advise
+        )
+
+    def _advise(self, failure: Failure) -> str:
+        if self._scheduler.on_driver:  # the ranks had the driver's files and packages
+            return ""
+        try:
+            return advice.advise(failure, self._job)
+        except Exception as error:  # third-party import finders may raise anything
+            _log.debug("no advice for run %s: %s", self._job.run_id, error)
+            return ""
+
+    def _note(self, collected: Collected, submitted: float) -> None:
+        """Take note of what else the job has brought back: output, warnings, times."""
+        for log in collected.logs:
+            self._display.logs.take(log)
+        self.attempt.on(state.Returned(collected))
+        self.timings = timings.phases(submitted, collected, time.time())
+
+    # Stacks.
+
+    def dump_stacks(self, timeout: float, *, all_threads: bool) -> Stacks:
+        """Return what every rank is doing now; empty unless ranks are running."""
+        request = self._ask(timeout, all_threads=all_threads)
+        return Stacks({}) if request is None else self._dumps.wait(request, timeout + self._margins.transfer)
+
+    def say_where(self) -> None:
+        """Log a summary of the ranks' stacks soon, without waiting, because the ranks are about to be stopped."""
+        patience = self._margins.last_words
+        self._where = self._ask(patience, all_threads=False, then=self._tell_where)
+        self._alarm.after(patience + self._margins.transfer, self._tell_where)
+
+    def _tell_where(self) -> None:
+        stacks = None if self._where is None else self._dumps.take(self._where)
+        if stacks is not None:
+            self._display.logs.note(f"run {self._job.run_id}: interrupted; {summary(stacks)}")
+
+    def _ask(self, timeout: float, *, all_threads: bool, then: Callable[[], object] = lambda: None) -> Dump | None:
+        """Ask all ranks for their stacks; return ``None`` if no ranks are running."""
+        if self.server is None or isinstance(self.state.phase, state.Ended) or not self.state.nodes.up:
+            return None
+        request = self._dumps.ask(timeout, all_threads=all_threads, then=then)
+        self.server.order(request)
+        return request
+
+    # The methods of distributor.run.attempt.Line.
+
+    def stop_ranks(self, reason: str, *, grace: bool) -> None:
+        if self.server is not None:
+            self.server.stop(reason, grace=grace)
+
+    def end_job(self) -> None:
+        self._scheduler.cancel()
+
+    def ask_scheduler(self, deadline: Deadline) -> Event:
+        server = self.server
+        assert server is not None
+        reach, step = deadline is Deadline.REACH, None
+        if not (reach and server.reached):
+            try:
+                step = self._scheduler.waiting_for()
+            except Exception as error:  # Spark's context may just be stopped
+                _log.debug("run %s: what it waits for is unknown: %s", self._job.run_id, error)
+                step = Step("") if reach else None
+        return state.Asked(deadline, step, server.address, server.reached)
+
+    def ask_stacks(self, then: Callable[[Event], None]) -> None:
+        patience = self._margins.stall_answer
+
+        def report() -> None:
+            stacks = None if request is None else self._dumps.take(request)
+            if stacks is not None:
+                then(state.Stood(stacks))
+
+        request = self._ask(patience, all_threads=True, then=lambda: self._alarm.after(0.0, report))
+        self._alarm.after(patience + self._margins.transfer, report)
+
+    def rest(self, port: int | None) -> None:
+        pass
+
+    # The methods of distributor.channel.server.Listener, called in the channel's thread.
+
+    def on_log(self, log: Log) -> None:
+        self._display.logs.take(log)
+
+    def offsets(self, node: str) -> tuple[Offset, ...]:
+        return self._display.logs.offsets(self.state.nodes.ranks_of(node))
+
+    def on_message(self, node: str, message: Message) -> None:
+        if isinstance(message, messages.Stacks):
+            self._dumps.answer(message)
+        elif isinstance(message, messages.Skipped):
+            self._display.logs.skip(message.rank, message.stream, message.lines, message.offset)
+        self.attempt.on(state.Heard(node, message))
+
+    def on_lost(self, node: str, why: str) -> None:
+        self.attempt.on(state.Lost(node, why, self._display.logs.last_lines))
