@@ -19,7 +19,7 @@ from distributor.values.environment import NODE_ID
 from distributor.values.plan import Endpoint
 
 #: Seconds after which waiting for something that should be quick is a failure: generous, for busy machines.
-DEADLINE = 30.0
+DEADLINE = 90.0
 
 #: Seconds from a failure to its exception on the driver, and from there until no process of the run is left.
 FAILURE_DEADLINE = 5.0

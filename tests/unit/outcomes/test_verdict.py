@@ -1,0 +1,83 @@
+"""Whether a run has values or an exception, and which: one function decides."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from distributor import errors
+from distributor.outcomes.causes import Cancelled, NodeLost, RankFailed, Stalled, StartTimeout
+from distributor.outcomes.stacks import Stacks
+from distributor.outcomes.verdict import Verdict, verdict
+from distributor.values.job import Status, Step
+from distributor.values.outcome import Collected, Failure, NodeReport, Outcome
+
+ERROR = Failure(1, 1, "host-a", "ValueError", "ValueError: no")
+RESET = Failure(0, 0, "host-b", "RuntimeError", "RuntimeError: Connection reset by peer")
+LOST = NodeLost(("host-b",))
+BROKEN = RuntimeError("the job has ended")
+
+
+def report(*outcomes: Outcome, error: tuple[str, str] | None = None) -> Collected:
+    return Collected((NodeReport(0, "host-a", outcomes, error),), {0: [pickle.dumps(42)]})
+
+
+FINE = report(Outcome(0, "host-a", "finished"), Outcome(1, "host-a", "finished"))
+STOPPED = report(Outcome(0, "host-a", "stopped"), Outcome(1, "host-a", "stopped"))
+FAILED = report(Outcome(0, "host-a", "stopped"), Outcome(1, "host-a", "failed", ERROR))
+ECHOED = report(Outcome(0, "host-a", "failed", RESET), Outcome(1, "host-a", "stopped"))
+UNFIT = report(error=("ResourceError", "there are 2 GPUs"))
+
+
+def decide(cause: Any, collected: Collected | None, error: BaseException | None = None) -> Verdict:
+    return verdict(cause, collected, error, run_id="3f2a", world_size=2)
+
+
+@pytest.mark.parametrize(
+    ("cause", "collected", "error", "kind", "text"),
+    [
+        (Cancelled(), FINE, None, errors.RunCancelledError, "run 3f2a was cancelled"),  # ranks may end with 0 meanwhile
+        (Cancelled(), FAILED, None, errors.RunCancelledError, "run 3f2a was cancelled"),
+        (Cancelled(), None, BROKEN, errors.RunCancelledError, "run 3f2a was cancelled"),
+        (
+            Stalled(5.0, Stacks({0: "it hangs"})),
+            STOPPED,
+            None,
+            errors.StallError,
+            "stall_timeout=5 s: rank 0: it hangs",
+        ),
+        (StartTimeout(60.0, Step("starting ranks")), None, BROKEN, errors.StartError, "60 s: it was starting ranks"),
+        (None, FAILED, None, errors.TrainingError, "rank 1 on host-a failed: ValueError: no"),
+        (None, UNFIT, None, errors.ResourceError, "there are 2 GPUs"),
+        (None, STOPPED, None, errors.NodeLostError, "ranks 0-1 were stopped before they finished"),
+        (None, None, BROKEN, RuntimeError, "the job has ended"),
+        (RankFailed((ERROR,)), FAILED, None, errors.TrainingError, "ValueError: no"),
+        (RankFailed((ERROR,)), None, BROKEN, errors.TrainingError, "ValueError: no"),
+        (RankFailed(), None, BROKEN, RuntimeError, "the job has ended"),
+        (RankFailed((ERROR,)), None, errors.StartError("no torch"), errors.StartError, "no torch"),
+        (LOST, FAILED, None, errors.TrainingError, "ValueError: no"),  # the failure is the cause of the loss
+        (LOST, ECHOED, None, errors.NodeLostError, "lost the node on host-b"),  # and this one its consequence
+        (LOST, STOPPED, None, errors.NodeLostError, "lost the node on host-b"),
+        (LOST, None, BROKEN, errors.NodeLostError, "lost the node on host-b"),
+        (NodeLost(("host-b",), (ERROR,)), None, BROKEN, errors.TrainingError, "ValueError: no"),
+        (NodeLost(("host-b",), (RESET,)), None, BROKEN, errors.NodeLostError, "lost the node on host-b"),
+        (RankFailed((ERROR,)), None, errors.RunCancelledError("by Spark"), errors.TrainingError, "ValueError: no"),
+        (None, None, errors.RunCancelledError("by Spark"), errors.RunCancelledError, "by Spark"),
+    ],
+)
+def test_the_error(
+    cause: Any, collected: Collected | None, error: BaseException | None, kind: type[BaseException], text: str
+) -> None:
+    decided = decide(cause, collected, error)
+    assert type(decided.error) is kind
+    assert text in str(decided.error)
+    assert decided.values == {}
+    cancelled = kind is errors.RunCancelledError
+    assert decided.status is (Status.CANCELLED if cancelled else Status.FAILED)
+
+
+def test_values() -> None:
+    decided = decide(None, FINE)
+    assert (decided.values, decided.error, decided.status) == ({0: 42}, None, Status.SUCCEEDED)

@@ -1,0 +1,241 @@
+"""What one attempt does about what happens: events in, actions out, without threads, clocks or processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from distributor import Status
+from distributor.launch.torchrun import Torchrun
+from distributor.outcomes.causes import Cancelled, NodeLost, RankFailed, Stalled, StartTimeout, joined
+from distributor.outcomes.stacks import Stacks
+from distributor.run.state import (
+    Announce,
+    Arm,
+    Asked,
+    AskScheduler,
+    AskStacks,
+    AttemptState,
+    Cancel,
+    Deadline,
+    Due,
+    Ended,
+    EndJob,
+    Heard,
+    JobEnded,
+    Kill,
+    Lost,
+    Margins,
+    Returned,
+    Running,
+    Starting,
+    Stood,
+    Stopping,
+    StopRanks,
+    Waiting,
+    Warn,
+)
+from distributor.values import messages
+from distributor.values.job import Job, Module, Step
+from distributor.values.outcome import Collected, Failure, NodeReport
+from distributor.values.placement import Node, Placement
+
+A, B = Node(0, "a", "host-a", "10.0.0.1", 1, 0, 0, 2), Node(1, "b", "host-b", "10.0.0.2", 1, 2, 2, 2)
+MARGINS = Margins(stop=1.0, kill=2.0, lost=3.0, unreached=60.0, look=5.0)
+ERROR = Failure(1, 1, "host-a", "ValueError", "ValueError: no")
+RESET = Failure(2, 0, "host-b", "RuntimeError", "RuntimeError: Connection reset by peer")
+
+HELLO_A, HELLO_B = (Heard(name, messages.Hello(name, (A, B))) for name in "ab")
+STARTED_A, STARTED_B = (Heard(name, messages.Started()) for name in "ab")
+UP = (HELLO_A, HELLO_B, STARTED_A, STARTED_B)
+FAILED = Heard("a", messages.Failed(ERROR))
+BYE_A = Heard("a", messages.Bye())
+DIED = Lost("b", "its agent died")
+STOOD = Stood(Stacks({0: "it hangs"}))
+
+
+def state(**options: Any) -> AttemptState:
+    return AttemptState(Job("3f2a", 4, Module("train"), False, launch=Torchrun(), **options), 0.0, MARGINS)
+
+
+def after(*events: Any, now: float = 1.0, **options: Any) -> AttemptState:
+    """The state after some events."""
+    made = state(**options)
+    for event in events:
+        made.on(event, now)
+    return made
+
+
+def beat(node: str, alive: int, idle: float | None = None) -> Heard:
+    return Heard(node, messages.Beat(alive, idle))
+
+
+@pytest.mark.parametrize(
+    ("before", "event", "phase", "status"),
+    [
+        ((), Heard("a", messages.Importing("a", 2, "torch")), Waiting(0.0), Status.WAITING),
+        ((), Heard("a", messages.Hello("a")), Waiting(0.0), Status.WAITING),
+        ((), HELLO_A, Starting(7.0), Status.STARTING),
+        ((HELLO_A,), HELLO_B, Starting(1.0), Status.STARTING),
+        ((HELLO_A, HELLO_B), STARTED_A, Starting(1.0), Status.STARTING),
+        ((HELLO_A, HELLO_B, STARTED_A), STARTED_B, Running(7.0), Status.RUNNING),
+        (UP, HELLO_A, Running(1.0), Status.RUNNING),  # after a break of its connection
+        (UP, beat("a", 2), Running(1.0), Status.RUNNING),
+        ((), Cancel("enough"), Stopping(7.0, Cancelled(), "enough", 10.0), Status.STOPPING),
+        (UP, Cancel("enough"), Stopping(7.0, Cancelled(), "enough", 10.0), Status.STOPPING),
+        (UP, Kill(), Stopping(7.0, Cancelled(), "killed", 0.0), Status.STOPPING),
+        ((*UP, FAILED), Kill(), Stopping(1.0, RankFailed((ERROR,)), "killed", 0.0), Status.STOPPING),
+        (UP, FAILED, Stopping(7.0, RankFailed((ERROR,)), "rank 1 failed: ValueError: no", 10.0), Status.STOPPING),
+        (UP, Heard("a", messages.Failed()), Stopping(7.0, RankFailed(), "a rank failed", 10.0), Status.STOPPING),
+        (
+            (*UP, FAILED),
+            Cancel("enough"),
+            Stopping(1.0, RankFailed((ERROR,)), "rank 1 failed: ValueError: no", 10.0),
+            Status.STOPPING,
+        ),
+        ((*UP, Cancel("enough")), FAILED, Stopping(1.0, Cancelled(), "enough", 10.0), Status.STOPPING),
+        (UP, JobEnded(Status.SUCCEEDED), Ended(7.0, Status.SUCCEEDED), Status.SUCCEEDED),
+        ((JobEnded(Status.FAILED),), FAILED, Ended(1.0, Status.FAILED), Status.FAILED),
+        ((JobEnded(Status.FAILED),), Kill(), Ended(1.0, Status.FAILED), Status.FAILED),
+    ],
+)
+def test_phases(before: tuple[Any, ...], event: Any, phase: Any, status: Status) -> None:
+    made = after(*before)
+    made.on(event, 7.0)
+    assert made.phase == phase
+    assert made.status is status
+
+
+STOP_10 = [StopRanks("enough"), Arm(Deadline.END, 11.0)]
+PLACED = "run 3f2a: 4 ranks on 2 nodes: node 0 on host-a (10.0.0.1): ranks 0-1; node 1 on host-b (10.0.0.2): ranks 2-3"
+
+
+@pytest.mark.parametrize(
+    ("before", "event", "actions"),
+    [
+        ((), HELLO_A, [Announce(PLACED)]),
+        ((HELLO_A,), HELLO_B, []),
+        ((), Cancel("enough"), [StopRanks("enough"), Arm(Deadline.END, 0.0)]),  # no node is there to wait for
+        (UP, Cancel("enough"), STOP_10),
+        ((*UP, Cancel("enough")), Cancel("again"), []),
+        (
+            UP,
+            Kill(),
+            [StopRanks("killed"), Arm(Deadline.END, 11.0), StopRanks("killed", False), Arm(Deadline.END, 2.0)],
+        ),
+        ((*UP, FAILED), Kill(), [StopRanks("killed", False), Arm(Deadline.END, 2.0)]),
+        (UP, FAILED, [StopRanks("rank 1 failed: ValueError: no"), Arm(Deadline.END, 11.0)]),
+        (UP, Due(Deadline.END), [EndJob()]),
+        (UP, BYE_A, []),
+        ((*UP, DIED), DIED, []),  # said twice
+        ((*UP, DIED), BYE_A, [Arm(Deadline.END, 3.0)]),  # all are gone, and one of them is lost
+        ((*UP, FAILED), BYE_A, []),
+        ((), Due(Deadline.START), [AskScheduler(Deadline.START)]),
+        (UP, Due(Deadline.START), []),
+        ((HELLO_A,), Due(Deadline.START), [StopRanks("start_timeout has passed"), Arm(Deadline.END, 11.0)]),
+        ((HELLO_A, STARTED_A), Due(Deadline.START), []),  # the other may be unable to reach the channel
+        ((), Asked(Deadline.START, None, "a:1", False), []),  # tasks run, and cannot reach the channel
+        (
+            (),
+            Asked(Deadline.START, Step("waiting for 2 task slots"), None, False),
+            [StopRanks("start_timeout has passed"), Arm(Deadline.END, 0.0)],
+        ),
+        (UP, Asked(Deadline.START, Step("waiting"), None, True), []),  # asked before they were up
+        ((), Due(Deadline.REACH), [AskScheduler(Deadline.REACH)]),
+        ((Cancel("enough"),), Due(Deadline.REACH), []),
+        ((), Asked(Deadline.REACH, None, "a:1", True), []),
+        ((), Asked(Deadline.REACH, Step("waiting"), "a:1", False), [Arm(Deadline.REACH, 5.0)]),
+        ((), Asked(Deadline.REACH, None, None, False), [Arm(Deadline.REACH, 5.0)]),
+        ((), Asked(Deadline.REACH, None, "a:1", False), [Arm(Deadline.REACH, 5.0)]),
+        (UP, STOOD, []),  # without a stall_timeout
+        ((), Heard("b", messages.Warnings("host-b", ("is slow",))), [Warn("the node on host-b is slow")]),
+        ((Heard("b", messages.Warnings("h", ("is slow",))),), Heard("b", messages.Warnings("h", ("is slow",))), []),
+        ((JobEnded(Status.FAILED),), Due(Deadline.END), []),
+    ],
+)
+def test_actions(before: tuple[Any, ...], event: Any, actions: list[Any]) -> None:
+    assert after(*before).on(event, 7.0) == actions
+
+
+def test_an_attempt_begins_with_its_deadlines() -> None:
+    assert state(start_timeout=60.0).begin() == [Arm(Deadline.START, 60.0), Arm(Deadline.REACH, 5.0)]
+
+
+@pytest.mark.parametrize("event", [DIED, Heard("b", messages.Dead()), Heard("b", messages.Orphaned())])
+def test_a_node_that_is_lost_is_told_with_what_was_last_known(event: Any) -> None:
+    made = after(*UP, beat("b", 1))
+    if event is DIED:
+        event = Lost("b", "its agent died", {0: "epoch 1", 3: "epoch 2"})
+    (stop, *_) = made.on(event, 7.0)
+    assert stop == StopRanks("lost the node on host-b (node 1, ranks 2-3)")
+    assert isinstance(made.cause, NodeLost)
+    (told,) = made.cause.nodes
+    assert told.startswith("host-b (node 1, ranks 2-3): its ")
+    assert ("; last known 6 s before: 1 rank running, rank 3 wrote 'epoch 2'" in told) == (event.__class__ is Lost)
+
+
+def test_what_a_late_run_was_doing_is_its_cause() -> None:
+    importing = Heard("a", messages.Importing("a", 2, "torch"))
+    made = after(importing, Due(Deadline.START), start_timeout=60.0)
+    assert made.cause == StartTimeout(60.0, Step("importing torch", " on 1 of 2 nodes"))
+
+
+def test_a_driver_that_nobody_reaches_says_so_once_and_takes_it_back() -> None:
+    made, unheard = state(), Asked(Deadline.REACH, None, "driver:4711", False)
+    assert made.on(unheard, 10.0) == [Arm(Deadline.REACH, 5.0)]
+    assert made.on(Asked(Deadline.REACH, Step("waiting"), "driver:4711", False), 20.0) == [Arm(Deadline.REACH, 5.0)]
+    assert made.on(unheard, 30.0) == [Arm(Deadline.REACH, 5.0)]  # Spark has just started the tasks (again)
+    assert made.on(unheard, 89.0) == [Arm(Deadline.REACH, 5.0)]
+    (warned,) = made.on(unheard, 90.0)
+    assert isinstance(warned, Warn)
+    assert "have run for 60 s, and no node has reached the driver at driver:4711" in warned.text
+    assert made.unreached
+    quiet = Collected((NodeReport(0, "a", warnings=("cannot reach the driver at ...", "is slow")),))
+    assert made.on(Returned(quiet), 91.0) == [Warn("the node on a is slow")]  # what was said is not said again
+    (back, announced) = made.on(HELLO_A, 92.0)
+    assert back == Warn(
+        "run 3f2a: the node on host-a (node 0, ranks 0-1) has now reached the driver: its log lines follow"
+    )
+    assert isinstance(announced, Announce)
+    assert not made.unreached
+
+
+def test_a_stall_is_asked_about_and_then_the_cause() -> None:
+    made = after(*UP, stall_timeout=5.0)
+    assert made.on(beat("a", 2, 6.0), 2.0) == []
+    assert made.on(beat("b", 2, 6.0), 3.0) == []
+    assert made.on(beat("a", 2, 7.0), 4.0) == []
+    assert made.on(beat("b", 2, 7.0), 5.0) == [AskStacks()]
+    assert isinstance(made.phase, Running)
+    stop, _ = made.on(STOOD, 6.0)
+    assert made.cause == Stalled(5.0, Stacks({0: "it hangs"}))
+    assert stop.reason.startswith("no rank wrote anything or used CPU time for stall_timeout=5 s: rank 0: it hangs")
+    assert made.on(STOOD, 6.0) == []
+
+
+def test_what_comes_back_tells_the_placement_and_warnings_of_all_hosts_at_once() -> None:
+    reports = tuple(
+        NodeReport(node.node_rank, node.host, warnings=("is slow",), placement=Placement((A, B))) for node in (A, B)
+    )
+    made = state()
+    assert made.on(Returned(Collected(reports)), 1.0) == [Warn("each node on host-a, host-b is slow")]
+    assert made.nodes.placement == Placement((A, B))
+
+
+LOST = NodeLost(("host-b",))
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "both"),
+    [
+        (Cancelled(), RankFailed((ERROR,)), Cancelled()),
+        (RankFailed((ERROR,)), Cancelled(), RankFailed((ERROR,))),
+        (RankFailed((ERROR,)), RankFailed((ERROR, RESET)), RankFailed((ERROR, RESET))),
+        (RankFailed((RESET,)), LOST, NodeLost(("host-b",), (RESET,))),
+        (LOST, RankFailed((RESET,)), NodeLost(("host-b",), (RESET,))),
+        (LOST, NodeLost(("host-c",)), NodeLost(("host-b", "host-c"))),
+    ],
+)
+def test_causes_that_come_together(first: Any, then: Any, both: Any) -> None:
+    assert joined(first, then) == both
