@@ -5,14 +5,16 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from distributor.channel import control
 from distributor.hosting.agents import Agent, anew
 from distributor.hosting.warm import from_warm
 from distributor.machine import folders, processes
+from distributor.values import messages
 from distributor.values.environment import node_id
 from distributor.values.job import Warmth
+from distributor.values.messages import NodeResult
+from distributor.values.plan import AgentOrder
 
 
 class HostedNode:
@@ -44,15 +46,16 @@ class HostedNode:
         )
         return self._agent
 
-    def converse(self, order: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Give the agent its order and return its report, or ``None`` if the agent died before reporting."""
+    def converse(self, order: AgentOrder) -> NodeResult | None:
+        """Give the agent its order and return its result, or ``None`` if the agent died before it had one."""
         assert self._line is not None
         try:
-            control.send(self._line, order)
+            control.send(self._line, vars(order))
         except OSError:
             return None
-        report: dict[str, Any] | None = control.receive(self._line)
-        return report
+        answer = control.receive(self._line)
+        result = None if answer is None else messages.decode(answer)
+        return result if isinstance(result, NodeResult) else None
 
     def end(self) -> None:
         """Close the control line and wait until the agent has ended."""
@@ -73,7 +76,7 @@ def host_node(run_id: str, leader: int) -> Iterator[HostedNode]:
     Example:
         >>> with host_node("3f2a", 0) as node:  # doctest: +SKIP
         ...     agent = node.start(root, {"store": listener}, owner=os.getpid())
-        ...     report = node.converse(order)
+        ...     result = node.converse(order)
     """
     folder = folders.make(run_id)
     claimed = folders.claim(folder)  # until the agent claims it; this process may be killed before

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
+
+from distributor.values.messages import Rest
 
 
 def pieces(path: str, chunk: int, offset: int = 0) -> Iterator[bytes]:
@@ -14,10 +15,10 @@ def pieces(path: str, chunk: int, offset: int = 0) -> Iterator[bytes]:
             yield piece
 
 
-def rest(files: Iterable[Mapping[str, Any]], chunk: int) -> Iterator[tuple[int, int, int, bytes]]:
+def rest(files: Iterable[Rest], chunk: int) -> Iterator[tuple[int, int, int, bytes]]:
     """Yield the ranks' output that the channel did not bring, as a report lists it: rank, stream, offset, piece."""
     for file in files:
-        offset = file["offset"]
-        for piece in pieces(file["path"], chunk, offset):
-            yield file["rank"], file["stream"], offset, piece
+        offset = file.offset
+        for piece in pieces(file.path, chunk, offset):
+            yield file.rank, file.stream, offset, piece
             offset += len(piece)

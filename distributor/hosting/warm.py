@@ -22,20 +22,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
 from distributor.channel import control
 from distributor.channel.control import OUTDATED, UNFIT, peer_user
 from distributor.hosting.agents import Agent, anew
 from distributor.machine import allocator, bootstrap, folders, processes
 from distributor.machine.bootstrap import PLACEHOLDER, UNMARKED
-from distributor.values import environment
+from distributor.values import environment, messages
 from distributor.values.environment import NODE_ID
 from distributor.values.job import Warmth
-
-if TYPE_CHECKING:
-    pass
-
 
 #: Seconds that a ready warm process may take to fork an agent, which takes milliseconds.
 _PATIENCE = 5.0
@@ -241,13 +236,13 @@ def _retire_oldest(newest: str) -> None:
     if len(ages) > _MOST:
         oldest = min(ages)[1]
         with suppress(OSError), _short(oldest) as (short, _), _connect(short) as connection:
-            _send(connection, oldest, {"retire": True}, [])
+            _send(connection, oldest, messages.Retire(), [])
 
 
-def _send(connection: socket.socket, folder: str, request: Mapping[str, object], descriptors: list[int]) -> None:
+def _send(connection: socket.socket, folder: str, request: messages.Message, descriptors: list[int]) -> None:
     with open(os.path.join(folder, "token"), "rb") as token:
         socket.send_fds(connection, [token.read()], descriptors)
-    control.send(connection, request)
+    control.send(connection, messages.encode(request))
 
 
 def _ask(
@@ -263,7 +258,7 @@ def _ask(
     """
     here = os.open(".", os.O_PATH | os.O_DIRECTORY)
     try:
-        request = {"names": list(sockets), "owner": os.getpid(), "environ": dict(os.environ)}
+        request = messages.Fork(tuple(sockets), os.getpid(), dict(os.environ))
         descriptors = [here, 1, 2, *(sock.fileno() for sock in sockets.values())]
         try:
             _send(connection, folder, request, descriptors)

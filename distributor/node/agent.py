@@ -17,7 +17,7 @@ import socket
 import time
 import traceback
 from collections.abc import Coroutine, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -162,10 +162,10 @@ class _Agent:
             for outcome in report.outcomes
             if outcome.state == "finished" and (path := layout.value(folder, outcome.rank)).exists()
         }
-        rest = [asdict(part) for part in self._tailing.rest()] if self._tailing is not None else []
-        message = {"report": pickle.dumps(report), "values": values, "rest": rest, "failed": self._run_failed}
+        rest = self._tailing.rest() if self._tailing is not None else ()
+        result = messages.NodeResult(pickle.dumps(report), values, rest, self._run_failed)
         try:
-            control.send(self._control, message)
+            control.send(self._control, messages.encode(result))
         except OSError:  # the owner is gone, and no process waits for the report
             self._owner_gone.set()
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from distributor.channel import frames
 from distributor.channel.node import Offsets, Uplink
 from distributor.values import outcome
-from distributor.values.messages import Skipped
+from distributor.values.messages import Rest, Skipped
 
 #: Number of seconds between checks of files that had nothing new.
 _INTERVAL = 0.05
@@ -50,16 +50,6 @@ class _File:
     seen: int = 0  # read up to this byte at least once
     acked: int = 0  # received by the driver up to this byte
     released: int = 0  # disk space freed up to this byte
-
-
-@dataclass(frozen=True)
-class Rest:
-    """The part of a log file that the driver does not have: everything from ``offset`` on."""
-
-    rank: int
-    stream: int
-    path: str
-    offset: int
 
 
 class Tailing:
@@ -113,13 +103,13 @@ class Tailing:
             await self._pass_on()
             await asyncio.sleep(0)
 
-    def rest(self) -> list[Rest]:
+    def rest(self) -> tuple[Rest, ...]:
         """Return the parts of the logs that the driver must keep and does not have yet."""
-        return [
+        return tuple(
             Rest(file.rank, file.stream, str(file.path), file.acked)
             for file in self._files
             if self._keep and _size(file) > file.acked
-        ]
+        )
 
     async def _pass_on(self) -> bool:
         """Pass on a bounded piece of each file, and return whether some files have more."""

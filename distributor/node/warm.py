@@ -22,12 +22,13 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from distributor.channel import control
 from distributor.channel.control import OUTDATED, UNFIT, peer_user
 from distributor.machine import bootstrap, folders, processes
 from distributor.rank import lookups
+from distributor.values import messages
 
 #: Number of seconds that a client has to send its request.
 _ASK_TIMEOUT = 2.0
@@ -190,7 +191,7 @@ class _Warm:
 
     def _answer(self, listener: socket.socket) -> None:
         connection, _ = listener.accept()
-        with connection, suppress(OSError):  # the client has gone
+        with connection, suppress(OSError, ValueError):  # the client has gone, or is not of this package
             if peer_user(connection) != os.geteuid():
                 return
             connection.settimeout(_ASK_TIMEOUT)
@@ -200,10 +201,11 @@ class _Warm:
             try:
                 if not hmac.compare_digest(shown, self._token):
                     return
-                request = control.receive(connection)
-                if request is None:
+                asked = control.receive(connection)
+                if asked is None:
                     return
-                if "retire" in request or self._is_outdated():
+                request = messages.decode(asked)
+                if not isinstance(request, messages.Fork) or self._is_outdated():
                     self._retire()
                     connection.sendall(OUTDATED)
                     return
@@ -263,7 +265,7 @@ class _Warm:
         if Path(self._folder, "token").read_bytes() == self._token:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _fork(self, request: dict[str, Any], descriptors: list[int], connection: socket.socket) -> int:
+    def _fork(self, request: messages.Fork, descriptors: list[int], connection: socket.socket) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
@@ -271,7 +273,7 @@ class _Warm:
             self._become_agent(request, descriptors, connection)
         return pid
 
-    def _become_agent(self, request: dict[str, Any], descriptors: list[int], connection: socket.socket) -> NoReturn:
+    def _become_agent(self, request: messages.Fork, descriptors: list[int], connection: socket.socket) -> NoReturn:
         """Make the fork look like a new process that the client has started, then run an agent in it."""
         try:
             assert self._listener is not None
@@ -287,12 +289,12 @@ class _Warm:
             for descriptor in (here, out, err):
                 os.close(descriptor)
             os.environ.clear()
-            os.environ.update(request["environ"])
-            bootstrap.overwrite_argument(bootstrap.title("warm"), bootstrap.title("agent", request["owner"]))
-            sockets = {name: socket.socket(fileno=descriptor) for name, descriptor in zip(request["names"], rest)}
+            os.environ.update(request.environ)
+            bootstrap.overwrite_argument(bootstrap.title("warm"), bootstrap.title("agent", request.owner))
+            sockets = {name: socket.socket(fileno=descriptor) for name, descriptor in zip(request.names, rest)}
             from distributor.node import agent
 
-            agent.serve(sockets, request["owner"], self._notes)
+            agent.serve(sockets, request.owner, self._notes)
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:

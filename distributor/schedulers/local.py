@@ -22,7 +22,7 @@ from distributor.launch import placement
 from distributor.machine import devices, limits, network, processes
 from distributor.shipping import package
 from distributor.values.job import Job, Module, Resources, Step, Target, TaskProfile, warmth
-from distributor.values.messages import Importing
+from distributor.values.messages import Importing, NodeResult
 from distributor.values.outcome import Collected, Log, NodeReport
 from distributor.values.placement import NodeFacts, Placement
 from distributor.values.plan import AgentOrder
@@ -204,17 +204,17 @@ class LocalScheduler:
                 on_driver=True,
                 note=agent.note,
             )
-            return _part(node.converse(vars(order)))
+            return _part(node.converse(order))
 
 
-def _part(report: Mapping[str, Any] | None) -> _Part:
-    """Read what an agent reported, and the files that it names, which go with the node's folder."""
-    if report is None:
+def _part(result: NodeResult | None) -> _Part:
+    """Read an agent's report, and the files that it names, which go with the node's folder."""
+    if result is None:
         return _Part(None)
     return _Part(
-        pickle.loads(report["report"]),
-        {rank: list(pieces(path, _CHUNK)) for rank, path in report["values"].items()},
-        [Log(*piece) for piece in rest(report["rest"], _CHUNK)],
+        pickle.loads(result.report),
+        {rank: list(pieces(path, _CHUNK)) for rank, path in result.values.items()},
+        [Log(*piece) for piece in rest(result.rest, _CHUNK)],
     )
 
 

@@ -1,7 +1,8 @@
 """Every message between the processes of a run, and its form on the wire.
 
-A message is a frozen dataclass. On the wire it is a JSON object: its ``kind`` and its fields as plain values.
-:func:`decode` checks each value on arrival. A rank's output does not travel as a message, but as a
+A message is a frozen dataclass. On the wire it is an object of plain values: its ``kind`` and its fields. The channel
+and the launcher's pipe carry it as JSON; private lines between processes of one user carry it as a pickle, so that it
+can hold bytes. :func:`decode` checks each value on arrival. A rank's output does not travel as a message, but as a
 :class:`~distributor.values.outcome.Log`.
 
 Spark's workers use this module by value, so it is self-contained and uses the standard library only.
@@ -234,12 +235,57 @@ class LauncherFailed(Message):
     traceback: str
 
 
+# From an owner to a warm process, and from an agent to its owner: over private lines, pickled.
+
+
+@dataclass(frozen=True)
+class Fork(Message):
+    """Fork an agent for the process ``owner``, with these environment variables.
+
+    Descriptors travel with the message: the current directory, standard output and error, and sockets with ``names``.
+    """
+
+    names: tuple[str, ...]
+    owner: int
+    environ: dict[str, str] = dataclasses.field(repr=False)
+
+
+@dataclass(frozen=True)
+class Retire(Message):
+    """Accept no more requests, and end with the last agent."""
+
+
+@dataclass(frozen=True)
+class Rest:
+    """The part of a rank's output that the driver does not have: everything in a file from ``offset`` on."""
+
+    rank: int
+    stream: int
+    path: str
+    offset: int
+
+
+@dataclass(frozen=True)
+class NodeResult(Message):
+    """Everything that a node brings back.
+
+    ``report`` is the pickled :class:`~distributor.values.outcome.NodeReport`. ``values`` are paths of pickled return
+    values, by rank. ``failed`` says whether the run has failed, as far as the node knows.
+    """
+
+    report: bytes = dataclasses.field(repr=False)
+    values: dict[int, str]
+    rest: tuple[Rest, ...]
+    failed: bool
+
+
 _KINDS = {
     kind.__name__: kind
     for kind in (
         *(TaskFacts, Importing, Hello, Started, Beat, Stacks, Warnings, Skipped, Failed, Dead, Orphaned, Bye),
         *(AllFacts, Gather, Welcome, Heard, Farewell, Stop, Dump),
         *(LauncherReady, RanksStarted, RankExited, AllPassed, LauncherWarning, LauncherFailed),
+        *(Fork, Retire, NodeResult),
     )
 }
 

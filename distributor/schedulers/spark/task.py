@@ -13,7 +13,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -25,6 +25,7 @@ from distributor.schedulers.spark.executor import executor_host, executor_of_thi
 from distributor.schedulers.spark.holder import await_end, choose_roles, hand_over, tell_siblings
 from distributor.schedulers.spark.shipment import Shipment
 from distributor.values import messages
+from distributor.values.plan import AgentOrder
 
 #: Number of seconds to try to tell the driver which module is being imported. The import goes on meanwhile.
 _IMPORTING_TIMEOUT = 1.0
@@ -141,30 +142,30 @@ def _lead(
         )
         if not keep_listening:
             listener.close()
-        order = {
-            "job": shipment["job"],
-            "parts": {part: _content(name) for part, name in shipment["parts"].items()},
-            "executor": mine["executor"],
-            "facts": facts,
-            "folder": node.folder,
-            "root": root,
-            "sys_path": [path for path in sys.path if path],
-            "endpoint": shipment["endpoint"],
-            "on_driver": False,
-            "reached": reached,
-            "times": times,
-            "note": agent.note,
-        }
-        report = node.converse(order)
-        if report is None:
+        order = AgentOrder(
+            job=shipment["job"],
+            parts={part: _content(name) for part, name in shipment["parts"].items()},
+            executor=mine["executor"],
+            facts=facts,
+            folder=node.folder,
+            root=root,
+            sys_path=[path for path in sys.path if path],
+            endpoint=shipment["endpoint"],
+            on_driver=False,
+            reached=reached,
+            times=times,
+            note=agent.note,
+        )
+        result = node.converse(order)
+        if result is None:
             _tell_lost(shipment["endpoint"], str(mine["executor"]))
             return [b"L" + str(mine["host"]).encode()]
-        told, unsent = b"R" + report["report"], report["rest"]
-        if report["failed"] and sum(os.path.getsize(file["path"]) - file["offset"] for file in unsent) <= _MAX_LOGS:
-            return [told, *_output(unsent, shipment["chunk"])]
+        told = b"R" + result.report
+        if result.failed and sum(os.path.getsize(file.path) - file.offset for file in result.rest) <= _MAX_LOGS:
+            return [told, *_output(result.rest, shipment["chunk"])]
         yield told
-        yield from _output(unsent, shipment["chunk"])
-        for rank, path in report["values"].items():
+        yield from _output(result.rest, shipment["chunk"])
+        for rank, path in result.values.items():
             for piece in pieces(path, shipment["chunk"]):
                 yield b"V" + struct.pack("!I", rank) + piece
         return None
@@ -180,7 +181,7 @@ def _content(what: bytes | str) -> bytes:
         return file.read()
 
 
-def _output(files: list[dict[str, Any]], chunk: int) -> Iterator[bytes]:
+def _output(files: Iterable[messages.Rest], chunk: int) -> Iterator[bytes]:
     for rank, stream, offset, piece in rest(files, chunk):
         yield b"G" + struct.pack("!IBQ", rank, stream, offset) + piece
 

@@ -15,6 +15,7 @@ from hypothesis import given, strategies as st
 from distributor.channel import control
 from distributor.hosting import report
 from distributor.machine import bootstrap
+from distributor.values.messages import Rest
 
 
 @pytest.fixture
@@ -87,7 +88,7 @@ def test_pieces_and_rest_of_files(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(b"0123456789")
     assert list(report.pieces(str(path), 4, 1)) == [b"1234", b"5678", b"9"]
-    files = [{"rank": 3, "stream": 2, "path": str(path), "offset": 6}]
+    files = [Rest(3, 2, str(path), 6)]
     assert list(report.rest(files, 3)) == [(3, 2, 6, b"678"), (3, 2, 9, b"9")]
 
 

@@ -154,6 +154,18 @@ def test_sparks_workers_pack_the_same(message):
 
 
 @pytest.mark.parametrize(
+    "message",
+    [
+        messages.Fork(("control", "store"), 4711, {"A": "1"}),
+        messages.Retire(),
+        messages.NodeResult(b"report", {3: "/tmp/value"}, (messages.Rest(3, 1, "/tmp/log", 5),), False),
+    ],
+)
+def test_messages_of_private_lines_may_hold_bytes(message):
+    assert messages.decode(messages.encode(message)) == message
+
+
+@pytest.mark.parametrize(
     ("wrong", "message"),
     [
         ([], "no message of kind None"),

@@ -10,8 +10,8 @@ from hypothesis import given, settings, strategies as st
 
 from distributor.channel.frames import MAX_LOG
 from distributor.node import tailing
-from distributor.node.tailing import Rest, Tailing
-from distributor.values.messages import Skipped
+from distributor.node.tailing import Tailing
+from distributor.values.messages import Rest, Skipped
 from distributor.values.outcome import Log
 
 
@@ -104,7 +104,7 @@ def test_ranks_that_nobody_wants_to_see_are_not_sent_but_have_a_tail(tmp_path: P
     assert uplink.logs == []
     assert files.tails[0].endswith(b"the end\n")
     assert len(files.tails[0]) <= tailing._TAIL_BYTES
-    assert files.rest() == []
+    assert files.rest() == ()
 
 
 def test_after_a_break_it_goes_on_where_the_driver_is(tmp_path: Path) -> None:
@@ -122,12 +122,12 @@ def test_the_rest_is_what_the_driver_does_not_have(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"0123456789")
     files, _ = follow(path, keep=True)
-    assert files.rest() == [Rest(0, 1, str(path), 0)]
+    assert files.rest() == (Rest(0, 1, str(path), 0),)
     drain(files)
     files.driver_has({(0, 1): 4}, False)
-    assert files.rest() == [Rest(0, 1, str(path), 4)]
+    assert files.rest() == (Rest(0, 1, str(path), 4),)
     files.driver_has({(0, 1): 10}, False)
-    assert files.rest() == []
+    assert files.rest() == ()
 
 
 @pytest.mark.parametrize("shipped", [None, ()])
