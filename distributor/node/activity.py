@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from distributor.machine import processes
-from distributor.values import layout
+from distributor.values import layout, messages
 from distributor.values.layout import ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL
 
 #: Maximum number of bytes of stacks that one rank sends.
@@ -24,6 +24,9 @@ _IDLE_SHARE = 0.02
 
 #: Number of seconds between checks of a rank's stacks file.
 _LOOK = 0.02
+
+#: Number of seconds that ranks have to write their stacks, if asked to, before they are told to stop.
+_LAST_WORDS = 0.3
 
 
 class Activity:
@@ -53,6 +56,58 @@ class Activity:
             self._active = now
         self._cpu, self._logged, self._looked = cpu, logged, now
         return now - self._active
+
+
+class Dumps:
+    """The driver's requests for stacks that are not answered yet.
+
+    Args:
+        folder: the node's folder.
+        first_rank: global rank of the node's local rank 0.
+        send: sends a message to the driver.
+    """
+
+    def __init__(self, folder: str, first_rank: int, send: Callable[[messages.Message], None]) -> None:
+        self._folder = Path(folder)
+        self._first_rank = first_rank
+        self._send = send
+        self._pending: set[asyncio.Task[None]] = set()
+        self._after: asyncio.Task[None] | None = None
+
+    @property
+    def pending(self) -> bool:
+        """Whether any request is not answered yet."""
+        return bool(self._pending)
+
+    def ask(self, order: messages.Dump, alive: Mapping[int, int], ended: Iterable[int]) -> None:
+        """Ask ranks for their stacks, and send them as they come.
+
+        Args:
+            order: the driver's request.
+            alive: pids of the living ranks, by local rank.
+            ended: the local ranks that have ended.
+        """
+        before = ask_stacks(self._folder, alive, order.all_threads)
+        dump = asyncio.ensure_future(self._answer(order, alive, list(ended), before))
+        self._pending.add(dump)
+        dump.add_done_callback(self._pending.discard)
+
+    def then(self, call: Callable[[], None]) -> None:
+        """Call a function once the pending requests are answered, or after :data:`_LAST_WORDS` seconds."""
+
+        async def wait(pending: set[asyncio.Task[None]]) -> None:
+            await asyncio.wait(pending, timeout=_LAST_WORDS)
+            call()
+
+        self._after = asyncio.ensure_future(wait(set(self._pending)))
+
+    async def _answer(
+        self, order: messages.Dump, alive: Mapping[int, int], ended: list[int], before: Mapping[int, int]
+    ) -> None:
+        texts = dict.fromkeys(ended, "it has ended")
+        texts |= await stacks(self._folder, alive, before, order.timeout)
+        for local_rank, text in texts.items():
+            self._send(messages.Stacks(order.number, self._first_rank + local_rank, text))
 
 
 def ask_stacks(folder: Path, pids: Mapping[int, int], all_threads: bool) -> dict[int, int]:

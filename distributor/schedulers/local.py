@@ -7,11 +7,11 @@ import pickle
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from distributor.channel.server import ChannelServer
 from distributor.errors import ConfigurationError, ResourceError

@@ -1,0 +1,238 @@
+"""One attempt of a run on this node: its launcher and ranks, from the order to their outcomes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from distributor.machine import processes
+from distributor.node import activity, outcomes
+from distributor.node.driver_link import DriverLink
+from distributor.node.launching import Launcher, SpawnedLauncher
+from distributor.node.outcomes import Ends
+from distributor.node.ranks import Ranks
+from distributor.node.tailing import Tailing
+from distributor.text.wording import who
+from distributor.values import messages
+from distributor.values.environment import NODE_ID
+from distributor.values.outcome import Outcome
+from distributor.values.plan import NodeOrder
+
+#: Number of seconds after the grace period when the launcher is killed, if it has not stopped its ranks by then.
+_STOP_MARGIN = 3.0
+
+#: Number of seconds between searches for adopted processes that have ended.
+_REAP_INTERVAL = 1.0
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What an attempt does on this node.
+
+    Attributes:
+        order: the launcher's order.
+        store: a listening socket for the rendezvous store; closed once the launcher has its own copy.
+        shipped: paths of shipped files on this node, each with its path on the driver.
+        watch: whether to measure how active the ranks are.
+    """
+
+    order: NodeOrder
+    store: socket.socket | None
+    shipped: Sequence[tuple[str, str]]
+    watch: bool
+
+
+@dataclass
+class Notes:
+    """What a node notes for its report: moments, warnings, and why it stopped its ranks by itself."""
+
+    times: dict[str, float]
+    warnings: list[str] = field(default_factory=list)
+    gave_up: str | None = None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of an attempt on one node.
+
+    Attributes:
+        outcomes: those of its ranks; empty if they were not started.
+        error: why the ranks could not be started, as in :class:`~distributor.values.outcome.NodeReport`.
+        failed: whether the attempt has failed, here or on another node.
+    """
+
+    outcomes: tuple[Outcome, ...]
+    error: tuple[str, str] | None
+    failed: bool
+
+
+class Attempt:
+    """One attempt on this node.
+
+    Args:
+        assignment: what to do.
+        launcher: the launcher, which has no order yet.
+        link: the link to the driver.
+        logs: follows the ranks' log files.
+        notes: for the report of the node.
+    """
+
+    def __init__(
+        self, assignment: Assignment, launcher: Launcher, link: DriverLink, logs: Tailing, notes: Notes
+    ) -> None:
+        self._assignment = assignment
+        self._order = order = assignment.order
+        self._launcher = launcher
+        self._link = link
+        self._logs = logs
+        self._notes = notes
+        self._ranks = Ranks()
+        self._activity: activity.Activity | None = None
+        self._dumps = activity.Dumps(order.folder, order.plan.node.first_rank, link.send)
+        self._stopping = False
+        self._backstop: asyncio.TimerHandle | None = None
+
+    @property
+    def node_id(self) -> str:
+        """The mark of the node's processes."""
+        return self._order.environ[NODE_ID]
+
+    async def run(self) -> Ended:
+        """Run the launcher to its end, leave none of its processes behind, and return what became of the ranks."""
+        loop = asyncio.get_running_loop()
+        oom_before = processes.oom_kills()
+        events = self._start()
+        following = asyncio.ensure_future(self._logs.follow())
+        reaping = asyncio.ensure_future(_reap_orphans(self._launcher.pid))
+        await self._follow_events(events)
+        await loop.run_in_executor(None, self._launcher.wait)
+        stopped = self._stopping  # read now: reporting a failure leads to an order to stop
+        error = self._ranks.start_error(self._launcher, self._order, stopped)
+        if not stopped and (error is not None or self._ranks.alive):
+            self._link.tell(messages.Failed())
+        if self._backstop is not None:
+            self._backstop.cancel()
+        self._notes.times["exited"] = time.time()
+        # Kill what ranks left behind (data-loader workers, children with their own sessions) before the last log lines.
+        await loop.run_in_executor(None, processes.kill_node, self.node_id, os.getpid())
+        following.cancel()
+        reaping.cancel()
+        await asyncio.gather(following, reaping, return_exceptions=True)
+        await self._link.unless_orphaned(self._logs.drain())
+        self._warn_of_killed()
+        ended = self._outcomes(stopped, processes.oom_kills() > oom_before)
+        failed_here = error is not None or any(outcome.state in ("failed", "stopped") for outcome in ended)
+        return Ended(ended, error, failed_here or not self._ranks.passed)
+
+    def _start(self) -> int:
+        """Give the launcher its order, and return the pipe of its events."""
+        if isinstance(self._launcher, SpawnedLauncher):
+            self._link.tell_importing("torch")
+        events = self._launcher.start(self._order)
+        if self._assignment.store is not None:
+            self._assignment.store.close()
+        if self._stopping:  # the order to stop came while the launcher was starting
+            self._launcher.kill()
+        return events
+
+    async def _follow_events(self, descriptor: int) -> None:
+        """Read the launcher's events until the launcher ends, which closes the pipe."""
+        reader = asyncio.StreamReader(limit=1 << 24)  # an event may hold a long traceback
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb")
+        )
+        while line := await reader.readline():
+            self._on_event(messages.decode(json.loads(line)))
+        transport.close()
+
+    def _on_event(self, event: messages.Message) -> None:
+        self._ranks.note(event)
+        if isinstance(event, messages.LauncherReady):
+            self._notes.times["ready"] = event.time
+            if isinstance(self._launcher, SpawnedLauncher):
+                self._link.tell_importing("")
+        elif isinstance(event, messages.RanksStarted):
+            self._notes.times["started"] = event.time
+            if self._assignment.watch:
+                self._activity = activity.Activity(self._ranks.pids)
+            self._link.tell(messages.Started())
+        elif isinstance(event, messages.LauncherWarning):
+            self._notes.warnings.append(event.text)
+            self._link.warn(self._order.host, [event.text])
+        elif isinstance(event, messages.RankExited) and event.code != 0 and not event.stopped:
+            told = outcomes.read(self._order, event.local_rank)
+            ends = Ends(self._ranks.exits, now=time.time(), shipped=self._assignment.shipped)
+            failure = outcomes.failure_of(self._order, event.local_rank, told, ends)
+            self._link.tell(messages.Failed(replace(failure, exception=None)))
+
+    def status(self) -> messages.Beat:
+        """Return a heartbeat: how many ranks are alive, and for how many seconds they have been idle."""
+        alive = len(self._ranks.alive_pids)
+        if self._activity is None or not alive:
+            return messages.Beat(alive)
+        return messages.Beat(alive, self._activity.look(self._logs.seen))
+
+    def on_order(self, order: messages.Message) -> None:
+        """Obey an order of the driver to stop the ranks or to send their stacks."""
+        if isinstance(order, messages.Stop):
+            if order.grace and self._dumps.pending:
+                self._dumps.then(self.stop)
+            else:
+                self.stop(grace=order.grace)
+        elif isinstance(order, messages.Dump):
+            self._dumps.ask(order, self._ranks.alive_pids, self._ranks.exits)
+
+    def give_up(self, why: str) -> None:
+        """Stop the ranks for a reason of the node's own, if any are alive; ``why`` completes "the node on HOST ..."."""
+        if self._ranks.alive:
+            self._notes.gave_up = why
+            self.stop()
+
+    def stop(self, *, grace: bool = True) -> None:
+        """Make the launcher stop its ranks within the grace period. Without grace or living ranks, kill it at once."""
+        if self._stopping and grace:
+            return
+        self._stopping = True
+        if self._ranks.alive and grace:
+            self._launcher.send_signal(signal.SIGTERM)
+            loop = asyncio.get_running_loop()
+            self._backstop = loop.call_later(self._order.grace_period + _STOP_MARGIN, self._launcher.kill)
+        else:
+            self._launcher.kill()
+
+    def _warn_of_killed(self) -> None:
+        """Warn of ranks that were killed after the grace period."""
+        killed = [
+            self._order.plan.node.first_rank + local_rank
+            for local_rank, exit in sorted(self._ranks.exits.items())
+            if exit.stopped and exit.code == -signal.SIGKILL
+        ]
+        if killed:
+            self._notes.warnings.append(
+                f"killed {who(killed)}, which had not ended {self._order.grace_period:g} s after SIGTERM: raise "
+                "grace_period if that was too early to save"
+            )
+
+    def _outcomes(self, stopped: bool, oom: bool) -> tuple[Outcome, ...]:
+        if not self._ranks.started:
+            return ()
+        ends = Ends(self._ranks.exits, stopped, self._logs.tails, oom, time.time(), self._assignment.shipped)
+        return tuple(
+            outcomes.outcome_of(self._order, local_rank, outcomes.read(self._order, local_rank), ends)
+            for local_rank in range(self._order.plan.node.local_world_size)
+        )
+
+
+async def _reap_orphans(launcher: int) -> None:
+    """Reap adopted processes, which would otherwise stay zombies for the whole training."""
+    while True:
+        await asyncio.sleep(_REAP_INTERVAL)
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is not None and ended.si_pid != launcher:
+            os.waitpid(ended.si_pid, os.WNOHANG)

@@ -1,0 +1,168 @@
+"""The channel as an agent uses it: all that it tells the driver, and all that it hears. It may be absent."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Coroutine
+from typing import Any, Protocol, TypeVar
+
+from distributor import errors
+from distributor.channel import frames
+from distributor.channel.node import Dial, Offsets, Uplink, over_socket, over_tls
+from distributor.node.tailing import Tailing
+from distributor.values import messages
+from distributor.values.job import Job
+from distributor.values.placement import Node
+from distributor.values.plan import AgentOrder, Endpoint
+
+#: Maximum number of seconds between heartbeats. Several heartbeats must fit into each time-out that depends on them.
+_BEAT_INTERVAL = 5.0
+
+#: Number of seconds that an agent whose owner is gone waits for the driver.
+_ORPHAN_PATIENCE = 3.0
+
+T = TypeVar("T")
+
+
+class Receiver(Protocol):
+    """The agent, as its link to the driver sees it. All methods return at once."""
+
+    def on_order(self, order: messages.Message) -> None:
+        """Obey an order of the driver."""
+
+    def on_offsets(self, offsets: Offsets, again: bool) -> None:
+        """Note how much of the ranks' output the driver has; ``again`` is set after a break of the connection."""
+
+    def on_driver_lost(self) -> None:
+        """Note that the channel is gone for good."""
+
+    def status(self) -> messages.Beat:
+        """Return a heartbeat."""
+
+
+class DriverLink:
+    """The link of an agent to the driver. Without a channel, whatever is told goes nowhere.
+
+    Args:
+        order: the agent's order: its name, and where the driver listens.
+        job: the job, for its time-outs.
+        sock: a socket that is connected to the driver, as in local mode.
+        receiver: gets the driver's orders.
+    """
+
+    def __init__(self, order: AgentOrder, job: Job, sock: socket.socket | None, receiver: Receiver) -> None:
+        self._order = order
+        self._job = job
+        self._socket = sock
+        self._receiver = receiver
+        self._nodes: tuple[Node, ...] = ()
+        self._uplink: Uplink | None = None
+        self._orphaned = asyncio.Event()
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the channel is a socket that the agent has inherited from the driver's process."""
+        return self._socket is not None
+
+    async def open(self, nodes: tuple[Node, ...]) -> str | None:
+        """Connect to the driver. If it cannot be reached, return a warning: the run goes on without the channel.
+
+        Args:
+            nodes: the placement of the run.
+
+        Raises:
+            StartError: the driver was reached earlier in this run and now refuses the connection: the run has ended.
+        """
+        self._nodes = nodes
+        found = self._dial()
+        if found is None:
+            return None
+        dial, at = found
+        uplink = self._make_uplink(dial)
+        try:
+            await uplink.open()
+        except OSError as error:
+            if self._order.reached and isinstance(error, ConnectionRefusedError):
+                raise errors.StartError(f"nobody listens at {at} any more: the run has ended") from None
+            return (
+                f"{frames.UNREACHED} at {at} ({error}): no live log lines from there; results and errors still arrive"
+            )
+        self._uplink = uplink
+        return None
+
+    def _dial(self) -> tuple[Dial, str] | None:
+        """Return how to connect to the driver, and where that is; ``None`` if the run has no channel."""
+        if self._socket is not None:
+            return over_socket(self._socket), "its socket"
+        if self._order.endpoint is None:
+            return None
+        endpoint = Endpoint(*self._order.endpoint)
+        return over_tls(endpoint), f"{endpoint.host}:{endpoint.port}"
+
+    def _make_uplink(self, dial: Dial) -> Uplink:
+        interval = min(_BEAT_INTERVAL, self._job.heartbeat_timeout / 6)
+        if self._job.stall_timeout is not None:
+            interval = min(interval, self._job.stall_timeout / 4)
+        return Uplink(
+            dial,
+            messages.Hello(self._order.executor, self._nodes),
+            on_order=self._receiver.on_order,
+            on_offsets=self._receiver.on_offsets,
+            on_lost=self._receiver.on_driver_lost,
+            status=self._receiver.status,
+            timeout=self._job.heartbeat_timeout,
+            interval=interval,
+            redial=not self.is_private,
+        )
+
+    def carry(self, logs: Tailing) -> None:
+        """Send the ranks' output to the driver from now on."""
+        if self._uplink is not None:
+            logs.ship_to(self._uplink)
+
+    def tell(self, message: messages.Message) -> None:
+        """Send a message that the driver must know, and send it again after each break of the connection."""
+        if self._uplink is not None:
+            try:
+                self._uplink.tell(message)
+            except frames.ProtocolError:  # the traceback has megabytes; it still arrives with the report
+                self._uplink.tell(messages.Failed())
+
+    def tell_importing(self, module: str) -> None:
+        """Say which module this node is importing; "" once it has finished."""
+        self.tell(messages.Importing(self._order.executor, len(self._nodes), module))
+
+    def warn(self, host: str, texts: list[str]) -> None:
+        """Send warnings, if there are any."""
+        if texts:
+            self.tell(messages.Warnings(host, tuple(texts)))
+
+    def send(self, message: messages.Message) -> None:
+        """Send a message once; it may get lost."""
+        if self._uplink is not None:
+            self._uplink.send(message)
+
+    def orphan(self) -> None:
+        """Note that the agent's owner is gone, and say so."""
+        self.tell(messages.Orphaned())
+        self._orphaned.set()
+
+    async def close(self) -> bool:
+        """Close the channel. Return whether the driver has stopped the run, as far as it has answered."""
+        if self._uplink is None:
+            return False
+        bye = await self.unless_orphaned(self._uplink.close())
+        return bye is not None and bye.failed
+
+    async def unless_orphaned(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """Wait for the driver to do its part, but not for long once the owner is gone: the driver may be gone too."""
+        working, orphaned = asyncio.ensure_future(work), asyncio.ensure_future(self._orphaned.wait())
+        await asyncio.wait({working, orphaned}, return_when=asyncio.FIRST_COMPLETED)
+        orphaned.cancel()
+        if not working.done():
+            await asyncio.wait({working}, timeout=_ORPHAN_PATIENCE)
+        if not working.done():
+            working.cancel()
+            return None
+        return working.result()

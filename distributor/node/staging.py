@@ -1,0 +1,102 @@
+"""Prepare a node's folder for its ranks, and find what would be lost with it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from distributor.machine import folders
+from distributor.shipping import project
+from distributor.values import environment, layout
+from distributor.values.job import Job, Script
+from distributor.values.placement import Placement
+from distributor.values.plan import AgentOrder, NodeOrder, Plan
+
+#: Maximum number of files that a warning names.
+_NEW_FILES = 5
+
+
+def unpack(job: Job, agent: AgentOrder) -> None:
+    """Write the files that the job ships into the node's folder. On the driver's machine, they are used in place."""
+    if agent.on_driver:
+        return
+    if job.working_dir is not None:
+        assert job.working_dir.archive is not None
+        project.unpack_folder(job.working_dir.archive, layout.working_dir(agent.folder))
+    if isinstance(job.target, Script):
+        copy = layout.script(agent.folder, job.target)
+        copy.parent.mkdir()
+        copy.write_bytes(job.target.source)
+
+
+def write(plan: Plan, folder: str) -> None:
+    """Write the plan's own files into the node's folder, and note those that its ranks leave elsewhere."""
+    folders.note_elsewhere(folder, plan.elsewhere)
+    for name, text in plan.files.items():
+        Path(folder, name).write_text(text, encoding="utf-8")
+
+
+def launcher_order(job: Job, agent: AgentOrder, plan: Plan, placement: Placement, store: int | None) -> NodeOrder:
+    """Return the launcher's order.
+
+    Args:
+        job: the job.
+        agent: the agent's own order.
+        plan: the node's plan.
+        placement: which rank runs where.
+        store: descriptor of a socket on which the rendezvous store can listen. Only node 0 uses it.
+    """
+    cwd = _cwd(job, agent)
+    sys_path = [os.path.abspath(path) for path in agent.sys_path]
+    if cwd is not None:
+        sys_path.insert(0, cwd)
+    if agent.root not in sys_path:
+        sys_path.append(agent.root)
+    return NodeOrder(
+        run_id=job.run_id,
+        plan=plan,
+        placement=placement,
+        grace_period=job.grace_period,
+        start_timeout=job.start_timeout,
+        store_fd=store if plan.node.node_rank == 0 else None,
+        event_fd=-1,
+        folder=agent.folder,
+        cwd=cwd,
+        sys_path=tuple(sys_path),
+        collect_all=job.collect == "all",
+        start_method=job.start_method,
+        root=agent.root,
+        environ=environment.apply(os.environ, plan.node_env),
+    )
+
+
+def shipped(job: Job, agent: AgentOrder) -> tuple[tuple[str, str], ...]:
+    """Return the paths of shipped files on this node, each with its path on the driver."""
+    if agent.on_driver:
+        return ()
+    paths = []
+    if isinstance(job.target, Script):
+        paths.append((str(layout.script(agent.folder, job.target)), job.target.path))
+    if job.working_dir is not None:
+        paths.append((f"{layout.working_dir(agent.folder)}/", f"{job.working_dir.path}/"))
+    return tuple(paths)
+
+
+def losses(job: Job, agent: AgentOrder) -> list[str]:
+    """Return warnings of new files that go with the node's folder."""
+    if agent.on_driver or job.working_dir is None or job.working_dir.archive is None:
+        return []
+    new = project.new_files(job.working_dir.archive, layout.working_dir(agent.folder))
+    if not new:
+        return []
+    return [
+        f"removes what ranks have written into its copy of working_dir: {', '.join(new[:_NEW_FILES])}"
+        f"{', ...' * (len(new) > _NEW_FILES)}. Write to an absolute path on storage that stays"
+    ]
+
+
+def _cwd(job: Job, agent: AgentOrder) -> str | None:
+    """Return the ranks' current directory; ``None`` leaves it unchanged."""
+    if job.working_dir is None:
+        return None
+    return job.working_dir.path if agent.on_driver else str(layout.working_dir(agent.folder))

@@ -1,0 +1,92 @@
+"""What becomes of a rank, from how its process ended and what it wrote."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from distributor import errors
+from distributor.node import outcomes
+from distributor.node.outcomes import Ends
+from distributor.values.job import Function, Module, Target
+from distributor.values.messages import RankExited
+from distributor.values.outcome import Failure, Outcome
+from distributor.values.placement import Node, Placement
+from distributor.values.plan import NodeOrder, Plan
+
+NODE = Node(1, "host-b:1", "host-b", "10.0.0.2", 4000, leader=2, first_rank=2, local_world_size=2)
+RAISED = Failure(3, 1, "host-b", "ValueError", "ValueError: no", "File /tmp/n/script/t.py", exit_code=1, time=5.0)
+FAILED = Outcome(3, "host-b", "failed", RAISED)
+FINISHED = Outcome(3, "host-b", "finished", called=1.0, returned=2.0)
+
+
+def order(target: Target = Function("train", b"")) -> NodeOrder:
+    plan: Any = Plan(NODE, target, {}, ({}, {}))
+    return NodeOrder("3f2a", plan, Placement((NODE,)), 1.0, 1.0, None, -1, "/", None, (), False, "fork", "/", {})
+
+
+def ended(code: int | None, *, by_us: bool = False, stopped: bool = False, **more: Any) -> Ends:
+    return Ends({} if code is None else {1: RankExited(1, code, by_us, 7.0)}, stopped, **more)
+
+
+def outcome(told: Outcome | None, ends: Ends, target: Target = Function("train", b"")) -> Outcome:
+    return outcomes.outcome_of(order(target), 1, told, ends)
+
+
+def test_a_rank_that_returned_has_the_outcome_that_it_wrote() -> None:
+    assert outcome(FINISHED, ended(0)) == FINISHED
+
+
+def test_a_module_that_ends_with_0_needs_no_outcome() -> None:
+    assert outcome(None, ended(0), Module("train")) == Outcome(3, "host-b", "finished")
+
+
+def test_a_function_that_ends_with_0_before_it_returned_has_failed() -> None:
+    failure = outcome(None, ended(0)).failure
+    assert failure is not None
+    assert (failure.exit_code, failure.time) == (0, 7.0)
+    assert failure.message.startswith("exited with code 0 before the function returned")
+
+
+@pytest.mark.parametrize(("ends", "told"), [(ended(-15, by_us=True), None), (ended(None, stopped=True), None)])
+def test_a_rank_that_we_stopped_is_stopped(ends: Ends, told: Outcome | None) -> None:
+    assert outcome(told, ends) == Outcome(3, "host-b", "stopped")
+
+
+def test_a_rank_that_was_stopped_after_it_returned_is_finished() -> None:
+    assert outcome(FINISHED, ended(-15, by_us=True)) == FINISHED
+
+
+def test_a_failure_stays_the_reason_when_its_rank_is_stopped_on_its_way_out() -> None:
+    found = outcome(FAILED, ended(-9, by_us=True))
+    assert (found.state, found.failure) == ("failed", replace(RAISED, log_tail=""))
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "exit_code", "signal"), [(3, "exit", 3, None), (-9, "signal", None, "SIGKILL")]
+)
+def test_an_end_without_a_word_is_described(code: int, kind: str, exit_code: int | None, signal: str | None) -> None:
+    failure = outcome(None, ended(code, tails={3: b"the end"})).failure
+    assert failure is not None
+    assert (failure.kind, failure.exit_code, failure.signal, failure.log_tail) == (kind, exit_code, signal, "the end")
+
+
+def test_a_rank_whose_launcher_went_down_is_lost() -> None:
+    failure = outcome(None, ended(None, now=9.0)).failure
+    assert failure is not None
+    assert (failure.kind, failure.time) == ("lost", 9.0)
+
+
+def test_paths_of_shipped_files_are_those_on_the_driver() -> None:
+    failure = outcome(FAILED, ended(1, shipped=[("/tmp/n/script/t.py", "/home/t.py")])).failure
+    assert failure is not None
+    assert failure.traceback == "File /home/t.py"
+
+
+def test_errors_of_the_package_are_told_as_they_are() -> None:
+    assert outcomes.explain(errors.ResourceError("no GPU")) == ("ResourceError", "no GPU")
+    kind, text = outcomes.explain(KeyError("x"))
+    assert kind == "StartError"
+    assert "failed: KeyError: 'x'" in text
