@@ -142,6 +142,50 @@ def test_an_order_reaches_nodes_that_come_later(served: tuple[Listener, ChannelS
     play(scene())
 
 
+def test_orders_on_attempts_reach_nodes_that_come_again(served: tuple[Listener, ChannelServer, Endpoint]) -> None:
+    listener, server, endpoint = served
+
+    async def scene() -> None:
+        async with node(endpoint) as a:
+            await until(lambda: listener.heard(messages.Hello))
+            server.stop("a rank failed")
+            server.begin(1, 4000)
+            await until(lambda: len(a.orders) == 2)
+            a.writers[0].transport.abort()
+            await until(lambda: len(a.orders) == 3)
+            server.stop("another failed")
+            server.end()
+            await until(lambda: len(a.orders) == 5)
+            a.writers[1].transport.abort()
+            await until(lambda: len(a.orders) == 7)
+            await a.uplink.close()
+            begin, end = messages.Begin(1, 4000), messages.End()
+            stops = [messages.Stop("a rank failed"), messages.Stop("another failed")]
+            assert a.orders == [stops[0], begin, begin, stops[1], end, end, stops[1]]
+
+    play(scene())
+
+
+def test_what_was_told_of_an_attempt_is_not_told_again_in_the_next(
+    served: tuple[Listener, ChannelServer, Endpoint],
+) -> None:
+    listener, _, endpoint = served
+
+    async def scene() -> None:
+        async with node(endpoint) as a:
+            a.uplink.tell(messages.Failed())
+            await until(lambda: listener.heard(messages.Failed))
+            a.uplink.renew(hello())
+            a.uplink.tell(messages.Started())
+            a.writers[0].transport.abort()
+            await until(lambda: len(a.writers) == 2)
+            await a.uplink.close()
+
+    play(scene())
+    assert len(listener.heard(messages.Failed)) == 1
+    assert listener.heard(messages.Started)
+
+
 def test_heartbeats_are_heard_and_answered(served: tuple[Listener, ChannelServer, Endpoint]) -> None:
     listener, _, endpoint = served
 

@@ -115,6 +115,10 @@ class Uplink:
         self._told.append(frames.pack(message))
         self._write(self._told[-1])
 
+    def renew(self, hello: messages.Hello) -> None:
+        """Begin each connection with this message from now on, and send nothing again that was told before."""
+        self._told = [frames.pack(hello)]
+
     def send(self, message: Message) -> None:
         """Send a message once; it may get lost."""
         self._write(frames.pack(message))

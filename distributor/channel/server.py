@@ -87,6 +87,7 @@ class ChannelServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._strangers: dict[asyncio.Task[None], None] = {}
         self._stop: messages.Stop | None = None
+        self._next: messages.Begin | messages.End | None = None
         self._fallback: asyncio.TimerHandle | None = None
         #: ``host:port`` that nodes are given, set once the server listens for them.
         self.address: str | None = None
@@ -161,6 +162,23 @@ class ChannelServer:
         """
         with suppress(RuntimeError):  # the run has just ended, and the loop with it
             self._loop.call_soon_threadsafe(self._order_stop, messages.Stop(reason, grace))
+
+    def begin(self, attempt: int, port: int) -> None:
+        """Order all nodes to begin another attempt, including nodes that connect again later.
+
+        An earlier order to stop counts no more.
+
+        Args:
+            attempt: number of the attempt.
+            port: the port of node 0 at which its ranks meet.
+        """
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._order_next, messages.Begin(attempt, port))
+
+    def end(self) -> None:
+        """Tell all nodes that there is no further attempt, including nodes that connect again later."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._order_next, messages.End())
 
     @property
     def stop_reason(self) -> str:
@@ -315,8 +333,9 @@ class ChannelServer:
             before.writer.close()
         self._listener.on_message(node, message)
         self._send(writer, messages.Welcome(self._listener.offsets(node)))
-        if self._stop is not None:
-            self._send(writer, self._stop)
+        for order in (self._next, self._stop):
+            if order is not None:
+                self._send(writer, order)
         return node
 
     async def _watch_silence(self) -> None:
@@ -346,6 +365,12 @@ class ChannelServer:
             self._send_all(order)
             for writer in self._facts.waiting():
                 self._send(writer, order)
+
+    def _order_next(self, order: messages.Begin | messages.End) -> None:
+        if isinstance(order, messages.Begin):
+            self._stop = None
+        self._next = order
+        self._send_all(order)
 
     def _send_all(self, order: Message) -> None:
         for peer in self._peers.values():

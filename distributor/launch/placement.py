@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from distributor.errors import ResourceError
 from distributor.machine import devices
@@ -54,6 +55,11 @@ def place(facts: Sequence[NodeFacts], job: Job) -> Placement:
         first_rank += ranks
     _refuse_shared_gpus(nodes, [tasks[0].machine or tasks[0].executor for tasks in by_executor.values()])
     return Placement(tuple(nodes))
+
+
+def with_port(placement: Placement, port: int) -> Placement:
+    """Return the placement of another attempt, whose ranks meet at another port of node 0."""
+    return Placement((replace(placement.master, port=port), *placement.nodes[1:]))
 
 
 def _node_gpus(tasks: Sequence[NodeFacts], job: Job) -> tuple[str, ...]:

@@ -10,8 +10,6 @@ from typing import ClassVar
 from distributor.machine import devices
 from distributor.values import environment
 from distributor.values.environment import NODE_ID, node_id
-from distributor.values.job import Job
-from distributor.values.placement import Node, Placement
 from distributor.values.plan import Plan, Site
 
 
@@ -45,12 +43,13 @@ class Torchrun:
                 **devices.rank_visibility(node.gpus, job.use_gpu),
                 **job.env,
             },
-            rank_env=tuple(_rank_env(job, placement, node, local_rank) for local_rank in range(node.local_world_size)),
+            rank_env=tuple(_rank_env(site, local_rank) for local_rank in range(node.local_world_size)),
             keep_memory=not job.use_gpu,
         )
 
 
-def _rank_env(job: Job, placement: Placement, node: Node, local_rank: int) -> dict[str, str]:
+def _rank_env(site: Site, local_rank: int) -> dict[str, str]:
+    job, placement, node = site.job, site.placement, site.node
     rank = str(node.first_rank + local_rank)
     world_size = str(placement.world_size)
     return {
@@ -66,8 +65,8 @@ def _rank_env(job: Job, placement: Placement, node: Node, local_rank: int) -> di
         "ROLE_NAME": "default",
         "MASTER_ADDR": placement.master.address,
         "MASTER_PORT": str(placement.master.port),
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RESTART_COUNT": str(site.attempt),
+        "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
         "TORCHELASTIC_RUN_ID": job.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }

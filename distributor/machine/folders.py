@@ -18,7 +18,8 @@ from typing import IO
 
 PREFIX = "distributor-"
 
-_OWNER = "owner"
+#: The file that a folder's owner keeps locked.
+OWNER = "owner"
 
 #: The file that lists the paths outside a folder that are removed with it.
 _ELSEWHERE = "elsewhere"
@@ -51,9 +52,9 @@ def make_private(folder: str) -> None:
 def claim(folder: str | os.PathLike[str]) -> IO[bytes]:
     """Lock a folder for as long as the returned file is open."""
     # Under another name until it is locked: a search for stale folders takes an unlocked file for that of a dead owner.
-    lock = open(os.path.join(folder, f"{_OWNER}.new"), "wb")
+    lock = open(os.path.join(folder, f"{OWNER}.new"), "wb")
     fcntl.flock(lock, fcntl.LOCK_EX)
-    os.rename(lock.name, os.path.join(folder, _OWNER))
+    os.rename(lock.name, os.path.join(folder, OWNER))
     return lock
 
 
@@ -63,12 +64,17 @@ def note_elsewhere(folder: str | os.PathLike[str], paths: Sequence[str]) -> None
         Path(folder, _ELSEWHERE).write_text("\n".join(paths))
 
 
-def remove(folder: str | os.PathLike[str]) -> None:
-    """Remove a folder, and the files that :func:`note_elsewhere` recorded for it."""
+def remove_elsewhere(folder: str | os.PathLike[str]) -> None:
+    """Remove the files that :func:`note_elsewhere` recorded for a folder."""
     with suppress(OSError):
         for path in Path(folder, _ELSEWHERE).read_text().splitlines():
             with suppress(OSError):
                 os.unlink(path)
+
+
+def remove(folder: str | os.PathLike[str]) -> None:
+    """Remove a folder, and the files that :func:`note_elsewhere` recorded for it."""
+    remove_elsewhere(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -78,7 +84,7 @@ def remove_stale() -> None:
         try:
             if not is_private(folder):
                 continue
-            descriptor = os.open(folder / _OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            descriptor = os.open(folder / OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:  # removed meanwhile, or not claimed yet
             continue
         try:

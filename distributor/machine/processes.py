@@ -120,20 +120,24 @@ def _below(ancestor: int, children: Mapping[int, list[int]]) -> list[int]:
     return found
 
 
-def kill_node(node_id: str, ancestor: int | None = None, deadline: float = 10.0) -> list[int]:
+def kill_node(
+    node_id: str, ancestor: int | None = None, deadline: float = 10.0, keep: Collection[int] = ()
+) -> list[int]:
     """Send SIGKILL to all remaining processes of a node, and repeat this until none is left.
 
     Args:
         node_id: the mark that the processes carry.
         ancestor: all descendants of this process are killed too: a child with an environment of its own has no mark.
         deadline: number of seconds to try; a process in uninterruptible sleep can outlast it.
+        keep: pids of processes that stay.
 
     Returns:
         The pids of processes that are still left.
     """
     end = time.monotonic() + deadline
     while True:
-        left = sorted({*processes_of(node_id), *(descendants(ancestor) if ancestor is not None else ())})
+        found = {*processes_of(node_id), *(descendants(ancestor) if ancestor is not None else ())}
+        left = sorted(found - set(keep))
         if not left or time.monotonic() > end:
             return left
         for pid in left:

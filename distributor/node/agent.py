@@ -14,7 +14,7 @@ import pickle
 import socket
 import time
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from distributor import errors
@@ -22,20 +22,18 @@ from distributor.channel import control
 from distributor.channel.node import Offsets
 from distributor.launch import placement
 from distributor.machine import folders, limits, network, processes, versions
-from distributor.node import outcomes, staging
-from distributor.node.attempt import Assignment, Attempt, Notes
+from distributor.node import launching, outcomes, staging
+from distributor.node.attempt import Assignment, Attempt, Ended, Notes
 from distributor.node.driver_link import DriverLink
-from distributor.node.launching import ForkedLauncher, Launcher, SpawnedLauncher
+from distributor.node.launching import Launcher, SpawnedLauncher
+from distributor.node.restarts import Restarts
 from distributor.node.tailing import Tailing
 from distributor.shipping import package
 from distributor.values import environment, layout, messages
 from distributor.values.job import Job
 from distributor.values.outcome import NodeReport
 from distributor.values.placement import Node, NodeFacts, Placement
-from distributor.values.plan import AgentOrder, Plan, Site
-
-#: The log streams of a rank. The last is what Python prints for an uncaught exception.
-_STREAMS = ("stdout", "stderr", "uncaught")
+from distributor.values.plan import AgentOrder, Site
 
 
 def main(owner_pid: str, *inherited: str) -> None:
@@ -49,7 +47,7 @@ def main(owner_pid: str, *inherited: str) -> None:
 
 def serve(sockets: Mapping[str, socket.socket], owner_pid: int, notes: list[str]) -> None:
     """Run the agent in a fork of a warm process. The launcher is forked first, before this process has threads."""
-    _run(sockets, owner_pid, ForkedLauncher(sockets, owner_pid), notes)
+    _run(sockets, owner_pid, launching.fork(sockets, owner_pid), notes)
 
 
 def _run(sockets: Mapping[str, socket.socket], owner_pid: int, launcher: Launcher, notes: list[str]) -> None:
@@ -78,6 +76,7 @@ class _Agent:
         self._launcher = launcher
         self._link = DriverLink(order, self._job, sockets.get("channel"), self)
         self._owner_gone = asyncio.Event()
+        self._restarts = Restarts(self._job.max_restarts)
         self._attempt: Attempt | None = None
         self._logs: Tailing | None = None
         warnings = [*warnings, *([order.note] if order.note is not None else [])]
@@ -112,24 +111,58 @@ class _Agent:
             folders.remove(folder)
 
     async def _train(self) -> tuple[NodeReport, bool]:
-        """Run the ranks to their end. Return the report on them, and whether the run has failed."""
-        who, node = self._place()
-        plan = self._plan(who, node)
+        """Run the ranks, again as often as the driver orders it. Return the report, and whether the run has failed."""
+        site = self._site()
         staging.unpack(self._job, self._order)
-        attempt = self._prepare(plan, who)
-        if (warning := await self._link.open(who.nodes)) is not None:
+        attempt = self._prepare(site)
+        if (warning := await self._link.open(site.placement.nodes)) is not None:
             self._notes.warnings.append(warning)
-        self._link.warn(node.host, self._notes.warnings)
+        self._link.warn(site.node.host, self._notes.warnings)
         assert self._logs is not None
         self._link.carry(self._logs)
         ended = await attempt.run()
-        notes = self._notes
+        while ended.failed and (following := await self._await_next(site, ended)) is not None:
+            site = following
+            ended = await self._begin(site).run()
+        ended.launcher.kill()
+        notes, node = self._notes, site.node
         notes.warnings += staging.losses(self._job, self._order)
         warnings = tuple(notes.warnings)
         report = NodeReport(
-            node.node_rank, node.host, ended.outcomes, ended.error, notes.times, warnings, notes.gave_up, who
+            node.node_rank, node.host, ended.outcomes, ended.error, notes.times, warnings, notes.gave_up, site.placement
         )
         return report, ended.failed
+
+    async def _await_next(self, site: Site, ended: Ended) -> Site | None:
+        """Tell the driver that the attempt has failed, and wait for what it decides.
+
+        Returns:
+            Where the next attempt runs, or ``None`` if there is none.
+        """
+        if not (self._restarts.possible and self._link.is_open):
+            return None
+        staging.clear(self._order)
+        self._store = network.listen(site.node.address)
+        port = self._store.getsockname()[1]
+        self._link.tell(*outcomes.stopped(port, ended.outcomes, ended.error))
+        begin = await self._restarts.wait()
+        if begin is None:
+            self._store.close()
+            return None
+        self._launcher = launching.living(ended.launcher)
+        who = placement.with_port(site.placement, begin.port)
+        return replace(site, placement=who, node=who.nodes[site.node.node_rank], attempt=begin.attempt)
+
+    def _begin(self, site: Site) -> Attempt:
+        """Prepare another attempt."""
+        assert self._logs is not None
+        self._logs.begin_again()
+        self._link.renew(site.placement.nodes)
+        stop = self._restarts.begun()
+        attempt = self._prepare(site)
+        if stop is not None:
+            attempt.on_order(stop)
+        return attempt
 
     def _place(self) -> tuple[Placement, Node]:
         """Return the placement and this node's part of it. Conflicts are errors, lesser problems warnings."""
@@ -142,34 +175,38 @@ class _Agent:
         self._notes.warnings += limits.shortages(limits.here(), node.local_world_size, job.use_gpu)
         return who, node
 
-    def _plan(self, who: Placement, node: Node) -> Plan:
+    def _site(self) -> Site:
+        """Return all that is known about this node."""
+        who, node = self._place()
         interface, warning = network.interface_towards(node.address, [other.address for other in who.nodes])
         self._notes.warnings += [warning] if warning is not None else []
         sockets = environment.sockets(os.environ, interface, environment.nccl_knows_better(os.environ))
-        return self._job.launch.plan(Site(self._job, who, node, os.environ, sockets, self._order.folder))
+        return Site(self._job, who, node, os.environ, sockets, self._order.folder)
 
-    def _prepare(self, plan: Plan, who: Placement) -> Attempt:
+    def _prepare(self, site: Site) -> Attempt:
         """Prepare the folder for an attempt, and return the attempt."""
-        node, job, folder = plan.node, self._job, Path(self._order.folder)
+        plan = self._job.launch.plan(site)
         staging.write(plan, self._order.folder)
-        self._logs = Tailing(
-            [
-                (node.first_rank + local_rank, stream, layout.rank_log(folder, local_rank, name))
-                for local_rank in range(node.local_world_size)
-                for stream, name in enumerate(_STREAMS, start=1)
-            ],
-            job.log_ranks,
-            job.keep_logs,
-        )
-        store = self._store.fileno() if self._store is not None else None
+        if self._logs is None:
+            self._logs = self._follower(site.node)
         assignment = Assignment(
-            staging.launcher_order(job, self._order, plan, who, store),
+            staging.launcher_order(self._job, self._order, plan, site.placement),
             self._store,
-            staging.shipped(job, self._order),
-            watch=job.stall_timeout is not None,
+            staging.shipped(self._job, self._order),
+            watch=self._job.stall_timeout is not None,
+            spare=self._restarts.spare and self._job.start_method == "fork",
         )
         self._attempt = Attempt(assignment, self._launcher, self._link, self._logs, self._notes)
         return self._attempt
+
+    def _follower(self, node: Node) -> Tailing:
+        """Return a follower of the log files of the node's ranks, in all attempts."""
+        files = [
+            (node.first_rank + local_rank, stream, layout.rank_log(self._order.folder, local_rank, name))
+            for local_rank in range(node.local_world_size)
+            for stream, name in enumerate(layout.STREAMS, start=1)
+        ]
+        return Tailing(files, self._job.log_ranks, self._job.keep_logs)
 
     def _report(self, report: NodeReport, failed: bool) -> None:
         values = {
@@ -186,7 +223,7 @@ class _Agent:
 
     def on_order(self, order: messages.Message) -> None:
         """Obey an order of the driver."""
-        if self._attempt is not None:
+        if not self._restarts.on_order(order) and self._attempt is not None:
             self._attempt.on_order(order)
 
     def on_offsets(self, offsets: Offsets, again: bool) -> None:
@@ -200,6 +237,7 @@ class _Agent:
 
     def on_driver_lost(self) -> None:
         """Stop sending logs, as the channel is gone for good. Outside local mode, stop the ranks too."""
+        self._restarts.end()
         if self._logs is not None:
             self._logs.stop_shipping()
         if self._attempt is not None and not self._link.is_private:  # else the end of the driver's process tells more
@@ -207,6 +245,7 @@ class _Agent:
 
     def _on_owner_gone(self) -> None:
         self._owner_gone.set()
+        self._restarts.end()
         self._link.orphan()
         if self._attempt is not None:
             self._attempt.stop()

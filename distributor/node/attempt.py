@@ -37,15 +37,17 @@ class Assignment:
 
     Attributes:
         order: the launcher's order.
-        store: a listening socket for the rendezvous store; closed once the launcher has its own copy.
+        store: a listening socket for the rendezvous store, which only node 0 uses; closed once the launcher is started.
         shipped: paths of shipped files on this node, each with its path on the driver.
         watch: whether to measure how active the ranks are.
+        spare: whether the launcher keeps a spare for another attempt.
     """
 
     order: NodeOrder
     store: socket.socket | None
     shipped: Sequence[tuple[str, str]]
     watch: bool
+    spare: bool
 
 
 @dataclass
@@ -65,11 +67,13 @@ class Ended:
         outcomes: those of its ranks; empty if they were not started.
         error: why the ranks could not be started, as in :class:`~distributor.values.outcome.NodeReport`.
         failed: whether the attempt has failed, here or on another node.
+        launcher: the launcher of the next attempt.
     """
 
     outcomes: tuple[Outcome, ...]
     error: tuple[str, str] | None
     failed: bool
+    launcher: Launcher
 
 
 class Attempt:
@@ -112,6 +116,7 @@ class Attempt:
         reaping = asyncio.ensure_future(_reap_orphans(self._launcher.pid))
         await self._follow_events(events)
         await loop.run_in_executor(None, self._launcher.wait)
+        successor = self._launcher.successor()
         stopped = self._stopping  # read now: reporting a failure leads to an order to stop
         error = self._ranks.start_error(self._launcher, self._order, stopped)
         if not stopped and (error is not None or self._ranks.alive):
@@ -120,7 +125,7 @@ class Attempt:
             self._backstop.cancel()
         self._notes.times["exited"] = time.time()
         # Kill what ranks left behind (data-loader workers, children with their own sessions) before the last log lines.
-        await loop.run_in_executor(None, processes.kill_node, self.node_id, os.getpid())
+        await loop.run_in_executor(None, self._kill_rest, successor.pid)
         following.cancel()
         reaping.cancel()
         await asyncio.gather(following, reaping, return_exceptions=True)
@@ -128,15 +133,17 @@ class Attempt:
         self._warn_of_killed()
         ended = self._outcomes(stopped, processes.oom_kills() > oom_before)
         failed_here = error is not None or any(outcome.state in ("failed", "stopped") for outcome in ended)
-        return Ended(ended, error, failed_here or not self._ranks.passed)
+        return Ended(ended, error, failed_here or not self._ranks.passed, successor)
 
     def _start(self) -> int:
         """Give the launcher its order, and return the pipe of its events."""
         if isinstance(self._launcher, SpawnedLauncher):
             self._link.tell_importing("torch")
-        events = self._launcher.start(self._order)
-        if self._assignment.store is not None:
-            self._assignment.store.close()
+        store = self._assignment.store
+        first = self._order.plan.node.node_rank == 0
+        events = self._launcher.start(self._order, store if first else None, spare=self._assignment.spare)
+        if store is not None:
+            store.close()
         if self._stopping:  # the order to stop came while the launcher was starting
             self._launcher.kill()
         return events
@@ -169,11 +176,14 @@ class Attempt:
             told = outcomes.read(self._order, event.local_rank)
             ends = Ends(self._ranks.exits, now=time.time(), shipped=self._assignment.shipped)
             failure = outcomes.failure_of(self._order, event.local_rank, told, ends)
-            self._link.tell(messages.Failed(replace(failure, exception=None)))
+            # A traceback of megabytes arrives with the report only.
+            self._link.tell(messages.Failed(replace(failure, exception=None)), messages.Failed())
 
     def status(self) -> messages.Beat:
         """Return a heartbeat: how many ranks are alive, and for how many seconds they have been idle."""
         alive = len(self._ranks.alive_pids)
+        if self._launcher.returncode is not None:
+            return messages.Beat(0)
         if self._activity is None or not alive:
             return messages.Beat(alive)
         return messages.Beat(alive, self._activity.look(self._logs.seen))
@@ -205,6 +215,9 @@ class Attempt:
             self._backstop = loop.call_later(self._order.grace_period + _STOP_MARGIN, self._launcher.kill)
         else:
             self._launcher.kill()
+
+    def _kill_rest(self, spare: int) -> None:
+        processes.kill_node(self.node_id, os.getpid(), keep=[spare])
 
     def _warn_of_killed(self) -> None:
         """Warn of ranks that were killed after the grace period."""

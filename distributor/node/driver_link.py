@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from distributor import errors
@@ -58,6 +59,7 @@ class DriverLink:
         self._receiver = receiver
         self._nodes: tuple[Node, ...] = ()
         self._uplink: Uplink | None = None
+        self._lost = False
         self._orphaned = asyncio.Event()
 
     @property
@@ -109,25 +111,50 @@ class DriverLink:
             messages.Hello(self._order.executor, self._nodes),
             on_order=self._receiver.on_order,
             on_offsets=self._receiver.on_offsets,
-            on_lost=self._receiver.on_driver_lost,
+            on_lost=self._on_lost,
             status=self._receiver.status,
             timeout=self._job.heartbeat_timeout,
             interval=interval,
             redial=not self.is_private,
         )
 
+    def _on_lost(self) -> None:
+        self._lost = True
+        self._receiver.on_driver_lost()
+
     def carry(self, logs: Tailing) -> None:
         """Send the ranks' output to the driver from now on."""
         if self._uplink is not None:
             logs.ship_to(self._uplink)
 
-    def tell(self, message: messages.Message) -> None:
-        """Send a message that the driver must know, and send it again after each break of the connection."""
+    @property
+    def is_open(self) -> bool:
+        """Whether the driver hears what is told, now or after a break of the connection."""
+        return self._uplink is not None and not self._lost
+
+    def tell(self, message: messages.Message, *shorter: messages.Message) -> None:
+        """Send a message that the driver must know, and send it again after each break of the connection.
+
+        Args:
+            message: the message.
+            *shorter: messages to try instead where one is too long for a frame. If all are, none is sent.
+        """
+        if self._uplink is None:
+            return
+        for each in (message, *shorter):
+            with suppress(frames.ProtocolError):
+                self._uplink.tell(each)
+                return
+
+    def renew(self, nodes: tuple[Node, ...]) -> None:
+        """Begin another attempt: what was told of the one before is not sent again.
+
+        Args:
+            nodes: the new placement.
+        """
+        self._nodes = nodes
         if self._uplink is not None:
-            try:
-                self._uplink.tell(message)
-            except frames.ProtocolError:  # the traceback has megabytes; it still arrives with the report
-                self._uplink.tell(messages.Failed())
+            self._uplink.renew(messages.Hello(self._order.executor, nodes))
 
     def tell_importing(self, module: str) -> None:
         """Say which module this node is importing; "" once it has finished."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import pickle
 import signal
 import socket
 import sys
@@ -39,6 +38,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 from distributor.machine import bootstrap
 from distributor.machine.bootstrap import overwrite_argument, overwrite_environ
 from distributor.machine.processes import die_with_parent, pidfd_open, readable
+from distributor.node import launching
 from distributor.rank import lookups, process
 from distributor.values import layout, messages
 from distributor.values.environment import NODE_ID
@@ -61,6 +61,9 @@ _LEAVE_TIMEOUT = 5.0
 #: Signals that stop the ranks.
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
+#: What a spare shows in place of ``launcher``, padded to the same length.
+_SPARE = "spare".ljust(len("launcher"), "\0")
+
 #: Number of seconds between checks of ``_FAILED_KEY``.
 _FAILED_POLL = 1.0
 
@@ -68,39 +71,72 @@ _FAILED_POLL = 1.0
 def main(path: str, agent_pid: str) -> None:
     """Run this node's ranks to their end (entry point of a process started anew)."""
     die_with_parent(int(agent_pid))
-    order = _read(path)
-    for inherited in (order.event_fd, order.store_fd):
+    order = launching.read(path)
+    for inherited in (order.event_fd, order.store_fd, order.spare_fd):
         if inherited is not None:
             os.set_inheritable(inherited, False)  # ranks that are started anew must not inherit it
-    _launch(order)
+    _begin(order, int(agent_pid))
 
 
-def become(path: str, agent_pid: int, owner: int) -> None:
+def become(order: NodeOrder, agent_pid: int, owner: int) -> None:
     """Make a fork of the agent look like a process started anew, then run the ranks (entry point of the fork).
 
     Args:
-        path: path of the order.
+        order: the agent's order.
         agent_pid: pid of the agent.
         owner: pid of the agent's owner.
     """
-    order = _read(path)
+    overwrite_argument(bootstrap.title("agent", owner), bootstrap.title("launcher", agent_pid))
+    overwrite_environ(bootstrap.UNMARKED, f"{NODE_ID}={order.environ[NODE_ID]}")
+    _settle(order)
+    _begin(order, agent_pid)
+
+
+def _settle(order: NodeOrder) -> None:
+    """Give a fork the order's environment, and the launcher's log as its output."""
     log = os.open(layout.launcher_log(order.folder), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
     os.close(log)
     os.environ.clear()
     os.environ.update(order.environ)
-    overwrite_argument(bootstrap.title("agent", owner), bootstrap.title("launcher", agent_pid))
-    overwrite_environ(bootstrap.UNMARKED, f"{NODE_ID}={order.environ[NODE_ID]}")
+
+
+def _begin(order: NodeOrder, agent_pid: int) -> NoReturn:
+    """Fork the spare, if there is to be one, and run the ranks."""
+    if order.spare_fd is not None:
+        _fork_spare(order, order.spare_fd, agent_pid)
     _launch(order)
 
 
-def _read(path: str) -> NodeOrder:
-    with open(path, "rb") as file:
-        order: NodeOrder = pickle.load(file)
-    if order.start_method == "fork":
-        os.unlink(path)  # otherwise kept: ranks that are started anew read it again
-    return order
+def _fork_spare(order: NodeOrder, spare_fd: int, agent_pid: int) -> None:
+    """Fork the launcher of the next attempt, which waits for its order.
+
+    Until then it ends when its line closes, that is, when the agent ends. The kernel could end it with its parent only,
+    and that is this process.
+    """
+    if os.fork() != 0:
+        os.close(spare_fd)
+        return
+    try:
+        for descriptor in (order.event_fd, order.store_fd):
+            if descriptor is not None:
+                os.close(descriptor)
+        overwrite_argument("launcher", _SPARE)
+        line = socket.socket(fileno=spare_fd)
+        line.send(str(os.getpid()).encode())
+        following = launching.await_order(line)
+        if following is None:
+            os._exit(0)
+        die_with_parent(agent_pid)  # the agent has adopted this process by now
+        overwrite_argument(_SPARE, "launcher")
+        _settle(following)
+        _begin(following, agent_pid)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(1)
 
 
 def _launch(order: NodeOrder) -> NoReturn:

@@ -1,7 +1,13 @@
-"""The launcher as its agent sees it: a process started anew, or a process forked early that waits for its order."""
+"""The launcher as its agent sees it: a process started anew, or one that waits for its order.
+
+A launcher that waits has imported torch, runs nobody's code and has no threads, so that it can fork ranks. The agent
+itself forks the first one. If the run may be started again, each launcher forks a *spare* before it does anything else:
+the launcher of the next attempt. The agent adopts the spare when the launcher ends.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
@@ -11,12 +17,21 @@ import sys
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NoReturn, Protocol
 
 from distributor.machine import bootstrap, processes
-from distributor.values import layout
+from distributor.values import layout, messages
 from distributor.values.plan import NodeOrder
+
+#: Number of seconds that a spare may take to say that it is there. It does so as soon as it is forked.
+_SPARE_PATIENCE = 5.0
+
+#: Number of bytes of an order's path and of a pid, at most.
+_LONGEST = 1 << 14
+
+#: Maximum number of descriptors of an order: the pipe of events, the store's socket, the spare's line.
+_MOST_DESCRIPTORS = 3
 
 
 class Launcher(Protocol):
@@ -29,8 +44,17 @@ class Launcher(Protocol):
     def returncode(self) -> int | None:
         """The launcher's exit code once it has ended. Negative for a signal."""
 
-    def start(self, order: NodeOrder) -> int:
-        """Make the launcher start the ranks. Return a pipe of its events, which ends when the launcher ends."""
+    def start(self, order: NodeOrder, store: socket.socket | None, *, spare: bool) -> int:
+        """Make the launcher start the ranks.
+
+        Args:
+            order: what to start.
+            store: a listening socket for the rendezvous store, on node 0.
+            spare: whether the launcher forks a spare.
+
+        Returns:
+            A pipe of its events, which ends when the launcher ends.
+        """
 
     def send_signal(self, number: int) -> None: ...
 
@@ -39,12 +63,36 @@ class Launcher(Protocol):
     def wait(self) -> object:
         """Block until the launcher has ended."""
 
+    def successor(self) -> Launcher:
+        """Return the launcher of the next attempt: the spare, if there is one. Call it once this one has ended."""
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """The ends of a launcher's pipe and line: ``events`` and ``spare`` are the agent's, ``theirs`` the launcher's."""
+
+    events: int
+    spare: socket.socket | None
+    theirs: Mapping[str, int]
+
+
+def _open(store: socket.socket | None, spare: bool) -> _Ends:
+    events, event = os.pipe()
+    theirs = {"event": event}
+    if store is not None:
+        theirs["store"] = os.dup(store.fileno())
+    if not spare:
+        return _Ends(events, None, theirs)
+    ours, line = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return _Ends(events, ours, {**theirs, "spare": line.detach()})
+
 
 class SpawnedLauncher:
     """A launcher that is started once its order is known. It imports torch, which takes seconds."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._spare: socket.socket | None = None
 
     @property
     def pid(self) -> int:
@@ -54,10 +102,11 @@ class SpawnedLauncher:
     def returncode(self) -> int | None:
         return self._process.returncode if self._process is not None else None
 
-    def start(self, order: NodeOrder) -> int:
-        events, event_fd = os.pipe()
+    def start(self, order: NodeOrder, store: socket.socket | None, *, spare: bool) -> int:
+        ends = _open(store, spare)
+        self._spare = ends.spare
         try:
-            path = _write(replace(order, event_fd=event_fd))
+            path = _write(_with(order, ends.theirs))
             with open(layout.launcher_log(order.folder), "wb") as log:
                 self._process = subprocess.Popen(
                     bootstrap.command(order.root, "launcher", path, str(os.getpid())),
@@ -65,11 +114,12 @@ class SpawnedLauncher:
                     stdout=log,
                     stderr=log,
                     env=dict(order.environ),
-                    pass_fds=[fd for fd in (order.store_fd, event_fd) if fd is not None],
+                    pass_fds=list(ends.theirs.values()),
                 )
         finally:
-            os.close(event_fd)
-        return events
+            for descriptor in ends.theirs.values():
+                os.close(descriptor)
+        return ends.events
 
     def send_signal(self, number: int) -> None:
         if self._process is not None:
@@ -81,41 +131,42 @@ class SpawnedLauncher:
     def wait(self) -> object:
         return self._process.wait() if self._process is not None else None
 
+    def successor(self) -> Launcher:
+        return _successor(self._spare)
 
-class ForkedLauncher:
-    """A launcher that is forked in the constructor. The process must have imported torch, and have no threads.
+
+class WaitingLauncher:
+    """A launcher that waits for its order. It is a child of this process.
 
     Args:
-        sockets: the sockets that the agent has inherited. The launcher keeps only ``"store"``.
-        owner: pid of the process that asked for the agent.
+        pid: its pid.
+        line: the line on which it waits. The launcher ends when the line closes.
     """
 
-    def __init__(self, sockets: Mapping[str, socket.socket], owner: int) -> None:
+    def __init__(self, pid: int, line: socket.socket) -> None:
+        self.pid = pid
+        self._line = line
+        self._spare: socket.socket | None = None
         self._returncode: int | None = None
-        self._events, self._event_fd = os.pipe()
-        waiting, self._orders = os.pipe()
-        agent = os.getpid()
-        self.pid = os.fork()
-        if self.pid == 0:
-            for descriptor in (self._events, self._orders):
-                os.close(descriptor)
-            for name, inherited in sockets.items():
-                if name != "store":
-                    inherited.close()
-            self._become_launcher(waiting, agent, owner)
-        os.close(waiting)
 
     @property
     def returncode(self) -> int | None:
         return self._returncode
 
-    def start(self, order: NodeOrder) -> int:
-        path = _write(replace(order, event_fd=self._event_fd))
-        os.close(self._event_fd)
-        with suppress(BrokenPipeError):  # the launcher was killed, so its events end at once
-            os.write(self._orders, path.encode())
-        os.close(self._orders)
-        return self._events
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it still waits: the line closes when it ends."""
+        return not processes.readable([self._line.fileno()], 0)
+
+    def start(self, order: NodeOrder, store: socket.socket | None, *, spare: bool) -> int:
+        ends = _open(store, spare)
+        self._spare = ends.spare
+        message = messages.StartRanks(_write(order), tuple(ends.theirs))
+        with self._line, suppress(OSError):  # it was killed, so its events end at once
+            socket.send_fds(self._line, [json.dumps(messages.encode(message)).encode()], list(ends.theirs.values()))
+        for descriptor in ends.theirs.values():
+            os.close(descriptor)
+        return ends.events
 
     def send_signal(self, number: int) -> None:
         if self._returncode is None:
@@ -130,21 +181,88 @@ class ForkedLauncher:
             self._returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self._returncode
 
-    def _become_launcher(self, waiting: int, agent: int, owner: int) -> NoReturn:
-        """Wait for the order in the fork, then run the ranks. There is no order if the agent ends first."""
-        try:
-            processes.die_with_parent(agent)
-            with open(waiting, "rb") as orders:
-                path = orders.read().decode()
-            if path:
-                from distributor.node import launcher
+    def successor(self) -> Launcher:
+        return _successor(self._spare)
 
-                launcher.become(path, agent, owner)
-        except BaseException:
-            traceback.print_exc()
-            sys.stderr.flush()
-        finally:
-            os._exit(1)
+
+def _successor(line: socket.socket | None) -> Launcher:
+    """Return the spare at the other end of a line; without a spare, a launcher that is to be started anew."""
+    if line is None:
+        return SpawnedLauncher()
+    line.settimeout(_SPARE_PATIENCE)
+    with suppress(OSError):
+        if said := line.recv(_LONGEST):
+            return living(WaitingLauncher(int(said), line))
+    line.close()
+    return SpawnedLauncher()
+
+
+def living(launcher: Launcher) -> Launcher:
+    """Return a launcher that can be started: this one, unless it was waiting and has ended meanwhile."""
+    return launcher if not isinstance(launcher, WaitingLauncher) or launcher.is_waiting else SpawnedLauncher()
+
+
+def fork(sockets: Mapping[str, socket.socket], owner: int) -> WaitingLauncher:
+    """Fork the first launcher. The process must have imported torch, and have no threads.
+
+    Args:
+        sockets: the sockets that the agent has inherited. The launcher keeps none of them.
+        owner: pid of the process that asked for the agent.
+    """
+    agent = os.getpid()
+    ours, line = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        for inherited in (ours, *sockets.values()):
+            inherited.close()
+        _become_launcher(line, agent, owner)
+    line.close()
+    return WaitingLauncher(pid, ours)
+
+
+def _become_launcher(line: socket.socket, agent: int, owner: int) -> NoReturn:
+    """Wait for the order in the fork, then run the ranks. There is no order if the agent ends first."""
+    try:
+        processes.die_with_parent(agent)
+        order = await_order(line)
+        if order is not None:
+            from distributor.node import launcher
+
+            launcher.become(order, agent, owner)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(1)
+
+
+def await_order(line: socket.socket) -> NodeOrder | None:
+    """Wait for the agent's order; ``None`` if the agent has ended or closed the line."""
+    with line:
+        data, descriptors, _, _ = socket.recv_fds(line, _LONGEST, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+    if not data:
+        return None
+    message = messages.decode(json.loads(data))
+    assert isinstance(message, messages.StartRanks)
+    return _with(read(message.path), dict(zip(message.names, descriptors)))
+
+
+def read(path: str) -> NodeOrder:
+    """Return the order in a file."""
+    with open(path, "rb") as file:
+        order: NodeOrder = pickle.load(file)
+    if order.start_method == "fork":
+        os.unlink(path)  # otherwise kept: ranks that are started anew read it again
+    return order
+
+
+def _with(order: NodeOrder, descriptors: Mapping[str, int]) -> NodeOrder:
+    return replace(
+        order,
+        event_fd=descriptors["event"],
+        store_fd=descriptors.get("store"),
+        spare_fd=descriptors.get("spare"),
+    )
 
 
 def _write(order: NodeOrder) -> str:

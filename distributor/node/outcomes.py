@@ -13,7 +13,7 @@ from distributor import errors
 from distributor.machine import processes
 from distributor.values import layout
 from distributor.values.job import Function
-from distributor.values.messages import RankExited
+from distributor.values.messages import RankExited, Stopped
 from distributor.values.outcome import Failure, Outcome
 from distributor.values.plan import NodeOrder
 
@@ -101,6 +101,14 @@ def failure_of(order: NodeOrder, local_rank: int, told: Outcome | None, ends: En
         traceback=as_on_driver(failure.traceback, ends.shipped),
         log_tail=as_on_driver(tail, ends.shipped),
     )
+
+
+def stopped(port: int, outcomes: Sequence[Outcome], error: tuple[str, str] | None) -> tuple[Stopped, ...]:
+    """Return the message of a node whose attempt has failed, then ever shorter ones that leave out what is long."""
+    plain = [replace(each, failure=each.failure and replace(each.failure, exception=None)) for each in outcomes]
+    brief = [replace(each, failure=each.failure and replace(each.failure, traceback="", log_tail="")) for each in plain]
+    bare = [replace(each, failure=None) for each in plain]
+    return tuple(Stopped(port, tuple(each), error) for each in (plain, brief, bare))
 
 
 def describe_exit(code: int, oom: bool) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 from distributor.machine import folders
@@ -14,6 +15,9 @@ from distributor.values.plan import AgentOrder, NodeOrder, Plan
 
 #: Maximum number of files that a warning names.
 _NEW_FILES = 5
+
+#: Names in the node's folder that stay from one attempt to the next.
+_STAYING = (folders.OWNER, layout.WORKING_DIR, layout.SCRIPT)
 
 
 def unpack(job: Job, agent: AgentOrder) -> None:
@@ -36,16 +40,21 @@ def write(plan: Plan, folder: str) -> None:
         Path(folder, name).write_text(text, encoding="utf-8")
 
 
-def launcher_order(job: Job, agent: AgentOrder, plan: Plan, placement: Placement, store: int | None) -> NodeOrder:
-    """Return the launcher's order.
+def clear(agent: AgentOrder) -> None:
+    """Remove what an attempt has left in the node's folder, and elsewhere. Shipped files and the ranks' output stay."""
+    folder = Path(agent.folder)
+    folders.remove_elsewhere(folder)
+    for path in folder.iterdir():
+        if path.suffix[1:] in layout.STREAMS or path.name in _STAYING or str(path) == agent.root:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
 
-    Args:
-        job: the job.
-        agent: the agent's own order.
-        plan: the node's plan.
-        placement: which rank runs where.
-        store: descriptor of a socket on which the rendezvous store can listen. Only node 0 uses it.
-    """
+
+def launcher_order(job: Job, agent: AgentOrder, plan: Plan, placement: Placement) -> NodeOrder:
+    """Return the launcher's order, without its descriptors."""
     cwd = _cwd(job, agent)
     sys_path = [os.path.abspath(path) for path in agent.sys_path]
     if cwd is not None:
@@ -58,7 +67,7 @@ def launcher_order(job: Job, agent: AgentOrder, plan: Plan, placement: Placement
         placement=placement,
         grace_period=job.grace_period,
         start_timeout=job.start_timeout,
-        store_fd=store if plan.node.node_rank == 0 else None,
+        store_fd=None,
         event_fd=-1,
         folder=agent.folder,
         cwd=cwd,

@@ -87,6 +87,10 @@ class Tailing:
                 file.offset = file.acked
             self._release(file, file.acked)
 
+    def begin_again(self) -> None:
+        """Forget the last output of each rank: what comes from now on is another attempt's."""
+        self.tails = {}
+
     async def follow(self) -> None:
         """Pass on new output until cancelled."""
         while True:

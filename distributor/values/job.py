@@ -143,6 +143,7 @@ class Job:
         launch: how ranks are started.
         collect: whether only rank 0's return value travels back, or those of all ranks.
         name: the user's name for the run, if it has one.
+        max_restarts: how many times the ranks may be started again after a failure.
     """
 
     run_id: str
@@ -171,6 +172,7 @@ class Job:
     preload: tuple[str, ...] = ()
     collect: Literal["rank0", "all"] = "rank0"
     name: str | None = None
+    max_restarts: int = 0
 
     @property
     def num_tasks(self) -> int:

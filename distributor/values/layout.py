@@ -16,6 +16,12 @@ ALL_STACKS_SIGNAL = signal.SIGRTMIN + 10
 MAIN_STACK_SIGNAL = signal.SIGRTMIN + 11
 
 
+#: The log streams of a rank. The last is what Python prints for an uncaught exception.
+STREAMS = ("stdout", "stderr", "uncaught")
+
+#: Names of the shipped project folder and of the folder of a shipped script.
+WORKING_DIR, SCRIPT = "working_dir", "script"
+
 #: A node's private folder.
 Folder = str | os.PathLike[str]
 
@@ -55,9 +61,9 @@ def value(folder: Folder, rank: int) -> Path:
 
 def working_dir(folder: Folder) -> Path:
     """Return the path of the shipped project folder."""
-    return Path(folder, "working_dir")
+    return Path(folder, WORKING_DIR)
 
 
 def script(folder: Folder, script: Script) -> Path:
     """Return the path of the copy of a shipped script."""
-    return Path(folder, "script", os.path.basename(script.path))
+    return Path(folder, SCRIPT, os.path.basename(script.path))

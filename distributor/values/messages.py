@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from distributor.values.outcome import Failure
+from distributor.values.outcome import Failure, Outcome
 from distributor.values.placement import Node
 
 M = TypeVar("M", bound="Message")
@@ -119,6 +119,21 @@ class Failed(Message):
 
 
 @dataclass(frozen=True)
+class Stopped(Message):
+    """The node's attempt has ended without success, none of its processes is left, and the node can begin again.
+
+    ``port`` is that of a socket that listens on the node's address, for the rendezvous store if this is node 0.
+    ``outcomes`` are without exceptions' pickles; where they are long, also without tracebacks and output, or without
+    failures. ``error`` says why the node could not start its ranks, as in
+    :class:`~distributor.values.outcome.NodeReport`.
+    """
+
+    port: int
+    outcomes: tuple[Outcome, ...]
+    error: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
 class Dead(Message):
     """The node's agent has died; its task says so."""
 
@@ -179,12 +194,36 @@ class Stop(Message):
 
 
 @dataclass(frozen=True)
+class Begin(Message):
+    """Start the ranks again, as attempt ``attempt``; the first was 0. They meet at node 0's address and ``port``."""
+
+    attempt: int
+    port: int
+
+
+@dataclass(frozen=True)
+class End(Message):
+    """There is no further attempt."""
+
+
+@dataclass(frozen=True)
 class Dump(Message):
     """Send the stacks of all ranks: of all their threads or of the main thread, within ``timeout`` seconds."""
 
     number: int
     all_threads: bool
     timeout: float
+
+
+# From an agent to a launcher that waits.
+
+
+@dataclass(frozen=True)
+class StartRanks(Message):
+    """Run the ranks of the order in the file ``path``. Descriptors with ``names`` travel with the message."""
+
+    path: str
+    names: tuple[str, ...]
 
 
 # From the launcher to its agent. Times are in seconds since the epoch.
@@ -282,9 +321,10 @@ class NodeResult(Message):
 _KINDS = {
     kind.__name__: kind
     for kind in (
-        *(TaskFacts, Importing, Hello, Started, Beat, Stacks, Warnings, Skipped, Failed, Dead, Orphaned, Bye),
-        *(AllFacts, Gather, Welcome, Heard, Farewell, Stop, Dump),
-        *(LauncherReady, RanksStarted, RankExited, AllPassed, LauncherWarning, LauncherFailed),
+        *(TaskFacts, Importing),
+        *(Hello, Started, Beat, Stacks, Warnings, Skipped, Failed, Stopped, Dead, Orphaned, Bye),
+        *(AllFacts, Gather, Welcome, Heard, Farewell, Stop, Begin, End, Dump),
+        *(StartRanks, LauncherReady, RanksStarted, RankExited, AllPassed, LauncherWarning, LauncherFailed),
         *(Fork, Retire, NodeResult),
     )
 }
@@ -336,6 +376,8 @@ def _value(hint: Any, value: Any) -> Any:
         return value
     if origin in (types.UnionType, typing.Union):
         return _one_of(arguments, value)
+    if origin is typing.Literal and value in arguments:
+        return value
     if origin is tuple and isinstance(value, (list, tuple)):
         if arguments[-1] is Ellipsis:
             return tuple(_value(arguments[0], entry) for entry in value)

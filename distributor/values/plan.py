@@ -21,6 +21,7 @@ class Site:
         base_env: the environment of its task; it only shows what the user has already set there.
         sockets: variables that select the network interface for communication between ranks.
         folder: the node's private folder, where its ranks find files.
+        attempt: how many times the ranks have been started before.
     """
 
     job: Job
@@ -29,6 +30,7 @@ class Site:
     base_env: Mapping[str, str] = field(default_factory=dict, repr=False)
     sockets: Mapping[str, str] = field(default_factory=dict)
     folder: str = ""
+    attempt: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class NodeOrder:
     Attributes:
         store_fd: listening socket for the rendezvous store on node 0; ``None`` on other nodes.
         event_fd: pipe for events to the agent.
+        spare_fd: line on which a spare waits for the order of the next attempt; ``None`` if there is no spare.
         folder: the node's private folder: log files and outcomes.
         cwd: the ranks' current directory; ``None`` leaves it unchanged.
         sys_path: the ranks' import path, in order.
@@ -96,6 +99,7 @@ class NodeOrder:
     start_method: Literal["fork", "spawn"]
     root: str
     environ: Mapping[str, str] = field(repr=False)
+    spare_fd: int | None = None
 
     @property
     def host(self) -> str:

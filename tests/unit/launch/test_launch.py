@@ -6,7 +6,7 @@ import os
 import pytest
 
 from distributor.launch.deepspeed import CONFIG_PATH, DeepspeedRanks
-from distributor.launch.placement import place
+from distributor.launch.placement import place, with_port
 from distributor.launch.torchrun import Torchrun
 from distributor.values.environment import CONTRACT, nccl_knows_better, sockets
 from distributor.values.job import Function, Job, Module, Script
@@ -77,6 +77,14 @@ NODE_1 = {"NODE_RANK": "1", "GROUP_RANK": "1", "LOCAL_WORLD_SIZE": "1"}
 )
 def test_the_rank_contract(node_rank, expected):
     assert plan(job(), node_rank).rank_env == expected
+
+
+def test_ranks_of_another_attempt_know_its_number_and_meet_elsewhere():
+    request = job(max_restarts=3)
+    placement = with_port(placed(request), 6000)
+    env = Torchrun().plan(Site(request, placement, placement.nodes[1], {}, attempt=2)).rank_env[0]
+    changed = {"MASTER_PORT": "6000", "TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_MAX_RESTARTS": "3"}
+    assert env == contract(**NODE_1, RANK="2", ROLE_RANK="2", LOCAL_RANK="0") | changed
 
 
 def test_every_name_of_the_contract_is_set_and_no_other():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from distributor.errors import ResourceError
-from distributor.launch.placement import place
+from distributor.launch.placement import place, with_port
 from distributor.launch.torchrun import Torchrun
 from distributor.values.job import Function, Job
 from distributor.values.placement import NodeFacts
@@ -63,6 +63,13 @@ def test_a_node_is_its_lowest_task():
             lead.address,
             lead.port,
         )
+
+
+def test_another_attempt_meets_at_another_port_of_node_0_and_keeps_its_places():
+    before = place(facts_of("abb"), job(3))
+    after = with_port(before, 6000)
+    assert after.master == replace(before.master, port=6000)
+    assert after.nodes[1:] == before.nodes[1:]
 
 
 def test_executors_of_one_host_are_nodes_of_their_own():

@@ -86,6 +86,13 @@ def test_a_node_is_killed_with_what_left_its_session_and_nothing_else(spawn):
         assert bystander.wait() == -signal.SIGTERM  # had it been killed before, that would be the signal
 
 
+def test_a_process_can_be_kept(spawn):
+    kept, other = spawn(SLEEP, MARK), spawn(SLEEP, MARK)
+    assert processes.kill_node(MARK, keep=[kept.pid]) == []
+    assert other.wait() == -signal.SIGKILL
+    assert processes.processes_of(MARK) == [kept.pid]
+
+
 def test_killing_a_node_that_is_gone(spawn):
     assert processes.kill_node(f"{MARK}.none") == []
 

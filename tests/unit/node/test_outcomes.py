@@ -10,6 +10,7 @@ import pytest
 from distributor import errors
 from distributor.node import outcomes
 from distributor.node.outcomes import Ends
+from distributor.values import messages
 from distributor.values.job import Function, Module, Target
 from distributor.values.messages import RankExited
 from distributor.values.outcome import Failure, Outcome
@@ -83,6 +84,27 @@ def test_paths_of_shipped_files_are_those_on_the_driver() -> None:
     failure = outcome(FAILED, ended(1, shipped=[("/tmp/n/script/t.py", "/home/t.py")])).failure
     assert failure is not None
     assert failure.traceback == "File /home/t.py"
+
+
+def test_a_node_that_stopped_tells_ever_less() -> None:
+    failed = replace(FAILED, failure=replace(RAISED, exception=b"pickle", log_tail="the end"))
+    told = outcomes.stopped(4000, (FINISHED, failed), None)
+    assert [each.port for each in told] == [4000] * 3
+    assert [each.outcomes[0] for each in told] == [FINISHED] * 3
+    assert [each.outcomes[1].failure for each in told] == [
+        replace(RAISED, log_tail="the end"),
+        replace(RAISED, traceback=""),
+        None,
+    ]
+    for each in told:
+        assert messages.decode(messages.encode(each)) == each
+
+
+def test_an_outcome_in_another_state_is_no_message() -> None:
+    wrong = messages.encode(outcomes.stopped(4000, (FINISHED,), None)[0])
+    wrong["outcomes"][0]["state"] = "unheard of"
+    with pytest.raises(ValueError, match="is not of type typing.Literal"):
+        messages.decode(wrong)
 
 
 def test_errors_of_the_package_are_told_as_they_are() -> None:

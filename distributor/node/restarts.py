@@ -1,0 +1,66 @@
+"""Whether a node begins another attempt: what the driver orders meanwhile, in the order in which it comes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from distributor.values import messages
+
+
+class Restarts:
+    """The driver's orders on attempts.
+
+    Args:
+        most: how many times the ranks may be started again.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._attempt = 0
+        self._begin: messages.Begin | None = None
+        self._stop: messages.Stop | None = None
+        self._over = most == 0
+        self._changed = asyncio.Event()
+
+    @property
+    def possible(self) -> bool:
+        """Whether there may be another attempt."""
+        return not self._over
+
+    @property
+    def spare(self) -> bool:
+        """Whether the current attempt keeps a spare launcher."""
+        return not self._over and self._attempt < self._most
+
+    def end(self) -> None:
+        """Note that there is no further attempt."""
+        self._over = True
+        self._changed.set()
+
+    def on_order(self, order: messages.Message) -> bool:
+        """Note an order of the driver. Return whether it concerns the next attempt, and not the current one."""
+        if isinstance(order, messages.End):
+            self.end()
+        elif isinstance(order, messages.Begin):
+            if order.attempt > self._attempt:  # otherwise it was sent again, after a break of the connection
+                self._begin = order
+                self._changed.set()
+        elif isinstance(order, messages.Stop) and self._begin is not None:
+            if self._stop is None or self._stop.grace:
+                self._stop = order
+        else:
+            return False
+        return True
+
+    async def wait(self) -> messages.Begin | None:
+        """Wait until the driver has decided; return ``None`` if there is no further attempt."""
+        await self._changed.wait()
+        return None if self._over else self._begin
+
+    def begun(self) -> messages.Stop | None:
+        """Note that the ordered attempt is the current one. Return an order to stop it that has come already."""
+        assert self._begin is not None
+        stop, self._attempt = self._stop, self._begin.attempt
+        self._begin = self._stop = None
+        self._changed.clear()
+        return stop
