@@ -29,7 +29,7 @@ class Line(Protocol):
     def ask_scheduler(self, deadline: Deadline) -> Event:
         """Return what the scheduler waits for. May take as long as calls to Spark take."""
 
-    def ask_stacks(self, then: Callable[[Event], None]) -> None:
+    def ask_stacks(self, then: Callable[[Event], object]) -> None:
         """Ask all ranks for their stacks, and report them when they are here or cannot come."""
 
     def rest(self, port: int | None) -> None:
@@ -59,11 +59,13 @@ class Attempt:
             actions = self.state.begin()
         self._perform(actions)
 
-    def on(self, event: Event) -> None:
-        """Report what has happened, and do what follows from it."""
+    def on(self, event: Event) -> bool:
+        """Report what has happened, and do what follows from it; return ``False`` if the attempt had ended before."""
         with self._lock:
+            live = not isinstance(self.state.phase, state.Ended)
             actions = self.state.on(event, time.monotonic())
         self._perform(actions)
+        return live
 
     def _ask_scheduler(self, deadline: Deadline) -> None:
         self.on(self._line.ask_scheduler(deadline))

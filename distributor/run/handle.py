@@ -224,14 +224,14 @@ class Run:
         """
         if say_where:
             self._supervisor.say_where()
-        self._supervisor.attempt.on(state.Cancel(why))
+        self._supervisor.on(state.Cancel(why))
 
     def kill(self) -> None:
         """Kill all ranks without the grace period, or without the rest of it. Returns at once.
 
         A node that the driver cannot reach is stopped through Spark, and still gives its ranks the grace period.
         """
-        self._supervisor.attempt.on(state.Kill())
+        self._supervisor.on(state.Kill())
 
     def dump_stacks(self, timeout: float = 10.0, *, all_threads: bool = True) -> Stacks:
         """Return what every rank is doing now: the Python stacks of its threads, by rank.

@@ -22,6 +22,7 @@ class _State:
     started: bool = False
     ended: bool = False
     lost: bool = False
+    port: int | None = None  # at which its ranks can meet next, once it has stopped its ranks and cleaned up
 
     def is_idle(self, limit: float) -> bool:
         """Return whether the node's ranks have been idle for ``limit`` seconds; a node without live ranks is idle."""
@@ -72,6 +73,16 @@ class Nodes:
         """Note a heartbeat: ``alive`` of the node's ranks are alive, and they have been idle for ``idle`` seconds."""
         self._states[name].alive, self._states[name].idle = alive, idle
 
+    def rests(self, name: str, port: int) -> None:
+        """Note that a node has stopped its ranks and can begin again; ``port`` is where they could meet there."""
+        self._states[name].port, self._states[name].alive = port, 0
+
+    def again(self) -> None:
+        """Note that all nodes begin again: their ranks are not up."""
+        for state in self._now():
+            state.started, state.alive, state.idle, state.port = False, None, None, None
+        self._suspects = None
+
     def ended(self, name: str) -> None:
         """Note that a node has said good-bye."""
         self._states[name].ended = True
@@ -119,6 +130,20 @@ class Nodes:
     def all_gone(self) -> bool:
         """Whether every node that has been up has ended or is lost."""
         return all(state.ended or state.lost for state in self._now())
+
+    @property
+    def all_rest(self) -> bool:
+        """Whether every node of the run has stopped its ranks and waits, or is lost, and at least one waits."""
+        states = self._of_placement()
+        return any(state.port is not None for state in states) and all(
+            state.port is not None or state.lost or state.ended for state in states
+        )
+
+    @property
+    def next_port(self) -> int | None:
+        """Where the ranks of all nodes can meet again; ``None`` unless all nodes wait."""
+        states = self._of_placement()
+        return states[0].port if states and all(state.port is not None for state in states) else None
 
     @property
     def ranks_up(self) -> int:
@@ -179,6 +204,11 @@ class Nodes:
     def _node(self, name: str) -> Node | None:
         nodes = () if self.placement is None else self.placement.nodes
         return next((node for node in nodes if node.executor == name), None)
+
+    def _of_placement(self) -> list[_State]:
+        """Return what is known about the nodes of the placement, in order."""
+        nodes = () if self.placement is None else self.placement.nodes
+        return [self._states.get(node.executor, _State()) for node in nodes]
 
     def _now(self) -> list[_State]:
         return list(self._states.values())

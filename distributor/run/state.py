@@ -264,6 +264,8 @@ class AttemptState:
         self.number = number
         self.nodes = Nodes() if nodes is None else nodes
         self.phase: Phase = Starting(now) if number else Waiting(now)
+        #: Whether the user wants the run to end, for whatever reason it is already stopping.
+        self.cancelled = False
         #: Whether the driver has warned that no node reaches it.
         self.unreached = False
         self._job = job
@@ -347,9 +349,12 @@ class AttemptState:
                 return self._on_lost(Lost(node, why), now)
             case messages.Failed():
                 return self._on_failed(message.failure, now)
+            case messages.Stopped():
+                nodes.rests(node, message.port)
+                return self._if_all_rest()
             case messages.Bye():
                 nodes.ended(node)
-                return self._if_all_gone()
+                return [*self._if_all_gone(), *self._if_all_rest()]
         return []
 
     def _on_hello(self, node: str, hello: messages.Hello, now: float) -> list[Action]:
@@ -384,7 +389,7 @@ class AttemptState:
             last_known += f", rank {wrote} wrote {lost.wrote[wrote]!r}"
         name = nodes.describe(lost.node)
         told = NodeLost((f"{name}: {lost.why}{last_known}",))
-        return [*self._stop(told, f"lost the node on {name}", now), *self._if_all_gone()]
+        return [*self._stop(told, f"lost the node on {name}", now), *self._if_all_gone(), *self._if_all_rest()]
 
     def _if_all_gone(self) -> list[Action]:
         """End the job soon after all nodes are gone, if one of them is lost, without waiting for its own end."""
@@ -392,7 +397,12 @@ class AttemptState:
             return [Arm(Deadline.END, self._margins.lost)]
         return []
 
+    def _if_all_rest(self) -> list[Action]:
+        """Have it decided how the run goes on, once no node has ranks any more."""
+        return [Rest(self.nodes.next_port)] if self.nodes.all_rest else []
+
     def _on_cancel(self, why: str, now: float) -> list[Action]:
+        self.cancelled = True
         return self._stop(Cancelled(), why, now) if isinstance(self.phase, _ALIVE) else []
 
     def _on_kill(self, now: float) -> list[Action]:

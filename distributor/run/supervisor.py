@@ -15,12 +15,13 @@ from distributor.run import state
 from distributor.run.alarm import Alarm
 from distributor.run.attempt import Attempt
 from distributor.run.nodes import Nodes
+from distributor.run.policy import again
 from distributor.run.stack_dump import Dumps
 from distributor.run.state import AttemptState, Deadline, Event, Margins
 from distributor.schedulers.base import Scheduler
 from distributor.text import notices
 from distributor.values import messages
-from distributor.values.job import Job, Step
+from distributor.values.job import Job, Status, Step
 from distributor.values.messages import Dump, Message, Offset
 from distributor.values.outcome import Collected, Failure, Log
 
@@ -56,6 +57,12 @@ class Supervisor:
         """The state of the current attempt."""
         return self.attempt.state
 
+    def on(self, event: Event) -> None:
+        """Report an event to the current attempt."""
+        attempt = self.attempt
+        while not attempt.on(event) and attempt is not self.attempt:  # another attempt has just followed
+            attempt = self.attempt
+
     def run(self, submitted: float) -> Verdict:
         """Run the job to its end, in a thread that the scheduler has made.
 
@@ -79,7 +86,7 @@ class Supervisor:
 
     def end(self, result: Verdict) -> None:
         """Let nothing happen any more: the run has this verdict."""
-        self.attempt.on(state.JobEnded(result.status))
+        self.on(state.JobEnded(result.status))
         self._alarm.close()
         self._dumps.close()
         self._tell_where()
@@ -103,7 +110,7 @@ class Supervisor:
         """Take note of what else the job has brought back: output, warnings, times."""
         for log in collected.logs:
             self._display.logs.take(log)
-        self.attempt.on(state.Returned(collected))
+        self.on(state.Returned(collected))
         self.timings = timings.phases(submitted, collected, time.time())
 
     # Stacks.
@@ -153,7 +160,7 @@ class Supervisor:
                 step = Step("") if reach else None
         return state.Asked(deadline, step, server.address, server.reached)
 
-    def ask_stacks(self, then: Callable[[Event], None]) -> None:
+    def ask_stacks(self, then: Callable[[Event], object]) -> None:
         patience = self._margins.stall_answer
 
         def report() -> None:
@@ -165,7 +172,24 @@ class Supervisor:
         self._alarm.after(patience + self._margins.transfer, report)
 
     def rest(self, port: int | None) -> None:
-        pass
+        ended, server = self.attempt, self.server
+        about = ended.state
+        assert server is not None
+        if port is None or about.cancelled or not again(about.cause, about.number, self._job.max_restarts):
+            server.end()
+            return
+        why = about.phase.reason if isinstance(about.phase, state.Stopping) else "its ranks ended"
+        number = about.number + 1
+        _log.warning("run %s starts its ranks again, for attempt %d: %s", self._job.label, number, why)
+        self._display.logs.release(())
+        about.nodes.again()
+        following = AttemptState(self._job, time.monotonic(), self._margins, about.nodes, number)
+        self.attempt = Attempt(following, self, self._alarm, self._display)
+        ended.on(state.JobEnded(Status.FAILED))
+        self.attempt.begin()
+        server.begin(number, port)
+        if about.cancelled:  # while the one followed the other
+            self.attempt.on(state.Cancel("cancelled"))
 
     # The methods of distributor.channel.server.Listener, called in the channel's thread.
 
@@ -180,7 +204,7 @@ class Supervisor:
             self._dumps.answer(message)
         elif isinstance(message, messages.Skipped):
             self._display.logs.skip(message.rank, message.stream, message.lines, message.offset)
-        self.attempt.on(state.Heard(node, message))
+        self.on(state.Heard(node, message))
 
     def on_lost(self, node: str, why: str) -> None:
-        self.attempt.on(state.Lost(node, why, self._display.logs.last_lines))
+        self.on(state.Lost(node, why, self._display.logs.last_lines))

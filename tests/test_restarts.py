@@ -1,0 +1,157 @@
+"""A second attempt of a run on the same nodes, inside the same Spark job. No public argument asks for it yet."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import trainings
+import watch
+from sessions import Make, Sessions
+
+from distributor import NodeLostError, Run, RunCancelledError, Status, TrainingError
+from distributor.api.choose import choose_scheduler
+from distributor.schedulers.local import LocalScheduler
+
+Submit = Callable[..., Run]
+
+
+@pytest.fixture
+def submit(make: Make, local: bool, mode: str, request: pytest.FixtureRequest) -> Submit:
+    """Starts a run on two nodes whose ranks may be started again."""
+
+    def submitted(function: Any, *args: Any, max_restarts: int = 1, **options: Any) -> Run:
+        session = None if local else request.getfixturevalue("sessions").get(mode)
+        scheduler = LocalScheduler(2) if local else choose_scheduler(session, use_gpu=False)
+        job = replace(make(4, grace_period=1.0, **options).plan(function, *args), max_restarts=max_restarts)
+        scheduler.check(job)
+        return Run(job, scheduler).start()
+
+    return submitted
+
+
+def fail_once(folder: str, how: str, attempts: int = 1) -> tuple[int, float]:
+    """Rank 1 fails in the first attempts, in its way; then a collective succeeds."""
+    import torch
+    import torch.distributed as dist
+
+    from distributor import runtime
+
+    attempt = runtime.attempt()
+    dist.init_process_group("gloo")
+    rank, path = dist.get_rank(), Path(folder)
+    (path / f"{attempt}-{rank}").write_text(f"{os.getpid()} {os.getppid()}")
+    print(f"rank {rank} in attempt {attempt}", flush=True)
+    dist.barrier()
+    if attempt < attempts and rank == 1:
+        if how == "raise":
+            raise ValueError("not this time")
+        if how == "exit":
+            os._exit(3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if attempt < attempts:
+        trainings.wait_for(str(path / "never"))
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return attempt, float(total)
+
+
+def pids(folder: Path, attempt: int) -> set[int]:
+    """The pids of the ranks and launchers of an attempt."""
+    return {int(pid) for file in folder.glob(f"{attempt}-*") for pid in file.read_text().split()}
+
+
+@pytest.mark.parametrize("how", ["raise", "exit", "kill"])
+def test_ranks_start_again_on_the_same_nodes(
+    submit: Submit, local: bool, sessions: Sessions, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = submit(fail_once, str(tmp_path), how)
+    assert run.results(watch.DEADLINE) == [(1, 4.0)] * 4
+    assert run.status is Status.SUCCEEDED
+    assert "starts its ranks again, for attempt 1: rank 1 failed: " in caplog.text
+    first, second = pids(tmp_path, 0), pids(tmp_path, 1)
+    assert len(first) == len(second) == 6  # four ranks and two launchers
+    assert not first & second
+    assert not [pid for pid in first if psutil.pid_exists(pid)]
+    watch.gone(run.id)
+    if not local:
+        tracker = sessions.get(watch_master(local)).sparkContext._jsc.sc().statusTracker()
+        assert len(tracker.getJobIdsForTag(f"distributor-{run.id}")) == 1
+
+
+def watch_master(local: bool) -> str:
+    from sessions import LOCAL, MASTERS
+
+    return LOCAL if local else MASTERS[-1]
+
+
+def test_a_failure_of_the_last_attempt_is_the_error(submit: Submit, tmp_path: Path) -> None:
+    run = submit(fail_once, str(tmp_path), "raise", 3, max_restarts=2)
+    with pytest.raises(TrainingError, match="rank 1 on .* failed: ValueError: not this time"):
+        run.result(watch.DEADLINE)
+    assert len(pids(tmp_path, 2)) == 6
+    assert not pids(tmp_path, 3)
+    watch.gone(run.id)
+
+
+def save_slowly(folder: str) -> None:
+    """Rank 1 fails; the others ignore SIGTERM until they are told."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    if rank != 1:
+        signal.signal(signal.SIGTERM, lambda *_: Path(folder, f"saving-{rank}").touch())
+    Path(folder, f"up-{rank}").touch()
+    trainings.wait_for(str(Path(folder, "fail")))
+    if rank == 1:
+        raise ValueError("no")
+    trainings.wait_for(str(Path(folder, "never")))
+
+
+def test_a_run_that_is_cancelled_while_it_stops_does_not_start_again(submit: Submit, tmp_path: Path) -> None:
+    run = submit(save_slowly, str(tmp_path))
+    watch.until(lambda: len(list(tmp_path.glob("up-*"))) == 4)
+    (tmp_path / "fail").touch()
+    watch.until(lambda: list(tmp_path.glob("saving-*")))
+    run.cancel()
+    with pytest.raises(TrainingError, match="ValueError: no"):  # it keeps its first reason
+        run.result(watch.DEADLINE)
+    watch.gone(run.id)
+
+
+def test_a_second_attempt_can_be_cancelled(submit: Submit, tmp_path: Path) -> None:
+    run = submit(wait_in_the_second, str(tmp_path))
+    watch.until(lambda: (tmp_path / "second").exists())
+    run.cancel()
+    with pytest.raises(RunCancelledError):
+        run.result(watch.DEADLINE)
+    watch.gone(run.id)
+
+
+def wait_in_the_second(folder: str) -> None:
+    from distributor import runtime
+
+    if runtime.attempt() == 0:
+        raise ValueError("no")
+    Path(folder, "second").touch()
+    trainings.wait_for(str(Path(folder, "never")))
+
+
+def test_a_node_that_is_lost_starts_nothing_again(submit: Submit, tmp_path: Path) -> None:
+    run = submit(trainings.wait_for, str(tmp_path / "never"))
+    watch.until(lambda: run.status is Status.RUNNING)
+    agents = [process for process in watch.processes(run.id) if " agent " in " ".join(process.cmdline())]
+    assert len(agents) == 2
+    agents[0].kill()
+    with pytest.raises(NodeLostError):
+        run.result(watch.DEADLINE)
+    watch.gone(run.id)
