@@ -13,6 +13,9 @@ OVERHEAD = 512
 
 Key = tuple[int, int]  # rank and stream
 
+#: Used in place of a rank for the distributor's own lines.
+NOBODY = -1
+
 
 @dataclass(eq=False)
 class _Entry:

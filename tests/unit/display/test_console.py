@@ -14,7 +14,7 @@ import tracemalloc
 import pytest
 from hypothesis import given, strategies as st
 
-from distributor.display import console as module
+from distributor.display import backlog, console as module, lines as printing
 from distributor.display.console import Console
 
 #: Seconds after which a test has failed.
@@ -195,7 +195,7 @@ def test_pieces_do_not_matter(data, cuts):
 
 
 def test_a_line_without_end_is_shown_at_some_length(use, monkeypatch):
-    monkeypatch.setattr(module, "_MAX_LINE", 100)
+    monkeypatch.setattr(backlog, "_MAX_LINE", 100)
     out = use(Stream)
     console = Console(host_of, limit=10)
     for _ in range(3):
@@ -416,7 +416,7 @@ def test_a_blocked_output_blocks_nobody_and_memory_is_bounded(use):
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert console._queued <= limit
+    assert console._backlog.size <= limit
     assert peak < 2 * limit
     out.open.set()
     console.close()
@@ -694,7 +694,7 @@ def test_redraws_are_thinned(use):
 
 @pytest.mark.parametrize("fold", [False, True])
 def test_states_of_bars_are_rare_lines_in_files(use, monkeypatch, fold):
-    monkeypatch.setattr(module, "_BAR_LINES", NEVER)
+    monkeypatch.setattr(printing, "_BAR_LINES", NEVER)
     out, err = use(Stream, Stream)
     console = Console(host_of, fold=fold, world_size=2)
     for number in range(1000):
@@ -708,7 +708,7 @@ def test_states_of_bars_are_rare_lines_in_files(use, monkeypatch, fold):
 
 @pytest.mark.parametrize("fold", [False, True])
 def test_the_newest_state_of_a_bar_is_a_line_now_and_then(use, monkeypatch, fold):
-    monkeypatch.setattr(module, "_BAR_LINES", 0.2)
+    monkeypatch.setattr(printing, "_BAR_LINES", 0.2)
     out = use(Stream)
     console = Console(host_of, fold=fold, world_size=2)
     console.write(0, 1, b"line\n\r10%\r20%")
@@ -726,7 +726,7 @@ def test_the_newest_state_of_a_bar_is_a_line_now_and_then(use, monkeypatch, fold
 
 
 def test_a_bar_that_stands_still_is_said_once(use, monkeypatch):
-    monkeypatch.setattr(module, "_BAR_LINES", 0.0)
+    monkeypatch.setattr(printing, "_BAR_LINES", 0.0)
     out = use(Stream)
     console = Console(host_of)
     console.write(0, 1, b"\r10%")
@@ -740,12 +740,12 @@ def test_a_bar_that_stands_still_is_said_once(use, monkeypatch):
 
 
 def test_a_bar_may_go_on_for_days(use, monkeypatch):
-    monkeypatch.setattr(module, "_MAX_LINE", 1000)
+    monkeypatch.setattr(backlog, "_MAX_LINE", 1000)
     out = use(Stream)
     console = Console(host_of)
     for number in range(1000):
         console.write(0, 1, b"\r%d" % number + b"x" * 100)
-        assert len(console._partial[0, 1]) < 300
+        assert len(console._backlog._partial[0, 1]) < 300
     console.close()
     assert out.lines() == ["[rank 0 host-0] 999" + "x" * 100]
 
@@ -775,7 +775,7 @@ def said_by(text):
     ],
 )
 def test_equal_lines_become_one_without_a_wait_when_all_have_said_it(use, monkeypatch, ranks, prefix):
-    monkeypatch.setattr(module, "_FOLD_WAIT", NEVER)
+    monkeypatch.setattr(printing, "_FOLD_WAIT", NEVER)
     out = use(Terminal)
     console = Console(host_of, ranks=ranks, fold=True, world_size=1000)
     for rank in ranks:
@@ -790,7 +790,7 @@ def test_equal_lines_become_one_without_a_wait_when_all_have_said_it(use, monkey
 
 
 def test_all_is_the_world_if_all_are_shown(use, monkeypatch):
-    monkeypatch.setattr(module, "_FOLD_WAIT", NEVER)
+    monkeypatch.setattr(printing, "_FOLD_WAIT", NEVER)
     out = use(Stream)
     console = Console(host_of, fold=True, world_size=3)
     for rank in range(3):
@@ -802,7 +802,7 @@ def test_all_is_the_world_if_all_are_shown(use, monkeypatch):
 
 
 def test_lines_wait_for_their_equals_only_so_long(use, monkeypatch):
-    monkeypatch.setattr(module, "_FOLD_WAIT", 0.3)
+    monkeypatch.setattr(printing, "_FOLD_WAIT", 0.3)
     out = use(Stream)
     console = Console(host_of, fold=True, world_size=3)
     start = time.monotonic()
@@ -817,7 +817,7 @@ def test_lines_wait_for_their_equals_only_so_long(use, monkeypatch):
 
 
 def test_lines_of_both_streams_are_apart_and_repeated_lines_stay(use, monkeypatch):
-    monkeypatch.setattr(module, "_FOLD_WAIT", NEVER)
+    monkeypatch.setattr(printing, "_FOLD_WAIT", NEVER)
     out, err = use(Stream, Stream)
     console = Console(host_of, fold=True, world_size=2)
     console.write(0, 1, b"again\nagain\nagain\n")
@@ -830,7 +830,7 @@ def test_lines_of_both_streams_are_apart_and_repeated_lines_stay(use, monkeypatc
 
 
 def test_gaps_are_folded_in_their_place(use, monkeypatch):
-    monkeypatch.setattr(module, "_FOLD_WAIT", NEVER)
+    monkeypatch.setattr(printing, "_FOLD_WAIT", NEVER)
     out = use(Stream)
     console = Console(host_of, fold=True, world_size=2)
     for rank in range(2):
@@ -843,7 +843,7 @@ def test_gaps_are_folded_in_their_place(use, monkeypatch):
 
 
 def test_lines_that_wait_are_bounded(use, monkeypatch):
-    monkeypatch.setattr(module, "_FOLD_WAIT", NEVER)
+    monkeypatch.setattr(printing, "_FOLD_WAIT", NEVER)
     out = use(Stream)
     console = Console(host_of, fold=True, world_size=2, limit=100_000)
     console.write(0, 1, numbered(0, 1000))
@@ -864,23 +864,23 @@ words = st.sampled_from(["a", "b", "c", ""])
     st.sampled_from([0, 3000, 8 << 20]),
 )
 def test_folding_keeps_each_ranks_lines_and_their_order(writes, wait, fold_limit):
-    saved = sys.stdout, sys.stderr, module._FOLD_WAIT
-    sys.stdout, sys.stderr, module._FOLD_WAIT = out, err, _ = Stream(), Stream(), wait
+    saved = sys.stdout, sys.stderr, printing._FOLD_WAIT
+    sys.stdout, sys.stderr, printing._FOLD_WAIT = out, err, _ = Stream(), Stream(), wait
     try:
         console = Console(host_of, fold=True, world_size=4)
-        console._fold._limit = fold_limit
+        console._printer._fold._limit = fold_limit
         expected = {1: {}, 2: {}}
         for rank, stream, lines in writes:
             console.write(rank, stream, "".join(f"{line}\n" for line in lines).encode())
             expected[stream].setdefault(rank, []).extend(lines)
         console.close()
     finally:
-        sys.stdout, sys.stderr, module._FOLD_WAIT = saved
+        sys.stdout, sys.stderr, printing._FOLD_WAIT = saved
     assert {1: said_by(out.getvalue()), 2: said_by(err.getvalue())} == expected
 
 
 def test_ranks_that_say_the_same_are_folded_however_far_apart_they_are(use, monkeypatch):
-    monkeypatch.setattr(module, "_FOLD_WAIT", NEVER)
+    monkeypatch.setattr(printing, "_FOLD_WAIT", NEVER)
     out = use(Stream)
     console = Console(host_of, fold=True, world_size=3)
     for rank in range(3):

@@ -176,7 +176,7 @@ class TestConsole:
     def screen(self, monkeypatch: pytest.MonkeyPatch) -> Screen:
         screen = Screen()
         monkeypatch.setattr(
-            "distributor.display.console.output", lambda stream: screen
+            "distributor.display.lines.output", lambda stream: screen
         )  # pytest replaces sys.stderr itself
         monkeypatch.setenv("COLUMNS", "60")
         return screen

@@ -10,6 +10,7 @@ from distributor import Status
 from distributor.launch.torchrun import Torchrun
 from distributor.outcomes.causes import Cancelled, NodeLost, RankFailed, Stalled, StartTimeout, joined
 from distributor.outcomes.stacks import Stacks
+from distributor.run.policy import again
 from distributor.run.state import (
     Announce,
     Arm,
@@ -27,6 +28,7 @@ from distributor.run.state import (
     Kill,
     Lost,
     Margins,
+    Rest,
     Returned,
     Running,
     Starting,
@@ -239,3 +241,65 @@ LOST = NodeLost(("host-b",))
 )
 def test_causes_that_come_together(first: Any, then: Any, both: Any) -> None:
     assert joined(first, then) == both
+
+
+RESTS_A, RESTS_B = (Heard(name, messages.Stopped(port, ())) for name, port in (("a", 4711), ("b", 4712)))
+
+
+@pytest.mark.parametrize(
+    ("before", "event", "rest"),
+    [
+        ((*UP, FAILED), RESTS_A, []),
+        ((*UP, FAILED, RESTS_B), RESTS_A, [Rest(4711)]),  # all meet at node 0
+        ((*UP, FAILED, RESTS_A), RESTS_B, [Rest(4711)]),
+        ((*UP, RESTS_A), RESTS_B, [Rest(4711)]),  # nobody has told why
+        ((*UP, FAILED, RESTS_A), DIED, [Rest(None)]),  # a node is lost: the other must not wait for ever
+        ((*UP, FAILED, RESTS_B), Lost("a", "its agent died"), [Rest(None)]),
+        ((*UP, DIED), RESTS_A, [Rest(None)]),
+        ((HELLO_A, FAILED), RESTS_A, []),  # the other node may still come up
+    ],
+)
+def test_nodes_that_have_all_stopped_are_told_how_it_goes_on(
+    before: tuple[Any, ...], event: Any, rest: list[Rest]
+) -> None:
+    assert [action for action in after(*before).on(event, 7.0) if isinstance(action, Rest)] == rest
+
+
+def test_another_attempt_begins_with_the_nodes_that_are_there() -> None:
+    nodes = after(*UP, FAILED, RESTS_A, RESTS_B).nodes
+    nodes.again()
+    made = AttemptState(Job("3f2a", 4, Module("train"), False, launch=Torchrun()), 8.0, MARGINS, nodes, 1)
+    assert made.begin() == [Arm(Deadline.START, 600.0)]
+    assert made.phase == Starting(8.0)
+    assert (made.nodes.up, made.nodes.ranks_up, made.nodes.all_rest) == (0, 0, False)
+    assert made.on(Due(Deadline.START), 9.0)[0] == StopRanks("start_timeout has passed")
+    made = AttemptState(Job("3f2a", 4, Module("train"), False, launch=Torchrun()), 8.0, MARGINS, nodes, 1)
+    for event in (STARTED_A, STARTED_B):
+        made.on(event, 9.0)
+    assert made.phase == Running(9.0)
+
+
+@pytest.mark.parametrize("before", [UP, (*UP, FAILED)])
+@pytest.mark.parametrize("event", [Cancel("enough"), Kill()])
+def test_what_the_user_cancels_is_known_even_if_it_stops_for_another_reason(before: Any, event: Any) -> None:
+    made = after(*before)
+    assert not made.cancelled
+    made.on(event, 7.0)
+    assert made.cancelled
+
+
+@pytest.mark.parametrize(
+    ("cause", "attempt", "most", "expected"),
+    [
+        (RankFailed((ERROR,)), 0, 1, True),
+        (None, 0, 1, True),
+        (RankFailed((ERROR,)), 1, 1, False),
+        (RankFailed((ERROR,)), 0, 0, False),
+        (LOST, 0, 1, False),
+        (Cancelled(), 0, 1, False),
+        (StartTimeout(1.0, Step("starting ranks")), 0, 1, False),
+        (Stalled(1.0, Stacks({})), 0, 1, False),
+    ],
+)
+def test_when_ranks_start_again(cause: Any, attempt: int, most: int, expected: bool) -> None:
+    assert again(cause, attempt, most) is expected

@@ -1,0 +1,154 @@
+"""The output that waits to be shown: whole lines in order, progress bars, and notes on what was skipped."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from distributor.display.folding import NOBODY, OVERHEAD, Key
+
+#: Number of bytes after which an unfinished line is shown.
+_MAX_LINE = 16 << 20
+
+#: Number of bytes to show at a time. The last piece may exceed it, since pieces are not split.
+_CHUNK = 256 << 10
+
+#: Number of bytes that a display which is too slow still shows: of the end of a run, and of the end of each gap in a
+#: stream.
+_LAST = 64 << 10
+_TAIL = 1 << 10
+
+#: Blocks of whole lines, each with its rank and stream.
+Blocks = list[tuple[Key, bytes]]
+
+
+class Backlog:
+    """Splits output into lines and keeps them until they are shown. Not thread-safe.
+
+    Args:
+        limit: number of bytes that may wait; what exceeds it is skipped.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._partial: dict[Key, bytearray] = {}
+        self._live: set[Key] = set()  # the streams whose partial line is a progress bar
+        self._queue: deque[tuple[Key, bytes]] = deque()
+        self._behind = False
+        self._gaps: dict[Key, Counter[str]] = {}  # number of skipped lines, by what was too slow
+        self._tails: dict[Key, bytes] = {}  # the last of the lines skipped because of the display
+        #: Number of bytes that wait, including those that are being shown.
+        self.size = 0
+
+    def __bool__(self) -> bool:
+        """Return whether whole lines wait."""
+        return bool(self._queue)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether any stream has an unfinished line, even an empty one."""
+        return bool(self._partial)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much waits that it should be shown at once."""
+        return self.size > self._limit // 4
+
+    def write(self, key: Key, data: bytes) -> bool:
+        """Take a piece of output and return whether there is anything new to show."""
+        partial, news = self._partial.setdefault(key, bytearray()), False
+        ended, newline, rest = data.rpartition(b"\n")
+        if newline:
+            self._end_line(key, ended + newline)
+            news = True
+        partial += rest
+        if b"\r" in rest or key in self._live:
+            self._live.add(key)
+            news = True
+            # Keep only the newest state of a bar: it may go on for days without a newline.
+            del partial[: max(0, partial.rfind(b"\r", 0, len(partial.rstrip(b"\r"))))]
+        if len(partial) >= _MAX_LINE:
+            self._end_line(key, b"\n")
+            news = True
+        return news
+
+    def note(self, text: str) -> None:
+        """Take a line of the distributor's own."""
+        self._queue.append(((NOBODY, 2), text.encode() + b"\n"))
+        self.size += len(text) + OVERHEAD
+
+    def skipped(self, key: Key, lines: int) -> None:
+        """Record that a node has skipped lines of a stream, including the rest of an unfinished line."""
+        self._partial.pop(key, None)
+        self._tails.pop(key, None)
+        self._live.discard(key)
+        self._skip(key, "node", lines)
+
+    def take(self) -> tuple[Blocks, int]:
+        """Take part of what waits, so that the rest can still be dropped; return it and the size that it counts for.
+
+        Gaps at the end of streams follow once nothing else waits, so that the order is kept. Subtract the size once the
+        blocks are shown.
+        """
+        blocks: Blocks = []
+        size = 0
+        while self._queue and size < _CHUNK:
+            blocks.append(self._queue.popleft())
+            size += len(blocks[-1][1]) + OVERHEAD
+        if not self._queue:
+            blocks += [(key, gap) for key in list(self._gaps) if (gap := self._gap(key))]
+        return blocks, size
+
+    def finish(self) -> Blocks:
+        """Return all unfinished lines as whole lines; no bar is live after that."""
+        self._live.clear()
+        return [(key, bytes(line) + b"\n") for key, line in sorted(self._partial.items()) if line.strip(b"\r ")]
+
+    def bars(self) -> dict[Key, bytes]:
+        """Return the current states of the progress bars, by rank and stream."""
+        return {key: bytes(self._partial[key]) for key in sorted(self._live)}
+
+    def trim(self) -> None:
+        """Drop the output that waits to be shown, except its end and the distributor's own lines."""
+        waiting, size = self._queue, 0
+        self._queue = deque()
+        while waiting:
+            key, block = waiting.pop()
+            size += len(block)
+            if size <= _LAST or key[0] == NOBODY:
+                self._queue.appendleft((key, block))
+            else:
+                self._gaps.setdefault(key, Counter())["display"] += block.count(b"\n")
+        for key in list(self._gaps):
+            if gap := self._gap(key):
+                self._queue.appendleft((key, gap))
+
+    def _end_line(self, key: Key, rest: bytes) -> None:
+        """Queue a partial line with ``rest``, its end and any lines that follow, if there is room; else skip them."""
+        block = bytes(self._partial[key]) + rest
+        self._partial[key].clear()
+        self._live.discard(key)
+        size = len(block) + OVERHEAD
+        # Once behind, skip until half of the limit is free: one long gap reads better than many short ones.
+        allowed = self._limit // 2 if self._behind else self._limit
+        self._behind = self.size > 0 and self.size + size > allowed
+        if self._behind:
+            tail = self._tails.get(key, b"") + block[-_TAIL - 1 :]
+            self._tails[key] = tail if len(tail) <= _TAIL else tail[-_TAIL:].partition(b"\n")[2]
+            self._skip(key, "display", block.count(b"\n"))
+            return
+        self._queue.append((key, self._gap(key) + block))
+        self.size += size
+
+    def _skip(self, key: Key, fault: str, lines: int) -> None:
+        self._gaps.setdefault(key, Counter())[fault] += lines
+
+    def _gap(self, key: Key) -> bytes:
+        """Return a note on how many of a stream's lines were skipped, and the last of the skipped lines."""
+        counts, tail = self._gaps.pop(key, Counter()), self._tails.pop(key, b"")
+        counts["display"] -= tail.count(b"\n")
+        told = b"".join(
+            f"... {lines:,} line{'s' * (lines > 1)} skipped: the {fault} was behind\n".encode()
+            for fault, lines in counts.items()
+            if lines > 0
+        )
+        return told + tail

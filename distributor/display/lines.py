@@ -1,0 +1,126 @@
+"""Shows lines with their rank and host, progress bars as one live line, and lines that stay below the log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from distributor.display.backlog import Blocks
+from distributor.display.folding import NOBODY, Fold, Key, _Entry
+from distributor.display.screen import _CONTROL, Screen, can_redraw, coloured, is_terminal, output
+from distributor.text.wording import ranges
+
+#: Number of seconds that a line waits for equal lines of other ranks.
+_FOLD_WAIT = 0.5
+
+#: Number of seconds between lines that show the state of a progress bar if the output cannot be redrawn.
+_BAR_LINES = 10.0
+
+
+class Printer:
+    """Shows output on ``sys.stdout`` and ``sys.stderr``. Used by one thread only, which it may block.
+
+    Args:
+        host_of: returns the host of a rank, for the prefix.
+        prefix: begin each line with its rank and host.
+        fold: lines that wait for equal lines of other ranks; ``None`` to show each line at once.
+    """
+
+    def __init__(self, host_of: Callable[[int], str], *, prefix: bool, fold: Fold | None) -> None:
+        self._host_of = host_of
+        self._prefixed = prefix
+        self._fold = fold
+        self._bars: dict[Key, tuple[float, bytes]] = {}  # when the next line is due, and the last one shown
+        self._screen = Screen()
+
+    def idle_time(self) -> float | None:
+        """Return the number of seconds until output that has already arrived is due; ``None`` if there is none."""
+        times = [time_ for time_, _ in self._bars.values()]
+        if self._fold is not None and self._fold.entries:
+            times.append(self._fold.entries[0].since + _FOLD_WAIT)
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def show(self, blocks: Blocks, bars: dict[Key, bytes], footer: tuple[str, ...], *, ending: bool) -> None:
+        """Show whole lines, then what stays below them.
+
+        Args:
+            blocks: whole lines.
+            bars: the current states of progress bars.
+            footer: lines that stay below the log.
+            ending: whether nothing follows, so that no line waits for others.
+        """
+        for key, block in blocks:
+            self._show_lines(key, block)
+        live = self._show_bars(bars)
+        if self._fold is not None:
+            self._show_folded(self._fold.leave(float("inf") if ending else time.monotonic() - _FOLD_WAIT))
+        if footer and is_terminal(output(2)):
+            bar = "" if live is None else f"{self._bar_prefix(live[0])} {live[1]}".lstrip()
+            self._screen.draw_block(output(2), _CONTROL.sub("", bar), footer)
+        elif live is None:
+            self._screen.erase()
+        else:
+            key, text = live
+            self._screen.draw(output(key[1]), key[0], self._bar_prefix(key), text)
+        self._screen.flush()
+
+    def _show_lines(self, key: Key, block: bytes) -> None:
+        rank, stream = key
+        text = _newest(block).decode(errors="replace")[:-1]
+        if self._fold is None or rank == NOBODY:
+            self._print(stream, [rank], text)
+            return
+        now = time.monotonic()
+        for line in text.split("\n"):
+            self._fold.add(rank, stream, line, now)
+        self._show_folded(self._fold.leave(now - _FOLD_WAIT))
+
+    def _show_bars(self, bars: dict[Key, bytes]) -> tuple[Key, str] | None:
+        """Show progress bars as lines if the output cannot be redrawn; return the bar for the live line, if any."""
+        live, now = None, time.monotonic()
+        shown, self._bars = self._bars, {}
+        for key, line in bars.items():
+            text = _newest(line).decode(errors="replace")
+            if can_redraw(output(key[1])):
+                if live is None and text.strip():
+                    live = (key, text)
+                continue
+            due, last = shown.get(key, (now + _BAR_LINES, b""))
+            if due <= now:
+                due = now + _BAR_LINES
+                if line != last and text.strip():
+                    self._show_lines(key, line + b"\n")
+                    last = line
+            self._bars[key] = (due, last)
+        return live
+
+    def _show_folded(self, entries: Iterator[_Entry]) -> None:
+        for entry in entries:
+            self._print(entry.stream, sorted(entry.ranks), entry.text)
+
+    def _print(self, stream: int, ranks: list[int], text: str) -> None:
+        """Print lines of one rank, or one line of several ranks."""
+        out = output(stream)
+        if not self._prefixed and ranks != [NOBODY]:
+            self._screen.print(out, text + "\n")
+            return
+        prefix = self._prefix(ranks)
+        if len(ranks) == 1 and ranks != [NOBODY]:
+            prefix = coloured(out, ranks[0], prefix)
+        prefix += " "
+        self._screen.print(out, prefix + text.replace("\n", "\n" + prefix) + "\n")
+
+    def _bar_prefix(self, key: Key) -> str:
+        return self._prefix([key[0]]) if self._prefixed else ""
+
+    def _prefix(self, ranks: list[int]) -> str:
+        if ranks == [NOBODY]:
+            return "[distributor]"
+        return f"[ranks {ranges(ranks)}]" if len(ranks) > 1 else f"[rank {ranks[0]} {self._host_of(ranks[0])}]"
+
+
+def _newest(lines: bytes) -> bytes:
+    """Return what a terminal would show of each line: the text after the last carriage return that text follows."""
+    if b"\r" not in lines:
+        return lines
+    return b"\n".join(line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines.split(b"\n"))
