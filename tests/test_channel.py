@@ -19,7 +19,7 @@ from sessions import Make, Sessions
 
 from distributor import Status, TorchDistributor
 from distributor.channel import frames
-from distributor.channel.node import Uplink, over_tls
+from distributor.channel.node import Rhythm, Uplink, over_tls
 from distributor.channel.server import ChannelServer
 from distributor.values import messages
 from distributor.values.outcome import Log
@@ -81,14 +81,21 @@ class Node:
         self.uplink = Uplink(
             remembered,
             hello(name),
-            on_order=self.orders.append,
-            on_offsets=lambda offsets, again: self.offsets.append((offsets, again)),
-            on_lost=lambda: setattr(self, "given_up", True),
-            status=lambda: messages.Beat(1),
-            timeout=timeout,
-            interval=interval,
-            redial=True,
+            self,
+            Rhythm(timeout, interval, redial=True),
         )
+
+    def on_order(self, order: messages.Message) -> None:
+        self.orders.append(order)
+
+    def on_offsets(self, offsets: dict[tuple[int, int], int], again: bool) -> None:
+        self.offsets.append((offsets, again))
+
+    def on_driver_lost(self) -> None:
+        self.given_up = True
+
+    def status(self) -> messages.Beat:
+        return messages.Beat(1)
 
 
 @asynccontextmanager

@@ -6,6 +6,8 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
 
 from distributor.channel import frames
 from distributor.machine import network
@@ -45,47 +47,54 @@ def over_socket(sock: socket.socket) -> Dial:
     return lambda: asyncio.open_connection(sock=sock)
 
 
+class Receiver(Protocol):
+    """The agent, as its end of the channel sees it. All methods return at once."""
+
+    def on_order(self, order: Message) -> None:
+        """Obey an order of the driver."""
+
+    def on_offsets(self, offsets: Offsets, again: bool) -> None:
+        """Note how many log bytes the driver has; ``again`` if logs must be sent again from there, after a break."""
+
+    def on_driver_lost(self) -> None:
+        """Note that the connection has broken and cannot be made again; called once."""
+
+    def status(self) -> messages.Beat:
+        """Return a heartbeat."""
+
+
+@dataclass(frozen=True)
+class Rhythm:
+    """When each side must hear from the other.
+
+    Attributes:
+        timeout: number of seconds of silence after which the driver is given up, with ``redial``.
+        interval: number of seconds between heartbeats.
+        redial: whether a broken connection can be made again. If it cannot, the driver is given up at once.
+    """
+
+    timeout: float
+    interval: float
+    redial: bool
+
+
 class Uplink:
     """The channel as an agent sees it.
 
-    With ``redial``, a broken connection is made again, and both sides continue where they were.
+    With ``rhythm.redial``, a broken connection is made again, and both sides continue where they were.
 
     Args:
         dial: makes a connection.
         hello: the first message of each connection; it says which node this is.
-        on_order: called with each order of the driver.
-        on_offsets: called with the number of log bytes that the driver has, and whether the
-            connection has just been made again: if so, logs must be sent again from there.
-        on_lost: called once when the connection has broken and cannot be made again: with ``redial``, after ``timeout``
-            seconds without a word from the driver, otherwise at once.
-        status: returns a heartbeat.
-        timeout: seconds of silence after which the driver is given up, with ``redial``.
-        interval: seconds between heartbeats.
-        redial: whether a broken connection can be made again.
+        receiver: gets the driver's orders.
+        rhythm: when each side must hear from the other.
     """
 
-    def __init__(
-        self,
-        dial: Dial,
-        hello: messages.Hello,
-        *,
-        on_order: Callable[[Message], None],
-        on_offsets: Callable[[Offsets, bool], None],
-        on_lost: Callable[[], None],
-        status: Callable[[], messages.Beat],
-        timeout: float,
-        interval: float,
-        redial: bool,
-    ) -> None:
+    def __init__(self, dial: Dial, hello: messages.Hello, receiver: Receiver, rhythm: Rhythm) -> None:
         self._dial = dial
         self._told = [frames.pack(hello)]
-        self._on_order = on_order
-        self._on_offsets = on_offsets
-        self._on_lost = on_lost
-        self._status = status
-        self._timeout = timeout
-        self._interval = interval
-        self._redial = redial
+        self._receiver = receiver
+        self._rhythm = rhythm
         self._writer: asyncio.StreamWriter | None = None
         self._heard = 0.0
         self._welcome = asyncio.Event()
@@ -105,6 +114,11 @@ class Uplink:
         except TimeoutError:
             raise TimeoutError(f"no answer within {CONNECT_TIMEOUT:.0f} s") from None
         self._tasks = [asyncio.ensure_future(self._serve(reader)), asyncio.ensure_future(self._beat())]
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection has broken and cannot be made again."""
+        return self._ended.is_set() and self._bye is None
 
     def tell(self, message: Message) -> None:
         """Send a message that the driver must know, and send it again after each break.
@@ -165,19 +179,19 @@ class Uplink:
             self._welcome.clear()
             if self._writer is not None:
                 self._writer.close()
-            reader = await self._come_back() if self._redial and self._bye is None else None
+            reader = await self._come_back() if self._rhythm.redial and self._bye is None else None
         self._ended.set()
         self._welcome.set()  # release those who still wait for a welcome
         self._writer = None
         if self._bye is None:
-            self._on_lost()
+            self._receiver.on_driver_lost()
 
     def _obey(self, message: Message) -> None:
         if not isinstance(message, (messages.Welcome, messages.Heard, messages.Farewell)):
-            self._on_order(message)
+            self._receiver.on_order(message)
             return
         offsets = {(rank, stream): offset for rank, stream, offset in message.offsets}
-        self._on_offsets(offsets, isinstance(message, messages.Welcome) and self._breaks > 0)
+        self._receiver.on_offsets(offsets, isinstance(message, messages.Welcome) and self._breaks > 0)
         if isinstance(message, messages.Welcome):
             self._welcome.set()
         elif isinstance(message, messages.Farewell):
@@ -188,7 +202,7 @@ class Uplink:
         """Reconnect; return ``None`` if that fails until the driver has been silent for too long."""
         loop = asyncio.get_running_loop()
         self._breaks += 1
-        while (left := self._heard + self._timeout - loop.time()) > 0:
+        while (left := self._heard + self._rhythm.timeout - loop.time()) > 0:
             heard = self._heard
             try:
                 return await asyncio.wait_for(self._connect(), min(left, CONNECT_TIMEOUT))
@@ -200,7 +214,7 @@ class Uplink:
     async def _beat(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(self._interval)
-            self.send(self._status())
-            if self._redial and self._writer is not None and loop.time() - self._heard > self._timeout:
+            await asyncio.sleep(self._rhythm.interval)
+            self.send(self._receiver.status())
+            if self._rhythm.redial and self._writer is not None and loop.time() - self._heard > self._rhythm.timeout:
                 self._writer.transport.abort()  # treat it as broken, so that pending reads and writes end

@@ -6,11 +6,11 @@ import asyncio
 import socket
 from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from distributor import errors
 from distributor.channel import frames
-from distributor.channel.node import Dial, Offsets, Uplink, over_socket, over_tls
+from distributor.channel.node import Dial, Receiver, Rhythm, Uplink, over_socket, over_tls
 from distributor.node.tailing import Tailing
 from distributor.values import messages
 from distributor.values.job import Job
@@ -24,22 +24,6 @@ _BEAT_INTERVAL = 5.0
 _ORPHAN_PATIENCE = 3.0
 
 T = TypeVar("T")
-
-
-class Receiver(Protocol):
-    """The agent, as its link to the driver sees it. All methods return at once."""
-
-    def on_order(self, order: messages.Message) -> None:
-        """Obey an order of the driver."""
-
-    def on_offsets(self, offsets: Offsets, again: bool) -> None:
-        """Note how much of the ranks' output the driver has; ``again`` is set after a break of the connection."""
-
-    def on_driver_lost(self) -> None:
-        """Note that the channel is gone for good."""
-
-    def status(self) -> messages.Beat:
-        """Return a heartbeat."""
 
 
 class DriverLink:
@@ -59,7 +43,6 @@ class DriverLink:
         self._receiver = receiver
         self._nodes: tuple[Node, ...] = ()
         self._uplink: Uplink | None = None
-        self._lost = False
         self._orphaned = asyncio.Event()
 
     @property
@@ -106,21 +89,8 @@ class DriverLink:
         interval = min(_BEAT_INTERVAL, self._job.heartbeat_timeout / 6)
         if self._job.stall_timeout is not None:
             interval = min(interval, self._job.stall_timeout / 4)
-        return Uplink(
-            dial,
-            messages.Hello(self._order.executor, self._nodes),
-            on_order=self._receiver.on_order,
-            on_offsets=self._receiver.on_offsets,
-            on_lost=self._on_lost,
-            status=self._receiver.status,
-            timeout=self._job.heartbeat_timeout,
-            interval=interval,
-            redial=not self.is_private,
-        )
-
-    def _on_lost(self) -> None:
-        self._lost = True
-        self._receiver.on_driver_lost()
+        rhythm = Rhythm(self._job.heartbeat_timeout, interval, redial=not self.is_private)
+        return Uplink(dial, messages.Hello(self._order.executor, self._nodes), self._receiver, rhythm)
 
     def carry(self, logs: Tailing) -> None:
         """Send the ranks' output to the driver from now on."""
@@ -130,7 +100,7 @@ class DriverLink:
     @property
     def is_open(self) -> bool:
         """Whether the driver hears what is told, now or after a break of the connection."""
-        return self._uplink is not None and not self._lost
+        return self._uplink is not None and not self._uplink.is_lost
 
     def tell(self, message: messages.Message, *shorter: messages.Message) -> None:
         """Send a message that the driver must know, and send it again after each break of the connection.

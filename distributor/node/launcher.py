@@ -15,8 +15,8 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -142,7 +142,7 @@ def _fork_spare(order: NodeOrder, spare_fd: int, agent_pid: int) -> None:
 def _launch(order: NodeOrder) -> NoReturn:
     """Run the ranks to their end, report what happened, and exit with 0 whatever the outcome."""
     for number in _HANDLED:
-        signal.signal(number, _raise_signal)
+        signal.signal(number, _signals.handle)
     for stacks_signal in (ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL):
         signal.signal(stacks_signal, signal.SIG_IGN)  # by default it would kill a rank that has no handler yet
     try:
@@ -171,8 +171,41 @@ def _launch(order: NodeOrder) -> NoReturn:
         os._exit(0)
 
 
-def _raise_signal(number: int, _frame: Any) -> None:
-    raise SignalException(f"got signal {number}", signal.Signals(number))
+class _Signals:
+    """Raises the signals that stop the ranks as exceptions, at moments when that does no harm.
+
+    Masking them for this thread is not enough: the store's C++ thread takes a signal that this thread masks, and Python
+    then runs the handler here.
+    """
+
+    def __init__(self) -> None:
+        self._held = False
+        self._came: int | None = None
+
+    def handle(self, number: int, _frame: Any) -> None:
+        """Handle a signal."""
+        self._came = number
+        if not self._held:
+            self._raise()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Put off the exception until the end of the block. Blocks do not nest."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+        if self._came is not None:
+            self._raise()
+
+    def _raise(self) -> NoReturn:
+        number, self._came = self._came, None
+        assert number is not None
+        raise SignalException(f"got signal {number}", signal.Signals(number))
+
+
+_signals = _Signals()
 
 
 def _tell(order: NodeOrder, message: messages.Message) -> None:
@@ -285,12 +318,13 @@ class _RankAgent(SimpleElasticAgent):
 
     def _start(self, local_rank: int, start: Callable[[], int]) -> None:
         # A signal between the fork and the reset of its handler would raise the launcher's exception inside a rank.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
-        try:
-            pid = start()
-            self._ranks.append(_Rank(local_rank, pid, pidfd_open(pid)))
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+        with _signals.held():
+            signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+            try:
+                pid = start()
+                self._ranks.append(_Rank(local_rank, pid, pidfd_open(pid)))
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
 
     def _fork(self, local_rank: int, waiting: int) -> int:
         parent = os.getpid()
@@ -349,12 +383,9 @@ class _RankAgent(SimpleElasticAgent):
         ready = readable(running, timeout)
         now = time.time()
         # A signal between waitpid and the record of the exit would leave a reaped pid that still counts as running.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
-        try:
+        with _signals.held():
             for pidfd in ready:
                 self._reap(running[pidfd], now)
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
 
     def _reap(self, entry: _Rank, now: float) -> None:
         _, status = os.waitpid(entry.pid, 0)

@@ -336,7 +336,7 @@ def encode(message: Message) -> dict[str, Any]:
     >>> encode(Beat(2))
     {'kind': 'Beat', 'alive': 2, 'idle': None}
     """
-    return {"kind": type(message).__name__, **dataclasses.asdict(message)}
+    return {"kind": type(message).__name__, **_plain(message)}
 
 
 def decode(values: Any) -> Message:
@@ -355,9 +355,23 @@ def decode(values: Any) -> Message:
     return message
 
 
+def _plain(value: Any) -> Any:
+    """Return a value with dataclasses as dicts and sequences as lists.
+
+    ``dataclasses.asdict`` finds no fields in a class that PySpark 3.5's cloudpickle has pickled by value.
+    """
+    if hasattr(type(value), "__dataclass_fields__"):
+        return {name: _plain(getattr(value, name)) for name in type(value).__dataclass_fields__}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
 def _record(kind: type[Any], values: Mapping[str, Any]) -> Any:
     """Return the dataclass instance with these fields; a field without a value has its default."""
-    hints = {field.name: field.type for field in dataclasses.fields(kind)}
+    hints = {field.name: field.type for field in kind.__dataclass_fields__.values()}
     if any(isinstance(hint, str) for hint in hints.values()):
         hints = typing.get_type_hints(kind)
     unknown = sorted(set(values) - set(hints))
