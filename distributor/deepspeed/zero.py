@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from distributor.deepspeed.config import ACCUMULATION, AUTO, MICRO, STAGES, TRAIN, Config, positive
 from distributor.errors import ConfigurationError
-from distributor.machine import limits
 from distributor.text.tables import table
+from distributor.text.wording import parse_memory
 
 Offload = Literal["none", "cpu", "nvme"]
 
@@ -344,7 +344,7 @@ def _bytes(name: str, value: Any) -> int:
             raise ConfigurationError(f"{name} is {value} bytes: say '{value}g' if you mean gigabytes")
         return int(value)
     try:
-        return limits.parse_memory(value)
+        return parse_memory(value)
     except ValueError:
         raise ConfigurationError(f"{name} has to be a number of bytes or a size as '80g', not {value!r}") from None
 

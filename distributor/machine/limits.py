@@ -1,9 +1,8 @@
-"""Limits of a machine of which torch needs more than the defaults grant, and memory sizes as text."""
+"""Limits of a machine of which torch needs more than the defaults grant."""
 
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 
 from distributor.text.wording import mebibytes
@@ -11,9 +10,6 @@ from distributor.text.wording import mebibytes
 #: Bytes of /dev/shm for each rank: a container's default of 64 MiB in total makes data loaders and NCCL fail.
 _SHM_PER_RANK = 64 << 20
 _SHM_LEAST = 256 << 20
-
-#: The units of sizes, as exponents of two.
-_UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
 @dataclass(frozen=True)
@@ -94,22 +90,3 @@ def shortages(limits: Limits, ranks: int, use_gpu: bool) -> list[str]:
             "spark.executor.memoryOverhead instead"
         )
     return found
-
-
-def parse_memory(text: str, unit: str = "") -> int:
-    """Return the number of bytes of a size in Spark's notation.
-
-    Args:
-        text: a number, optionally with ``k``, ``m``, ``g`` or ``t`` (powers of 1024), then optionally ``b`` or ``ib``.
-        unit: the unit of a bare number, ``""`` for bytes.
-
-    Raises:
-        ValueError: the text does not have this form.
-
-    >>> parse_memory("8g"), parse_memory("512MB"), parse_memory("1.5k"), parse_memory("2", "m")
-    (8589934592, 536870912, 1536, 2097152)
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?\s*", text.lower())
-    if match is None:
-        raise ValueError(text)
-    return int(float(match[1]) * (1 << _UNITS[match[2] or ("" if match[3] else unit)]))

@@ -1,8 +1,12 @@
-"""Numbers, ranks, sizes and times as text for users. Pure functions."""
+"""Numbers, ranks, sizes and times as text for users, and sizes that users write. Pure functions."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+
+#: The units of sizes, as exponents of two.
+_UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
 def ranges(ranks: Iterable[int]) -> str:
@@ -93,3 +97,22 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+def parse_memory(text: str, unit: str = "") -> int:
+    """Return the number of bytes of a size in Spark's notation.
+
+    Args:
+        text: a number, optionally with ``k``, ``m``, ``g`` or ``t`` (powers of 1024), then optionally ``b`` or ``ib``.
+        unit: the unit of a bare number, ``""`` for bytes.
+
+    Raises:
+        ValueError: the text does not have this form.
+
+    >>> parse_memory("8g"), parse_memory("512MB"), parse_memory("1.5k"), parse_memory("2", "m")
+    (8589934592, 536870912, 1536, 2097152)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?\s*", text.lower())
+    if match is None:
+        raise ValueError(text)
+    return int(float(match[1]) * (1 << _UNITS[match[2] or ("" if match[3] else unit)]))

@@ -1,11 +1,11 @@
-"""How numbers, ranks, sizes and times are told."""
+"""How numbers, ranks, sizes and times are told, and sizes as people write them."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given, strategies as st
 
-from distributor.text.wording import count, duration, mebibytes, ranges, size, who
+from distributor.text.wording import count, duration, mebibytes, parse_memory, ranges, size, who
 
 
 def test_ranges():
@@ -45,3 +45,25 @@ def test_counts() -> None:
     assert [count(number, "rank") for number in (0, 1, 2, 2048)] == ["0 ranks", "1 rank", "2 ranks", "2,048 ranks"]
     assert (who([3]), who(range(2))) == ("rank 3", "ranks 0-1")
     assert mebibytes(3 << 30) == "3,072 MiB"
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "size"),
+    [
+        ("8g", "", 8 << 30),
+        ("512 MB", "", 512 << 20),
+        ("1.5k", "", 1536),
+        ("1GiB", "", 1 << 30),
+        ("2", "m", 2 << 20),
+        ("7b", "m", 7),
+        ("7", "", 7),
+    ],
+)
+def test_sizes_that_people_write(text: str, unit: str, size: int) -> None:
+    assert parse_memory(text, unit) == size
+
+
+@pytest.mark.parametrize("text", ["", "g", "-1g", "8 gigs", "1e9"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_memory(text)
