@@ -1,1 +1,4 @@
-"""Values that cross process boundaries. Runs everywhere; standard library only, imports nothing else of the package."""
+"""Values that cross process boundaries.
+
+Runs everywhere; standard library only. May import ``errors`` and ``text``.
+"""

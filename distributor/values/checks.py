@@ -1,0 +1,183 @@
+"""Checks of single values that users give.
+
+A check is called with an option's name and its value. It returns the value to keep, or raises a ``ConfigurationError``
+that names the option, its value and what is valid. A value that a check has returned passes the same check unchanged.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from distributor.errors import ConfigurationError
+from distributor.text.wording import parse_memory
+from distributor.values.environment import CONTRACT
+
+Check = Callable[[str, Any], Any]
+
+#: Maximum number of characters in a run's name.
+_LONGEST_NAME = 100
+
+#: Minimum number of bytes of memory; a smaller number was probably meant in another unit.
+_LEAST_MEMORY = 1_000_000
+
+#: A year, in seconds. A longer time is a mistake, and clocks may overflow when they add it.
+_LONGEST = 366 * 24 * 3600.0
+
+
+def optional(check: Check) -> Check:
+    """Return a check that also accepts ``None``, for an option that need not be given."""
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def one_of(*choices: str) -> Check:
+    """Return a check for one of some words."""
+
+    def check(name: str, value: Any) -> str:
+        if not isinstance(value, str) or value not in choices:
+            raise ConfigurationError(f"{name} has to be {' or '.join(map(repr, choices))}, not {value!r}")
+        return value
+
+    return check
+
+
+def check_count(name: str, value: Any) -> int:
+    """Return a positive integer."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
+        raise ConfigurationError(f"{name} has to be a positive integer, not {value!r}")
+    return operator.index(value)
+
+
+def check_gpus(name: str, value: Any) -> int:
+    """Return a positive integer; the error says why a rank cannot have a part of a GPU."""
+    if isinstance(value, float) and not value.is_integer():
+        raise ConfigurationError(
+            f"{name} has to be a whole number, not {value!r}: ranks cannot share a GPU (NCCL refuses two ranks on one "
+            "device)"
+        )
+    return check_count(name, value)
+
+
+def check_title(name: str, value: Any) -> str:
+    """Return one line of text without surrounding blanks."""
+    if not isinstance(value, str) or not value.strip() or not value.isprintable():
+        raise ConfigurationError(f"{name} must be one line of text, not {value!r}")
+    if len(value) > _LONGEST_NAME:
+        raise ConfigurationError(f"{name} must have at most {_LONGEST_NAME} characters, not {len(value):,}: shorten it")
+    return value.strip()
+
+
+def check_seconds(name: str, seconds: Any, least: float) -> float:
+    """Return a number of seconds from ``least`` to a year."""
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not least <= seconds <= _LONGEST:
+        raise ConfigurationError(f"{name} has to be a number of seconds from {least} to a year, not {seconds!r}")
+    return float(seconds)
+
+
+def check_memory(name: str, size: Any) -> int:
+    """Return a size in bytes, which may be given as text such as ``"8g"``."""
+    try:
+        number = parse_memory(size) if isinstance(size, str) else check_count(name, size)
+    except ValueError:
+        number = 0
+    if number < _LEAST_MEMORY:
+        raise ConfigurationError(
+            f"{name} has to be a size as '8g' or a number of bytes, a million at least, not {size!r}"
+        )
+    return number
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """Return ``True`` or ``False``."""
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name} has to be True or False, not {value!r}")
+    return value
+
+
+def check_choice(name: str, value: Any) -> bool | None:
+    """Return ``True``, ``False`` or ``None``."""
+    if value is not None and not isinstance(value, bool):
+        raise ConfigurationError(f"{name} has to be True, False or None, not {value!r}")
+    return value
+
+
+def check_path(name: str, value: Any) -> Path:
+    """Return the path of a folder, which need not exist."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise ConfigurationError(f"{name} has to be the path of a folder, not {value!r}")
+    return Path(value)
+
+
+def check_patterns(name: str, patterns: Any) -> tuple[str, ...]:
+    """Return patterns for names of variables."""
+    if isinstance(patterns, str) or not isinstance(patterns, Iterable):
+        raise ConfigurationError(f"{name} has to be a list of patterns such as ['WANDB_*'], not {patterns!r}")
+    listed = tuple(patterns)
+    for pattern in listed:
+        if not isinstance(pattern, str):
+            raise ConfigurationError(f"{name} has to list patterns such as 'WANDB_*', not {pattern!r}")
+    return listed
+
+
+def check_env(name: str, env: Any) -> dict[str, str]:
+    """Return environment variables for ranks. Values are not shown in errors, since they may be secrets."""
+    if not isinstance(env, Mapping):
+        raise ConfigurationError(f"{name} has to be a dict such as {{'SEED': '1'}}, not a {type(env).__name__}")
+    for variable, value in env.items():
+        if not isinstance(variable, str):
+            raise ConfigurationError(f"{name} has to map strings to strings; the name {variable!r} is none")
+        kind = type(value).__name__
+        if not isinstance(value, str):
+            raise ConfigurationError(
+                f"{name} has to map strings to strings; the value of {variable!r} is of type {kind}"
+            )
+        if not variable or "=" in variable or "\0" in variable + value:
+            raise ConfigurationError(
+                f"{name} names a variable that cannot be: {variable!r} is empty or holds '=' or a NUL byte"
+            )
+        if variable in CONTRACT:
+            raise ConfigurationError(f"{name} sets {variable}, which the run decides for each rank: leave it out")
+    return dict(env)
+
+
+def check_logs(name: str, logs: Any) -> Literal["all"] | tuple[int, ...]:
+    """Return the ranks whose lines are shown, or ``"all"``. That there are such ranks is not checked."""
+    if isinstance(logs, str) and logs in ("all", "rank0", "none"):
+        return "all" if logs == "all" else (0,) if logs == "rank0" else ()
+    if isinstance(logs, str) or not isinstance(logs, Iterable):
+        raise ConfigurationError(f"{name} has to be 'all', 'rank0', 'none' or a list of ranks, not {logs!r}")
+    ranks = tuple(logs)
+    for rank in ranks:
+        if isinstance(rank, bool) or not isinstance(rank, int):
+            raise ConfigurationError(f"{name} has to list ranks as numbers, not {rank!r}")
+    return ranks
+
+
+def check_ports(name: str, ports: Any) -> tuple[int, int]:
+    """Return the first and the last port."""
+    try:
+        first, last = (operator.index(port) for port in ports)
+    except (TypeError, ValueError):
+        first, last = 0, -1
+    if not 1 <= first <= last <= 65535:
+        raise ConfigurationError(f"{name} has to be the first and the last of some ports, not {ports!r}")
+    return first, last
+
+
+def check_modules(name: str, names: Any) -> tuple[str, ...]:
+    """Return names of modules."""
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise ConfigurationError(f"{name} has to be a list of module names, not {names!r}")
+    modules = tuple(names)
+    for module in modules:
+        if not is_module_name(module):
+            raise ConfigurationError(f"{name} has to name modules such as 'transformers', not {module!r}")
+    return modules
+
+
+def is_module_name(name: Any) -> bool:
+    """Return whether ``python -m`` accepts a name."""
+    return isinstance(name, str) and all(part.isidentifier() for part in name.split(".")) and not name.endswith(".py")

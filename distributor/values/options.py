@@ -1,0 +1,325 @@
+"""The options of a run, in groups that check themselves. Each option is declared once, here or in ``api/options.py``.
+
+A declaration has the option's default, its check, one sentence for the command line's help, and its form there. The
+command line is made from the declarations, and a test holds that they agree with ``Distributor``'s signature and
+docstring. ``docs/architecture.md`` says how to add an option.
+
+Example:
+    >>> Deadlines(grace_period=3)
+    Deadlines(start_timeout=600.0, grace_period=3.0, heartbeat_timeout=30.0, stall_timeout=None)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from distributor.errors import ConfigurationError
+from distributor.values.checks import (
+    Check,
+    check_count,
+    check_env,
+    check_flag,
+    check_gpus,
+    check_logs,
+    check_memory,
+    check_modules,
+    check_path,
+    check_patterns,
+    check_ports,
+    check_seconds,
+    one_of,
+    optional,
+)
+
+#: The panels of ``distributor run --help``, in order.
+WHAT, WHERE, RANKS, OUTPUT, LIMITS = "What to run", "Where", "Each rank", "Output", "Time limits"
+PANELS = (WHAT, WHERE, RANKS, OUTPUT, LIMITS)
+
+Kind = Literal["text", "integer", "number", "switch", "path", "folder"] | tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """An option's form on the command line.
+
+    Attributes:
+        panel: the panel of the help that lists it, one of :data:`PANELS`.
+        kind: what it takes: one of some words (a tuple), text, a number, the path of a file or folder to make, or an
+            existing folder. A switch takes nothing.
+        names: how it is spelled, in click's notation; by default as the argument, with dashes: ``--grace-period``.
+        metavar: the name of its value in the help; by default what ``kind`` is called.
+        several: whether it may be given more than once.
+    """
+
+    panel: str
+    kind: Kind = "text"
+    names: tuple[str, ...] = ()
+    metavar: str | None = None
+    several: bool = False
+
+
+@dataclass(frozen=True)
+class Option:
+    """The declaration of one option.
+
+    Attributes:
+        default: the value that counts if none is given.
+        check: returns the value to keep, or raises a ``ConfigurationError``; see :mod:`distributor.values.checks`.
+        help: one sentence on what the option is.
+        flag: its form on the command line; ``None`` if it has none.
+    """
+
+    default: Any
+    check: Check
+    help: str
+    flag: Flag | None = None
+
+
+def option(default: Any, check: Check, help: str, flag: Flag | None = None, *, secret: bool = False) -> Any:
+    """Declare an option as a field of a group. ``secret`` keeps its value out of the group's ``repr``."""
+    return field(default=default, repr=not secret, metadata={"option": Option(default, check, help, flag)})
+
+
+def declared(group: type[Group]) -> dict[str, Option]:
+    """Return the declarations of a group's options by name."""
+    return {field.name: field.metadata["option"] for field in fields(group)}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Options that belong together. A group takes values as users give them, and holds them checked.
+
+    Raises:
+        ConfigurationError: a value is wrong, or two of them do not go together.
+    """
+
+    def __post_init__(self) -> None:
+        for name, declaration in declared(type(self)).items():
+            # The checked value replaces the given one, which a frozen dataclass allows in no other way.
+            object.__setattr__(self, name, declaration.check(name, getattr(self, name)))
+        self.check_together()
+
+    def check_together(self) -> None:
+        """Check that the values go together."""
+
+
+@dataclass(frozen=True)
+class Resources(Group):
+    """The resources that a user requests; ``None`` where nothing is specified.
+
+    Attributes:
+        num_processes: world size.
+        use_gpu: whether ranks use GPUs; otherwise GPUs are hidden from them.
+        gpus_per_process, cpus_per_process: number of GPUs and of CPUs of each rank.
+        memory_per_process: bytes of memory of each rank.
+        max_processes_per_node: largest number of ranks on one node.
+    """
+
+    num_processes: int = option(
+        1, check_count, "World size.", Flag(panel=WHERE, kind="integer", names=("-n", "--num-processes"))
+    )
+    use_gpu: bool = option(
+        True,
+        check_flag,
+        "A GPU for each rank (default), or CPUs only.",
+        Flag(panel=RANKS, kind="switch", names=("--use-gpu/--no-gpu",)),
+    )
+    gpus_per_process: int | None = option(
+        None, optional(check_gpus), "Number of GPUs of each rank.", Flag(panel=RANKS, kind="integer")
+    )
+    cpus_per_process: int | None = option(
+        None,
+        optional(check_count),
+        "Number of CPUs of each rank, and of its OpenMP threads.",
+        Flag(panel=RANKS, kind="integer"),
+    )
+    memory_per_process: int | None = option(
+        None, optional(check_memory), "Memory of each rank, such as 8g.", Flag(panel=RANKS, metavar="SIZE")
+    )
+    max_processes_per_node: int | None = option(
+        None, optional(check_count), "Largest number of ranks on one executor.", Flag(panel=WHERE, kind="integer")
+    )
+
+    def check_together(self) -> None:
+        if self.gpus_per_process is not None and not self.use_gpu:
+            raise ConfigurationError(
+                f"gpus_per_process={self.gpus_per_process!r} with use_gpu=False: leave out one of them"
+            )
+
+    @property
+    def gpus_each(self) -> int:
+        """Number of GPUs of one rank, if ranks use GPUs."""
+        return self.gpus_per_process or 1
+
+
+@dataclass(frozen=True)
+class Deadlines(Group):
+    """How long a run may take for its steps, in seconds.
+
+    Attributes:
+        start_timeout: time that the run may take to bring up all ranks.
+        grace_period: time between SIGTERM and SIGKILL when ranks are stopped.
+        heartbeat_timeout: silence after which driver and node consider each other lost.
+        stall_timeout: time without activity of any rank after which the run ends; ``None``: no limit.
+    """
+
+    start_timeout: float = option(
+        600.0, partial(check_seconds, least=0), "Seconds until ranks are up.", Flag(panel=LIMITS, kind="number")
+    )
+    grace_period: float = option(
+        10.0, partial(check_seconds, least=0), "Seconds from SIGTERM to SIGKILL.", Flag(panel=LIMITS, kind="number")
+    )
+    heartbeat_timeout: float = option(
+        30.0,
+        partial(check_seconds, least=1),
+        "Seconds of silence that end the run.",
+        Flag(panel=LIMITS, kind="number"),
+    )
+    stall_timeout: float | None = option(
+        None,
+        optional(partial(check_seconds, least=1)),
+        "Seconds without a sign of life that end the run.",
+        Flag(panel=LIMITS, kind="number"),
+    )
+
+
+@dataclass(frozen=True)
+class Output(Group):
+    """What is shown of a run, and what is kept.
+
+    Attributes:
+        logs: the ranks whose lines are shown, or ``"all"``.
+        fold_logs: whether identical lines of several ranks are shown once.
+        log_prefix: whether lines begin with their rank and host.
+        log_dir: folder on the driver for every rank's whole output; ``None``: no files are kept.
+        progress: whether to show what the run is doing.
+    """
+
+    logs: Literal["all"] | tuple[int, ...] = option(
+        "all", check_logs, "Ranks whose lines are shown: all, rank0, none, or 0,3.", Flag(panel=OUTPUT)
+    )
+    fold_logs: bool = option(
+        False, check_flag, "Show identical lines of several ranks once.", Flag(panel=OUTPUT, kind="switch")
+    )
+    log_prefix: bool = option(
+        True,
+        check_flag,
+        "Begin lines with their rank and host (default).",
+        Flag(panel=OUTPUT, kind="switch", names=("--prefix/--no-prefix",)),
+    )
+    log_dir: Path | None = option(
+        None,
+        optional(check_path),
+        "A folder for every rank's whole output, in files.",
+        Flag(panel=OUTPUT, kind="path"),
+    )
+    progress: bool = option(
+        True,
+        check_flag,
+        "Show what the run is doing (default).",
+        Flag(panel=OUTPUT, kind="switch", names=("--progress/--no-progress",)),
+    )
+
+    @property
+    def log_ranks(self) -> tuple[int, ...] | None:
+        """The ranks whose lines the driver shows; ``None`` for all."""
+        return None if self.logs == "all" else self.logs
+
+    @property
+    def keep_logs(self) -> bool:
+        """Whether the driver keeps every rank's output in files, for which all of it must be sent."""
+        return self.log_dir is not None
+
+
+@dataclass(frozen=True)
+class Startup(Group):
+    """How the processes of ranks start.
+
+    Attributes:
+        start_method: ``"fork"``: ranks are forks of a process that has imported torch; ``"spawn"``: ranks are new
+            processes.
+        keep_warm: number of seconds that the process with torch waits for the next run; 0: it serves this run only.
+        preload: modules that it imports besides torch and what the launch path needs.
+    """
+
+    start_method: Literal["fork", "spawn"] = option(
+        "fork",
+        one_of("fork", "spawn"),
+        "How ranks start: as forks of a process that has imported torch, or each as a new one.",
+        Flag(panel=RANKS, kind=("fork", "spawn")),
+    )
+    keep_warm: float = option(
+        600.0,
+        partial(check_seconds, least=0),
+        "Seconds that a process with torch waits for the next run; 0 keeps none.",
+    )
+    preload: tuple[str, ...] = option((), check_modules, "Modules that the process with torch imports as well.")
+
+    def check_together(self) -> None:
+        if self.preload and (self.start_method != "fork" or self.keep_warm == 0):
+            raise ConfigurationError(
+                f"preload={list(self.preload)!r} needs a warm process, which there is none of with "
+                f"start_method={self.start_method!r} and keep_warm={self.keep_warm:g}: leave it out"
+            )
+
+
+@dataclass(frozen=True)
+class Variables(Group):
+    """Environment variables for the ranks. They may hold secrets, so that ``repr`` does not show them.
+
+    Attributes:
+        env: variables that override all others but the rank contract.
+        forward_env: patterns of the driver's variables that ranks get too.
+    """
+
+    env: Mapping[str, str] = option(
+        None,
+        lambda name, env: check_env(name, {} if env is None else env),
+        "A variable for all ranks; may be given again.",
+        Flag(panel=RANKS, metavar="K=V", several=True),
+        secret=True,
+    )
+    forward_env: tuple[str, ...] = option(
+        (),
+        check_patterns,
+        "Variables of this machine for all ranks: 'WANDB_*'; may be given again.",
+        Flag(panel=RANKS, metavar="PATTERN", several=True),
+    )
+
+
+@dataclass(frozen=True)
+class Project(Group):
+    """The user's project folder, as it is given; :class:`distributor.values.job.WorkingDir` is what a job has of it.
+
+    Attributes:
+        working_dir: folder that becomes the ranks' current directory; ``None``: there is none.
+        working_dir_limit: largest number of bytes that its files may have together.
+    """
+
+    working_dir: Path | None = option(
+        None,
+        optional(check_path),
+        "A project folder: ranks run in it, executors in a copy.",
+        Flag(panel=WHAT, kind="folder"),
+    )
+    working_dir_limit: int = option(256 << 20, check_count, "Largest number of bytes of the files in working_dir.")
+
+
+@dataclass(frozen=True)
+class Network(Group):
+    """How executors reach the driver.
+
+    Attributes:
+        driver_ports: first and last port on which the driver may listen; ``None`` for any free port.
+    """
+
+    driver_ports: tuple[int, int] | None = option(
+        None,
+        optional(check_ports),
+        "Ports on which the driver may listen for executors.",
+        Flag(panel=WHERE, metavar="A-B"),
+    )
