@@ -172,7 +172,7 @@ def test_a_module_has_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert on_cpu().plan(Module("pkg.train")).title == "pkg.train"
     # Executors may have what the driver lacks.
     spark = TorchDistributor(1, False, False)
-    monkeypatch.setattr(spark, "_session", lambda needed: None)
+    monkeypatch.setattr("distributor.api.distributor.choose_session", lambda *_, **__: None)
     assert spark.plan(Module("pkg.elsewhere")).title == "pkg.elsewhere"
 
 
@@ -207,7 +207,7 @@ def test_a_function_has_to_take_its_arguments(function: Any, args: Any, kwargs: 
 
 def test_what_can_be_called_is_not_refused() -> None:
     for call in ((training, 1), (functools.partial(training, 1),), (decorated(training),), (max, 1, 2), (dict,)):
-        assert on_cpu().plan(*call).num_processes == 1
+        assert on_cpu().plan(*call).resources.num_processes == 1
 
 
 def test_what_cannot_be_pickled_is_named() -> None:
@@ -231,7 +231,7 @@ def test_scripts_are_found_in_the_working_dir_and_then_here(
         path.touch()
     monkeypatch.chdir(here)
     distributor = TorchDistributor(1, local, False, working_dir="../project")
-    monkeypatch.setattr(distributor, "_session", lambda needed: None)
+    monkeypatch.setattr("distributor.api.distributor.choose_session", lambda *_, **__: None)
 
     def found(name: str) -> tuple[str, str | None]:
         script = distributor.plan(name).target

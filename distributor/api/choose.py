@@ -1,14 +1,52 @@
-"""The choice of a run's scheduler."""
+"""The choice of where a run trains: the session, and its scheduler."""
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING
 
+from distributor.errors import ConfigurationError
+from distributor.values.options import Resources
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from distributor.schedulers.base import Scheduler
+
+
+def choose_session(local_mode: bool | None, *, needed: bool = True) -> SparkSession | None:
+    """Return the session to train on; ``None`` for this machine, or if no session exists and none is needed.
+
+    Args:
+        local_mode: as the user gives it.
+        needed: whether a missing session is an error if the user asks for Spark.
+
+    Raises:
+        ConfigurationError: training on Spark is requested, and there is no pyspark or no session.
+    """
+    if local_mode is True:
+        return None
+    if local_mode is None and "pyspark" not in sys.modules:
+        return None  # without pyspark there is no active session
+    try:
+        from distributor.schedulers.spark import session as spark_session
+
+        session = spark_session.active_session()
+    except ImportError as error:
+        if local_mode is None:
+            return None
+        raise ConfigurationError(
+            f"local_mode=False trains on Spark, but pyspark cannot be imported ({error}): "
+            "pip install 'distributor[spark]'"
+        ) from error
+    if local_mode is None:
+        return session if session is not None and spark_session.is_cluster(session) else None
+    if session is None and needed:
+        raise ConfigurationError(
+            "local_mode=False trains on Spark, but there is no active Spark session: create one first "
+            "(SparkSession.builder.getOrCreate()), or pass local_mode=True to train on this machine"
+        )
+    return session
 
 
 def choose_scheduler(session: SparkSession | None, use_gpu: bool) -> Scheduler:
@@ -28,3 +66,28 @@ def choose_scheduler(session: SparkSession | None, use_gpu: bool) -> Scheduler:
 
         gpus = spark_session.driver_gpus()
     return LocalScheduler(gpus=gpus)
+
+
+def check_gpus(local_mode: bool | None, resources: Resources) -> None:
+    """Check for missing GPUs early, if it is known where ranks train: on this machine, or on an active session.
+
+    Raises:
+        ResourceError: there are fewer GPUs than requested.
+    """
+    if not resources.use_gpu or local_mode is None:
+        return
+    if local_mode:
+        choose_scheduler(None, use_gpu=True).shape(resources)
+        return
+    session = active_session()
+    if session is not None:
+        choose_scheduler(session, use_gpu=True).shape(resources)
+
+
+def active_session() -> SparkSession | None:
+    """Return the active session, if there is one; does not import pyspark."""
+    if sys.modules.get("pyspark") is None:
+        return None
+    from distributor.schedulers.spark import session as spark_session
+
+    return spark_session.active_session()

@@ -1,16 +1,64 @@
-"""Checks of what a run executes: a callable, a script or a module, and its arguments."""
+"""Finding and checking what a run executes: a callable, a script or a module, and its arguments."""
 
 from __future__ import annotations
 
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from distributor.errors import ConfigurationError, PayloadError
-from distributor.shipping import payload
-from distributor.values.job import Script
+from distributor.shipping import modules, payload
+from distributor.values.checks import is_module_name
+from distributor.values.job import Function, Module, Script, Target
+
+
+def find_target(
+    train_object: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, working_dir: Path | None, local: bool
+) -> Target:
+    """Return what each rank runs, checked and ready to travel.
+
+    Args:
+        train_object: a callable, the path of a script, or a :class:`Module` with its arguments.
+        args, kwargs: arguments of the callable or the script.
+        working_dir: the user's project folder.
+        local: whether ranks run on this machine. Then modules must be here, and functions travel by reference.
+
+    Raises:
+        ConfigurationError: there is no such target, or it does not take these arguments.
+        PayloadError: the target cannot be found, read or pickled.
+    """
+    if isinstance(train_object, Module):
+        if local:
+            _check_module(train_object.name, working_dir)
+        return train_object
+    if isinstance(train_object, (str, os.PathLike)):
+        if kwargs:
+            raise ConfigurationError(
+                f"a script takes no keyword arguments ({', '.join(kwargs)}): pass them as '--name', 'value'"
+            )
+        return _read_script(find_script(train_object, working_dir), args, working_dir)
+    if callable(train_object):
+        check_call(train_object, args, kwargs)
+        pickled = payload.dump_function(train_object, args, kwargs, by_value=not local)
+        return Function(payload.name_of(train_object), pickled)
+    raise ConfigurationError(
+        "what to train has to be a callable or the path of a .py file, "
+        f"not {type(train_object).__name__} {train_object!r}"
+    )
+
+
+def named_module(module: Any, args: Sequence[Any]) -> Module:
+    """Return a module to run with its arguments; whether it exists is not checked.
+
+    Raises:
+        ConfigurationError: the name is no dotted name, or an argument cannot be text.
+    """
+    if not is_module_name(module):
+        raise ConfigurationError(f"module has to be a dotted name such as 'pkg.train', not {module!r}")
+    return Module(module, check_argv(args))
 
 
 def find_script(script: str | os.PathLike[str], working_dir: Path | None) -> Path:
@@ -74,10 +122,27 @@ def check_argv(args: Sequence[Any]) -> tuple[str, ...]:
     return tuple(map(str, args))
 
 
-def within(script: Script, folder: Path) -> Script:
-    """Return a script that runs inside ``folder``, beside the modules it imports, if the script lies in there."""
+def _read_script(path: Path, args: Sequence[Any], working_dir: Path | None) -> Script:
     try:
-        inside = Path(script.path).resolve().relative_to(folder.resolve())
-    except ValueError:
-        return script
-    return Script(script.path, script.source, script.argv, str(inside))
+        source = path.read_bytes()
+    except OSError as error:
+        raise PayloadError(f"the script {str(path)!r} cannot be read: {error.strerror}") from error
+    inside = None
+    if working_dir is not None:  # the script then runs inside it, beside the modules it imports
+        with suppress(ValueError):
+            inside = str(path.resolve().relative_to(working_dir.resolve()))
+    return Script(str(path.absolute()), source, check_argv(args), inside)
+
+
+def _check_module(name: str, working_dir: Path | None) -> None:
+    """Check that ranks on this machine can run a module."""
+    places = places_of(working_dir)
+    folders = [str(folder) for folder in places.values()]
+    found = modules.find(name, folders)
+    if found is None:
+        path = ", ".join(modules.search_path())
+        raise PayloadError(f"there is no module {name!r} in {', '.join(places)} or Python's path: {path}")
+    if found.submodule_search_locations is not None and modules.find(f"{name}.__main__", folders) is None:
+        raise PayloadError(
+            f"{name!r} is a package without a module __main__, so that it cannot be run: name one of its modules"
+        )

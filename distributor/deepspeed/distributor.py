@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from distributor.api.checks import check_count
 from distributor.api.distributor import TorchDistributor
 from distributor.deepspeed.launch import DeepSpeed
 from distributor.errors import ConfigurationError
+from distributor.values.checks import check_count
 
 
 class DeepspeedTorchDistributor(TorchDistributor):

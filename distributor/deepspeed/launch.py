@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from distributor.api.checks import check_seconds
 from distributor.deepspeed import config as deepspeed_config
 from distributor.errors import ConfigurationError
 from distributor.launch.deepspeed import DeepspeedRanks
 from distributor.text import notices
+from distributor.values.checks import check_seconds
 
 
 @dataclass(frozen=True)

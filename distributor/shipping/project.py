@@ -18,9 +18,6 @@ SKIPPED_DIRS = frozenset(
 )
 
 
-#: The default limit on the size of a project folder's files together, in bytes.
-DEFAULT_WORKING_DIR_LIMIT = 256 << 20
-
 #: Says in a zip entry that its attributes are those of Unix.
 _UNIX = 3
 

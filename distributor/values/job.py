@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
+from distributor.values.options import Deadlines, Network, Output, Resources, Startup
+
 if TYPE_CHECKING:
     from distributor.values.launch import LaunchPath
 
@@ -29,15 +31,15 @@ class Warmth(TypedDict):
 
 def warmth(job: Job) -> Warmth | None:
     """Return a job's requirements for warm processes; ``None`` if it wants none."""
-    if job.start_method != "fork" or job.keep_warm == 0:
+    if job.startup.start_method != "fork" or job.startup.keep_warm == 0:
         return None
     return {
-        "keep": job.keep_warm,
+        "keep": job.startup.keep_warm,
         "preload": list(job.preload),
         "env": dict(job.env),
         "ranks_per_task": job.ranks_per_task,
         "spark_cpus": job.spark_cpus,
-        "use_gpu": job.use_gpu,
+        "use_gpu": job.resources.use_gpu,
     }
 
 
@@ -83,26 +85,6 @@ class WorkingDir:
 
 
 @dataclass(frozen=True)
-class Resources:
-    """The resources that a user requests; ``None`` where nothing is specified.
-
-    Attributes:
-        num_processes: world size.
-        use_gpu: whether processes use GPUs.
-        gpus_per_process, cpus_per_process: number of GPUs and of CPUs of each process.
-        memory_per_process: bytes of memory of each process.
-        max_processes_per_node: largest number of ranks on one node.
-    """
-
-    num_processes: int
-    use_gpu: bool
-    gpus_per_process: int | None = None
-    cpus_per_process: int | None = None
-    memory_per_process: int | None = None
-    max_processes_per_node: int | None = None
-
-
-@dataclass(frozen=True)
 class TaskProfile:
     """Number of CPUs and GPUs of each Spark task of a run, if they differ from the session's own settings."""
 
@@ -110,73 +92,56 @@ class TaskProfile:
     gpus: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """One requested job: the same value for the local and the Spark scheduler.
 
     Attributes:
         run_id: unique identifier of the run.
-        num_processes: world size.
         target: what each rank runs.
-        use_gpu: whether ranks use GPUs, ``gpus_per_process`` each; otherwise GPUs are hidden from them.
+        launch: how ranks are started.
+        resources, deadlines, output, network, startup: the user's options.
+        name: the user's name for the run, if it has one.
         ranks_per_task: number of ranks of one Spark task.
         task_profile: resources of each task; ``None``: the session's own settings.
-        gpus_per_process: number of GPUs of one rank, if ranks use GPUs.
-        cpus_per_process: number of CPUs of one rank in local mode; ``None``: an equal share of the machine's CPUs.
-        max_processes_per_node: largest number of ranks on one node; ``None``: no limit.
+        node_limit: largest number of ranks on one node; ``None``: no limit. It follows from the user's limit and from
+            the memory that ranks need.
         spark_cpus: ``spark.task.cpus``, if Spark sets OMP_NUM_THREADS of its workers to it, however many CPUs their
             tasks have; ``None`` if Spark does not set it.
         versions: versions of Python and torch on the driver.
-        env: the user's environment variables for the ranks, which override all others. Never shown in ``repr``.
+        env: environment variables for the ranks, which override all others. Never shown in ``repr``.
         working_dir: project folder that becomes the ranks' current directory.
-        grace_period: number of seconds between SIGTERM and SIGKILL when ranks are stopped.
-        start_timeout: number of seconds that the run may take to bring up all ranks.
-        heartbeat_timeout: number of seconds of silence after which driver and node consider each other lost.
-        stall_timeout: number of seconds without activity of any rank after which the run ends; ``None``: no limit.
-        log_ranks: the ranks whose lines the driver shows; ``None`` for all.
-        keep_logs: whether the driver keeps every rank's output in files, for which all of it must be sent.
-        driver_ports: first and last port on which the driver may listen; ``None`` for any free port.
-        start_method: ``"fork"``: ranks are forks of a process that has imported torch; ``"spawn"``: ranks are
-            new processes.
-        keep_warm: number of seconds that the process with torch waits for the next run; 0: it serves this run only.
-        preload: modules that it imports besides torch.
-        launch: how ranks are started.
         collect: whether only rank 0's return value travels back, or those of all ranks.
-        name: the user's name for the run, if it has one.
         max_restarts: how many times the ranks may be started again after a failure.
     """
 
     run_id: str
-    num_processes: int
     target: Target
-    use_gpu: bool
-    launch: LaunchPath = field(kw_only=True)
+    launch: LaunchPath
+    resources: Resources
+    deadlines: Deadlines
+    output: Output
+    network: Network
+    startup: Startup
+    name: str | None = None
     ranks_per_task: int = 1
     task_profile: TaskProfile | None = None
-    gpus_per_process: int = 1
-    cpus_per_process: int | None = None
-    max_processes_per_node: int | None = None
+    node_limit: int | None = None
     spark_cpus: int | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     working_dir: WorkingDir | None = None
-    grace_period: float = 10.0
-    start_timeout: float = 600.0
-    heartbeat_timeout: float = 30.0
-    stall_timeout: float | None = None
-    log_ranks: tuple[int, ...] | None = None
-    keep_logs: bool = False
-    driver_ports: tuple[int, int] | None = None
-    start_method: Literal["fork", "spawn"] = "fork"
-    keep_warm: float = 600.0
-    preload: tuple[str, ...] = ()
     collect: Literal["rank0", "all"] = "rank0"
-    name: str | None = None
     max_restarts: int = 0
 
     @property
     def num_tasks(self) -> int:
-        return self.num_processes // self.ranks_per_task
+        return self.resources.num_processes // self.ranks_per_task
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """The modules that a warm process imports besides torch: those of the launch path, then the user's."""
+        return (*self.launch.preload, *self.startup.preload)
 
     @property
     def label(self) -> str:

@@ -411,6 +411,6 @@ def test_another_configuration_leaves_the_first_alone() -> None:
     path = other.plan(trainings.rank).launch
     assert isinstance(path, DeepspeedRanks) and path.config is not None
     assert json.loads(path.config)[TRAIN] == 4
-    assert other._grace_period == 3
+    assert other._options.deadlines.grace_period == 3
     with pytest.raises(ConfigurationError, match="train_batch_size 3 is no multiple of 2 ranks"):
         one.with_config({TRAIN: 3})

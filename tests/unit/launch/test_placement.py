@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given, strategies as st
+from jobs import make_job
 
 from distributor.errors import ResourceError
 from distributor.launch.placement import place, with_port
-from distributor.launch.torchrun import Torchrun
-from distributor.values.job import Function, Job
+from distributor.values.job import Function
 from distributor.values.placement import NodeFacts
 
 
-def job(num_processes, ranks_per_task=1, use_gpu=False):
-    return Job("run", num_processes, Function("train", b""), use_gpu, ranks_per_task, launch=Torchrun())
+def job(num_processes, ranks_per_task=1, use_gpu=False, **options):
+    return make_job("run", num_processes, Function("train", b""), use_gpu, ranks_per_task, **options)
 
 
 def facts_of(executors, **common):
@@ -106,7 +106,7 @@ def test_every_task_is_covered_once_whatever_the_order_of_facts(drawn):
     placement = place(facts, request)
 
     assert place(shuffled, request) == placement
-    assert [rank for node in placement.nodes for rank in node.ranks] == list(range(request.num_processes))
+    assert [rank for node in placement.nodes for rank in node.ranks] == list(range(request.resources.num_processes))
     partitions = {
         node.executor: [f.partition for f in facts if f.executor == node.executor] for node in placement.nodes
     }
@@ -154,7 +154,7 @@ def test_gpus_of_a_node(gpus, visible, ranks_per_task, expected):
 )
 def test_several_gpus_per_rank(gpus, ranks_per_task, expected):
     """cuda:LOCAL_RANK is a rank's own, and so is every LOCAL_WORLD_SIZE-th from there."""
-    request = replace(job(len(gpus) * ranks_per_task, ranks_per_task, use_gpu=True), gpus_per_process=2)
+    request = job(len(gpus) * ranks_per_task, ranks_per_task, use_gpu=True, gpus_per_process=2)
     (node,) = place(with_gpus("a" * len(gpus), gpus), request).nodes
     assert node.gpus == expected
     own = [node.gpus[local_rank :: node.local_world_size] for local_rank in range(node.local_world_size)]
@@ -194,7 +194,7 @@ def test_executors_that_would_share_a_gpu(gpus, machines, refused):
 
 
 def test_more_ranks_than_a_node_may_have():
-    request = replace(job(4), max_processes_per_node=2)
+    request = job(4, max_processes_per_node=2)
     assert place(facts_of("aabb"), request).world_size == 4
     with pytest.raises(ResourceError, match=r"Spark put 3 ranks on executor a:1 \(host-a\), more than the 2"):
         place(facts_of("aaab"), request)

@@ -1,0 +1,122 @@
+"""All options of a run: the groups of ``values/options.py``, and what only the driver needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from distributor import launch as names
+from distributor.errors import ConfigurationError
+from distributor.values.checks import check_choice, check_title, optional
+from distributor.values.launch import Launch
+from distributor.values.options import (
+    WHAT,
+    Deadlines,
+    Flag,
+    Group,
+    Network,
+    Option,
+    Output,
+    Project,
+    Resources,
+    Startup,
+    Variables,
+    declared,
+    option,
+)
+
+
+def check_launch(name: str, launch: Any) -> Launch:
+    """Return a launch path, given as a value or by its name.
+
+    Raises:
+        ConfigurationError: there is no such path.
+    """
+    if isinstance(launch, str) and launch in names.NAMES:
+        found: Launch = getattr(names, names.NAMES[launch])()
+        return found
+    if isinstance(launch, str) or not callable(getattr(launch, "resolve", None)) or isinstance(launch, type):
+        raise ConfigurationError(
+            f"{name} must be {' or '.join(map(repr, names.NAMES))} or a launch path such as "
+            f"distributor.launch.DeepSpeed(config), not {launch!r}"
+        )
+    valid: Launch = launch
+    return valid
+
+
+@dataclass(frozen=True)
+class Request(Group):
+    """Where and how a run is to train, and its name.
+
+    Attributes:
+        local_mode: whether to train on this machine; ``None``: on Spark if the active session is on a cluster.
+        launch: how ranks are started, before it is resolved for the run.
+        name: the user's name for the run, if it has one.
+    """
+
+    local_mode: bool | None = option(None, check_choice, "On this machine, without Spark.")
+    launch: Launch = option(
+        "torchrun",
+        check_launch,
+        "How ranks are started; deepspeed is for a training that has its own configuration.",
+        Flag(panel=WHAT, kind=tuple(names.NAMES)),
+    )
+    name: str | None = option(
+        None, optional(check_title), "Name of the run, for the status and the Spark UI.", Flag(panel=WHAT)
+    )
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a run, checked.
+
+    Raises:
+        ConfigurationError: options of different groups do not go together.
+    """
+
+    request: Request
+    project: Project
+    resources: Resources
+    variables: Variables
+    deadlines: Deadlines
+    output: Output
+    network: Network
+    startup: Startup
+
+    def __post_init__(self) -> None:
+        count = self.resources.num_processes
+        for rank in self.output.log_ranks or ():
+            if not 0 <= rank < count:
+                raise ConfigurationError(
+                    f"logs names rank {rank!r}; with num_processes={count} there are 0 to {count - 1}"
+                )
+
+    @classmethod
+    def of(cls, **arguments: Any) -> Options:
+        """Check arguments, each in its group; what is left out has its default.
+
+        Raises:
+            ConfigurationError: an argument is wrong; the message names it, its value and what to do.
+            TypeError: no group declares an argument.
+
+        Example:
+            >>> Options.of(num_processes=4, grace_period=60).deadlines.grace_period
+            60.0
+        """
+        unknown = arguments.keys() - OPTIONS.keys()
+        if unknown:
+            raise TypeError(f"no group of options declares {', '.join(sorted(unknown))}")
+        groups: dict[str, Any] = {
+            group: kind(**{name: arguments[name] for name in declared(kind) if name in arguments})
+            for group, kind in GROUPS.items()
+        }
+        return cls(**groups)
+
+
+#: The groups, by their names in :class:`Options`.
+GROUPS: dict[str, type[Group]] = get_type_hints(Options)
+
+#: All declarations, by the option's name.
+OPTIONS: dict[str, Option] = {
+    name: declaration for kind in GROUPS.values() for name, declaration in declared(kind).items()
+}
