@@ -18,19 +18,23 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import rich_click as click
+from click import get_current_context
+from click.core import ParameterSource
 from click.shell_completion import get_completion_class
 
 from distributor import __version__
 from distributor.api.distributor import Distributor
+from distributor.api.options import OPTIONS
 from distributor.api.target import find_script
 from distributor.cli.dry_run import describe
+from distributor.cli.options import arguments, declared, own, pairs
 from distributor.deepspeed.launch import DeepSpeed
 from distributor.errors import ConfigurationError, DistributorError, StartError, TrainingError
-from distributor.launch import NAMES
 from distributor.launch.torchrun import Torchrun
 from distributor.schedulers.spark import preflight, session as spark_session
 from distributor.values.job import Module
 from distributor.values.launch import Launch
+from distributor.values.options import WHAT, WHERE
 
 #: Exit code for an invalid request.
 _USAGE = 2
@@ -51,7 +55,36 @@ _TORCHRUN = {
     ),
 }
 
-_WHAT, _WHERE, _RANKS, _OUTPUT, _LIMITS = "What to run", "Where", "Each rank", "Output", "Time limits"
+#: Options that are no arguments of the API, by the option that they follow in the help.
+_OWN = {
+    "": [own(WHAT, "-m", "--module", is_flag=True, help="SCRIPT is a module, as with python -m.")],
+    "launch": [
+        own(
+            WHAT,
+            "--deepspeed",
+            metavar="FILE",
+            type=click.Path(),
+            help="Train with DeepSpeed and this configuration.",
+        ),
+        own(
+            WHAT,
+            "--no-script-arguments",
+            is_flag=True,
+            help="A script gets no --deepspeed --deepspeed_config PATH after its own arguments.",
+        ),
+    ],
+    "working_dir": [own(WHAT, "--dry-run", is_flag=True, help="Print the plan and start nothing.")],
+    "num_processes": [
+        own(WHERE, "--local", is_flag=True, help=OPTIONS["local_mode"].help),
+        own(
+            WHERE,
+            "--master",
+            metavar="URL",
+            help="Spark: spark://host:7077, yarn, local-cluster[2,1,1024], sc://host.",
+        ),
+        own(WHERE, "--conf", metavar="K=V", multiple=True, help="A Spark setting; may be given again."),
+    ],
+}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -63,93 +96,17 @@ def main() -> None:
 @main.command(context_settings={"allow_interspersed_args": False})
 @click.argument("script", type=click.Path())
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-@click.option("-m", "--module", is_flag=True, panel=_WHAT, help="SCRIPT is a module, as with python -m.")
-@click.option(
-    "--working-dir",
-    type=click.Path(exists=True, file_okay=False),
-    panel=_WHAT,
-    help="A project folder: ranks run in it, executors in a copy.",
-)
-@click.option(
-    "--launch",
-    type=click.Choice([*NAMES]),
-    panel=_WHAT,
-    help="How ranks are started: torchrun (default), or deepspeed where the training has its configuration.",
-)
-@click.option(
-    "--deepspeed", metavar="FILE", type=click.Path(), panel=_WHAT, help="Train with DeepSpeed and this configuration."
-)
-@click.option(
-    "--no-script-arguments",
-    is_flag=True,
-    panel=_WHAT,
-    help="A script gets no --deepspeed --deepspeed_config PATH after its own arguments.",
-)
-@click.option("--name", panel=_WHAT, help="Of the run, for the status and the Spark UI.")
-@click.option("--dry-run", is_flag=True, panel=_WHAT, help="Print the plan and start nothing.")
-@click.option("-n", "--num-processes", type=int, default=1, show_default=True, panel=_WHERE, help="World size.")
-@click.option("--local", is_flag=True, panel=_WHERE, help="On this machine, without Spark.")
-@click.option(
-    "--master", metavar="URL", panel=_WHERE, help="Spark: spark://host:7077, yarn, local-cluster[2,1,1024], sc://host."
-)
-@click.option("--conf", metavar="K=V", multiple=True, panel=_WHERE, help="A Spark setting; may be given again.")
-@click.option("--max-processes-per-node", type=int, panel=_WHERE, help="Ranks of one executor at most.")
-@click.option("--driver-ports", metavar="A-B", panel=_WHERE, help="Ports the driver may listen on.")
-@click.option("--use-gpu/--no-gpu", default=True, panel=_RANKS, help="A GPU for each rank (default), or CPUs only.")
-@click.option("--gpus-per-process", type=int, panel=_RANKS, help="GPUs of each rank.")
-@click.option("--cpus-per-process", type=int, panel=_RANKS, help="CPUs of each rank, and its OpenMP threads.")
-@click.option("--memory-per-process", metavar="SIZE", panel=_RANKS, help="Memory of each rank, such as 8g.")
-@click.option("--env", metavar="K=V", multiple=True, panel=_RANKS, help="A variable for all ranks; may be given again.")
-@click.option(
-    "--forward-env", metavar="PATTERN", multiple=True, panel=_RANKS, help="Variables of here for all ranks: 'WANDB_*'."
-)
-@click.option(
-    "--start-method", type=click.Choice(["fork", "spawn"]), default="fork", panel=_RANKS, help="How ranks start."
-)
-@click.option("--logs", default="all", show_default=True, panel=_OUTPUT, help="Whose lines: all, rank0, none, or 0,3.")
-@click.option("--fold-logs", is_flag=True, panel=_OUTPUT, help="Identical lines of several ranks once.")
-@click.option(
-    "--prefix/--no-prefix", default=True, panel=_OUTPUT, help="Begin lines with their rank and host (default)."
-)
-@click.option("--log-dir", type=click.Path(), panel=_OUTPUT, help="Every rank's whole output, in files of this folder.")
-@click.option("--progress/--no-progress", default=True, panel=_OUTPUT, help="Show what the run is doing (default).")
-@click.option(
-    "--start-timeout", type=float, default=600.0, show_default=True, panel=_LIMITS, help="Seconds until ranks are up."
-)
-@click.option("--stall-timeout", type=float, panel=_LIMITS, help="Seconds without a sign of life that end the run.")
-@click.option(
-    "--grace-period",
-    type=float,
-    default=10.0,
-    show_default=True,
-    panel=_LIMITS,
-    help="Seconds from SIGTERM to SIGKILL.",
-)
-@click.option(
-    "--heartbeat-timeout",
-    type=float,
-    default=30.0,
-    show_default=True,
-    panel=_LIMITS,
-    help="Seconds of silence that end the run.",
-)
+@declared(_OWN)
 def run(
     script: str,
     args: tuple[str, ...],
     module: bool,
     dry_run: bool,
-    launch: str | None,
     deepspeed: str | None,
     no_script_arguments: bool,
-    num_processes: int,
     local: bool,
     master: str | None,
     conf: Sequence[str],
-    driver_ports: str | None,
-    use_gpu: bool,
-    env: Sequence[str],
-    logs: str,
-    prefix: bool,
     **options: Any,
 ) -> None:
     """Train SCRIPT as so many cooperating processes. What follows SCRIPT belongs to it.
@@ -164,28 +121,22 @@ def run(
     of the rank that failed, 128 + the number of the signal that killed it, 2 if something is wrong with the request,
     130 after Ctrl-C.
     """
-    if local and master:
-        raise click.UsageError(f"--local and --master {master} exclude each other: leave out one of them")
-    if master:
-        preflight.check_master(master)
-    on_spark = bool(master) or (not local and _in_spark_submit())
-    for option, value in (("--conf", conf[0] if conf else None), ("--driver-ports", driver_ports)):
-        if value is not None and not on_spark:
-            raise click.UsageError(f"{option} {value} is for runs on Spark: add --master, or leave it out")
-    everything: dict[str, Any] = {
-        **options,
-        "env": dict(_pair("--env", setting) for setting in env),
-        "logs": [int(rank) for rank in logs.split(",")] if re.fullmatch(r"\d+(,\d+)*", logs) else logs,
-        "log_prefix": prefix,
-        "driver_ports": None if driver_ports is None else _ports(driver_ports),
+    on_spark = _is_on_spark(local, master, conf, options["driver_ports"])
+    source = get_current_context().get_parameter_source("launch")
+    given = {
+        **arguments(options),
+        "launch": _launch(
+            None if source is ParameterSource.DEFAULT else options["launch"],
+            deepspeed,
+            script_arguments=not no_script_arguments,
+        ),
         "keep_warm": 0.0,  # this process ends with the run, so no later run could use a warm process
     }
-    local_mode = False if master else None if on_spark else True
-    path = _launch(launch, deepspeed, script_arguments=not no_script_arguments)
-    distributor = Distributor(num_processes, local_mode, use_gpu, launch=path, **everything)
-    settings = dict(_pair("--conf", setting) for setting in conf)
+    count, use_gpu = given.pop("num_processes"), given.pop("use_gpu")
+    distributor = Distributor(count, False if master else None if on_spark else True, use_gpu, **given)
+    settings, target = pairs("--conf", conf), Module(script, args) if module else script
     if dry_run:
-        _print_plan(distributor, Module(script, args) if module else script, args, on_spark, master, settings)
+        _print_plan(distributor, target, args, on_spark, master, settings)
         return
     if master and not _in_spark_submit():
         if not module:
@@ -193,15 +144,7 @@ def run(
         preflight.check(master, os.environ, use_gpu)
         if options["progress"]:
             click.echo(f"[distributor] starting a Spark session with master {master}", err=True)
-    session = _session(master, settings) if on_spark else None
-    try:
-        if module:
-            distributor.run_module(script, *args)
-        else:
-            distributor.run(script, *args)
-    finally:
-        if session is not None:
-            session.stop()
+    _train(distributor, target, args, _session(master, settings) if on_spark else None)
 
 
 @main.command("script-path")
@@ -287,10 +230,8 @@ def as_options(text: str) -> str:
         "logs has to be 'all', 'rank0', 'none' or a list of ranks": "--logs takes all, rank0, none or ranks (0,3)",
     }.items():
         text = text.replace(argument, option)
-    names = "|".join(parameter.name or "" for parameter in run.params if "_" in (parameter.name or ""))
-    return re.sub(
-        rf"\b({names})(=?)", lambda found: "--" + found[1].replace("_", "-") + found[2].replace("=", " "), text
-    )
+    options = {name: max(parameter.opts, key=len) for parameter in run.params if "_" in (name := parameter.name or "")}
+    return re.sub(rf"\b({'|'.join(options)})(=?)", lambda found: options[found[1]] + found[2].replace("=", " "), text)
 
 
 def _misplaced(arguments: Sequence[str]) -> str:
@@ -303,6 +244,19 @@ def _misplaced(arguments: Sequence[str]) -> str:
     return f" ({', '.join(found)} after the script belong{'s' * (len(found) == 1)} to it: what is ours comes before)"
 
 
+def _is_on_spark(local: bool, master: str | None, conf: Sequence[str], driver_ports: str | None) -> bool:
+    """Return whether to train on Spark; refuse options that contradict each other."""
+    if local and master:
+        raise click.UsageError(f"--local and --master {master} exclude each other: leave out one of them")
+    if master:
+        preflight.check_master(master)
+    on_spark = bool(master) or (not local and _in_spark_submit())
+    for option, value in (("--conf", conf[0] if conf else None), ("--driver-ports", driver_ports)):
+        if value is not None and not on_spark:
+            raise click.UsageError(f"{option} {value} is for runs on Spark: add --master, or leave it out")
+    return on_spark
+
+
 def _launch(name: str | None, deepspeed: str | None, *, script_arguments: bool) -> Launch:
     """Return the launch path that the options select."""
     if deepspeed is None and name != "deepspeed":
@@ -310,6 +264,18 @@ def _launch(name: str | None, deepspeed: str | None, *, script_arguments: bool) 
     if name not in (None, "deepspeed"):
         raise ConfigurationError(f"--launch {name} takes no --deepspeed {deepspeed}: leave out one of them")
     return DeepSpeed(deepspeed, script_arguments=script_arguments)
+
+
+def _train(distributor: Distributor, target: str | Module, args: Sequence[str], session: Any) -> None:
+    """Train, and stop the session if there is one."""
+    try:
+        if isinstance(target, Module):
+            distributor.run_module(target.name, *args)
+        else:
+            distributor.run(target, *args)
+    finally:
+        if session is not None:
+            session.stop()
 
 
 def _print_plan(
@@ -356,23 +322,6 @@ def _give_up(number: int, _frame: FrameType | None) -> NoReturn:
 
 def _in_spark_submit() -> bool:
     return "PYSPARK_GATEWAY_PORT" in os.environ or "SPARK_REMOTE" in os.environ
-
-
-def _pair(option: str, setting: str) -> tuple[str, str]:
-    name, equals, value = setting.partition("=")
-    if not equals or not name:
-        raise click.UsageError(f"{option} takes NAME=VALUE, not {setting!r}")
-    return name, value
-
-
-def _ports(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
-    if found is None:
-        raise click.UsageError(f"--driver-ports takes a port or two such as 4700-4710, not {text!r}")
-    first, last = int(found[1]), int(found[2] or found[1])
-    if not 1 <= first <= last <= 65535:
-        raise click.UsageError(f"--driver-ports takes a port or the first and the last of some, not {text!r}")
-    return first, last
 
 
 class _Terminated(BaseException):

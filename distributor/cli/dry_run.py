@@ -15,6 +15,7 @@ from distributor.shipping.package import package_zip
 from distributor.text.wording import count, size
 from distributor.values import environment
 from distributor.values.job import Function, Job, Module, Script, Target
+from distributor.values.options import Deadlines
 from distributor.values.placement import Node, Placement
 from distributor.values.plan import Plan, Site
 
@@ -56,7 +57,7 @@ def describe(job: Job, where: str, placement: Placement | None = None) -> str:
         ("placement", "by Spark, as the run starts" if placement is None else str(placement)),
         ("command", f"{_command(plan.target)}   (in each rank, through torch's elastic agent: {job.launch.name})"),
         ("ships", _shipped(job) if placement is None else "nothing: ranks run here"),
-        ("limits", _limits(job)),
+        ("limits", _limits(job.deadlines)),
     ]
     lines = [f"{name:<13} {text}" for name, text in rows]
     lines += ["", "environment of every rank, on top of its machine's:", *_variables(plan.node_env)]
@@ -132,11 +133,11 @@ def _shipped(job: Job) -> str:
     return ", ".join(parts)
 
 
-def _limits(job: Job) -> str:
-    stall = "never" if job.stall_timeout is None else f"{job.stall_timeout:g} s"
+def _limits(deadlines: Deadlines) -> str:
+    stall = "never" if deadlines.stall_timeout is None else f"{deadlines.stall_timeout:g} s"
     return (
-        f"start within {job.start_timeout:g} s, {job.grace_period:g} s to save when stopped, "
-        f"stalled after: {stall}, heartbeats every {job.heartbeat_timeout:g} s at least"
+        f"start within {deadlines.start_timeout:g} s, {deadlines.grace_period:g} s to save when stopped, "
+        f"stalled after: {stall}, heartbeats every {deadlines.heartbeat_timeout:g} s at least"
     )
 
 

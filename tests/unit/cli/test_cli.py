@@ -103,14 +103,6 @@ def test_options_are_the_arguments_of_the_api(fake: type[Fake]) -> None:
     }
 
 
-def test_every_argument_of_the_api_has_an_option() -> None:
-    import inspect
-
-    own = {"num_processes", "local_mode", "keep_warm", "preload", "log_prefix", "working_dir_limit", "self"}
-    options = {parameter.name for parameter in command.run.params}
-    assert set(inspect.signature(distributor.TorchDistributor.__init__).parameters) - own <= options
-
-
 def test_a_module_and_its_arguments(fake: type[Fake]) -> None:
     assert command.call(["run", "-n", "2", "-m", "pkg.train", "--lr", "0.1", "-n", "3"]) == 0
     assert fake.asked[0] == (2, True, True)

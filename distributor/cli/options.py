@@ -1,0 +1,116 @@
+"""The options of ``distributor run``, made from the declarations of the API's options."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import rich_click as click
+
+from distributor.api.options import OPTIONS
+from distributor.values.options import PANELS, Flag, Kind, Option
+
+Decorator = Callable[[Any], Any]
+
+#: An option of the command: the panel that lists it, and what adds it.
+Entry = tuple[str, Decorator]
+
+
+def own(panel: str, *names: str, **settings: Any) -> Entry:
+    """Return an option of the command line's own, which is no argument of the API; arguments as for click's."""
+    return panel, click.option(*names, panel=panel, **settings)
+
+
+def declared(own_options: Mapping[str, Sequence[Entry]]) -> Decorator:
+    """Return a decorator that adds all options to a command: those that the API declares, and others.
+
+    Args:
+        own_options: the other options, by the name of the option of the API that they follow; ``""`` for the first.
+    """
+    entries = [*own_options.get("", ())]
+    for name, option in OPTIONS.items():
+        if option.flag is not None:
+            entries.append((option.flag.panel, _click_option(name, option, option.flag)))
+        entries += own_options.get(name, ())
+    entries.sort(key=lambda entry: PANELS.index(entry[0]))
+
+    def decorate(command: Any) -> Any:
+        for _, decorator in reversed(entries):  # as decorators are applied, from the last to the first
+            command = decorator(command)
+        return command
+
+    return decorate
+
+
+def arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the API's arguments for the values of options; those of other options are left out.
+
+    Raises:
+        UsageError: a value does not have the form that its option takes.
+    """
+    return {
+        name: _READERS[name](value) if name in _READERS else value for name, value in given.items() if name in OPTIONS
+    }
+
+
+def pairs(option: str, settings: Sequence[str]) -> dict[str, str]:
+    """Return settings of the form ``NAME=VALUE`` as a dict.
+
+    Raises:
+        UsageError: a setting has another form.
+
+    >>> pairs("--env", ["A=1", "B=x=y"])
+    {'A': '1', 'B': 'x=y'}
+    """
+    found = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not name:
+            raise click.UsageError(f"{option} takes NAME=VALUE, not {setting!r}")
+        found[name] = value
+    return found
+
+
+def _click_option(name: str, option: Option, flag: Flag) -> Decorator:
+    settings: dict[str, Any] = {"metavar": flag.metavar, "panel": flag.panel, "help": option.help}
+    if flag.several:
+        settings["multiple"] = True
+    elif flag.kind == "switch":
+        settings["default"] = option.default
+        if not flag.names:  # otherwise its names say that it is one
+            settings["is_flag"] = True
+    else:
+        settings |= {"type": _type(flag.kind), "default": option.default, "show_default": option.default is not None}
+    return click.option(*(flag.names or (f"--{name.replace('_', '-')}",)), name, **settings)
+
+
+def _type(kind: Kind) -> Any:
+    if isinstance(kind, tuple):
+        return click.Choice(kind)
+    types = {"text": str, "integer": int, "number": float, "path": click.Path()}
+    return types.get(kind, click.Path(exists=True, file_okay=False))
+
+
+def _logs(text: str) -> str | list[int]:
+    return [int(rank) for rank in text.split(",")] if re.fullmatch(r"\d+(,\d+)*", text) else text
+
+
+def _ports(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    if found is None:
+        raise click.UsageError(f"--driver-ports takes a port or two such as 4700-4710, not {text!r}")
+    first, last = int(found[1]), int(found[2] or found[1])
+    if not 1 <= first <= last <= 65535:
+        raise click.UsageError(f"--driver-ports takes a port or the first and the last of some, not {text!r}")
+    return first, last
+
+
+#: What reads options whose text is not yet the value that the API takes.
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "env": lambda settings: pairs("--env", settings),
+    "logs": _logs,
+    "driver_ports": _ports,
+}
