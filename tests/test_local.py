@@ -21,6 +21,7 @@ import psutil
 import pytest
 import trainings
 import watch
+from jobs import make_job
 from sessions import Make
 
 from distributor import ResourceError, Run, StartError, Status, TorchDistributor, TrainingError
@@ -30,7 +31,7 @@ from distributor.machine.folders import PREFIX
 from distributor.run.supervisor import Supervisor
 from distributor.schedulers.local import LocalScheduler
 from distributor.shipping.payload import dump_function
-from distributor.values.job import Function, Job
+from distributor.values.job import Function
 
 
 @pytest.mark.slow
@@ -43,7 +44,7 @@ def test_ten_runs_at_the_same_time(make_local: Make) -> None:
 def submit_on_nodes(nodes: int, num_processes: int, function: object, *args: object, grace_period: float = 1.0) -> Run:
     """A run whose ranks are dealt to several agents of this machine."""
     target = Function("test", dump_function(function, args, {}))  # type: ignore[arg-type]
-    job = Job(
+    job = make_job(
         secrets.token_hex(6), num_processes, target, False, grace_period=grace_period, collect="all", launch=Torchrun()
     )
     return Run(job, LocalScheduler(nodes)).start()
@@ -119,7 +120,7 @@ def test_a_node_that_does_not_reach_the_channel_is_no_late_start(
 
     monkeypatch.setattr(host_node, "start_agent", without_channel)
     target = Function("test", dump_function(trainings.wait_for, (str(tmp_path / "go"),), {}))
-    job = Job(secrets.token_hex(6), 2, target, False, start_timeout=4.0, collect="all", launch=Torchrun())
+    job = make_job(secrets.token_hex(6), 2, target, False, start_timeout=4.0, collect="all", launch=Torchrun())
     run = Run(job, LocalScheduler(2)).start()
     assert not run.wait(6)
     (tmp_path / "go").touch()

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import trainings
 import watch
+from jobs import changed, make_job
 from sessions import Sessions
 
 from distributor import (
@@ -358,9 +359,9 @@ def test_encryption_can_be_forgone(sessions: Sessions, caplog: pytest.LogCapture
 @pytest.mark.slow
 def test_deepspeed_has_a_key_of_its_own(sessions: Sessions) -> None:
     from distributor.launch.deepspeed import DeepspeedRanks
-    from distributor.values.job import Job, Script
+    from distributor.values.job import Script
 
-    job = Job("run", 2, Script("train.py", b""), False, launch=DeepspeedRanks())
+    job = make_job("run", 2, Script("train.py", b""), False, launch=DeepspeedRanks())
     settings = {"spark.authenticate": "true", "spark.authenticate.secret": "s3cret"}
     session = sessions.get("local[2]", **settings, **{"pytorch.spark.distributor.ignoreSsl": "true"})
     with pytest.raises(ConfigurationError, match=r"set deepspeed\.spark\.distributor\.ignoreSsl"):
@@ -386,7 +387,7 @@ def listening_on(monkeypatch: pytest.MonkeyPatch, ports: tuple[int, int]) -> lis
 
     class Ranged(SparkScheduler):
         def run(self, job: Any, server: ChannelServer) -> Any:
-            return super().run(replace(job, driver_ports=ports), server)
+            return super().run(changed(job, driver_ports=ports), server)
 
     monkeypatch.setattr("distributor.schedulers.spark.scheduler.SparkScheduler", Ranged)
     return watch.endpoints(monkeypatch)

@@ -53,7 +53,7 @@ def describe(job: Job, where: str, placement: Placement | None = None) -> str:
     plan = _plan(job, placement)
     rows = [
         ("run", _words(job.target)),
-        ("on", f"{where}: {count(job.num_processes, 'rank')}, {_devices(job, placement)}"),
+        ("on", f"{where}: {count(job.resources.num_processes, 'rank')}, {_devices(job, placement)}"),
         ("placement", "by Spark, as the run starts" if placement is None else str(placement)),
         ("command", f"{_command(plan.target)}   (in each rank, through torch's elastic agent: {job.launch.name})"),
         ("ships", _shipped(job) if placement is None else "nothing: ranks run here"),
@@ -77,12 +77,12 @@ def _plan(job: Job, placement: Placement | None) -> Plan:
     if placement is not None:
         plan = job.launch.plan(Site(job, placement, placement.master, os.environ, {}, _FOLDER))
         return replace(plan, rank_env=tuple({**env, "MASTER_PORT": _PORT} for env in plan.rank_env))
-    cpus = job.cpus_per_process or 1
-    node = Node(0, "?", "?", _MASTER, 0, 0, 0, job.num_processes, task_cpus=cpus * job.ranks_per_task)
+    cpus = job.resources.cpus_per_process or 1
+    node = Node(0, "?", "?", _MASTER, 0, 0, 0, job.resources.num_processes, task_cpus=cpus * job.ranks_per_task)
     # Executors have their own environment, whose settings for network interfaces are unknown here.
     plan = job.launch.plan(Site(job, Placement((node,)), node, {}, environment.sockets({}, _INTERFACE), _FOLDER))
-    decided = {name: _GPUS for name in devices.VISIBLE_DEVICES if job.use_gpu}
-    if job.cpus_per_process is None:
+    decided = {name: _GPUS for name in devices.VISIBLE_DEVICES if job.resources.use_gpu}
+    if job.resources.cpus_per_process is None:
         decided["OMP_NUM_THREADS"] = _CPUS
     of_rank = {"MASTER_PORT": _PORT, "GROUP_WORLD_SIZE": _NODES, "LOCAL_WORLD_SIZE": _RANKS}
     return replace(
@@ -119,9 +119,9 @@ def _quoted(word: str) -> str:
 
 
 def _devices(job: Job, placement: Placement | None) -> str:
-    if not job.use_gpu:
+    if not job.resources.use_gpu:
         return "on CPUs"
-    return f"with {count(job.gpus_per_process, 'GPU')} each{', asked of Spark' if placement is None else ''}"
+    return f"with {count(job.resources.gpus_each, 'GPU')} each{', asked of Spark' if placement is None else ''}"
 
 
 def _shipped(job: Job) -> str:

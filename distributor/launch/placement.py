@@ -42,13 +42,13 @@ def place(facts: Sequence[NodeFacts], job: Job) -> Placement:
             leader=lead.partition,
             first_rank=first_rank,
             local_world_size=ranks,
-            gpus=_node_gpus(tasks, job) if job.use_gpu else (),
+            gpus=_node_gpus(tasks, job) if job.resources.use_gpu else (),
             task_cpus=lead.cpus,
         )
-        if job.max_processes_per_node is not None and ranks > job.max_processes_per_node:
+        if job.node_limit is not None and ranks > job.node_limit:
             raise ResourceError(
                 f"Spark put {ranks} ranks on executor {lead.executor} ({lead.host}), more than the "
-                f"{job.max_processes_per_node} that max_processes_per_node or memory_per_process allow: others were "
+                f"{job.node_limit} that max_processes_per_node or memory_per_process allow: others were "
                 "busy or smaller. Free them, or start the session with executors of one size (spark.executor.cores)"
             )
         nodes.append(node)
@@ -65,17 +65,20 @@ def with_port(placement: Placement, port: int) -> Placement:
 def _node_gpus(tasks: Sequence[NodeFacts], job: Job) -> tuple[str, ...]:
     """Return the devices of a node in the order in which its ranks see them (see ``Node``)."""
     by_rank: list[tuple[str, ...]] = []
-    needed = job.ranks_per_task * job.gpus_per_process
+    needed = job.ranks_per_task * job.resources.gpus_each
     for task in tasks:
         visible = devices.parse_visible(task.visible_devices)
         mapped = devices.through_mapping(task.gpus, visible, task.host)
         if len(mapped) < needed:
             raise ResourceError(
                 f"task {task.partition} on {task.host} has {len(mapped)} GPUs ({', '.join(mapped) or 'none'}), and "
-                f"{job.ranks_per_task} ranks that use {job.gpus_per_process} each: set spark.task.resource.gpu.amount "
+                f"{job.ranks_per_task} ranks that use {job.resources.gpus_each} each: set "
+                "spark.task.resource.gpu.amount "
                 "to the GPUs of one task"
             )
-        by_rank += [mapped[first : first + job.gpus_per_process] for first in range(0, needed, job.gpus_per_process)]
+        by_rank += [
+            mapped[first : first + job.resources.gpus_each] for first in range(0, needed, job.resources.gpus_each)
+        ]
     return tuple(gpu for turn in zip(*by_rank) for gpu in turn)
 
 

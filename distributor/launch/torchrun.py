@@ -38,13 +38,17 @@ class Torchrun:
             node_env={
                 NODE_ID: node_id(job.run_id, node.leader),
                 **environment.overlay(site.base_env, node.task_cpus, job.ranks_per_task, job.spark_cpus),
-                **({} if job.use_gpu else environment.gloo({**site.base_env, **job.env}, placement.world_size)),
+                **(
+                    {}
+                    if job.resources.use_gpu
+                    else environment.gloo({**site.base_env, **job.env}, placement.world_size)
+                ),
                 **site.sockets,
-                **devices.rank_visibility(node.gpus, job.use_gpu),
+                **devices.rank_visibility(node.gpus, job.resources.use_gpu),
                 **job.env,
             },
             rank_env=tuple(_rank_env(site, local_rank) for local_rank in range(node.local_world_size)),
-            keep_memory=not job.use_gpu,
+            keep_memory=not job.resources.use_gpu,
         )
 
 

@@ -172,7 +172,7 @@ class _Agent:
         who = placement.place(facts, job)
         node = who.node_of(self._order.executor)
         self._notes.warnings += versions.differences(job.versions, facts, facts[node.leader])
-        self._notes.warnings += limits.shortages(limits.here(), node.local_world_size, job.use_gpu)
+        self._notes.warnings += limits.shortages(limits.here(), node.local_world_size, job.resources.use_gpu)
         return who, node
 
     def _site(self) -> Site:
@@ -193,8 +193,8 @@ class _Agent:
             staging.launcher_order(self._job, self._order, plan, site.placement),
             self._store,
             staging.shipped(self._job, self._order),
-            watch=self._job.stall_timeout is not None,
-            spare=self._restarts.spare and self._job.start_method == "fork",
+            watch=self._job.deadlines.stall_timeout is not None,
+            spare=self._restarts.spare and self._job.startup.start_method == "fork",
         )
         self._attempt = Attempt(assignment, self._launcher, self._link, self._logs, self._notes)
         return self._attempt
@@ -206,7 +206,7 @@ class _Agent:
             for local_rank in range(node.local_world_size)
             for stream, name in enumerate(layout.STREAMS, start=1)
         ]
-        return Tailing(files, self._job.log_ranks, self._job.keep_logs)
+        return Tailing(files, self._job.output.log_ranks, self._job.output.keep_logs)
 
     def _report(self, report: NodeReport, failed: bool) -> None:
         values = {
@@ -241,7 +241,7 @@ class _Agent:
         if self._logs is not None:
             self._logs.stop_shipping()
         if self._attempt is not None and not self._link.is_private:  # else the end of the driver's process tells more
-            self._attempt.give_up(f"heard nothing from the driver for {self._job.heartbeat_timeout:g} s")
+            self._attempt.give_up(f"heard nothing from the driver for {self._job.deadlines.heartbeat_timeout:g} s")
 
     def _on_owner_gone(self) -> None:
         self._owner_gone.set()

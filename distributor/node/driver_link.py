@@ -86,10 +86,10 @@ class DriverLink:
         return over_tls(endpoint), f"{endpoint.host}:{endpoint.port}"
 
     def _make_uplink(self, dial: Dial) -> Uplink:
-        interval = min(_BEAT_INTERVAL, self._job.heartbeat_timeout / 6)
-        if self._job.stall_timeout is not None:
-            interval = min(interval, self._job.stall_timeout / 4)
-        rhythm = Rhythm(self._job.heartbeat_timeout, interval, redial=not self.is_private)
+        interval = min(_BEAT_INTERVAL, self._job.deadlines.heartbeat_timeout / 6)
+        if self._job.deadlines.stall_timeout is not None:
+            interval = min(interval, self._job.deadlines.stall_timeout / 4)
+        rhythm = Rhythm(self._job.deadlines.heartbeat_timeout, interval, redial=not self.is_private)
         return Uplink(dial, messages.Hello(self._order.executor, self._nodes), self._receiver, rhythm)
 
     def carry(self, logs: Tailing) -> None:

@@ -59,9 +59,9 @@ class Run:
         margins, nodes = state.Margins() if margins is None else margins, Nodes()
         logs = make_logs(
             nodes.host_of,
-            job.num_processes,
+            job.resources.num_processes,
             folder=log_folder,
-            ranks=job.log_ranks,
+            ranks=job.output.log_ranks,
             fold=fold_logs,
             prefix=log_prefix,
         )
@@ -93,7 +93,7 @@ class Run:
         return self
 
     def __repr__(self) -> str:
-        return f"<Run {self._job.label}: {self._job.num_processes} processes, {self.status.value}>"
+        return f"<Run {self._job.label}: {self._job.resources.num_processes} processes, {self.status.value}>"
 
     def _ipython_display_(self) -> None:
         """Show the live status in this cell too if the view can do that; otherwise let IPython ask for the HTML."""
@@ -169,7 +169,7 @@ class Run:
             run_id=self.id,
             name=self.name,
             title=self._job.title,
-            world_size=self._job.num_processes,
+            world_size=self._job.resources.num_processes,
             status=about.status,
             seconds=self._times.seconds,
             since=now - phase.since,
@@ -209,7 +209,7 @@ class Run:
     def results(self, timeout: float | None = None) -> list[Any]:
         """Wait for the run and return every rank's return value, in rank order. Raises the errors of :meth:`result`."""
         self._await(timeout)
-        return [self._verdict.values.get(rank) for rank in range(self._job.num_processes)]
+        return [self._verdict.values.get(rank) for rank in range(self._job.resources.num_processes)]
 
     def cancel(self, why: str = "cancelled", *, say_where: bool = False) -> None:
         """Stop all ranks with SIGTERM and, after the grace period, SIGKILL.

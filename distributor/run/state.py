@@ -275,7 +275,7 @@ class AttemptState:
 
     def begin(self) -> list[Action]:
         """Return the actions with which the attempt begins."""
-        start = Arm(Deadline.START, self._job.start_timeout)
+        start = Arm(Deadline.START, self._job.deadlines.start_timeout)
         return [start] if self.number else [start, Arm(Deadline.REACH, self._margins.look)]
 
     @property
@@ -337,7 +337,7 @@ class AttemptState:
                     self.phase = Running(now)
             case messages.Beat():
                 nodes.beat(node, message.alive, message.idle)
-                limit = self._job.stall_timeout
+                limit = self._job.deadlines.stall_timeout
                 if limit is not None and isinstance(self.phase, Running) and nodes.stalled(node, limit):
                     return [AskStacks()]
             case messages.Warnings():
@@ -415,10 +415,10 @@ class AttemptState:
         if isinstance(self.phase, Stopping):
             self.phase = replace(self.phase, cause=joined(self.phase.cause, cause))
         else:
-            self.phase = Stopping(now, cause, reason, self._job.grace_period)
+            self.phase = Stopping(now, cause, reason, self._job.deadlines.grace_period)
         # Ranks that receive the order get their grace period, and what is left of a lost node can still be reported.
         # If no node has ever connected, there is nothing to wait for.
-        patience = self._job.grace_period + self._margins.stop if self.nodes.placement is not None else 0.0
+        patience = self._job.deadlines.grace_period + self._margins.stop if self.nodes.placement is not None else 0.0
         return [StopRanks(reason), Arm(Deadline.END, patience)]
 
     def _on_due(self, deadline: Deadline, now: float) -> list[Action]:
@@ -435,7 +435,7 @@ class AttemptState:
     def _late(self, step: Step, now: float) -> list[Action]:
         if not isinstance(self.phase, (Waiting, Starting)):
             return []
-        return self._stop(StartTimeout(self._job.start_timeout, step), "start_timeout has passed", now)
+        return self._stop(StartTimeout(self._job.deadlines.start_timeout, step), "start_timeout has passed", now)
 
     def _on_reach(self, asked: Asked, now: float) -> list[Action]:
         """Warn early that no node reaches the driver. Nodes report it only at the end, and training may take days."""
@@ -457,7 +457,7 @@ class AttemptState:
         ]
 
     def _on_stood(self, stacks: Stacks, now: float) -> list[Action]:
-        limit = self._job.stall_timeout
+        limit = self._job.deadlines.stall_timeout
         if limit is None or not isinstance(self.phase, Running):
             return []
         stalled = Stalled(limit, stacks)

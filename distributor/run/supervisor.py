@@ -48,7 +48,7 @@ class Supervisor:
         self._display = display
         self._margins = margins
         self._alarm = Alarm()
-        self._dumps = Dumps(job.num_processes)
+        self._dumps = Dumps(job.resources.num_processes)
         self._where: Dump | None = None  # a request whose answers are shown, when the user interrupts the run
         self.attempt = Attempt(AttemptState(job, time.monotonic(), margins, nodes), self, self._alarm, display)
 
@@ -73,7 +73,7 @@ class Supervisor:
         error: BaseException | None = None
         self._alarm.start()
         try:
-            with ChannelServer(self, self._job.heartbeat_timeout, self._job.num_tasks) as self.server:
+            with ChannelServer(self, self._job.deadlines.heartbeat_timeout, self._job.num_tasks) as self.server:
                 self.attempt.begin()
                 cancelled = isinstance(self.state.cause, Cancelled)
                 collected = Collected() if cancelled else self._scheduler.run(self._job, self.server)
@@ -94,7 +94,12 @@ class Supervisor:
     def _judge(self, collected: Collected | None, error: BaseException | None) -> Verdict:
         cause: Cause | None = self.state.cause
         return verdict(
-            cause, collected, error, run_id=self._job.run_id, world_size=self._job.num_processes, advise=self._advise
+            cause,
+            collected,
+            error,
+            run_id=self._job.run_id,
+            world_size=self._job.resources.num_processes,
+            advise=self._advise,
         )
 
     def _advise(self, failure: Failure) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from distributor.channel.server import ChannelServer
-from distributor.values.job import Job, Resources, Step, TaskProfile
+from distributor.values.job import Job, Step, TaskProfile
+from distributor.values.options import Resources
 from distributor.values.outcome import Collected
 
 

@@ -21,8 +21,9 @@ from distributor.hosting.report import pieces, rest
 from distributor.launch import placement
 from distributor.machine import devices, limits, network, processes
 from distributor.shipping import package
-from distributor.values.job import Job, Module, Resources, Step, Target, TaskProfile, warmth
+from distributor.values.job import Job, Module, Step, Target, TaskProfile, warmth
 from distributor.values.messages import Importing, NodeResult
+from distributor.values.options import Resources
 from distributor.values.outcome import Collected, Log, NodeReport
 from distributor.values.placement import NodeFacts, Placement
 from distributor.values.plan import AgentOrder
@@ -136,8 +137,8 @@ class LocalScheduler:
         Raises:
             ResourceError: as for :meth:`shape`.
         """
-        if job.use_gpu:
-            self._check_gpus(job.num_processes, job.gpus_per_process)
+        if job.resources.use_gpu:
+            self._check_gpus(job.resources.num_processes, job.resources.gpus_each)
         return placement.place(_facts(job, range(-self._nodes, 0), self._gpus or ()), job)
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:
@@ -244,8 +245,8 @@ def _in_threads(calls: list[Callable[[], T]]) -> list[T]:
 
 def _facts(job: Job, ports: Sequence[int], gpus: Sequence[str]) -> list[NodeFacts]:
     """Return the facts that Spark tasks would state, one per rank. Each port is a node with a block of ranks."""
-    cpus = job.cpus_per_process or max(1, processes.cpu_count() // job.num_processes)
-    each = job.gpus_per_process
+    cpus = job.resources.cpus_per_process or max(1, processes.cpu_count() // job.resources.num_processes)
+    each = job.resources.gpus_each
     return [
         NodeFacts(
             partition=rank,
@@ -253,12 +254,12 @@ def _facts(job: Job, ports: Sequence[int], gpus: Sequence[str]) -> list[NodeFact
             host=socket.gethostname(),
             address=_ADDRESS,
             port=port,
-            gpus=tuple(gpus[rank * each : (rank + 1) * each]) if job.use_gpu else (),
+            gpus=tuple(gpus[rank * each : (rank + 1) * each]) if job.resources.use_gpu else (),
             visible_devices=devices.visible_devices(os.environ),
             cpus=cpus,
         )
-        for rank in range(job.num_processes)
-        for port in [ports[rank * len(ports) // job.num_processes]]
+        for rank in range(job.resources.num_processes)
+        for port in [ports[rank * len(ports) // job.resources.num_processes]]
     ]
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import psutil
 import watch
+from jobs import make_job
 
 from distributor.channel.server import ChannelServer
 from distributor.launch.torchrun import Torchrun
@@ -92,7 +93,7 @@ def driven(
     """A run of a function; at the end, nothing of it is left."""
     target = Function("test", dump_function(function, args, {}))
     asked: dict[str, Any] = {"grace_period": 1.0, "collect": "all", "launch": Torchrun(), **job}
-    driver = Driver(Job(secrets.token_hex(6), asked.pop("num_processes", 2), target, False, **asked), nodes, stops)
+    driver = Driver(make_job(secrets.token_hex(6), asked.pop("num_processes", 2), target, False, **asked), nodes, stops)
     with driver.server:
         driver._thread.start()
         try:

@@ -59,5 +59,5 @@ def check_barrier_mode(session: SparkSession, job: Job) -> None:
             "spark.dynamicAllocation.enabled is true: Spark's barrier mode does not run with it (SPARK-24942) but "
             "on local[...] masters; set it to false and spark.executor.instances to the executors to train on"
         )
-    if job.use_gpu and not cluster:
+    if job.resources.use_gpu and not cluster:
         raise preflight.no_executors(master_of(session))

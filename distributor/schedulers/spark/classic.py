@@ -97,7 +97,7 @@ class ClassicSession:
             RunCancelledError: the run was cancelled meanwhile.
         """
         self._tag = f"distributor-{job.run_id}"
-        deadline = time.monotonic() + job.start_timeout
+        deadline = time.monotonic() + job.deadlines.start_timeout
         lost = refused = 0
         while True:
             submitted = time.monotonic()
@@ -171,7 +171,9 @@ class ClassicSession:
         failed_rows = accumulator if job.num_tasks > 1 else None
         for tag in (self._tag, *_session_tags(self._session)):  # tags belong to this thread, which ends with the run
             context.addJobTag(tag)
-        context.setJobDescription(f"distributor {job.label}: {job.title} on {count(job.num_processes, 'rank')}")
+        context.setJobDescription(
+            f"distributor {job.label}: {job.title} on {count(job.resources.num_processes, 'rank')}"
+        )
         try:
             tasks = context.parallelize(range(job.num_tasks), job.num_tasks).barrier()
             work = tasks.mapPartitions(lambda _rows: task(failed_rows))
@@ -211,10 +213,10 @@ def _refuse(job: Job, times: int, too_late: bool) -> None:
     Raises:
         StartError: it is too late to place the run again.
     """
-    told = f"Spark put more ranks on an executor than the {job.max_processes_per_node} that it may have"
+    told = f"Spark put more ranks on an executor than the {job.node_limit} that it may have"
     if too_late:
         raise StartError(
-            f"the run did not start within start_timeout={job.start_timeout:g} s: {told}, {times} times. "
+            f"the run did not start within start_timeout={job.deadlines.start_timeout:g} s: {told}, {times} times. "
             "Other jobs may hold slots elsewhere; executors of one size (spark.executor.cores) make it easier"
         )
     if times == 1:

@@ -37,7 +37,8 @@ def translate(error: Exception, job: Job, hosts: Sequence[str] = ()) -> Distribu
         return RunCancelledError(f"the Spark job of run {job.run_id} was cancelled: {reason(text)}")
     if "BarrierJobSlotsNumberCheckFailed" in text or "requires more slots" in text:
         return ResourceError(
-            f"num_processes={job.num_processes} needs {job.num_tasks} task slots at once, and the cluster has fewer: "
+            f"num_processes={job.resources.num_processes} needs {job.num_tasks} task slots at once, and the "
+            "cluster has fewer: "
             f"{reason(text)}"
         )
     if "PYTHON_VERSION_MISMATCH" in text:

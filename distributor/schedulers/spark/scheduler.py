@@ -21,7 +21,8 @@ from distributor.schedulers.spark.session import conf, is_connect
 from distributor.schedulers.spark.shipment import Shipment
 from distributor.schedulers.spark.task import run_task
 from distributor.text import notices
-from distributor.values.job import Job, Resources, Step, TaskProfile, warmth
+from distributor.values.job import Job, Step, TaskProfile, warmth
+from distributor.values.options import Resources
 from distributor.values.outcome import Collected
 
 if TYPE_CHECKING:
@@ -117,9 +118,13 @@ class SparkScheduler:
 def _listen(job: Job, server: ChannelServer, host: str, bind: str) -> exchange.Endpoint | None:
     """Make the channel listen for nodes. Return where they reach it; ``None`` if the driver cannot listen."""
     try:
-        at = server.listen(bind, host, job.driver_ports)
+        at = server.listen(bind, host, job.network.driver_ports)
     except OSError as error:
-        where = f"{bind}, ports {job.driver_ports[0]}-{job.driver_ports[1]}" if job.driver_ports else bind
+        where = (
+            f"{bind}, ports {job.network.driver_ports[0]}-{job.network.driver_ports[1]}"
+            if job.network.driver_ports
+            else bind
+        )
         _log.warning("cannot listen on %s (%s): the run has no live log lines", where, error)
         return None
     return at.host, at.port, at.certificate, at.token
@@ -136,12 +141,12 @@ def _shipment(
         "package": delivery.package,
         "endpoint": endpoint,
         "exchange": delivery.exchange,
-        "silence": job.heartbeat_timeout,
+        "silence": job.deadlines.heartbeat_timeout,
         "warmth": warmth(job),
         "driver_host": host,
-        "gpu": spark_slots.GPU if job.use_gpu else None,
+        "gpu": spark_slots.GPU if job.resources.use_gpu else None,
         "chunk": delivery.chunk,
-        "patience": job.grace_period + _FAILED_MARGIN,
+        "patience": job.deadlines.grace_period + _FAILED_MARGIN,
         "key": key,
     }
 

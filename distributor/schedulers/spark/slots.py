@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from distributor.errors import ConfigurationError, ResourceError
-from distributor.machine.limits import parse_memory
 from distributor.schedulers.spark.session import conf, is_connect, master_of
-from distributor.text.wording import mebibytes
-from distributor.values.job import Job, Resources, TaskProfile
+from distributor.text.wording import mebibytes, parse_memory
+from distributor.values.job import Job, TaskProfile
+from distributor.values.options import Resources
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -295,7 +295,7 @@ class Slots:
     @property
     def limited(self) -> bool:
         """Whether the number of ranks per node is limited."""
-        return self._job.max_processes_per_node is not None
+        return self._job.node_limit is not None
 
     def _usable(self, cores: int, running: int) -> int:
         """Return how many tasks of the job fit on an executor, by its free cores, its free GPUs and the rank limit."""
@@ -303,7 +303,7 @@ class Slots:
         if self._gpus > 0:
             gpus = self._cluster.executor_gpus - running * _float(self._cluster.task_gpus)
             fit = min(fit, max(0, int(gpus / self._gpus)))
-        limit = self._job.max_processes_per_node
+        limit = self._job.node_limit
         return fit if limit is None else min(fit, limit // self._job.ranks_per_task)
 
     def too_few(self, slots: int) -> str:
@@ -311,7 +311,7 @@ class Slots:
         job = self._job
         gpu = f" with {self._gpus:g} GPU{'s' * (self._gpus > 1)} each ({_TASK_GPUS})" if self._gpus else ""
         cpus = f" of {self._cpus} CPUs" if self._cpus > 1 else ""
-        most = job.max_processes_per_node
+        most = job.node_limit
         limit = "" if most is None else f", {most} rank{'s' * (most > 1)} at most on each executor"
         smaller = "spark.task.cpus" if job.task_profile is None else "cpus_per_process"
         larger = (
@@ -320,7 +320,7 @@ class Slots:
             else "max_processes_per_node, or ask for less memory_per_process"
         )
         return (
-            f"num_processes={job.num_processes} needs {job.num_tasks} task slots at once{cpus}{gpu}{limit}, "
+            f"num_processes={job.resources.num_processes} needs {job.num_tasks} task slots at once{cpus}{gpu}{limit}, "
             f"and the cluster ({self._cluster.master}) has {slots}: lower num_processes, or raise "
             f"spark.executor.instances or {larger}"
         )
@@ -332,7 +332,7 @@ def is_spread(job: Job, facts: Sequence[Mapping[str, Any]]) -> bool:
     Spark spreads the tasks of a barrier stage evenly, but only over the executors that it finds free at one moment. An
     executor that has just come up gets all the tasks that fit.
     """
-    limit = job.max_processes_per_node
+    limit = job.node_limit
     most = max(Counter(entry["facts"]["executor"] for entry in facts).values())
     return limit is None or most * job.ranks_per_task <= limit
 

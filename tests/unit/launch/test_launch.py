@@ -4,12 +4,13 @@ import dataclasses
 import os
 
 import pytest
+from jobs import make_job
 
 from distributor.launch.deepspeed import CONFIG_PATH, DeepspeedRanks
 from distributor.launch.placement import place, with_port
 from distributor.launch.torchrun import Torchrun
 from distributor.values.environment import CONTRACT, nccl_knows_better, sockets
-from distributor.values.job import Function, Job, Module, Script
+from distributor.values.job import Function, Module, Script
 from distributor.values.placement import NodeFacts
 from distributor.values.plan import NodeOrder, Site
 
@@ -17,7 +18,7 @@ SECRET = "hunter2"
 
 
 def job(num_processes=3, **fields):
-    return Job(
+    return make_job(
         **{
             "run_id": "run7",
             "num_processes": num_processes,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from jobs import make_job
 
 from distributor.launch.torchrun import Torchrun
 from distributor.outcomes import verdict
@@ -21,7 +22,7 @@ def failure(kind: str, message: str, host: str = "elsewhere") -> Failure:
 
 
 def job(target: Target, working_dir: Path | None = None) -> Job:
-    return Job(
+    return make_job(
         "3f2a",
         1,
         target,

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import watch
+from jobs import make_job
 
 from distributor import NodeLostError, RunCancelledError, StartError, Status, TrainingError
 from distributor.channel import task
@@ -66,7 +67,7 @@ class Scheduler:
 @contextmanager
 def running(scheduler: Scheduler, view: Any = None, **margins: float) -> Iterator[module.Run]:
     run = module.Run(
-        Job("3f2a", 2, Module("train"), False, launch=Torchrun()), scheduler, view=view, margins=Margins(**margins)
+        make_job("3f2a", 2, Module("train"), False, launch=Torchrun()), scheduler, view=view, margins=Margins(**margins)
     ).start()
     try:
         yield run
@@ -142,7 +143,9 @@ def test_what_nodes_import_is_said_with_its_time(monkeypatch: pytest.MonkeyPatch
 
 def test_an_import_that_takes_too_long_is_the_reason_of_the_start_timeout() -> None:
     scheduler = Scheduler()
-    run = module.Run(Job("3f2a", 2, Module("train"), False, start_timeout=0.5, launch=Torchrun()), scheduler).start()
+    run = module.Run(
+        make_job("3f2a", 2, Module("train"), False, start_timeout=0.5, launch=Torchrun()), scheduler
+    ).start()
     run._supervisor.on_message("a", messages.Importing("a", 2, "deepspeed"))
     told = r"did not start within start_timeout=0.5 s: it was importing deepspeed on 1 of 2 nodes"
     with pytest.raises(StartError, match=told):
@@ -152,7 +155,7 @@ def test_an_import_that_takes_too_long_is_the_reason_of_the_start_timeout() -> N
 def test_a_name_is_told_wherever_the_run_is() -> None:
     scheduler = Scheduler()
     scheduler.ended.set()
-    run = module.Run(Job("3f2a", 2, Module("train"), False, name="digits", launch=Torchrun()), scheduler).start()
+    run = module.Run(make_job("3f2a", 2, Module("train"), False, name="digits", launch=Torchrun()), scheduler).start()
     assert run.wait(watch.DEADLINE)
     assert run.name == "digits"
     assert repr(run) == "<Run digits (3f2a): 2 processes, failed>"
@@ -240,7 +243,7 @@ def test_advice_that_cannot_be_had_hides_no_failure(monkeypatch: pytest.MonkeyPa
             return Collected((FAILED,))
 
     monkeypatch.setattr(advice, "advise", lambda *_: 1 / 0)
-    run = module.Run(Job("3f2a", 1, Module("train"), False, launch=Torchrun()), Failing()).start()
+    run = module.Run(make_job("3f2a", 1, Module("train"), False, launch=Torchrun()), Failing()).start()
     with pytest.raises(TrainingError, match="KeyError: 'lr'"):
         run.result(watch.DEADLINE)
 
@@ -255,7 +258,7 @@ class Failing(Scheduler):
 
 def test_a_failure_that_nobody_waits_for_is_told_in_the_end(capfd: pytest.CaptureFixture[str]) -> None:
     scheduler = Failing()
-    run = module.Run(Job("3f2a", 1, Module("train"), False, launch=Torchrun()), scheduler).start()
+    run = module.Run(make_job("3f2a", 1, Module("train"), False, launch=Torchrun()), scheduler).start()
     scheduler.ended.set()
     assert run.wait(watch.DEADLINE)
     (line,) = capfd.readouterr().err.splitlines()
@@ -270,7 +273,7 @@ def test_a_failure_that_nobody_waits_for_is_told_in_the_end(capfd: pytest.Captur
 
 def test_a_failure_that_somebody_waits_for_is_raised_and_no_more(capfd: pytest.CaptureFixture[str]) -> None:
     scheduler = Failing()
-    run = module.Run(Job("3f2a", 1, Module("train"), False, launch=Torchrun()), scheduler).start()
+    run = module.Run(make_job("3f2a", 1, Module("train"), False, launch=Torchrun()), scheduler).start()
     threading.Timer(0.1, scheduler.ended.set).start()
     for _ in range(2):
         with pytest.raises(TrainingError, match="KeyError: 'lr'") as caught:
@@ -290,7 +293,9 @@ def test_what_no_error_tells_is_shown_in_the_end(capfd: pytest.CaptureFixture[st
 
 
 def test_the_status_says_which_rank_has_failed_while_others_save() -> None:
-    run = module.Run(Job("3f2a", 2, Module("train"), False, grace_period=600.0, launch=Torchrun()), Failing()).start()
+    run = module.Run(
+        make_job("3f2a", 2, Module("train"), False, grace_period=600.0, launch=Torchrun()), Failing()
+    ).start()
     run._supervisor.on_message("a", messages.Hello("a", (Node(0, "a", "a", "1", 1, 0, 0, 2),)))
     run._supervisor.on_message("a", messages.Failed(FAILED.outcomes[0].failure))  # type: ignore[arg-type]
     assert run.snapshot().detail.startswith("rank 0 failed: KeyError: 'lr', ranks have 600 s")
@@ -308,7 +313,7 @@ def test_a_lost_node_is_the_cause_of_what_its_loss_breaks(message: str, kind: ty
     scheduler = Scheduler()
     if not live:
         scheduler.collected = Collected((NodeReport(0, "a", (Outcome(0, "a", "failed", failure),)),))
-    run = module.Run(Job("3f2a", 2, Module("train"), False, launch=Torchrun()), scheduler).start()
+    run = module.Run(make_job("3f2a", 2, Module("train"), False, launch=Torchrun()), scheduler).start()
     for name in "ab":
         run._supervisor.on_message(name, messages.Hello(name, (Node(0, "a", "a", "1", 1, 0, 0, 1),)))
     if live:
@@ -322,7 +327,9 @@ def test_a_lost_node_is_the_cause_of_what_its_loss_breaks(message: str, kind: ty
 
 
 def test_what_has_failed_is_not_cancelled() -> None:
-    run = module.Run(Job("3f2a", 1, Module("train"), False, grace_period=600.0, launch=Torchrun()), Failing()).start()
+    run = module.Run(
+        make_job("3f2a", 1, Module("train"), False, grace_period=600.0, launch=Torchrun()), Failing()
+    ).start()
     run._supervisor.on_message("a", messages.Hello("a", (Node(0, "a", "a", "1", 1, 0, 0, 1),)))
     run._supervisor.on_message("a", messages.Failed())
     run.cancel()
@@ -338,7 +345,7 @@ def test_an_end_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Logs, "close", lambda logs: (closing.set(), go.wait(watch.DEADLINE)))
     scheduler = Scheduler()
     scheduler.ended.set()
-    run = module.Run(Job("3f2a", 1, Module("train"), False, launch=Torchrun()), scheduler).start()
+    run = module.Run(make_job("3f2a", 1, Module("train"), False, launch=Torchrun()), scheduler).start()
     assert closing.wait(watch.DEADLINE)
     ended = run.status
     assert ended is Status.FAILED
@@ -393,7 +400,7 @@ def test_a_view_that_hangs_holds_up_no_run() -> None:
 
 def test_an_end_that_cannot_be_told_is_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = Scheduler()
-    run = module.Run(Job("3f2a", 1, Module("train"), False, launch=Torchrun()), scheduler).start()
+    run = module.Run(make_job("3f2a", 1, Module("train"), False, launch=Torchrun()), scheduler).start()
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     monkeypatch.setattr(run, "_tell_end", lambda: 1 / 0)
     run.cancel()
@@ -408,5 +415,5 @@ def test_a_run_that_cannot_begin_leaves_no_display() -> None:
 
     before = list(notices._handler.displays)
     with pytest.raises(RuntimeError, match="the context was stopped"):
-        module.Run(Job("3f2a", 1, Module("train"), False, launch=Torchrun()), Stopped()).start()
+        module.Run(make_job("3f2a", 1, Module("train"), False, launch=Torchrun()), Stopped()).start()
     assert notices._handler.displays == before

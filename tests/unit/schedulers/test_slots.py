@@ -1,11 +1,13 @@
 """What each Spark task of a run hosts and is to have, by what is asked and what the cluster has."""
 
 import pytest
+from jobs import make_job
 
 from distributor.errors import ConfigurationError, ResourceError
 from distributor.launch.torchrun import Torchrun
 from distributor.schedulers.spark.slots import Cluster, Slots, is_spread, node_limit, shape
-from distributor.values.job import Function, Job, Resources, TaskProfile
+from distributor.values.job import Function, TaskProfile
+from distributor.values.options import Resources
 
 GIB = 1 << 30
 
@@ -165,7 +167,7 @@ def test_memory_that_not_even_one_rank_finds():
     ],
 )
 def test_slots_of_an_executor(there, fields, cores, running, usable):
-    job = Job(
+    job = make_job(
         **{
             "run_id": "run",
             "num_processes": 4,
@@ -183,7 +185,7 @@ def test_slots_of_an_executor(there, fields, cores, running, usable):
     [("aab", 1, None, True), ("aab", 1, 2, True), ("aab", 1, 1, False), ("ab", 2, 1, False), ("ab", 2, 2, True)],
 )
 def test_a_placement_that_is_as_asked(executors, ranks_per_task, limit, spread):
-    job = Job(
+    job = make_job(
         "run",
         len(executors) * ranks_per_task,
         Function("train", b""),
@@ -219,7 +221,7 @@ def test_memory_that_cannot_be_read():
     ],
 )
 def test_what_helps_against_too_few_slots(fields, words):
-    job = Job(
+    job = make_job(
         **{
             "run_id": "run",
             "num_processes": 4,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import watch
+from jobs import changed, make_job
 
 from distributor.errors import ConfigurationError, ResourceError, RunCancelledError, StartError
 from distributor.launch.torchrun import Torchrun
@@ -17,10 +17,10 @@ from distributor.schedulers.spark import checks, classic, connect, scheduler
 from distributor.schedulers.spark.barrier import Delivery
 from distributor.schedulers.spark.progress import Progress
 from distributor.schedulers.spark.slots import Cluster
-from distributor.values.job import Function, Job, Step
+from distributor.values.job import Function, Step
 from distributor.values.outcome import Collected, Failure, NodeReport, Outcome
 
-JOB = Job("r1", 2, Function("train", b"pickled"), False, launch=Torchrun())
+JOB = make_job("r1", 2, Function("train", b"pickled"), False, launch=Torchrun())
 CLUSTER = Cluster("spark://host:7077", executor_cores=4)
 LOST = RuntimeError("Job aborted: Python worker exited unexpectedly (crashed)")
 
@@ -117,14 +117,14 @@ def test_what_does_not_start_a_run_again(
 def test_a_bad_placement_is_tried_again_until_the_start_timeout(
     session: classic.ClassicSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job = replace(JOB, max_processes_per_node=1)
+    job = changed(JOB, max_processes_per_node=1)
     left = ends(session, monkeypatch, [], [], [b"Lhost"])
     assert session.collect(job, None, Server(refused=2)).lost_hosts == ("host",)
     assert left == []
     assert caplog.text.count("more ranks on an executor than the 1 that it may have; run r1 is placed again") == 1
     ends(session, monkeypatch, [])
     with pytest.raises(StartError, match=r"start_timeout=0 s: Spark put more ranks .* 1 times"):
-        session.collect(replace(job, start_timeout=0.0), None, Server(refused=1))
+        session.collect(changed(job, start_timeout=0.0), None, Server(refused=1))
 
 
 def test_a_cancel_ends_the_wait_for_slots(session: classic.ClassicSession, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ class Remote:
 
 def test_large_parts_are_sent_once_and_under_names_of_their_own() -> None:
     remote = Remote()
-    large = replace(JOB, target=Function("train", b"x" * (1 << 20) + b"x"))
+    large = changed(JOB, target=Function("train", b"x" * (1 << 20) + b"x"))
     first, again = remote.session.deliver(large), remote.session.deliver(large)
     assert first == again
     assert remote.sent[first.parts["function"]] == large.target.pickled
@@ -280,11 +280,11 @@ def test_the_kind_of_session_decides(monkeypatch: pytest.MonkeyPatch, module: st
 
 
 def test_a_shipment_has_what_the_job_and_the_kind_of_session_say() -> None:
-    job = replace(JOB, grace_period=3.0, use_gpu=True)
+    job = changed(JOB, grace_period=3.0, use_gpu=True)
     shipment = scheduler._shipment(job, Delivery(JOB, {"function": "f"}, "zip", False, 7), None, "host", b"key")
     assert (shipment["run_id"], shipment["parts"], shipment["package"]) == ("r1", {"function": "f"}, "zip")
     assert (shipment["exchange"], shipment["chunk"], shipment["gpu"]) == (False, 7, "gpu")
-    assert shipment["patience"] > job.grace_period
+    assert shipment["patience"] > job.deadlines.grace_period
     assert shipment["key"] == b"key"
 
 
@@ -316,7 +316,7 @@ def test_barrier_mode_rules_out_dynamic_allocation_and_local_masters_have_no_gpu
     with pytest.raises(ConfigurationError, match="SPARK-24942"):
         checks.check_barrier_mode(Settings("spark://a:7077", **dynamic), JOB)
     checks.check_barrier_mode(Settings("local[2]", **dynamic), JOB)
-    on_gpus = replace(JOB, use_gpu=True)
+    on_gpus = changed(JOB, use_gpu=True)
     with pytest.raises(ResourceError, match=r"Spark with master local\[2\] has no executors"):
         checks.check_barrier_mode(Settings("local[2]"), on_gpus)
     checks.check_barrier_mode(Settings("spark://a:7077"), on_gpus)
