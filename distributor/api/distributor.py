@@ -231,8 +231,6 @@ class Distributor:
             job,
             scheduler,
             log_folder=log_folder,
-            fold_logs=output.fold_logs,
-            log_prefix=output.log_prefix,
             announce=view is not None and view.announces and session is not None,
             view=view,
         ).start(() if view is None else self._notes(session, log_folder))

@@ -11,6 +11,7 @@ from distributor.display.logs import Logs
 from distributor.display.snapshot import Snapshot
 from distributor.display.view import View
 from distributor.text import notices
+from distributor.values.options import Output
 
 _log = notices.logger
 
@@ -102,23 +103,16 @@ class Display:
             self.look()
 
 
-def make_logs(
-    host_of: Callable[[int], str],
-    world_size: int,
-    *,
-    folder: Path | None = None,
-    ranks: tuple[int, ...] | None = None,
-    fold: bool = False,
-    prefix: bool = True,
-) -> Logs:
+def make_logs(host_of: Callable[[int], str], world_size: int, output: Output, folder: Path | None = None) -> Logs:
     """Return what takes the ranks' output.
 
     Args:
         host_of: returns the host of a rank, for the start of its lines.
         world_size: number of ranks.
+        output: whose lines are shown, and how.
         folder: where the whole output is kept; ``None`` (default) keeps none.
-        ranks: the ranks whose lines are shown; ``None`` (default) for all.
-        fold: whether identical lines of several ranks are shown once.
-        prefix: whether lines start with their rank and host.
     """
-    return Logs(Console(host_of, ranks=ranks, fold=fold, world_size=world_size, prefix=prefix), folder)
+    console = Console(
+        host_of, ranks=output.log_ranks, fold=output.fold_logs, world_size=world_size, prefix=output.log_prefix
+    )
+    return Logs(console, folder)

@@ -43,8 +43,6 @@ class Run:
         scheduler: Scheduler,
         *,
         log_folder: Path | None = None,
-        fold_logs: bool = False,
-        log_prefix: bool = True,
         announce: bool = False,
         view: View | None = None,
         margins: state.Margins | None = None,
@@ -57,14 +55,7 @@ class Run:
         self._job = job
         self._scheduler = scheduler
         margins, nodes = state.Margins() if margins is None else margins, Nodes()
-        logs = make_logs(
-            nodes.host_of,
-            job.resources.num_processes,
-            folder=log_folder,
-            ranks=job.output.log_ranks,
-            fold=fold_logs,
-            prefix=log_prefix,
-        )
+        logs = make_logs(nodes.host_of, job.resources.num_processes, job.output, log_folder)
         self._display = Display(logs, view, announce=announce, look=self._look)
         self._supervisor = Supervisor(job, scheduler, self._display, margins, nodes)
         self._preparing = Preparing(job, scheduler, margins)
