@@ -119,7 +119,7 @@ def _first(name: str, goes_first: bool) -> Iterator[None]:
 
     if not dist.is_initialized():
         raise ConfigurationError(
-            f"{name} has {world_size()} ranks wait for each other: call torch.distributed.init_process_group() before"
+            f"{name} makes {world_size()} ranks wait for each other: call torch.distributed.init_process_group() first"
         )
     if not goes_first:
         _barrier(dist)
@@ -166,7 +166,7 @@ def deepspeed_config() -> dict[str, Any]:
         )
     if path is None:
         raise ConfigurationError(
-            "there is no DeepSpeed configuration here: it is there inside a rank of "
+            "this process has no DeepSpeed configuration: call deepspeed_config() in a rank of "
             "DeepspeedTorchDistributor(deepspeedConfig=...)"
         )
     from distributor.deepspeed.config import unfilled
@@ -175,6 +175,7 @@ def deepspeed_config() -> dict[str, Any]:
         config: dict[str, Any] = json.load(file)
     if left := unfilled(config):
         raise ConfigurationError(
-            f"deepspeedConfig: {left[0]} is 'auto', but nobody can know it here: pass auto={{'total_steps': ...}}"
+            f"deepspeedConfig: {left[0]} is 'auto', and only Hugging Face's Trainer fills it in: pass "
+            "auto={'total_steps': ...}"
         )
     return config

@@ -150,7 +150,7 @@ def test_a_plain_function_needs_nothing_compiled(tmp_path: Path) -> None:
 
 
 def test_outside_of_a_run_there_is_no_configuration() -> None:
-    with pytest.raises(ConfigurationError, match=r"it is there inside a rank of DeepspeedTorchDistributor\("):
+    with pytest.raises(ConfigurationError, match=r"in a rank of DeepspeedTorchDistributor\("):
         runtime.deepspeed_config()
     run = make_local(1).submit(runtime.deepspeed_config)
     with pytest.raises(TrainingError, match="this run has no DeepSpeed configuration: pass DeepspeedTorchDistributor"):
@@ -163,8 +163,10 @@ def test_a_missing_compiler_is_named_before_training(make: MakeDeepspeed) -> Non
     with pytest.raises(StartError) as caught:
         run.result(timeout=watch.DEADLINE)
     text = str(caught.value)
-    assert text.startswith("on ") and "DeepSpeed compiles its deepspeed_shm_comm on first use: there is no C++" in text
-    assert "'/opt/none/c++' on the PATH (apt-get install g++; CXX names one)" in text
+    assert (
+        text.startswith("on ") and "DeepSpeed compiles its deepspeed_shm_comm on first use, but there is no C++" in text
+    )
+    assert "'/opt/none/c++' on the PATH (apt-get install g++; CXX names it)" in text
     assert "Traceback" not in text
 
 
@@ -235,16 +237,19 @@ def test_all_of_a_model_is_in_a_checkpoint(tmp_path: Path) -> None:
 def test_checkpoints_that_cannot_be(tmp_path: Path) -> None:
     run = make_local(2, trainings.config(0)).submit(trainings.checkpoints_that_are_none, str(tmp_path))
     for none, absent, two, slash, universal, three, stage, early, four, five in run.results(timeout=watch.DEADLINE):
-        assert none == f"ConfigurationError: there is no checkpoint in '{tmp_path}': no file 'latest_universal'"
-        assert absent.endswith("absent_universal'; what is there: nothing")
-        assert two.endswith("two_universal'; what is there: one, one_universal")
-        assert slash == "ConfigurationError: tag 'a/b' has to be the name of a folder, and not to end in '_universal'"
-        assert "tag 'a_universal' has to be" in universal
+        assert (
+            none
+            == f"ConfigurationError: there is no checkpoint in '{tmp_path}': the file 'latest_universal' is missing"
+        )
+        assert absent.endswith("absent_universal'; the folder has none")
+        assert two.endswith("two_universal'; the folder has one, one_universal")
+        assert slash == "ConfigurationError: tag 'a/b' must be the name of a folder and must not end in '_universal'"
+        assert "tag 'a_universal' must be" in universal
         assert "rank 0 sees the shards of 1 of 2 ranks in" in three and "a folder that all nodes share" in three
-        assert "was saved with ZeRO stage 2, this engine has stage 3: load it with the same stage, or take" in stage
+        assert "was saved with ZeRO stage 2, but this engine has stage 3: use the same stage, or move" in stage
         assert "ZeRO-3's optimizer has no state before its first step" in early
-        assert "of optimizer states that are offloaded to NVMe: engine.save_checkpoint saves shards" in four
-        assert "DeepSpeed makes universal checkpoints of optimizers of Adam's kind only; the shards in" in five
+        assert "of optimizer states that are offloaded to NVMe: use engine.save_checkpoint, which saves shards" in four
+        assert "DeepSpeed makes universal checkpoints only for optimizers like Adam; engine.load_checkpoint can" in five
 
 
 @pytest.mark.spark
@@ -277,7 +282,7 @@ def test_experts_on_two_executors(request: pytest.FixtureRequest) -> None:
     for seen in run.results(timeout=2 * watch.DEADLINE):
         assert seen["experts"] == 2  # of four
         assert seen["losses"][-1] < seen["losses"][0]
-        assert seen["refused"].startswith("this is for models that every rank knows all of; of a pipeline,")
+        assert seen["refused"].startswith("every rank must know all parameters of the model. For a pipeline,")
 
 
 def test_autotuning_survives_what_goes_wrong(capsys: pytest.CaptureFixture[str]) -> None:
@@ -302,7 +307,10 @@ def test_autotuning_survives_what_goes_wrong(capsys: pytest.CaptureFixture[str])
 
 def test_steps_that_only_a_trainer_knows() -> None:
     config = trainings.config(1, scheduler={"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}})
-    text = "scheduler.params.total_num_steps is 'auto', but nobody can know it here: pass auto={'total_steps'"
+    text = (
+        "scheduler.params.total_num_steps is 'auto', and only Hugging Face's Trainer fills it in: pass "
+        "auto={'total_steps'"
+    )
     with pytest.raises(TrainingError, match=re.escape(text)):
         make_local(1, config).run(runtime.deepspeed_config)
     found = make_local(1, config, auto={"total_steps": 10}).run(runtime.deepspeed_config)
@@ -327,9 +335,9 @@ def test_autotuning_says_what_is_refused_or_too_slow() -> None:
         timeout=watch.DEADLINE / 3,
     )
     assert [experiment.state for experiment in tuning.experiments] == ["finished", "refused", "too slow", "failed"]
-    assert "train_batch_size 3 is no multiple of 2 ranks" in tuning.experiments[1].reason
+    assert "train_batch_size 3 is not a multiple of 2 ranks" in tuning.experiments[1].reason
     assert "DeepSpeed has no FusedLamb for 'cpu' devices" in tuning.experiments[3].reason
-    with pytest.raises(ConfigurationError, match="the function has to return 'throughput'"):
+    with pytest.raises(ConfigurationError, match="the function must return 'throughput'"):
         autotune(dict, {"steps_per_print": [1]}, distributor=make_local(1, {}))
 
 

@@ -143,7 +143,7 @@ def autotune(
         >>> DeepspeedTorchDistributor(numGpus=64, deepspeedConfig=tuning.best_config).run(train)  # doctest: +SKIP
     """
     if mode not in (None, "max", "min"):
-        raise ConfigurationError(f"mode has to be 'max' or 'min', not {mode!r}")
+        raise ConfigurationError(f"mode must be 'max' or 'min', not {mode!r}")
     less = metric in _LESS if mode is None else mode == "min"
     runner = DeepspeedTorchDistributor() if distributor is None else distributor
     base = deepspeed_config.read(runner.deepspeed_config or {})
@@ -172,7 +172,7 @@ def combinations(space: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]
     if isinstance(space, Mapping):
         for name, values in space.items():
             if isinstance(values, (str, bytes)) or not isinstance(values, Sequence) or not values:
-                raise ConfigurationError(f"space: {name!r} has to have a list of values, not {values!r}")
+                raise ConfigurationError(f"space: {name!r} needs a list of values, not {values!r}")
         found = [dict(zip(space, values)) for values in itertools.product(*space.values())] if space else []
     else:
         found = [dict(values) for values in _mappings(space)]
@@ -183,10 +183,10 @@ def combinations(space: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]
 
 def _mappings(space: Any) -> Iterator[Mapping[str, Any]]:
     if isinstance(space, (str, bytes)) or not isinstance(space, Sequence):
-        raise ConfigurationError(f"space has to map paths to lists of values, or be a list of mappings, not {space!r}")
+        raise ConfigurationError(f"space must map paths to lists of values, or be a list of mappings, not {space!r}")
     for values in space:
         if not isinstance(values, Mapping):
-            raise ConfigurationError(f"space has to be a list of mappings; one of them is {values!r}")
+            raise ConfigurationError(f"space must be a list of mappings, but one item is {values!r}")
         yield values
 
 
@@ -203,7 +203,7 @@ def merged(config: Config, values: Mapping[str, Any]) -> Config:
         for section in sections:
             inner = place.setdefault(section, {})
             if not isinstance(inner, dict):
-                raise ConfigurationError(f"space: {path!r} goes through {section!r}, which is {inner!r}")
+                raise ConfigurationError(f"space: {path!r} needs a mapping at {section!r}, not {inner!r}")
             place = inner
         place[last] = value
     return deepspeed_config.read(result)
@@ -257,12 +257,12 @@ def _measured(value: Any, metric: str) -> float:
     if isinstance(value, Mapping):
         if metric not in value:
             raise ConfigurationError(
-                f"the function has to return {metric!r}; what rank 0 returned has {', '.join(map(repr, value))}"
+                f"the function must return {metric!r}; rank 0 returned a mapping with {', '.join(map(repr, value))}"
             )
         value = value[metric]
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise ConfigurationError(
-            f"the function has to return {metric!r}, as a number or in a mapping, from rank 0; it returned {value!r}"
+            f"the function must return {metric!r} from rank 0, as a number or in a mapping; it returned {value!r}"
         )
     return float(value)
 

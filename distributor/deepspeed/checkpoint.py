@@ -80,7 +80,7 @@ def save(
     """
     root, tag = Path(folder), f"global_step{engine.global_steps}" if tag is None else tag
     if not tag or "/" in tag or tag.startswith(".") or tag.endswith(UNIVERSAL):
-        raise ConfigurationError(f"tag {tag!r} has to be the name of a folder, and not to end in {UNIVERSAL!r}")
+        raise ConfigurationError(f"tag {tag!r} must be the name of a folder and must not end in {UNIVERSAL!r}")
     state = {_CLIENT_STATE: dict(client_state or {})}
     if not engine.zero_optimization():  # every rank has the same state
         engine.save_checkpoint(str(root), tag=tag, client_state=state)
@@ -88,13 +88,13 @@ def save(
     _check_whole(engine)
     if engine.zero_nvme_offload_optimizer():
         raise ConfigurationError(
-            "DeepSpeed makes no universal checkpoints of optimizer states that are offloaded to NVMe: "
-            "engine.save_checkpoint saves shards for the same number of ranks"
+            "DeepSpeed cannot make universal checkpoints of optimizer states that are offloaded to NVMe: use "
+            "engine.save_checkpoint, which saves shards for the same number of ranks"
         )
     if engine.zero_optimization_stage() == 3 and engine.global_steps == 0:
         raise ConfigurationError(
-            "ZeRO-3's optimizer has no state before its first step, and DeepSpeed makes no universal checkpoint of "
-            "that: save after engine.step()"
+            "ZeRO-3's optimizer has no state before its first step, and DeepSpeed cannot make a universal checkpoint "
+            "without it: save after engine.step()"
         )
     rest = {
         "state": _gather(engine, lambda parameter: not _in_optimizer(parameter), lambda tensor: tensor.detach().cpu()),
@@ -131,7 +131,7 @@ def load(engine: Any, folder: str | os.PathLike[str], tag: str | None = None) ->
     if not (root / found).is_dir():
         there = sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
         raise ConfigurationError(
-            f"there is no checkpoint {str(root / found)!r}; what is there: {', '.join(there) or 'nothing'}"
+            f"there is no checkpoint {str(root / found)!r}; the folder has {', '.join(there) or 'none'}"
         )
     rest = _read_rest(engine, root / found if universal else root / f"{found}{UNIVERSAL}")
     with _universal(engine, universal):
@@ -167,8 +167,8 @@ def fp32_state_dict(engine: Any) -> dict[str, Any]:
 def _check_whole(engine: Any) -> None:
     if hasattr(engine, "is_first_stage") or engine.has_moe_layers or engine.autotp_size() > 1:
         raise ConfigurationError(
-            "this is for models that every rank knows all of; of a pipeline, a mixture of experts or a model that is "
-            "split by tensors, save the parts: engine.save_checkpoint writes them into files of their own"
+            "every rank must know all parameters of the model. For a pipeline, a mixture of experts or tensor "
+            "parallelism, use engine.save_checkpoint, which writes each part to its own file"
         )
 
 
@@ -264,8 +264,8 @@ def _read_rest(engine: Any, folder: Path) -> dict[str, Any] | None:
     rest: dict[str, Any] = torch.load(folder / _REST, map_location="cpu", weights_only=False)
     if rest["stage"] != engine.zero_optimization_stage():
         raise ConfigurationError(
-            f"the checkpoint {str(folder)!r} was saved with ZeRO stage {rest['stage']}, this engine has stage "
-            f"{engine.zero_optimization_stage()}: load it with the same stage, or take its fp32_state_dict"
+            f"the checkpoint {str(folder)!r} was saved with ZeRO stage {rest['stage']}, but this engine has stage "
+            f"{engine.zero_optimization_stage()}: use the same stage, or move the weights with fp32_state_dict"
         )
     return rest
 
@@ -301,7 +301,9 @@ def _latest(root: Path, universal: bool) -> str:
     try:
         return path.read_text().strip()
     except OSError as error:
-        raise ConfigurationError(f"there is no checkpoint in {str(root)!r}: no file {path.name!r}") from error
+        raise ConfigurationError(
+            f"there is no checkpoint in {str(root)!r}: the file {path.name!r} is missing"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -339,7 +341,7 @@ def _together(action: Callable[[], None]) -> None:
     if said.startswith("!"):
         raise ConfigurationError(said[1:])
     if said:
-        raise RuntimeError(f"no universal checkpoint: {said}")
+        raise RuntimeError(f"could not make the universal checkpoint: {said}")
 
 
 def _make_universal(root: Path, tag: str, rest: Mapping[str, Any], workers: int) -> None:
@@ -373,8 +375,8 @@ def _make_universal(root: Path, tag: str, rest: Mapping[str, Any], workers: int)
         if not str(error.args[0]).startswith("exp_avg"):
             raise
         raise ConfigurationError(
-            "DeepSpeed makes universal checkpoints of optimizers of Adam's kind only; the shards in "
-            f"{str(root / tag)!r} can be loaded by engine.load_checkpoint with the same number of ranks"
+            "DeepSpeed makes universal checkpoints only for optimizers like Adam; engine.load_checkpoint can load the "
+            f"shards in {str(root / tag)!r} with the same number of ranks"
         ) from error
     torch.save(rest, unfinished / name / _REST)
     if (root / name).exists():

@@ -145,8 +145,7 @@ def read(source: Mapping[str, Any] | str | os.PathLike[str]) -> Config:
         return _copy(source)
     if not isinstance(source, (str, os.PathLike)):
         raise ConfigurationError(
-            "deepspeedConfig has to be a dict or the path of a JSON or YAML file, "
-            f"not {type(source).__name__} {source!r}"
+            f"deepspeedConfig must be a dict or the path of a JSON or YAML file, not {type(source).__name__} {source!r}"
         )
     path = Path(source)
     try:
@@ -162,7 +161,7 @@ def read(source: Mapping[str, Any] | str | os.PathLike[str]) -> Config:
         raise ConfigurationError(f"deepspeedConfig {str(source)!r} is malformed: {error}") from error
     if not isinstance(loaded, dict):
         raise ConfigurationError(
-            f"deepspeedConfig {str(source)!r} has to hold a mapping, not {type(loaded).__name__} {loaded!r}"
+            f"deepspeedConfig {str(source)!r} must contain a mapping, not {type(loaded).__name__} {loaded!r}"
         )
     return _copy(loaded)
 
@@ -179,19 +178,19 @@ def check(config: Config, world_size: int) -> None:
         close = _meant(name, _SECTIONS)
         if close is not None:
             raise ConfigurationError(
-                f"deepspeedConfig has a {name!r}, which DeepSpeed would silently ignore: did you mean {close!r}?"
+                f"deepspeedConfig has {name!r}, which DeepSpeed would silently ignore: did you mean {close!r}?"
             )
     zero = config.get("zero_optimization", {})
     for name in zero if isinstance(zero, dict) else ():
         close = _meant(name, _ZERO)
         if close is not None and difflib.SequenceMatcher(None, name, close).ratio() > _SURE_SLIP:
-            raise ConfigurationError(f"deepspeedConfig: zero_optimization has a {name!r}: did you mean {close!r}?")
+            raise ConfigurationError(f"deepspeedConfig: zero_optimization has {name!r}: did you mean {close!r}?")
     for name in ("optimizer", "scheduler", "fp16", "bf16", "pipeline", "tensor_parallel", "checkpoint"):
         _section(config, name)
     for name in ("fp16", "bf16"):
         enabled = _section(config, name).get("enabled", False)
         if not isinstance(enabled, bool) and enabled != AUTO:
-            raise ConfigurationError(f"deepspeedConfig: {name}.enabled has to be true or false, not {enabled!r}")
+            raise ConfigurationError(f"deepspeedConfig: {name}.enabled must be true or false, not {enabled!r}")
     if _enabled(config, "fp16") and _enabled(config, "bf16"):
         raise ConfigurationError("deepspeedConfig enables both fp16 and bf16: choose one of them")
     _check_optimizer(config)
@@ -229,7 +228,7 @@ def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool =
     """
     for name in auto:
         if name not in FILL:
-            raise ConfigurationError(f"auto names {name!r}; what it can fill is {', '.join(FILL)}")
+            raise ConfigurationError(f"auto has {name!r}, but it can only fill in {', '.join(FILL)}")
     final = _copy(config)
     _fill_batches(final, world_size, auto, guess)
     for path, name in _FILLED.items():
@@ -243,7 +242,7 @@ def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool =
             _fill(final, path, default if hidden is None else size(hidden), False, "hidden_size")
     precision = auto.get("precision", FILL["precision"])
     if precision not in ("fp32", "fp16", "bf16"):
-        raise ConfigurationError(f"auto: precision has to be 'fp32', 'fp16' or 'bf16', not {precision!r}")
+        raise ConfigurationError(f"auto: precision must be 'fp32', 'fp16' or 'bf16', not {precision!r}")
     for name in ("fp16", "bf16"):
         if guess or "precision" in auto:
             _fill(final, f"{name}.enabled", precision == name, "precision" in auto, "precision")
@@ -252,9 +251,7 @@ def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool =
     _fill(final, "scheduler.params.warmup_min_lr", 0, False, "")
     left = [path for path in unfilled(final) if path != TOTAL_STEPS]
     if left:
-        raise ConfigurationError(
-            f"deepspeedConfig: {left[0]} is 'auto', but nothing is known to put there: give it a value"
-        )
+        raise ConfigurationError(f"deepspeedConfig: {left[0]} is 'auto', but its value cannot be derived: give it one")
     return final
 
 
@@ -278,7 +275,7 @@ def positive(name: str, value: Any) -> int:
         ConfigurationError: the value is not a positive integer; the message has the name.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigurationError(f"{name} has to be a positive integer, not {value!r}")
+        raise ConfigurationError(f"{name} must be a positive integer, not {value!r}")
     return value
 
 
@@ -295,7 +292,8 @@ def zero_stage(config: Config) -> int:
     if isinstance(stage, bool) or stage not in STAGES:
         stages = ", ".join(f"{number} ({what})" for number, what in STAGES.items())
         raise ConfigurationError(
-            f"deepspeedConfig: zero_optimization.stage is {stage!r}; what DeepSpeed can split among ranks is {stages}"
+            f"deepspeedConfig: zero_optimization.stage is {stage!r}; the stages, with what each splits among ranks, "
+            f"are {stages}"
         )
     return int(stage)
 
@@ -389,12 +387,14 @@ def _plain(value: Any, path: str) -> Any:
     if isinstance(value, Mapping):
         for name in value:
             if not isinstance(name, str):
-                raise ConfigurationError(f"deepspeedConfig: the name {name!r} in {path or 'it'} is no string")
+                raise ConfigurationError(
+                    f"deepspeedConfig: the name {name!r}{f' in {path}' if path else ''} is not a string"
+                )
         return {name: _plain(inner, f"{path}.{name}" if path else name) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(inner, f"{path}[{index}]") for index, inner in enumerate(value)]
     if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigurationError(f"deepspeedConfig: {path} is {value}, which JSON cannot say: use a large number")
+        raise ConfigurationError(f"deepspeedConfig: {path} is {value}, which JSON cannot express: use a large number")
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise ConfigurationError(
@@ -406,9 +406,7 @@ def _plain(value: Any, path: str) -> Any:
 def _section(config: Config, name: str) -> Config:
     section = config.get(name, {})
     if not isinstance(section, dict):
-        raise ConfigurationError(
-            f"deepspeedConfig: {name} has to be a mapping, not {type(section).__name__} {section!r}"
-        )
+        raise ConfigurationError(f"deepspeedConfig: {name} must be a mapping, not {type(section).__name__} {section!r}")
     return section
 
 
@@ -422,18 +420,18 @@ def _check_optimizer(config: Config) -> None:
     kind = config["optimizer"].get("type")
     if not isinstance(kind, str):
         raise ConfigurationError(
-            f"deepspeedConfig: optimizer.type has to be a name such as 'AdamW', not {kind!r}; leave the section out "
-            "to pass an optimizer to deepspeed.initialize"
+            f"deepspeedConfig: optimizer.type must be a name such as 'AdamW', not {kind!r}. To pass an optimizer to "
+            "deepspeed.initialize, leave the section out"
         )
     params = _section(config["optimizer"], "params")
     rate = params.get("lr", AUTO)
     if rate != AUTO and (isinstance(rate, bool) or not isinstance(rate, (int, float))):
-        raise ConfigurationError(f"deepspeedConfig: optimizer.params.lr has to be a number, not {rate!r}")
+        raise ConfigurationError(f"deepspeedConfig: optimizer.params.lr must be a number, not {rate!r}")
     if "learning_rate" in params:
-        raise ConfigurationError("deepspeedConfig: optimizer.params has a 'learning_rate': did you mean 'lr'?")
+        raise ConfigurationError("deepspeedConfig: optimizer.params has 'learning_rate': did you mean 'lr'?")
     if "max_grad_norm" in params:
         raise ConfigurationError(
-            "deepspeedConfig: optimizer.params.max_grad_norm is refused by DeepSpeed: use 'gradient_clipping' instead"
+            "deepspeedConfig: DeepSpeed refuses optimizer.params.max_grad_norm: use 'gradient_clipping' instead"
         )
 
 
@@ -453,23 +451,24 @@ def _check_offload(config: Config, stage: int) -> None:
         device = _offload(config, name)
         where = f"deepspeedConfig: zero_optimization.{name}"
         if device not in ("none", "cpu", "nvme"):
-            raise ConfigurationError(f"{where}.device has to be 'none', 'cpu' or 'nvme', not {device!r}")
+            raise ConfigurationError(f"{where}.device must be 'none', 'cpu' or 'nvme', not {device!r}")
         if device == "none":
             continue
         needed = 3 if device == "nvme" else least
         if stage < needed:
             raise ConfigurationError(
-                f"{where} to {device!r} needs ZeRO stage {needed}{' or more' if needed < 3 else ''}, not {stage}"
+                f"{where} with device {device!r} needs ZeRO stage {needed}{' or more' if needed < 3 else ''}, not "
+                f"{stage}"
             )
         section = config["zero_optimization"].get(name) or {}
         path = section.get("nvme_path")
         if device == "nvme" and (not isinstance(path, str) or not path):
             raise ConfigurationError(
-                f"{where} to 'nvme' needs an nvme_path, a folder on a fast disk of each node, not {path!r}"
+                f"{where} with device 'nvme' needs an nvme_path, a folder on a fast disk of each node, not {path!r}"
             )
         ratio = section.get("ratio", 1.0)
         if isinstance(ratio, (int, float)) and ratio < 1.0 and stage < 3:
-            raise ConfigurationError(f"{where}.ratio is {ratio}: a part can be offloaded with ZeRO stage 3 only")
+            raise ConfigurationError(f"{where}.ratio is {ratio}: offloading a part needs ZeRO stage 3, not {stage}")
 
 
 def _data_parallel_size(config: Config, world_size: int) -> tuple[int, str]:
@@ -510,9 +509,9 @@ def _check_batches(config: Config, world_size: int) -> None:
             f"{size} ({name})" for name, size in ((MICRO, micro), (ACCUMULATION, accumulation)) if size is not None
         )
         given = f"{factors} x {words}" if factors else words
-        split = '. For a model that is split over ranks, say so in it: "pipeline": {"stages": 2}'
+        split = '. If the model is split over ranks, the configuration must say so, as in "pipeline": {"stages": 2}'
         hint = split if ranks == world_size else ""
-        verb = "is not" if micro and accumulation else "is no multiple of"
+        verb = "is not" if micro and accumulation else "is not a multiple of"
         raise ConfigurationError(f"deepspeedConfig: {TRAIN} {train} {verb} {given} = {product}{hint}")
 
 
@@ -544,7 +543,7 @@ def _fill_batches(final: Config, world_size: int, auto: Mapping[str, Any], guess
 
 def _divide(train: int, by: int, words: str) -> int:
     if train % by:
-        raise ConfigurationError(f"deepspeedConfig: {TRAIN} {train} is no multiple of {words} = {by}")
+        raise ConfigurationError(f"deepspeedConfig: {TRAIN} {train} is not a multiple of {words} = {by}")
     return train // by
 
 

@@ -74,7 +74,8 @@ class DeepspeedTorchDistributor(TorchDistributor):
                 raise ConfigurationError(f"{old} is called {new} here, as in PySpark's DeepspeedTorchDistributor")
         if "launch" in options:
             raise ConfigurationError(
-                f"launch={options['launch']!r} has no place here, where DeepSpeed is the launch path: use Distributor"
+                f"launch={options['launch']!r} does not fit DeepspeedTorchDistributor, which always launches with "
+                "DeepSpeed: use Distributor"
             )
         # PySpark accepts True as one GPU, and its own tests pass True.
         world_size = check_count("numGpus", 1 if numGpus is True else numGpus) * check_count("nnodes", nnodes)

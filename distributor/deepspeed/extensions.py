@@ -36,10 +36,10 @@ _ATTEMPTS = 3
 
 #: Remedies for extensions that cannot be built or loaded, by the name of the builder.
 _ADVICE = {
-    "AsyncIOBuilder": "offloading to NVMe needs libaio and its headers (apt-get install libaio-dev; elsewhere, name "
-    "their folders in CFLAGS and LDFLAGS)",
-    "CPUAdamBuilder": 'an optimizer with "torch_adam": true and nothing offloaded needs none',
-    "FusedAdamBuilder": 'an optimizer with "torch_adam": true needs none',
+    "AsyncIOBuilder": "offloading to NVMe needs libaio and its headers (apt-get install libaio-dev, or name their "
+    "folders in CFLAGS and LDFLAGS)",
+    "CPUAdamBuilder": 'an optimizer with "torch_adam": true needs no extension if nothing is offloaded',
+    "FusedAdamBuilder": 'an optimizer with "torch_adam": true needs no extension',
 }
 
 
@@ -77,15 +77,15 @@ def load(names: Sequence[str], timeout: float, local_rank: int) -> None:
         builder = accelerator.create_op_builder(name)
         if builder is None or type(builder).__name__ == "NotImplementedBuilder":
             raise StartError(
-                f"DeepSpeed has no {name.removesuffix('Builder')} for {accelerator.device_name()!r} devices, which the "
-                f"deepspeedConfig asks for{_advice(name)}"
+                f"the deepspeedConfig needs DeepSpeed's {name.removesuffix('Builder')}, which does not exist for "
+                f"{accelerator.device_name()!r} devices{_advice(name)}"
             )
         if not installed_ops.get(builder.name, False):
             missing = missing_tool(_needs_cuda(builder))
             if missing is not None:
-                raise StartError(f"DeepSpeed compiles its {builder.name} on first use: {missing}{_advice(name)}")
+                raise StartError(f"DeepSpeed compiles its {builder.name} on first use, but {missing}{_advice(name)}")
             if not builder.is_compatible(verbose=False):
-                reason = builder.error_log or "what it needs is not on this machine"
+                reason = builder.error_log or "something that it needs is missing on this machine"
                 raise StartError(f"DeepSpeed cannot build its {builder.name}: {reason}{_advice(name)}")
         try:
             _build(builder)
@@ -114,7 +114,7 @@ def missing_tool(cuda: bool) -> str | None:
     """
     compiler = os.environ.get("CXX", "c++")
     if shutil.which((shlex.split(compiler) or [""])[0]) is None:  # CXX may be "ccache g++"
-        named = "CXX names one" if "CXX" in os.environ else "CXX may name another"
+        named = "CXX names it" if "CXX" in os.environ else "or name another in CXX"
         return f"there is no C++ compiler {compiler!r} on the PATH (apt-get install g++; {named})"
     if shutil.which("ninja") is None:
         return "there is no 'ninja' on the PATH (pip install ninja)"
@@ -123,7 +123,7 @@ def missing_tool(cuda: bool) -> str | None:
 
         if CUDA_HOME is None or shutil.which(os.path.join(CUDA_HOME, "bin", "nvcc")) is None:
             return (
-                f"there is no nvcc in {CUDA_HOME or 'any usual place'} (install the CUDA toolkit of the version that "
+                f"there is no nvcc in {CUDA_HOME or 'the usual folders'} (install the CUDA toolkit of the version that "
                 "torch was built with, and name its folder in CUDA_HOME)"
             )
     return None
@@ -169,7 +169,7 @@ def cache_folder(gpus: str = "") -> str:
             if os.access(folder, os.W_OK | os.X_OK):
                 return folder
     raise StartError(
-        f"built extensions can be kept neither in {home} nor in /tmp: name a folder in TORCH_EXTENSIONS_DIR"
+        f"compiled extensions can be kept neither in {home} nor in /tmp: name a folder in TORCH_EXTENSIONS_DIR"
     )
 
 
@@ -179,7 +179,7 @@ def _private_parent() -> str:
     try:
         folders.make_private(folder)
     except PermissionError as error:
-        raise StartError(f"{error}: remove it, or name a folder in TORCH_EXTENSIONS_DIR") from error
+        raise StartError(f"{error}: remove it, or name another folder in TORCH_EXTENSIONS_DIR") from error
     return folder
 
 
@@ -253,7 +253,7 @@ class Baton:
             return False
         if not any(name.endswith(".so") for name in os.listdir(os.path.dirname(self._path))):
             print(
-                f"[distributor] building {self._name} for this node: that takes up to a few minutes, once",
+                f"[distributor] building {self._name} for this node, once; this takes up to a few minutes",
                 file=sys.stderr,
             )
         return True
@@ -269,7 +269,7 @@ class Baton:
             waited = self._clock() - start
             if waited > _PATIENCE and not said:
                 said = True
-                print(f"[distributor] waiting for another process that builds {self._name}", file=sys.stderr)
+                print(f"[distributor] waiting for another process to build {self._name}", file=sys.stderr)
             if waited > self._timeout:
                 raise TimeoutError(
                     f"another process has been building in {os.path.dirname(self._path)} for {self._timeout:g} s: wait "

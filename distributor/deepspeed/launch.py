@@ -56,7 +56,9 @@ class DeepSpeed:
         timeout = check_seconds("extensions_timeout", self.extensions_timeout, 1)
         if self.config is None:
             if self.auto is not None:
-                raise ConfigurationError(f"auto={dict(self.auto)!r} fills a deepspeedConfig, but there is none")
+                raise ConfigurationError(
+                    f"auto={dict(self.auto)!r} fills in a deepspeedConfig, but there is none: pass one"
+                )
             return DeepspeedRanks(extensions_timeout=timeout, script_arguments=bool(self.script_arguments))
         final, given = _configs(self.config, num_processes, self.auto or {})
         return DeepspeedRanks(
@@ -78,7 +80,7 @@ def _configs(
     deepspeed_config.check(config, world_size)
     if deepspeed_config.TRAIN not in config and deepspeed_config.MICRO not in config:
         notices.logger.warning(
-            "deepspeedConfig gives no batch size: deepspeed.initialize refuses it unless %s or %s is added",
+            "deepspeedConfig has no batch size, and deepspeed.initialize refuses it: add %s or %s",
             deepspeed_config.TRAIN,
             deepspeed_config.MICRO,
         )

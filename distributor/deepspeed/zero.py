@@ -21,34 +21,34 @@ from distributor.text.wording import parse_memory
 Offload = Literal["none", "cpu", "nvme"]
 
 _COMMENTS = {
-    TRAIN: "samples per optimizer step, of all ranks together: micro batch x accumulation x ranks",
-    MICRO: "samples per rank and forward pass: what has to fit into a GPU's memory",
+    TRAIN: "samples per optimizer step, over all ranks: micro batch x accumulation x ranks",
+    MICRO: "samples per rank and forward pass: they must fit into a GPU's memory",
     ACCUMULATION: "forward passes per optimizer step",
-    "gradient_clipping": "largest norm of the gradients; DeepSpeed clips to 1.0 if nothing is said, 0 does not clip",
-    "optimizer.type": "AdamW: DeepSpeed's fused one on GPUs, its own for CPUs where the optimizer is offloaded",
+    "gradient_clipping": "largest norm of the gradients; DeepSpeed clips to 1.0 by default, 0 turns clipping off",
+    "optimizer.type": "AdamW: DeepSpeed's fused version on GPUs, its CPU version if the optimizer is offloaded",
     "optimizer.params.lr": "learning rate",
-    "optimizer.params.torch_adam": "true: torch's own, of which nothing is compiled",
-    "zero_allow_untested_optimizer": "lets ZeRO work with optimizers that DeepSpeed did not test",
-    "bf16.enabled": "weights, gradients and activations in bfloat16, a master copy of the weights in fp32",
+    "optimizer.params.torch_adam": "true: torch's own, which needs no compiler",
+    "zero_allow_untested_optimizer": "lets ZeRO work with optimizers that DeepSpeed has not tested",
+    "bf16.enabled": "weights, gradients and activations in bfloat16, with a master copy of the weights in fp32",
     "fp16.enabled": "weights, gradients and activations in float16, with a loss scale that adapts itself",
-    "fp16.loss_scale": "0: adapts itself",
-    "fp16.initial_scale_power": "begins with a loss scale of 2 to the power of it",
+    "fp16.loss_scale": "0: the loss scale adapts itself",
+    "fp16.initial_scale_power": "the initial loss scale is 2 to this power",
     "zero_optimization.stage": "what is split among ranks: 1 optimizer states, 2 + gradients, 3 + parameters",
-    "zero_optimization.overlap_comm": "reduces gradients while the backward pass goes on",
-    "zero_optimization.contiguous_gradients": "copies gradients into one buffer: no fragmented memory",
-    "zero_optimization.reduce_bucket_size": "elements that are reduced at a time: more is quicker and takes memory",
-    "zero_optimization.allgather_bucket_size": "elements that are gathered at a time",
-    "zero_optimization.stage3_prefetch_bucket_size": "elements that are fetched before they are needed",
-    "zero_optimization.stage3_param_persistence_threshold": "parameters smaller than that stay whole on every rank",
+    "zero_optimization.overlap_comm": "reduces gradients during the backward pass",
+    "zero_optimization.contiguous_gradients": "copies gradients into one buffer, so that memory is not fragmented",
+    "zero_optimization.reduce_bucket_size": "elements reduced at a time: more is faster and takes more memory",
+    "zero_optimization.allgather_bucket_size": "elements gathered at a time",
+    "zero_optimization.stage3_prefetch_bucket_size": "elements fetched before they are needed",
+    "zero_optimization.stage3_param_persistence_threshold": "smaller parameters stay whole on every rank",
     "zero_optimization.stage3_max_live_parameters": "parameters that may be whole on a rank at one time",
-    "zero_optimization.stage3_max_reuse_distance": "what is used again within so many parameters is kept",
+    "zero_optimization.stage3_max_reuse_distance": "parameters used again within this many parameters are kept",
     "zero_optimization.stage3_gather_16bit_weights_on_model_save": "save_16bit_model writes the whole model",
     "zero_optimization.offload_optimizer.device": "where optimizer states live and are updated",
     "zero_optimization.offload_param.device": "where parameters live between uses",
     "zero_optimization.offload_optimizer.nvme_path": "a folder on a fast disk of each node",
     "zero_optimization.offload_param.nvme_path": "a folder on a fast disk of each node",
-    "zero_optimization.offload_optimizer.pin_memory": "page-locked memory: quicker copies, cannot be swapped out",
-    "zero_optimization.offload_param.pin_memory": "page-locked memory: quicker copies, cannot be swapped out",
+    "zero_optimization.offload_optimizer.pin_memory": "page-locked memory: faster copies, cannot be swapped out",
+    "zero_optimization.offload_param.pin_memory": "page-locked memory: faster copies, cannot be swapped out",
 }
 
 
@@ -100,11 +100,11 @@ def zero(
         3
     """
     if isinstance(stage, bool) or stage not in STAGES:
-        raise ConfigurationError(f"stage has to be 0, 1, 2 or 3, not {stage!r}")
+        raise ConfigurationError(f"stage must be 0, 1, 2 or 3, not {stage!r}")
     if offload not in ("none", "cpu", "nvme"):
-        raise ConfigurationError(f"offload has to be 'none', 'cpu' or 'nvme', not {offload!r}")
+        raise ConfigurationError(f"offload must be 'none', 'cpu' or 'nvme', not {offload!r}")
     if precision not in ("bf16", "fp16", "fp32"):
-        raise ConfigurationError(f"precision has to be 'bf16', 'fp16' or 'fp32', not {precision!r}")
+        raise ConfigurationError(f"precision must be 'bf16', 'fp16' or 'fp32', not {precision!r}")
     for name, size in (
         ("micro_batch_size", micro_batch_size),
         ("gradient_accumulation_steps", gradient_accumulation_steps),
@@ -215,8 +215,8 @@ class Suggestion:
         """
         if self.best is None:
             raise ConfigurationError(
-                "no stage is known to fit: say how much memory there is (gpu_memory='80g'), use more GPUs, or "
-                "zero(3, offload='nvme', nvme_path=...)"
+                "no stage is known to fit: give the memory of a GPU (gpu_memory='80g'), use more GPUs, or zero(3, "
+                "offload='nvme', nvme_path=...)"
             )
         return zero(self.best.stage, self.best.offload, **options)  # type: ignore[arg-type]
 
@@ -234,9 +234,9 @@ class Suggestion:
         if self.best is not None:
             hint = ""
         elif self.estimates[0].fits is None:
-            hint = "\nwhat fits is known with gpu_memory='80g'"
+            hint = "\nto see which stages fit, pass gpu_memory='80g'"
         else:
-            hint = "\nnone fits: more GPUs or nodes, or zero(3, offload='nvme', nvme_path=...)"
+            hint = "\nnone fits: use more GPUs or nodes, or zero(3, offload='nvme', nvme_path=...)"
         head = ["ZeRO stage", "offload", "per GPU", "per host", "fits"]
         return f"{self.parameters:,} parameters, Adam, mixed precision; without activations\n{table(head, rows)}{hint}"
 
@@ -290,7 +290,7 @@ def suggest_zero(
     gpu = None if gpu_memory is None else _bytes("gpu_memory", gpu_memory)
     host = None if host_memory is None else _bytes("host_memory", host_memory)
     if not 0 <= activation_share < 1:
-        raise ConfigurationError(f"activation_share has to be from 0 to below 1, not {activation_share!r}")
+        raise ConfigurationError(f"activation_share must be at least 0 and less than 1, not {activation_share!r}")
     estimates = []
     for stage, offload in ((0, "none"), (1, "none"), (2, "none"), (3, "none"), (2, "cpu"), (3, "cpu")):
         gpu_bytes, host_bytes = estimate(parameters, largest, stage, offload == "cpu", per_node, nodes)
@@ -341,12 +341,12 @@ def _count(model: Any) -> tuple[int, int]:
 def _bytes(name: str, value: Any) -> int:
     if not isinstance(value, str):
         if positive(name, value) < 1 << 20:
-            raise ConfigurationError(f"{name} is {value} bytes: say '{value}g' if you mean gigabytes")
+            raise ConfigurationError(f"{name} is {value} bytes: write '{value}g' for gigabytes")
         return int(value)
     try:
         return parse_memory(value)
     except ValueError:
-        raise ConfigurationError(f"{name} has to be a number of bytes or a size as '80g', not {value!r}") from None
+        raise ConfigurationError(f"{name} must be a number of bytes or a size such as '80g', not {value!r}") from None
 
 
 def _size(size: int) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from distributor.errors import ResourceError
 from distributor.machine import devices
+from distributor.text.wording import count
 from distributor.values.job import Job
 from distributor.values.placement import Node, NodeFacts, Placement
 
@@ -48,8 +49,9 @@ def place(facts: Sequence[NodeFacts], job: Job) -> Placement:
         if job.node_limit is not None and ranks > job.node_limit:
             raise ResourceError(
                 f"Spark put {ranks} ranks on executor {lead.executor} ({lead.host}), more than the "
-                f"{job.node_limit} that max_processes_per_node or memory_per_process allow: others were "
-                "busy or smaller. Free them, or start the session with executors of one size (spark.executor.cores)"
+                f"{job.node_limit} that max_processes_per_node or memory_per_process allow: other "
+                "executors were busy or smaller. Free them, or start the session with executors of one size "
+                "(spark.executor.cores)"
             )
         nodes.append(node)
         first_rank += ranks
@@ -71,10 +73,10 @@ def _node_gpus(tasks: Sequence[NodeFacts], job: Job) -> tuple[str, ...]:
         mapped = devices.through_mapping(task.gpus, visible, task.host)
         if len(mapped) < needed:
             raise ResourceError(
-                f"task {task.partition} on {task.host} has {len(mapped)} GPUs ({', '.join(mapped) or 'none'}), and "
-                f"{job.ranks_per_task} ranks that use {job.resources.gpus_each} each: set "
-                "spark.task.resource.gpu.amount "
-                "to the GPUs of one task"
+                f"task {task.partition} on {task.host} has {count(len(mapped), 'GPU')} "
+                f"({', '.join(mapped) or 'none'}), but {count(job.ranks_per_task, 'rank')} with "
+                f"{count(job.resources.gpus_each, 'GPU')} each: set spark.task.resource.gpu.amount to the number of GPUs "
+                "of one task"
             )
         by_rank += [
             mapped[first : first + job.resources.gpus_each] for first in range(0, needed, job.resources.gpus_each)
@@ -92,6 +94,7 @@ def _refuse_shared_gpus(nodes: Sequence[Node], machines: Sequence[str]) -> None:
             if device in owners:
                 raise ResourceError(
                     f"ranks {owners[device]} and {rank} on {node.host} would share GPU {gpu}: give each task whole "
-                    "GPUs of its own (spark.task.resource.gpu.amount=1 and a discovery script that names each once)"
+                    "GPUs of its own (spark.task.resource.gpu.amount=1, and a discovery script that lists each GPU "
+                    "once)"
                 )
             owners[device] = rank

@@ -59,6 +59,8 @@ def test_a_global_batch_that_cannot_be(total: int, each: int) -> None:
 @pytest.mark.parametrize("first", [runtime.rank0_first, runtime.local_rank0_first])
 def test_ranks_without_a_process_group_cannot_wait(first, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigurationError, match=rf"{first.__name__} has 2 ranks wait .*init_process_group\(\) before"):
+    with pytest.raises(
+        ConfigurationError, match=rf"{first.__name__} makes 2 ranks wait .*init_process_group\(\) first"
+    ):
         with first():
             pass

@@ -53,7 +53,9 @@ def test_what_is_no_launch_path(launch: Any) -> None:
 
 
 def test_another_path_under_pysparks_name_for_deepspeed() -> None:
-    with pytest.raises(ConfigurationError, match=r"launch='torchrun' has no place here, .*: use Distributor$"):
+    with pytest.raises(
+        ConfigurationError, match=r"launch='torchrun' does not fit DeepspeedTorchDistributor, .*: use Distributor$"
+    ):
         DeepspeedTorchDistributor(2, useGpu=False, launch="torchrun")
 
 

@@ -45,11 +45,11 @@ def test_no_best_configuration() -> None:
     [
         ({}, "space is empty: {}"),
         ([], r"space is empty: \[\]"),
-        ({"a": 3}, "space: 'a' has to have a list of values, not 3"),
-        ({"a": []}, r"space: 'a' has to have a list of values, not \[\]"),
-        ({"a": "cpu"}, "space: 'a' has to have a list of values, not 'cpu'"),
-        (3, "space has to map paths to lists of values, or be a list of mappings, not 3"),
-        ([3], "space has to be a list of mappings; one of them is 3"),
+        ({"a": 3}, "space: 'a' needs a list of values, not 3"),
+        ({"a": []}, r"space: 'a' needs a list of values, not \[\]"),
+        ({"a": "cpu"}, "space: 'a' needs a list of values, not 'cpu'"),
+        (3, "space must map paths to lists of values, or be a list of mappings, not 3"),
+        ([3], "space must be a list of mappings, but one item is 3"),
     ],
 )
 def test_spaces_that_are_none(space: Any, text: str) -> None:
@@ -64,12 +64,12 @@ def test_every_combination_or_just_these() -> None:
 
 def test_a_path_through_a_value() -> None:
     assert merged({"bf16": {"enabled": True}}, {"bf16": {"enabled": False}}) == {"bf16": {"enabled": False}}
-    with pytest.raises(ConfigurationError, match="space: 'a.b' goes through 'a', which is 1"):
+    with pytest.raises(ConfigurationError, match="space: 'a.b' needs a mapping at 'a', not 1"):
         merged({"a": 1}, {"a.b": 2})
 
 
 def test_a_mode_that_is_none() -> None:
-    with pytest.raises(ConfigurationError, match="mode has to be 'max' or 'min', not 'best'"):
+    with pytest.raises(ConfigurationError, match="mode must be 'max' or 'min', not 'best'"):
         autotune(print, {"a": [1]}, mode="best")  # type: ignore[arg-type]
 
 
@@ -115,8 +115,8 @@ def test_what_no_configuration_would_change_ends_the_tuning() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ({"loss": 1.0}, "the function has to return 'throughput'; what rank 0 returned has 'loss'"),
-        (None, "the function has to return 'throughput', as a number or in a mapping, from rank 0; it returned None"),
+        ({"loss": 1.0}, "the function must return 'throughput'; rank 0 returned a mapping with 'loss'"),
+        (None, "the function must return 'throughput' from rank 0, as a number or in a mapping; it returned None"),
         ({"throughput": "fast"}, "it returned 'fast'"),
     ],
 )

@@ -31,11 +31,11 @@ def refused(config: dict[str, Any], world_size: int = 4) -> str:
     [
         (
             {"zero_optimization": {"stage": 4}},
-            "zero_optimization.stage is 4; what DeepSpeed can split among ranks is 0",
+            "zero_optimization.stage is 4; the stages, with what each splits among ranks, are 0",
         ),
         ({"zero_optimization": {"stage": "3"}}, "zero_optimization.stage is '3'"),
         ({"zero_optimization": {"stage": True}}, "zero_optimization.stage is True"),
-        ({"zero_optimization": 3}, "zero_optimization has to be a mapping, not int 3"),
+        ({"zero_optimization": 3}, "zero_optimization must be a mapping, not int 3"),
         (
             {"zero_optimisation": {"stage": 1}},
             "'zero_optimisation', which DeepSpeed would silently ignore: did you mean",
@@ -51,40 +51,40 @@ def refused(config: dict[str, Any], world_size: int = 4) -> str:
         ({"zero_optimization": {"offload_optimiser": {}}}, "did you mean 'offload_optimizer'?"),
         (
             {"optimizer": {"type": "Adam", "params": {"lr": "1e-3"}}},
-            "params.lr has to be a number, not '1e-3'",
+            "params.lr must be a number, not '1e-3'",
         ),
-        ({"optimizer": {"type": "Adam", "params": {"learning_rate": 1}}}, "has a 'learning_rate': did you mean 'lr'?"),
+        ({"optimizer": {"type": "Adam", "params": {"learning_rate": 1}}}, "has 'learning_rate': did you mean 'lr'?"),
         ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "enables both fp16 and bf16: choose one of them"),
-        ({"fp16": {"enabled": "yes"}}, "fp16.enabled has to be true or false, not 'yes'"),
-        ({"bf16": True}, "bf16 has to be a mapping, not bool True"),
-        ({TRAIN: 0}, "train_batch_size has to be a positive integer, not 0"),
-        ({MICRO: 2.5}, "train_micro_batch_size_per_gpu has to be a positive integer, not 2.5"),
-        ({ACCUMULATION: True}, "gradient_accumulation_steps has to be a positive integer, not True"),
+        ({"fp16": {"enabled": "yes"}}, "fp16.enabled must be true or false, not 'yes'"),
+        ({"bf16": True}, "bf16 must be a mapping, not bool True"),
+        ({TRAIN: 0}, "train_batch_size must be a positive integer, not 0"),
+        ({MICRO: 2.5}, "train_micro_batch_size_per_gpu must be a positive integer, not 2.5"),
+        ({ACCUMULATION: True}, "gradient_accumulation_steps must be a positive integer, not True"),
         (
             {TRAIN: 100, MICRO: 8, ACCUMULATION: 3},
             "100 is not 8 (train_micro_batch_size_per_gpu) x 3 (gradient_accumulation_steps) x 4 ranks "
-            '= 96. For a model that is split over ranks, say so in it: "pipeline": {"stages": 2}',
+            '= 96. If the model is split over ranks, the configuration must say so, as in "pipeline": {"stages": 2}',
         ),
-        ({TRAIN: 30, MICRO: 8}, "30 is no multiple of 8 (train_micro_batch_size_per_gpu) x 4 ranks = 32"),
-        ({TRAIN: 30}, "train_batch_size 30 is no multiple of 4 ranks = 4"),
+        ({TRAIN: 30, MICRO: 8}, "30 is not a multiple of 8 (train_micro_batch_size_per_gpu) x 4 ranks = 32"),
+        ({TRAIN: 30}, "train_batch_size 30 is not a multiple of 4 ranks = 4"),
         (
             {TRAIN: 10, MICRO: 8, ACCUMULATION: 1, "pipeline": {"stages": 2}},
             "10 is not 8 (train_micro_batch_size_per_gpu) x 1 (gradient_accumulation_steps) x 4 ranks / 2 "
             "(pipeline.stages) = 16",
         ),
         ({"pipeline": {"stages": 3}}, "pipeline.stages is 3, which does not divide 4 ranks"),
-        ({"tensor_parallel": {"autotp_size": -1}}, "tensor_parallel.autotp_size has to be a positive integer, not -1"),
+        ({"tensor_parallel": {"autotp_size": -1}}, "tensor_parallel.autotp_size must be a positive integer, not -1"),
         (
             {"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}},
             "needs ZeRO stage 1 or more, not 0",
         ),
         (
             {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
-            "offload_param to 'cpu' needs ZeRO stage 3",
+            "offload_param with device 'cpu' needs ZeRO stage 3",
         ),
         (
             {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}}},
-            "offload_optimizer to 'nvme' needs ZeRO stage 3, not 2",
+            "offload_optimizer with device 'nvme' needs ZeRO stage 3, not 2",
         ),
         ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}, "needs an nvme_path, a folder on"),
         (
@@ -93,14 +93,14 @@ def refused(config: dict[str, Any], world_size: int = 4) -> str:
         ),
         (
             {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
-            "offload_optimizer.ratio is 0.5: a part can be offloaded with ZeRO stage 3 only",
+            "offload_optimizer.ratio is 0.5: offloading a part needs ZeRO stage 3, not 2",
         ),
-        ({"optimizer": {"params": {}}}, "optimizer.type has to be a name such as 'AdamW', not None"),
+        ({"optimizer": {"params": {}}}, "optimizer.type must be a name such as 'AdamW', not None"),
         ({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1}}}, "use 'gradient_clipping' instead"),
-        ({"steps_per_print": float("inf")}, "steps_per_print is inf, which JSON cannot say"),
+        ({"steps_per_print": float("inf")}, "steps_per_print is inf, which JSON cannot express"),
         ({"optimizer": {"type": "Adam", "params": {"lr": object()}}}, "optimizer.params.lr is a builtins.object; only"),
-        ({"comment": [{3: 4}]}, "the name 3 in comment[0] is no string"),
-        ({"steps_per_print": AUTO}, "steps_per_print is 'auto', but nothing is known to put there: give it a value"),
+        ({"comment": [{3: 4}]}, "the name 3 in comment[0] is not a string"),
+        ({"steps_per_print": AUTO}, "steps_per_print is 'auto', but its value cannot be derived: give it one"),
     ],
 )
 def test_what_is_refused(config: dict[str, Any], text: str) -> None:
@@ -110,10 +110,10 @@ def test_what_is_refused(config: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize(
     ("auto", "text"),
     [
-        ({"lr": 1}, "auto names 'lr'; what it can fill is micro_batch_size, "),
-        ({"micro_batch_size": 0}, "auto: micro_batch_size has to be a positive integer, not 0"),
-        ({"hidden_size": "big"}, "auto: hidden_size has to be a positive integer, not 'big'"),
-        ({"precision": "fp8"}, "auto: precision has to be 'fp32', 'fp16' or 'bf16', not 'fp8'"),
+        ({"lr": 1}, "auto has 'lr', but it can only fill in micro_batch_size, "),
+        ({"micro_batch_size": 0}, "auto: micro_batch_size must be a positive integer, not 0"),
+        ({"hidden_size": "big"}, "auto: hidden_size must be a positive integer, not 'big'"),
+        ({"precision": "fp8"}, "auto: precision must be 'fp32', 'fp16' or 'bf16', not 'fp8'"),
         (
             {"micro_batch_size": 2},
             "batch_size_per_gpu is 4, which contradicts auto={'micro_batch_size': ...}",
@@ -130,7 +130,7 @@ def test_auto_that_is_refused(auto: dict[str, Any], text: str) -> None:
 
 def test_auto_without_a_configuration_is_refused() -> None:
     with pytest.raises(
-        ConfigurationError, match=r"auto=\{'learning_rate': 1\} fills a deepspeedConfig, but there is none"
+        ConfigurationError, match=r"auto=\{'learning_rate': 1\} fills in a deepspeedConfig, but there is none"
     ):
         DeepspeedTorchDistributor(2, localMode=True, useGpu=False, auto={"learning_rate": 1})
 
@@ -143,7 +143,7 @@ def test_auto_without_a_configuration_is_refused() -> None:
         ({"num_processes": 2}, "num_processes is called numGpus here"),
         ({"use_gpu": False}, "use_gpu is called useGpu here"),
         ({"extensions_timeout": 0}, "extensions_timeout has to be a number of seconds from 1 to a year, not 0"),
-        ({"deepspeedConfig": 3}, "deepspeedConfig has to be a dict or the path of a JSON or YAML file, not int 3"),
+        ({"deepspeedConfig": 3}, "deepspeedConfig must be a dict or the path of a JSON or YAML file, not int 3"),
         ({"preload": "torch"}, "preload has to be a list of module names, not 'torch'"),
     ],
 )
@@ -157,12 +157,12 @@ def test_arguments_that_are_refused(arguments: dict[str, Any], text: str) -> Non
     ("name", "content", "text"),
     [
         ("a.json", '{"bf16": ', "is malformed: Expecting value: line 1 column 10"),
-        ("b.json", "[1]", "has to hold a mapping, not list [1]"),
+        ("b.json", "[1]", "must contain a mapping, not list [1]"),
         ("c.json", "stage: 3", "is malformed: Expecting value: line 1 column 1"),
         ("d.json", '{"bf16": {}, "bf16": {}}', "gives 'bf16' twice"),
         ("e.yaml", "bf16: {enabled: [", "is malformed: while parsing"),
         ("f.yaml", "bf16: {}\nbf16: {}", "gives 'bf16' twice"),
-        ("g.yml", "- 1", "has to hold a mapping, not list [1]"),
+        ("g.yml", "- 1", "must contain a mapping, not list [1]"),
         ("h.json", None, "cannot be read on the driver: No such file or directory"),
         ("i.json", b"\xff\xfe", "cannot be read on the driver: 'utf-8' codec"),
     ],
@@ -240,7 +240,7 @@ def test_batch_sizes_follow_from_each_other(sizes: Any, auto: dict[str, Any], ex
 @pytest.mark.parametrize("sizes", [(30, AUTO, 2), (30, 4, AUTO)])
 def test_batch_sizes_that_do_not_follow(sizes: Any) -> None:
     text = refused(dict(zip((TRAIN, MICRO, ACCUMULATION), sizes)))
-    assert "train_batch_size 30 is no multiple of" in text
+    assert "train_batch_size 30 is not a multiple of" in text
 
 
 @given(st.integers(1, 16), st.integers(1, 8), st.integers(1, 8), st.sets(st.sampled_from([TRAIN, MICRO, ACCUMULATION])))
@@ -382,7 +382,7 @@ def test_the_names_of_extensions_are_deepspeeds() -> None:
 def test_no_batch_size_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """The function may add one."""
     DeepspeedTorchDistributor(2, 1, True, False, {"bf16": {"enabled": True}})
-    assert "gives no batch size: deepspeed.initialize refuses it unless" in caplog.text
+    assert "has no batch size, and deepspeed.initialize refuses it: add" in caplog.text
 
 
 def test_names_that_deepspeed_has_are_not_taken_for_slips() -> None:
@@ -412,5 +412,5 @@ def test_another_configuration_leaves_the_first_alone() -> None:
     assert isinstance(path, DeepspeedRanks) and path.config is not None
     assert json.loads(path.config)[TRAIN] == 4
     assert other._options.deadlines.grace_period == 3
-    with pytest.raises(ConfigurationError, match="train_batch_size 3 is no multiple of 2 ranks"):
+    with pytest.raises(ConfigurationError, match="train_batch_size 3 is not a multiple of 2 ranks"):
         one.with_config({TRAIN: 3})

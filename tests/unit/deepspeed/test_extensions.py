@@ -87,7 +87,7 @@ def test_waiting_has_a_deadline(lock: str, capsys: pytest.CaptureFixture[str]) -
     times = iter([0.0, 100.0, 301.0])
     with pytest.raises(TimeoutError, match=r"has been building in .* for 300 s: wait for it, or pass a longer"):
         Baton(lock, 300, clock=lambda: next(times)).wait()
-    assert capsys.readouterr().err.count(f"waiting for another process that builds {Path(lock).parent.name}") == 1
+    assert capsys.readouterr().err.count(f"waiting for another process to build {Path(lock).parent.name}") == 1
     baton.release()
 
 
@@ -116,10 +116,10 @@ def test_nothing_is_missing(tools: Path) -> None:
 def test_no_compiler(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tools / "c++").unlink()
     missing = extensions.missing_tool(cuda=False)
-    assert missing == "there is no C++ compiler 'c++' on the PATH (apt-get install g++; CXX may name another)"
+    assert missing == "there is no C++ compiler 'c++' on the PATH (apt-get install g++; or name another in CXX)"
     monkeypatch.setenv("CXX", "icpx")
     missing = extensions.missing_tool(cuda=False)
-    assert missing == "there is no C++ compiler 'icpx' on the PATH (apt-get install g++; CXX names one)"
+    assert missing == "there is no C++ compiler 'icpx' on the PATH (apt-get install g++; CXX names it)"
 
 
 def test_a_compiler_with_arguments(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_no_ninja(tools: Path) -> None:
 
 def test_no_nvcc(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.utils.cpp_extension.CUDA_HOME", None)
-    assert "there is no nvcc in any usual place" in str(extensions.missing_tool(cuda=True))
+    assert "there is no nvcc in the usual folders" in str(extensions.missing_tool(cuda=True))
     monkeypatch.setattr("torch.utils.cpp_extension.CUDA_HOME", str(tools))
     missing = str(extensions.missing_tool(cuda=True))
     assert f"there is no nvcc in {tools} (install the CUDA toolkit" in missing and "CUDA_HOME" in missing
@@ -176,7 +176,7 @@ def test_extensions_are_kept_privately_where_there_is_no_home(tmp_path: Path, mo
     assert parent.stat().st_mode & 0o777 == 0o700
     parent.chmod(0o777)  # somebody else's trap
     with pytest.raises(
-        StartError, match="is not this user's alone: remove it, or name a folder in TORCH_EXTENSIONS_DIR"
+        StartError, match="is not this user's alone: remove it, or name another folder in TORCH_EXTENSIONS_DIR"
     ):
         extensions.cache_folder()
 
@@ -205,12 +205,12 @@ def test_what_there_is_not_for_a_device(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setattr("torch.utils.cpp_extension.FileBaton", None)
     with pytest.raises(
-        StartError, match="DeepSpeed has no FusedLamb for 'cpu' devices, which the deepspeedConfig asks"
+        StartError, match="the deepspeedConfig needs DeepSpeed's FusedLamb, which does not exist for 'cpu' devices"
     ):
         extensions.load(("FusedLambBuilder",), 1, 0)
     monkeypatch.setenv("CXX", "/none")
     with pytest.raises(
-        StartError, match=r"compiles its cpu_adam on first use: there is no C\+\+ compiler '/none'.*torch_adam"
+        StartError, match=r"compiles its cpu_adam on first use, but there is no C\+\+ compiler '/none'.*torch_adam"
     ):
         extensions.load(("CPUAdamBuilder",), 1, 0)
     monkeypatch.delenv("CXX")

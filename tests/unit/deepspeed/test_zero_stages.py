@@ -52,11 +52,11 @@ def test_deepspeed_takes_it(stage: Any, offload: Any, precision: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"stage": 4}, "stage has to be 0, 1, 2 or 3, not 4"),
-        ({"stage": True}, "stage has to be 0, 1, 2 or 3, not True"),
-        ({"offload": "disk"}, "offload has to be 'none', 'cpu' or 'nvme', not 'disk'"),
-        ({"precision": "fp8"}, "precision has to be 'bf16', 'fp16' or 'fp32', not 'fp8'"),
-        ({"micro_batch_size": 0}, "micro_batch_size has to be a positive integer, not 0"),
+        ({"stage": 4}, "stage must be 0, 1, 2 or 3, not 4"),
+        ({"stage": True}, "stage must be 0, 1, 2 or 3, not True"),
+        ({"offload": "disk"}, "offload must be 'none', 'cpu' or 'nvme', not 'disk'"),
+        ({"precision": "fp8"}, "precision must be 'bf16', 'fp16' or 'fp32', not 'fp8'"),
+        ({"micro_batch_size": 0}, "micro_batch_size must be a positive integer, not 0"),
         ({"stage": 0, "offload": "cpu"}, "offload='cpu' needs stage 1 or more, not 0"),
         ({"stage": 2, "offload": "nvme"}, "offload='nvme' needs stage 3, not 2"),
         ({"stage": 3, "offload": "nvme"}, "offload='nvme' needs nvme_path"),
@@ -113,11 +113,11 @@ def test_a_model_is_counted_once() -> None:
     assert found.parameters == 100 * 1000 + 1000 * 10 + 10
     assert found.estimates[3].gpu_bytes == 4 * 100_000 + 18 * found.parameters
     assert found.best is None
-    assert str(found).endswith("what fits is known with gpu_memory='80g'")
+    assert str(found).endswith("to see which stages fit, pass gpu_memory='80g'")
     assert str(suggest_zero(7e9, gpu_memory="0.5g")).endswith(
         "more GPUs or nodes, or zero(3, offload='nvme', nvme_path=...)"
     )
-    with pytest.raises(ConfigurationError, match="no stage is known to fit: say how much memory there is"):
+    with pytest.raises(ConfigurationError, match="no stage is known to fit: give the memory of a GPU"):
         found.config()
 
 
@@ -145,14 +145,14 @@ def test_the_least_sharded_stage_that_fits_is_suggested(memory: Any, host: Any, 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"model_or_parameter_count": 0}, "the number of parameters has to be a positive integer, not 0"),
-        ({"model_or_parameter_count": "7b"}, "the number of parameters has to be a positive integer, not '7b'"),
-        ({"nnodes": 0}, "nnodes has to be a positive integer, not 0"),
-        ({"gpu_memory": 80}, "gpu_memory is 80 bytes: say '80g' if you mean gigabytes"),
-        ({"gpu_memory": "much"}, "gpu_memory has to be a number of bytes or a size as '80g', not 'much'"),
-        ({"host_memory": -1}, "host_memory has to be a positive integer, not -1"),
-        ({"activation_share": 1}, "activation_share has to be from 0 to below 1, not 1"),
-        ({"largest_layer_parameters": 1.5}, "largest_layer_parameters has to be a positive integer, not 1.5"),
+        ({"model_or_parameter_count": 0}, "the number of parameters must be a positive integer, not 0"),
+        ({"model_or_parameter_count": "7b"}, "the number of parameters must be a positive integer, not '7b'"),
+        ({"nnodes": 0}, "nnodes must be a positive integer, not 0"),
+        ({"gpu_memory": 80}, "gpu_memory is 80 bytes: write '80g' for gigabytes"),
+        ({"gpu_memory": "much"}, "gpu_memory must be a number of bytes or a size such as '80g', not 'much'"),
+        ({"host_memory": -1}, "host_memory must be a positive integer, not -1"),
+        ({"activation_share": 1}, "activation_share must be at least 0 and less than 1, not 1"),
+        ({"largest_layer_parameters": 1.5}, "largest_layer_parameters must be a positive integer, not 1.5"),
     ],
 )
 def test_suggestions_need_true_numbers(arguments: dict[str, Any], text: str) -> None:

@@ -207,7 +207,7 @@ def test_more_ranks_than_a_node_may_have():
         pytest.param([["0"], ["1"], ["2"]], "5,6,5", 1, ["ranks 0 and 2", "GPU 5"], id="shared-by-the-mapping"),
         pytest.param([["0", "0"]], None, 2, ["ranks 0 and 1", "GPU 0"], id="shared-within-a-task"),
         pytest.param(
-            [["0", "1"], ["2"]], None, 2, ["task 1 on host-a", "2 ranks that use 1", "1 GPUs (2)"], id="too-few"
+            [["0", "1"], ["2"]], None, 2, ["task 1 on host-a", "2 ranks with 1 GPU each", "1 GPU (2)"], id="too-few"
         ),
         pytest.param([[]], None, 1, ["task 0 on host-a", "0 GPUs (none)"], id="none"),
         pytest.param([["0"], ["2"]], "4,6", 1, ["GPU 2 on host-a", "only 2", "4,6"], id="beyond-the-mapping"),
