@@ -279,13 +279,13 @@ def test_deepspeed_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_gpus_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(ResourceError, match="this machine, the driver, shows no GPU .*: pass use_gpu=False"):
+    with pytest.raises(ResourceError, match="this machine, the driver, has no visible GPU .*: pass use_gpu=False"):
         TorchDistributor(1, True)
-    with monkeypatch.context() as patch, pytest.raises(ResourceError, match="shows no GPU"):
+    with monkeypatch.context() as patch, pytest.raises(ResourceError, match="has no visible GPU"):
         patch.delitem(sys.modules, "pyspark", raising=False)  # another test's session may be active
         TorchDistributor(1).run(trainings.rank)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    with pytest.raises(ResourceError, match="needs 3 GPUs, this machine shows 2: lower num_processes"):
+    with pytest.raises(ResourceError, match="needs 3 GPUs, but this machine has 2 visible GPUs: lower num_processes"):
         TorchDistributor(3, True)
 
 
@@ -299,7 +299,7 @@ def test_a_current_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_platforms_other_than_linux_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local.sys, "platform", "darwin")
-    with pytest.raises(ConfigurationError, match="local mode runs on Linux only, this is darwin"):
+    with pytest.raises(ConfigurationError, match="local mode needs Linux, but this is darwin"):
         on_cpu().run(trainings.rank)
 
 
@@ -367,13 +367,16 @@ def test_a_log_dir_that_cannot_be(tmp_path: Path) -> None:
     [
         (
             {"cpus_per_process": 3},
-            "cpus_per_process asks for 3 CPUs for each of 2 processes, 6 in all, and this",
+            "cpus_per_process asks for 3 CPUs for each of 2 processes, 6 in all, but this",
         ),
         (
             {"memory_per_process": "3g"},
             "memory_per_process asks for 3,072 MiB of memory for each of 2 processes, 6,",
         ),
-        ({"max_processes_per_node": 1}, "num_processes=2, but max_processes_per_node=1, and local mode has one node"),
+        (
+            {"max_processes_per_node": 1},
+            "num_processes=2 is more than max_processes_per_node=1, and local mode has only one node",
+        ),
     ],
 )
 def test_more_than_this_machine_has(arguments: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -359,7 +359,9 @@ def test_several_gpus_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     run = TorchDistributor(2, local_mode=True, gpus_per_process=2).submit(trainings.environment, "CUDA_VISIBLE_DEVICES")
     assert [env["CUDA_VISIBLE_DEVICES"] for env in run.results()] == ["4,6,5,7"] * 2  # cuda:LOCAL_RANK is a rank's own
-    with pytest.raises(ResourceError, match="num_processes=2 with use_gpu=True needs 6 GPUs, this machine shows 4"):
+    with pytest.raises(
+        ResourceError, match="num_processes=2 with use_gpu=True needs 6 GPUs, but this machine has 4 visible GPUs"
+    ):
         TorchDistributor(2, local_mode=True, gpus_per_process=3)
 
 

@@ -97,7 +97,7 @@ def test_a_name_is_in_the_spark_ui(one_jvm: Any) -> None:
 
 def test_more_slots_than_there_can_be(one_jvm: Any) -> None:
     with pytest.raises(
-        ResourceError, match=r"num_processes=5 needs 5 task slots at once, and the cluster \(local\[4\]\) has 4: lower"
+        ResourceError, match=r"num_processes=5 needs 5 task slots at once, but the cluster \(local\[4\]\) has 4: lower"
     ):
         on_executors(5).run(trainings.rank)
 
@@ -110,7 +110,7 @@ def test_gpus_that_spark_does_not_know_of(one_jvm: Any) -> None:
 def test_slots_that_are_busy_are_waited_for_until_the_start_timeout(one_jvm: Any, tmp_path: Path) -> None:
     busy = on_executors(3).submit(trainings.wait_for, str(tmp_path / "go"))
     watch.until(lambda: busy.status is Status.RUNNING)
-    with pytest.raises(StartError, match="it was waiting for 2 task slots: 1 is free, other jobs hold"):
+    with pytest.raises(StartError, match="it was waiting for 2 task slots: 1 is free; other jobs hold"):
         on_executors(2, max_processes_per_node=2, start_timeout=1).run(trainings.all_reduce)
     with pytest.raises(StartError, match=r"start_timeout=1 s: it was waiting for 2 task slots: 1 is free"):
         on_executors(2, start_timeout=1).run(trainings.rank)
@@ -202,8 +202,8 @@ def test_a_run_that_is_placed_badly_is_placed_again(
     run = on_executors(2, max_processes_per_node=2).submit(trainings.all_reduce)
     assert run.results() == [3.0, 3.0]
     assert answers == []
-    told = [record.getMessage() for record in caplog.records if "placed again" in record.getMessage()]
-    assert told == [f"Spark put more ranks on an executor than the 2 that it may have; run {run.id} is placed again"]
+    told = [record.getMessage() for record in caplog.records if "placing run" in record.getMessage()]
+    assert told == [f"Spark put more ranks on an executor than the 2 that it may host; placing run {run.id} again"]
 
 
 def test_a_run_is_not_placed_again_for_ever(one_jvm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +216,7 @@ def test_resources_of_a_run_where_there_is_no_stage_level_scheduling(one_jvm: An
     with pytest.raises(ConfigurationError, match=r"tasks of 2 CPUs .* no stage-level .* with master local\[4\]"):
         on_executors(2, cpus_per_process=2).run(trainings.rank)
     assert on_executors(2, cpus_per_process=1).run(trainings.all_reduce) == 3.0
-    with pytest.raises(ResourceError, match="needs 3 task slots at once, 2 ranks at most on each executor, .* has 2"):
+    with pytest.raises(ResourceError, match="needs 3 task slots at once, at most 2 ranks per executor, .* has 2"):
         on_executors(3, max_processes_per_node=2).run(trainings.rank)
 
 
@@ -347,7 +347,7 @@ def test_ranks_see_their_nodes_gpus_in_order(sessions: Sessions, gpu_settings: d
     assert ours[0] == ours[1] and ours[2] == ours[3] and ours[0] != ours[2]
     assert sorted(ours[0] + ours[2]) == ["0", "1", "2", "3"]
     assert on_executors(4).submit(visible).results() == [("0", ""), ("1", ""), ("0", ""), ("1", "")]
-    with pytest.raises(ResourceError, match=r"5 task slots at once with 1 GPU each"):
+    with pytest.raises(ResourceError, match=r"5 task slots with 1 GPU each"):
         on_executors(5, use_gpu=True).run(trainings.rank)
 
 
@@ -360,7 +360,7 @@ def test_executors_that_share_gpus_are_refused(sessions: Sessions, same_gpus: di
 @pytest.mark.slow
 def test_more_gpus_than_there_are(sessions: Sessions, gpu_settings: dict[str, str]) -> None:
     sessions.get("local-cluster[2,4,1024]", **gpu_settings, **{"spark.task.resource.gpu.amount": "1"})
-    with pytest.raises(ResourceError, match=r"num_processes=5 needs 5 task slots at once with 1 GPU each.* has 4"):
+    with pytest.raises(ResourceError, match=r"num_processes=5 needs 5 task slots with 1 GPU each.* has 4"):
         on_executors(5, use_gpu=True).run(trainings.rank)
 
 
@@ -368,7 +368,7 @@ def test_more_gpus_than_there_are(sessions: Sessions, gpu_settings: dict[str, st
 def test_spark_without_executors_has_no_gpus_for_tasks(sessions: Sessions) -> None:
     amounts = {"spark.task.resource.gpu.amount": "1", "spark.executor.resource.gpu.amount": "1"}
     sessions.get("local[2]", **amounts)
-    with pytest.raises(ResourceError, match=r"master local\[2\] has no executors, and gives its tasks no GPUs"):
+    with pytest.raises(ResourceError, match=r"master local\[2\] has no executors and gives its tasks no GPUs"):
         on_executors(1, use_gpu=True).run(trainings.rank)
 
 
@@ -390,7 +390,7 @@ def test_local_mode_takes_the_drivers_gpus(sessions: Sessions, same_gpus: dict[s
         "local[2]", **{"spark.driver.resource.gpu.amount": "2", "spark.driver.resource.gpu.discoveryScript": script}
     )
     assert TorchDistributor(2, True).submit(visible).results() == [("0", "0,1"), ("1", "0,1")]
-    with pytest.raises(ResourceError, match="needs 3 GPUs, this machine shows 2"):
+    with pytest.raises(ResourceError, match="needs 3 GPUs, but this machine has 2 visible GPUs"):
         TorchDistributor(3, True).run(visible)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from distributor.errors import ResourceError
+from distributor.text.wording import count
 
 #: They are read in this order, and both are set for ranks: AMD's HIP treats them as two names of one setting.
 #: ``ROCR_VISIBLE_DEVICES`` filters at a lower level and stays unchanged; HIP numbers what it leaves visible.
@@ -69,8 +70,8 @@ def through_mapping(addresses: Sequence[str], visible: Sequence[str] | None, hos
             mapped.append(visible[int(address)])
         else:
             raise ResourceError(
-                f"Spark gave GPU {address} on {host}, but only {len(visible)} are visible there "
-                f"({','.join(visible) or 'none'}): unset CUDA_VISIBLE_DEVICES for executors, or let the discovery "
+                f"Spark assigned GPU {address} on {host}, but only {count(len(visible), 'GPU')} can be seen there "
+                f"({','.join(visible) or 'none'}): unset CUDA_VISIBLE_DEVICES for executors, or make the discovery "
                 "script report indices into it"
             )
     return tuple(mapped)

@@ -46,7 +46,7 @@ def make_private(folder: str) -> None:
     with suppress(FileExistsError):
         os.mkdir(folder, 0o700)
     if not is_private(folder):
-        raise PermissionError(f"{folder} is not this user's alone")
+        raise PermissionError(f"{folder} is not private to this user")
 
 
 def claim(folder: str | os.PathLike[str]) -> IO[bytes]:

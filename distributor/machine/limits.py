@@ -73,20 +73,21 @@ def shortages(limits: Limits, ranks: int, use_gpu: bool) -> list[str]:
     needed = max(_SHM_LEAST, ranks * _SHM_PER_RANK)
     if limits.shared_memory is not None and limits.shared_memory < needed:
         found.append(
-            f"has {mebibytes(limits.shared_memory)} of /dev/shm: data loaders with workers and NCCL may die of it "
-            f"('bus error', 'unable to mmap'). Give {mebibytes(needed)} or more: docker run --shm-size, on Kubernetes "
-            "an emptyDir of medium Memory mounted there"
+            f"has {mebibytes(limits.shared_memory)} of /dev/shm, too little for data loaders with workers and for "
+            f"NCCL, which may crash ('bus error', 'unable to mmap'). Provide {mebibytes(needed)} or more: docker run "
+            "--shm-size, or on Kubernetes an emptyDir of medium Memory mounted there"
         )
     if use_gpu and limits.infiniband and limits.locked_memory is not None:
         found.append(
-            f"has InfiniBand, but lets processes lock {mebibytes(limits.locked_memory)} of memory only (ulimit -l): "
-            "NCCL cannot register its buffers ('ibv_reg_mr failed'). Set memlock to unlimited for what starts "
-            "executors (limits.conf, LimitMEMLOCK, docker run --ulimit memlock=-1), or NCCL_IB_DISABLE=1 in env="
+            f"has InfiniBand, but lets processes lock only {mebibytes(limits.locked_memory)} of memory (ulimit -l): "
+            "NCCL cannot register its buffers ('ibv_reg_mr failed'). Set memlock to unlimited for the process that "
+            "starts executors (limits.conf, LimitMEMLOCK, docker run --ulimit memlock=-1), or set NCCL_IB_DISABLE=1 "
+            "in env="
         )
     if limits.address_space is not None:
         found.append(
             f"limits the address space of each process to {mebibytes(limits.address_space)} (ulimit -v; Spark sets it "
-            "from spark.executor.pyspark.memory): torch maps more than it uses, and CUDA far more. Unset it, and set "
-            "spark.executor.memoryOverhead instead"
+            "from spark.executor.pyspark.memory): torch maps more memory than it uses, and CUDA far more. Unset this "
+            "limit, and set spark.executor.memoryOverhead instead"
         )
     return found

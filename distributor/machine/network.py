@@ -129,8 +129,8 @@ def interface_towards(
         return chosen, None
     ways = ", ".join(f"{name} to {address}" for address, name in by_address.items())
     return chosen, (
-        f"reaches the other nodes over several interfaces ({ways}), and gloo uses one: {chosen}. Should it hang, "
-        "name a common one by GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME in env="
+        f"reaches the other nodes over several interfaces ({ways}), but gloo uses only one: {chosen}. If the run "
+        "hangs, set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME in env= to an interface that joins all nodes"
     )
 
 

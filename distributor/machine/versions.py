@@ -43,13 +43,13 @@ def conflict(driver: Mapping[str, str], facts: Sequence[NodeFacts]) -> str | Non
         if ours and theirs and _minor(ours) != _minor(theirs):
             return (
                 f"Python is {theirs} on {fact.host} and {ours} on the driver: functions need the same minor version. "
-                "Name another Python before the session starts (PYSPARK_PYTHON, spark.pyspark.python)"
+                "Choose another Python before the session starts (PYSPARK_PYTHON, spark.pyspark.python)"
             )
         ours, theirs = first.versions.get("torch", ""), fact.versions.get("torch", "")
         if ours and theirs and _minor(ours) != _minor(theirs):
             return (
-                f"torch is {theirs} on {fact.host} and {ours} on {first.host}: ranks need the same version. "
-                "Install one on all hosts, or ship one environment (--archives)"
+                f"torch is {theirs} on {fact.host} and {ours} on {first.host}: ranks need the same version. Install "
+                "one version on all hosts, or ship one environment (--archives)"
             )
     return None
 
@@ -60,10 +60,13 @@ def differences(driver: Mapping[str, str], facts: Sequence[NodeFacts], own: Node
     ours = own.versions.get("torch", "")
     found = []
     if ours and ours != first.versions.get("torch", ours):
-        found.append(f"has torch {ours}, {first.host} has {first.versions['torch']}: install one version on all hosts")
+        found.append(
+            f"has torch {ours}, but {first.host} has {first.versions['torch']}: install one version on all hosts"
+        )
     if ours and _minor(ours) != _minor(driver.get("torch", ours)):
         found.append(
-            f"has torch {ours}, the driver {driver['torch']}: tensors and modules may not survive the way between them"
+            f"has torch {ours}, but the driver has {driver['torch']}: tensors and modules may not load on the other "
+            "side"
         )
     return found
 

@@ -21,6 +21,7 @@ from distributor.hosting.report import pieces, rest
 from distributor.launch import placement
 from distributor.machine import devices, limits, network, processes
 from distributor.shipping import package
+from distributor.text import wording
 from distributor.values.job import Job, Module, Step, Target, TaskProfile, warmth
 from distributor.values.messages import Importing, NodeResult
 from distributor.values.options import Resources
@@ -69,13 +70,13 @@ class LocalScheduler:
         """
         if sys.platform != "linux":
             raise ConfigurationError(
-                f"local mode runs on Linux only, this is {sys.platform}: use a Linux machine or container, "
-                "or local_mode=False with Spark executors on Linux"
+                f"local mode needs Linux, but this is {sys.platform}: use a Linux machine or container, or "
+                "local_mode=False with Spark executors on Linux"
             )
         try:
             Path.cwd()
         except FileNotFoundError:
-            raise ConfigurationError("the driver's current directory does not exist any more: change to one") from None
+            raise ConfigurationError("the driver's current directory no longer exists: change to another") from None
 
     def shape(self, resources: Resources) -> tuple[int, TaskProfile | None]:
         """Check that this machine has the resources. Each task hosts one rank and needs no profile.
@@ -86,8 +87,9 @@ class LocalScheduler:
         count = resources.num_processes
         if resources.max_processes_per_node is not None and count > resources.max_processes_per_node:
             raise ResourceError(
-                f"num_processes={count}, but max_processes_per_node={resources.max_processes_per_node}, and local mode "
-                "has one node, this machine: raise it, or train on Spark executors (local_mode=False)"
+                f"num_processes={count} is more than max_processes_per_node={resources.max_processes_per_node}, and "
+                "local mode has only one node, this machine: raise max_processes_per_node, or train on Spark "
+                "executors (local_mode=False)"
             )
         self._check_room("cpus_per_process", resources.cpus_per_process, count, processes.cpu_count(), "CPUs")
         memory = resources.memory_per_process
@@ -111,8 +113,8 @@ class LocalScheduler:
     def _check_room(name: str, each: int | None, count: int, there: int, what: str) -> None:
         if each is not None and each * count > there:
             raise ResourceError(
-                f"{name} asks for {each:,} {what} for each of {count} processes, {each * count:,} in all, and this "
-                f"machine has {there:,}: lower it, or num_processes"
+                f"{name} asks for {each:,} {what} for each of {count} processes, {each * count:,} in all, but this "
+                f"machine has {there:,}: lower {name} or num_processes"
             )
 
     def _check_gpus(self, count: int, each: int) -> None:
@@ -122,13 +124,14 @@ class LocalScheduler:
         there = len(self._gpus)
         if there == 0:
             raise ResourceError(
-                "use_gpu=True, but this machine, the driver, shows no GPU (nvidia-smi, CUDA_VISIBLE_DEVICES): "
-                "pass use_gpu=False to train on CPUs, or local_mode=False to train on Spark executors"
+                "use_gpu=True, but this machine, the driver, has no visible GPU (check nvidia-smi and "
+                "CUDA_VISIBLE_DEVICES): pass use_gpu=False to train on CPUs, or local_mode=False to train on Spark "
+                "executors"
             )
         if there < count * each:
             raise ResourceError(
-                f"num_processes={count} with use_gpu=True needs {count * each} GPUs, "
-                f"this machine shows {there}: lower num_processes or pass use_gpu=False"
+                f"num_processes={count} with use_gpu=True needs {wording.count(count * each, 'GPU')}, but this machine "
+                f"has {wording.count(there, 'visible GPU')}: lower num_processes or pass use_gpu=False"
             )
 
     def placed(self, job: Job) -> Placement:

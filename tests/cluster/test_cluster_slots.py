@@ -133,7 +133,7 @@ def test_another_python_on_the_driver(cluster: Cluster, monkeypatch: pytest.Monk
 def test_where_there_is_no_stage_level_scheduling(cluster: Cluster) -> None:
     """On this machine's cores Spark has none; tests/test_spark.py has that. Here: what no cluster can give."""
     cluster.session({"spark.executor.cores": "1", "spark.cores.max": "2"})
-    with pytest.raises(ResourceError, match=r"needs 2 cores \(cpus_per_process=2\), and each executor has 1"):
+    with pytest.raises(ResourceError, match=r"needs 2 cores \(cpus_per_process=2\), but each executor has 1"):
         TorchDistributor(1, use_gpu=False, cpus_per_process=2).run(trainings.rank)
 
 

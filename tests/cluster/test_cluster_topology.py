@@ -59,5 +59,5 @@ def test_ranks_of_one_node_at_most(cluster: Cluster) -> None:
     run = TorchDistributor(3, use_gpu=False, max_processes_per_node=1).submit(trainings.all_reduce)
     assert run.results() == [6.0] * 3
     assert sorted(layout(run)) == sorted((host, ranks) for host, ranks in layout(run) if len(ranks) == 1)
-    with pytest.raises(StartError, match=r"needs 6 task slots at once, 2 ranks at most on each executor, .* has 5"):
+    with pytest.raises(StartError, match=r"needs 6 task slots at once, at most 2 ranks per executor, .* has 5"):
         TorchDistributor(6, use_gpu=False, max_processes_per_node=2, start_timeout=2).run(trainings.all_reduce)

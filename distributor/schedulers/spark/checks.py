@@ -36,13 +36,13 @@ def check_encryption(session: SparkSession, job: Job) -> None:
         return
     accept = f"{'deepspeed' if job.launch.name == 'deepspeed' else 'pytorch'}.spark.distributor.ignoreSsl"
     told = (
-        f"{' and '.join(settings)} {'is' if len(settings) == 1 else 'are'} true, but ranks do not keep to it. NOT "
-        "encrypted: NCCL's and gloo's traffic between ranks (gradients, parameters) and torch's rendezvous store. "
-        "Encrypted: log lines and orders between nodes and driver (TLS). What goes through Spark (the function, "
-        "results) is as Spark's settings have it; spark.authenticate alone encrypts nothing"
+        f"{' and '.join(settings)} {'is' if len(settings) == 1 else 'are'} true, but ranks ignore this. NOT encrypted: "
+        "NCCL's and gloo's traffic between ranks (gradients, parameters) and torch's rendezvous store. Encrypted: log "
+        "lines and orders between nodes and driver (TLS). For everything that goes through Spark (the function, "
+        "results), Spark's settings apply; spark.authenticate alone encrypts nothing"
     )
     if not is_true(session.conf.get(accept, "false")):
-        raise ConfigurationError(f"{told}. To accept that, set {accept} to true in the Spark configuration")
+        raise ConfigurationError(f"{told}. To accept this, set {accept} to true in the Spark configuration")
     _log.warning("%s; accepted by %s", told, accept)
 
 
@@ -56,8 +56,8 @@ def check_barrier_mode(session: SparkSession, job: Job) -> None:
     cluster = is_cluster(session)
     if cluster and is_true(conf(session, "spark.dynamicAllocation.enabled")):
         raise ConfigurationError(
-            "spark.dynamicAllocation.enabled is true: Spark's barrier mode does not run with it (SPARK-24942) but "
-            "on local[...] masters; set it to false and spark.executor.instances to the executors to train on"
+            "spark.dynamicAllocation.enabled is true, but Spark's barrier mode supports it only on local[...] masters "
+            "(SPARK-24942): set it to false, and spark.executor.instances to the number of executors to train on"
         )
     if job.resources.use_gpu and not cluster:
         raise preflight.no_executors(master_of(session))

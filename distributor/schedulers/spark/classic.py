@@ -203,7 +203,7 @@ class ClassicSession:
 def _held_by_others(needed: int, free: int) -> Step:
     """Return the step of a run that waits for slots, some of which other jobs may hold."""
     there = f"{free or 'none'} {'is' if free < 2 else 'are'} free"
-    why = ", other jobs hold the rest" if free < needed else ""
+    why = "; other jobs hold the rest" if free < needed else ""
     return Step(f"waiting for {count(needed, 'task slot')}", f": {there}{why}")
 
 
@@ -213,14 +213,14 @@ def _refuse(job: Job, times: int, too_late: bool) -> None:
     Raises:
         StartError: it is too late to place the run again.
     """
-    told = f"Spark put more ranks on an executor than the {job.node_limit} that it may have"
+    told = f"Spark put more ranks on an executor than the {job.node_limit} that it may host"
     if too_late:
         raise StartError(
-            f"the run did not start within start_timeout={job.deadlines.start_timeout:g} s: {told}, {times} times. "
-            "Other jobs may hold slots elsewhere; executors of one size (spark.executor.cores) make it easier"
+            f"the run did not start within start_timeout={job.deadlines.start_timeout:g} s: {told}, {times} times. Other jobs "
+            "may hold the slots of other executors; executors of one size (spark.executor.cores) help"
         )
     if times == 1:
-        _log.warning("%s; run %s is placed again", told, job.run_id)
+        _log.warning("%s; placing run %s again", told, job.run_id)
 
 
 def _session_tags(session: SparkSession) -> list[str]:

@@ -27,7 +27,7 @@ def problem(pyspark: str, environ: Mapping[str, str] = os.environ) -> str | None
     home = environ.get("JAVA_HOME")
     java = f"{home}/bin/java" if home else shutil.which("java", path=environ.get("PATH", ""))
     if java is None:
-        return f"no Java found, there is no java on the PATH and JAVA_HOME is not set: {advice}"
+        return f"no Java found (no java on the PATH, and JAVA_HOME is not set): {advice}"
     try:
         ended = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_PATIENCE, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -35,7 +35,9 @@ def problem(pyspark: str, environ: Mapping[str, str] = os.environ) -> str | None
     major = major_version(ended.stderr + ended.stdout)
     if major is not None and major < needed:
         where = "JAVA_HOME" if home else "the first on the PATH"
-        return f"Java {major} ({java}, {where}) is too old for PySpark {pyspark}, which needs {needed}: {advice}"
+        return (
+            f"Java {major} ({java}, {where}) is too old for PySpark {pyspark}, which needs {needed} or later: {advice}"
+        )
     return None
 
 

@@ -47,7 +47,7 @@ def check_master(master: str) -> None:
     """
     if re.fullmatch(_MASTER, master) is None:
         raise ConfigurationError(
-            f"{master!r} is no master that Spark knows: spark://host:7077, yarn, k8s://https://host:443, "
+            f"{master!r} is not a master that Spark knows: use spark://host:7077, yarn, k8s://https://host:443, "
             "local-cluster[2,1,1024], local[4], or sc://host for Spark Connect"
         )
     addresses(master)
@@ -82,8 +82,8 @@ def check(master: str, environ: Mapping[str, str], use_gpu: bool) -> None:
     configured = environ.get("HADOOP_CONF_DIR") or environ.get("YARN_CONF_DIR") or _has_settings(environ)
     if master == "yarn" and not configured:
         raise ConfigurationError(
-            "with master yarn, Spark finds the cluster by its configuration, and neither HADOOP_CONF_DIR nor "
-            "YARN_CONF_DIR is set: set one to the folder of yarn-site.xml and core-site.xml"
+            "with master yarn, Spark finds the cluster through its configuration files, but neither HADOOP_CONF_DIR "
+            "nor YARN_CONF_DIR is set: set one to the folder that has yarn-site.xml and core-site.xml"
         )
     _check_answers(master, environ)
 
@@ -91,7 +91,7 @@ def check(master: str, environ: Mapping[str, str], use_gpu: bool) -> None:
 def no_executors(master: str) -> ResourceError:
     """Return the error for a request for GPUs on a master whose tasks run within the driver's JVM."""
     return ResourceError(
-        f"use_gpu=True, but Spark with master {master} has no executors, and gives its tasks no GPUs: pass "
+        f"use_gpu=True, but Spark with master {master} has no executors and gives its tasks no GPUs: pass "
         "local_mode=True to train on this machine's GPUs, or use_gpu=False to train on CPUs"
     )
 
@@ -116,13 +116,15 @@ def _address(url: str, default: int | None) -> tuple[str, int]:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port or default
     except ValueError as error:
-        raise ConfigurationError(f"the master {url!r} is no URL: {error}") from None
+        raise ConfigurationError(f"the master {url!r} is not a URL: {error}") from None
     if not host:
-        raise ConfigurationError(f"the master {url!r} names no host: spark://host:7077, or sc://host")
+        raise ConfigurationError(f"the master {url!r} names no host: use spark://host:7077 or sc://host")
     if port is None:
-        raise ConfigurationError(f"the master {url!r} names no port: it is 7077 unless the master was told otherwise")
+        raise ConfigurationError(
+            f"the master {url!r} names no port: add it (7077 unless the master was started with another)"
+        )
     if default is None and (parts.path or parts.query or parts.fragment):
-        raise ConfigurationError(f"the master {url!r} has more than host and port: spark://{parts.netloc}")
+        raise ConfigurationError(f"the master {url!r} has more than a host and a port: use spark://{parts.netloc}")
     return host, port
 
 
@@ -148,8 +150,8 @@ def _check_answers(master: str, environ: Mapping[str, str]) -> None:
         reasons.append(reason)
     what = "Spark Connect server" if master.startswith("sc://") else "master"
     raise ConfigurationError(
-        f"no Spark session with master {master}: {'; '.join(sorted(reasons))}. Does the {what} run, and is this its "
-        "address as seen from here?"
+        f"no Spark session with master {master}: {'; '.join(sorted(reasons))}. Is the {what} running, and is this its "
+        "address as seen from this machine?"
     )
 
 
@@ -159,7 +161,7 @@ def _try(host: str, port: int) -> str | None:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        return f"the name {host!r} is not known here ({getattr(error, 'strerror', None) or error})"
+        return f"this machine cannot resolve the name {host!r} ({getattr(error, 'strerror', None) or error})"
     deadline, reason = time.monotonic() + _PATIENCE, ""
     for left, (family, kind, protocol, _, address) in zip(range(len(found), 0, -1), found, strict=True):
         try:

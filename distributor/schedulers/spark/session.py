@@ -236,7 +236,7 @@ def create(master: str | None, settings: Mapping[str, str]) -> SparkSession:
         # Spark's own words come first; a Java stack follows.
         if "on a stopped SparkContext" in str(error):  # it stopped by itself, and its log says why
             error = RuntimeError(
-                "it has stopped while it started; Spark's log above says why (does a master answer there?)"
+                "it stopped while it was starting; Spark's log above says why (is a master running there?)"
             )
         where = "" if master is None else f" with master {master}"
         raise ConfigurationError(f"no Spark session{where}: {_first_words(error)}") from None

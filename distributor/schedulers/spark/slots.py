@@ -105,11 +105,13 @@ def _why_no_profiles(session: SparkSession, master: str) -> str | None:
     """Return why stages of a session cannot have their own resources, ``None`` if they can."""
     version = tuple(int(part) for part in re.findall(r"\d+", session.version)[:3])
     if is_connect(session) and version < (4,):
-        return "Spark Connect has stage-level scheduling from Spark 4.0 on"
+        return "stage-level scheduling on Spark Connect needs Spark 4.0 or later"
     if master.startswith(("spark://", "local-cluster")):
-        return None if version >= (3, 4) else "Spark has stage-level scheduling here from 3.4 on"
+        return None if version >= (3, 4) else f"stage-level scheduling with master {master} needs Spark 3.4 or later"
     if master.startswith(("yarn", "k8s://")):
-        return None if version >= (3, 5, 1) else "Spark has stage-level scheduling here from 3.5.1 on"
+        return (
+            None if version >= (3, 5, 1) else f"stage-level scheduling with master {master} needs Spark 3.5.1 or later"
+        )
     return f"Spark has no stage-level scheduling with master {master}"
 
 
@@ -125,14 +127,14 @@ def shape(resources: Resources, cluster: Cluster) -> tuple[int, TaskProfile | No
     limit = node_limit(resources, cluster)
     if limit is not None and limit < ranks:
         raise ResourceError(
-            f"max_processes_per_node or memory_per_process allow {limit} rank{'s' * (limit > 1)} on an executor, but "
+            f"max_processes_per_node or memory_per_process allow {limit} rank{'s' * (limit > 1)} per executor, but "
             f"each task hosts {ranks} ({_TASK_GPUS}={cluster.task_gpus}): raise them, or give tasks fewer GPUs"
         )
     cpus = cluster.task_cpus if resources.cpus_per_process is None else ranks * resources.cpus_per_process
     if cluster.executor_cores is not None and cpus > cluster.executor_cores:
         raise ResourceError(
-            f"a task of {ranks} rank{'s' * (ranks > 1)} needs {cpus} cores (cpus_per_process="
-            f"{resources.cpus_per_process}), and each executor has {cluster.executor_cores}: lower "
+            f"a task of {ranks} rank{'s' * (ranks > 1)} needs {cpus} cores "
+            f"(cpus_per_process={resources.cpus_per_process}), but each executor has {cluster.executor_cores}: lower "
             "cpus_per_process, or raise spark.executor.cores"
         )
     default_gpus = float(cluster.task_gpus) if resources.use_gpu else gpus
@@ -140,10 +142,9 @@ def shape(resources: Resources, cluster: Cluster) -> tuple[int, TaskProfile | No
         return ranks, None
     if cluster.no_profiles is not None:
         raise ConfigurationError(
-            f"tasks of {cpus} CPU{'s' * (cpus > 1)}{f' and {gpus} GPUs' if gpus else ''} are not what this session "
-            f"gives (spark.task.cpus={cluster.task_cpus}, {_TASK_GPUS}={cluster.task_gpus}), and "
-            f"{cluster.no_profiles}: set these when the session starts, and leave out gpus_per_process and "
-            "cpus_per_process"
+            f"this session cannot run tasks of {cpus} CPU{'s' * (cpus > 1)}{f' and {gpus} GPUs' if gpus else ''} "
+            f"(spark.task.cpus={cluster.task_cpus}, {_TASK_GPUS}={cluster.task_gpus}), and {cluster.no_profiles}: set "
+            "both when the session starts, and leave out gpus_per_process and cpus_per_process"
         )
     return ranks, TaskProfile(cpus, gpus)
 
@@ -164,8 +165,8 @@ def _gpus(resources: Resources, cluster: Cluster) -> tuple[int, int]:
             return int(amount) // each, int(amount)
         if cluster.executor_gpus < each:
             raise ResourceError(
-                f"gpus_per_process={each}, but {_EXECUTOR_GPUS} gives each executor {cluster.executor_gpus}: raise it "
-                "when the session starts (with a discovery script), or lower gpus_per_process"
+                f"gpus_per_process={each}, but {_EXECUTOR_GPUS} gives each executor {cluster.executor_gpus}: raise "
+                "that setting when the session starts (with a discovery script), or lower gpus_per_process"
             )
         return 1, each
     if amount == 0 and cluster.executor_gpus > 0 and cluster.no_profiles is None:
@@ -199,8 +200,9 @@ def node_limit(resources: Resources, cluster: Cluster) -> int | None:
     if resources.memory_per_process is not None:
         if cluster.memory_beside_heap is None:
             raise ConfigurationError(
-                "memory_per_process has to know what executors have beside their JVM heap, but one of the settings "
-                "spark.executor.memory, .memoryOverhead, .minMemoryOverhead and .pyspark.memory is no size such as '8g'"
+                "memory_per_process needs the memory of executors beside their JVM heap, but one of the settings "
+                "spark.executor.memory, .memoryOverhead, .minMemoryOverhead and .pyspark.memory is not a size such as "
+                "'8g'"
             )
         fit = cluster.memory_beside_heap // resources.memory_per_process
         if fit == 0:
@@ -208,7 +210,7 @@ def node_limit(resources: Resources, cluster: Cluster) -> int | None:
                 f"memory_per_process={mebibytes(resources.memory_per_process)}, but each executor has "
                 f"{mebibytes(cluster.memory_beside_heap)} beside its JVM heap (spark.executor.memoryOverhead and "
                 "spark.executor.pyspark.memory): raise spark.executor.memoryOverhead when the session starts. A run "
-                "cannot ask for other executors: Spark brings those by dynamic allocation, which barrier mode rules out"
+                "cannot ask for larger executors: Spark adds those by dynamic allocation, which barrier mode rules out"
             )
         limits.append(fit)
     return min(limits, default=None)
@@ -312,7 +314,7 @@ class Slots:
         gpu = f" with {self._gpus:g} GPU{'s' * (self._gpus > 1)} each ({_TASK_GPUS})" if self._gpus else ""
         cpus = f" of {self._cpus} CPUs" if self._cpus > 1 else ""
         most = job.node_limit
-        limit = "" if most is None else f", {most} rank{'s' * (most > 1)} at most on each executor"
+        limit = "" if most is None else f", at most {most} rank{'s' * (most > 1)} per executor"
         smaller = "spark.task.cpus" if job.task_profile is None else "cpus_per_process"
         larger = (
             f"spark.executor.cores, or lower {smaller}"
@@ -320,9 +322,9 @@ class Slots:
             else "max_processes_per_node, or ask for less memory_per_process"
         )
         return (
-            f"num_processes={job.resources.num_processes} needs {job.num_tasks} task slots at once{cpus}{gpu}{limit}, "
-            f"and the cluster ({self._cluster.master}) has {slots}: lower num_processes, or raise "
-            f"spark.executor.instances or {larger}"
+            f"num_processes={job.resources.num_processes} needs {job.num_tasks} task slots{cpus}{gpu} at once{limit}, but the "
+            f"cluster ({self._cluster.master}) has {slots}: lower num_processes, or raise spark.executor.instances or "
+            f"{larger}"
         )
 
 

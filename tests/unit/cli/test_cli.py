@@ -196,7 +196,7 @@ def test_under_spark_submit_its_session_decides(fake: type[Fake], monkeypatch: p
         ("run --driver-ports 47 train.py", "--driver-ports 47 is for runs on Spark: add --master, or leave it out"),
         (
             "run --no-gpu --master foo://x train.py",
-            "'foo://x' is no master that Spark knows: spark://host:7077, yarn,",
+            "'foo://x' is not a master that Spark knows: use spark://host:7077, yarn,",
         ),
         ("run --nproc-per-node 4 train.py", "--nproc-per-node is torchrun's: --num-processes counts all ranks"),
         ("run --nproc_per_node=4 train.py", "--nproc_per_node is torchrun's: --num-processes counts all ranks"),
@@ -225,10 +225,16 @@ def test_under_spark_submit_its_session_decides(fake: type[Fake], monkeypatch: p
             "run --no-gpu --master spark://127.0.0.1:1 no_such.py",
             "there is no script 'no_such.py' in the current directory /",
         ),
-        ("run --master spark://a t.py", "the master 'spark://a' names no port: it is 7077 unless the master was told"),
-        ("run --master spark://a:7077/x t.py", "'spark://a:7077/x' has more than host and port: spark://a:7077"),
-        ("run --master spark://a:b t.py", "the master 'spark://a:b' is no URL: "),
-        ("run --master sc://:1 t.py", "the master 'sc://:1' names no host: spark://host:7077, or sc://host"),
+        (
+            "run --master spark://a t.py",
+            "the master 'spark://a' names no port: add it (7077 unless the master was started",
+        ),
+        (
+            "run --master spark://a:7077/x t.py",
+            "'spark://a:7077/x' has more than a host and a port: use spark://a:7077",
+        ),
+        ("run --master spark://a:b t.py", "the master 'spark://a:b' is not a URL: "),
+        ("run --master sc://:1 t.py", "the master 'sc://:1' names no host: use spark://host:7077 or sc://host"),
         (
             "run --no-gpu train.sh",
             "'train.sh' is not a .py file: pass the path of a Python script, or -m pkg.train",

@@ -20,7 +20,7 @@ def shortages(ranks=2, use_gpu=True, **fields):
         ({"shared_memory": None}, None),
         ({"shared_memory": 64 << 20}, ["64 MiB of /dev/shm", "256 MiB or more", "--shm-size", "emptyDir"]),
         ({"shared_memory": GIB, "ranks": 32}, ["1,024 MiB of /dev/shm", "2,048 MiB or more"]),
-        ({"locked_memory": 8 << 20}, ["8 MiB of memory only (ulimit -l)", "ibv_reg_mr", "NCCL_IB_DISABLE=1"]),
+        ({"locked_memory": 8 << 20}, ["8 MiB of memory (ulimit -l)", "ibv_reg_mr", "NCCL_IB_DISABLE=1"]),
         ({"locked_memory": 8 << 20, "infiniband": False}, None),
         ({"locked_memory": 8 << 20, "use_gpu": False}, None),
         ({"address_space": 2 * GIB}, ["2,048 MiB (ulimit -v", "spark.executor.pyspark.memory"]),

@@ -56,12 +56,20 @@ def test_what_a_run_cannot_work_with(found, words):
     ("driver", "found", "words"),
     [
         pytest.param(DRIVER, [DRIVER, DRIVER], [], id="equal"),
-        pytest.param(DRIVER, [DRIVER, {"torch": "2.13.1"}], ["has torch 2.13.1, host-0 has 2.13.0+cpu"], id="patch"),
         pytest.param(
-            DRIVER, [DRIVER, {"torch": "2.13.0+cu130"}], ["has torch 2.13.0+cu130, host-0 has 2.13.0+cpu"], id="build"
+            DRIVER, [DRIVER, {"torch": "2.13.1"}], ["has torch 2.13.1, but host-0 has 2.13.0+cpu"], id="patch"
         ),
         pytest.param(
-            {"torch": "2.9.0"}, [DRIVER, DRIVER], ["has torch 2.13.0+cpu, the driver 2.9.0"], id="driver-differs"
+            DRIVER,
+            [DRIVER, {"torch": "2.13.0+cu130"}],
+            ["has torch 2.13.0+cu130, but host-0 has 2.13.0+cpu"],
+            id="build",
+        ),
+        pytest.param(
+            {"torch": "2.9.0"},
+            [DRIVER, DRIVER],
+            ["has torch 2.13.0+cpu, but the driver has 2.9.0"],
+            id="driver-differs",
         ),
         pytest.param({}, [DRIVER, DRIVER], [], id="no-torch-on-the-driver"),
         pytest.param(DRIVER, [{}, {}], [], id="unknown"),

@@ -29,7 +29,7 @@ def folder(tmp_path):
         (
             'openjdk version "11.0.2" 2019-01-15',
             "4.3.0",
-            r"Java 11 .* too old for PySpark 4\.3\.0, which needs 17: install Ja",
+            r"Java 11 .* too old for PySpark 4\.3\.0, which needs 17 or later: install Ja",
         ),
         ('java version "1.8.0_402"', "4.0.0", r"Java 8 \(.*/bin/java, the first on the PATH\) is too old"),
         ('java version "1.8.0_402"', "3.5.9", None),
@@ -52,8 +52,8 @@ def test_java_home_comes_before_the_path(folder):
 
 def test_no_java():
     assert java.problem("4.3.0", {"PATH": "/nowhere"}) == (
-        "no Java found, there is no java on the PATH and JAVA_HOME is not set: "
-        "install Java 17 or later (Debian: apt-get install openjdk-17-jre-headless)"
+        "no Java found (no java on the PATH, and JAVA_HOME is not set): install Java 17 or later (Debian: apt-get "
+        "install openjdk-17-jre-headless)"
     )
 
 

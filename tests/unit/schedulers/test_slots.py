@@ -109,25 +109,25 @@ def test_ranks_of_one_executor(fields, limit):
             asked(use_gpu=True, max_processes_per_node=1),
             cluster(task_gpus="2", executor_gpus=2),
             ResourceError,
-            "allow 1 rank on an executor, but each task hosts 2",
+            "allow 1 rank per executor, but each task hosts 2",
         ),
         (
             asked(cpus_per_process=8),
             cluster(),
             ResourceError,
-            "needs 8 cores (cpus_per_process=8), and each",
+            "needs 8 cores (cpus_per_process=8), but each",
         ),
         (
             asked(cpus_per_process=2),
             cluster(no_profiles="there is no stage-level scheduling"),
             ConfigurationError,
-            "tasks of 2 CPUs are not what this session gives (spark.task.cpus=1",
+            "this session cannot run tasks of 2 CPUs (spark.task.cpus=1",
         ),
         (
             asked(use_gpu=True, gpus_per_process=2),
             cluster(task_gpus="1", executor_gpus=2, no_profiles="there is none"),
             ConfigurationError,
-            "tasks of 1 CPU and 2 GPUs are not what this session gives",
+            "this session cannot run tasks of 1 CPU and 2 GPUs",
         ),
     ],
 )
@@ -198,7 +198,7 @@ def test_a_placement_that_is_as_asked(executors, ranks_per_task, limit, spread):
 
 
 def test_memory_that_cannot_be_read():
-    with pytest.raises(ConfigurationError, match="memory_per_process has to know what executors have beside their JVM"):
+    with pytest.raises(ConfigurationError, match="memory_per_process needs the memory of executors beside their JVM"):
         node_limit(asked(memory_per_process=GIB), cluster(memory_beside_heap=None))
     assert node_limit(asked(), cluster(memory_beside_heap=None)) is None
 
@@ -206,15 +206,15 @@ def test_memory_that_cannot_be_read():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({}, ["needs 4 task slots at once, and", "spark.executor.cores, or lower spark.task.cpus"]),
+        ({}, ["needs 4 task slots at once, but", "spark.executor.cores, or lower spark.task.cpus"]),
         (
             {"task_profile": TaskProfile(2)},
-            ["at once of 2 CPUs, and", "executor.cores, or lower cpus_per_process"],
+            ["task slots of 2 CPUs at once, but", "executor.cores, or lower cpus_per_process"],
         ),
         (
             {"max_processes_per_node": 1},
             [
-                "at once, 1 rank at most on each executor, and",
+                "at once, at most 1 rank per executor, but",
                 "instances or max_processes_per_node, or ask",
             ],
         ),

@@ -55,10 +55,10 @@ def test_a_master_that_does_not_answer(closed: int, java: Path) -> None:
     told = refused(f"spark://127.0.0.1:{closed}", {"JAVA_HOME": str(java.parent.parent)})
     assert told == (
         f"no Spark session with master spark://127.0.0.1:{closed}: nothing answers at 127.0.0.1:{closed} (connection "
-        "refused). Does the master run, and is this its address as seen from here?"
+        "refused). Is the master running, and is this its address as seen from this machine?"
     )
     assert f"nothing answers at [::1]:{closed} (" in refused(f"sc://[::1]:{closed}", {})
-    assert "Does the Spark Connect server run" in refused(f"sc://localhost:{closed}/;user_id=me", {})
+    assert "Is the Spark Connect server running" in refused(f"sc://localhost:{closed}/;user_id=me", {})
 
 
 def test_a_master_that_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_a_name_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     told = refused("sc://no-such-host", {})
-    assert "the name 'no-such-host' is not known here (Name or service not known)" in told
+    assert "this machine cannot resolve the name 'no-such-host' (Name or service not known)" in told
 
 
 def test_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,18 +119,18 @@ def test_masters_that_spark_does_not_know() -> None:
     ):
         preflight.check_master(master)
     for master in ("local[", "local[2", "local[a]", "local-cluster[2,1]", "yarn-client", "spark://", "a:7077"):
-        with pytest.raises(ConfigurationError, match="is no master that Spark knows"):
+        with pytest.raises(ConfigurationError, match="is not a master that Spark knows"):
             preflight.check_master(master)
 
 
 def test_gpus_without_executors() -> None:
-    with pytest.raises(ResourceError, match=r"master local\[2\] has no executors, and gives its tasks no GPUs: pass"):
+    with pytest.raises(ResourceError, match=r"master local\[2\] has no executors and gives its tasks no GPUs: pass"):
         preflight.check("local[2]", {}, use_gpu=True)
 
 
 def test_no_java(tmp_path: Path) -> None:
     assert refused("local[2]", {"PATH": str(tmp_path)}) == (
-        "no Spark session with master local[2]: no Java found, there is no java on the PATH and JAVA_HOME is not set: "
+        "no Spark session with master local[2]: no Java found (no java on the PATH, and JAVA_HOME is not set): "
         "install Java 17 or later (Debian: apt-get install openjdk-17-jre-headless); or train on this machine with "
         "local_mode=True, which needs no Java"
     )

@@ -121,7 +121,7 @@ def test_a_bad_placement_is_tried_again_until_the_start_timeout(
     left = ends(session, monkeypatch, [], [], [b"Lhost"])
     assert session.collect(job, None, Server(refused=2)).lost_hosts == ("host",)
     assert left == []
-    assert caplog.text.count("more ranks on an executor than the 1 that it may have; run r1 is placed again") == 1
+    assert caplog.text.count("more ranks on an executor than the 1 that it may host; placing run r1 again") == 1
     ends(session, monkeypatch, [])
     with pytest.raises(StartError, match=r"start_timeout=0 s: Spark put more ranks .* 1 times"):
         session.collect(changed(job, start_timeout=0.0), None, Server(refused=1))
@@ -151,11 +151,11 @@ def test_a_cancel_ends_the_wait_for_slots(session: classic.ClassicSession, monke
 @pytest.mark.parametrize(
     ("free", "stages", "started", "told"),
     [
-        (1, [], None, "waiting for 2 task slots: 1 is free, other jobs hold the rest"),
-        (0, [], None, "waiting for 2 task slots: none is free, other jobs hold the rest"),
+        (1, [], None, "waiting for 2 task slots: 1 is free; other jobs hold the rest"),
+        (0, [], None, "waiting for 2 task slots: none is free; other jobs hold the rest"),
         (4, [], None, "sending the job to Spark"),
         (4, ["stage"], False, "waiting for Spark to start 2 tasks"),
-        (0, ["stage"], False, "waiting for 2 task slots: none is free, other jobs hold the rest"),
+        (0, ["stage"], False, "waiting for 2 task slots: none is free; other jobs hold the rest"),
         (0, ["stage"], True, None),
     ],
 )
