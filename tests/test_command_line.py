@@ -260,7 +260,7 @@ def test_a_second_interrupt_cuts_the_grace_short(tmp_path: Path) -> None:
     terminal = Terminal([*HERE, "--local", "--grace-period", "600", str(deaf)])
     watch.until(lambda: terminal.text().count("] deaf") == 2)
     terminal.interrupt()
-    watch.until(lambda: "stopping: interrupted; again to end all ranks at once, ranks have " in terminal.text())
+    watch.until(lambda: "stopping: interrupted; again to end all ranks at once; ranks have " in terminal.text())
     terminal.interrupt()
     assert terminal.wait() == 130
     *_, note, _, last = terminal.text().splitlines()  # click ends the line that a terminal has echoed ^C in

@@ -226,8 +226,9 @@ def test_a_module_beside_the_script_has_to_be_shipped(make: Make, mode: str, tmp
         return
     with pytest.raises(TrainingError, match="ModuleNotFoundError: No module named 'helper'\n") as caught:
         make(1).run(script)
-    assert f"helper is on the driver, in {tmp_path}. Executors get it with working_dir={str(tmp_path)!r}" in str(
-        caught.value
+    assert (
+        f"helper is on the driver, in {tmp_path}. To ship it to executors, pass working_dir={str(tmp_path)!r}"
+        in str(caught.value)
     )
     make(1, working_dir=tmp_path).run(script)
 
@@ -363,7 +364,7 @@ def test_ranks_that_ignore_sigterm_are_killed_after_the_grace_or_by_order(
     watch.until(lambda: len(os.listdir(tmp_path)) == 2)
     run.cancel("enough")
     if killed:
-        assert re.fullmatch(r"enough, ranks have (600|59\d) s to save", run.snapshot().detail)
+        assert re.fullmatch(r"enough; ranks have (600|59\d) s left to save", run.snapshot().detail)
         run.kill()
         assert run.snapshot().detail in ("killed", "")
     assert run.wait(watch.DEADLINE)

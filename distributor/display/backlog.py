@@ -147,7 +147,7 @@ class Backlog:
         counts, tail = self._gaps.pop(key, Counter()), self._tails.pop(key, b"")
         counts["display"] -= tail.count(b"\n")
         told = b"".join(
-            f"... {lines:,} line{'s' * (lines > 1)} skipped: the {fault} was behind\n".encode()
+            f"... {lines:,} line{'s' * (lines > 1)} skipped: the {fault} could not keep up\n".encode()
             for fault, lines in counts.items()
             if lines > 0
         )

@@ -85,7 +85,7 @@ class Display:
                     self.logs.note(note)
                 self.logs.footer(shown.footer)
         except Exception as error:  # a missing or broken display must not end the run
-            _log.debug("the run cannot be shown: %s", error)
+            _log.debug("cannot show the run: %s", error)
         finally:
             self._looking.release()
 
@@ -96,7 +96,7 @@ class Display:
         notices.leave(self.logs.note)
         self.logs.close()
         if self.logs.error is not None:
-            _log.warning("the logs in %s are not complete: %s", self.logs.folder, self.logs.error)
+            _log.warning("the logs in %s are incomplete: %s", self.logs.folder, self.logs.error)
 
     def _follow(self, view: View) -> None:
         while not self._closed.wait(view.interval):

@@ -179,7 +179,7 @@ def _connect(folder: str) -> socket.socket:
         connection.settimeout(_PATIENCE)
         connection.connect(f"{folder}/socket")
         if peer_user(connection) != os.geteuid():
-            raise PermissionError(f"{folder}/socket is another user's")
+            raise PermissionError(f"{folder}/socket belongs to another user")
         return connection
     except BaseException:
         connection.close()

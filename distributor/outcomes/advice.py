@@ -40,8 +40,8 @@ def _about_module(name: str, failure: Failure, job: Job) -> str:
     if spec is None or modules.find(name, here) is None:
         asked = isinstance(job.target, Module) and job.target.name == name
         where = "" if job.working_dir is None else f"working_dir {job.working_dir.path}, "
-        told = f"{name} is not on the driver either: not in {where}the current directory {os.getcwd()} or Python's path"
-        return told if asked else ""
+        where += f"the current directory {os.getcwd()} or on Python's path"
+        return f"{name} is not on the driver either: it is not in {where}" if asked else ""
     places = [*(spec.submodule_search_locations or ()), *([spec.origin] if spec.origin else [])]
     if not places or not os.path.exists(places[0]):  # a built-in module
         return ""
@@ -68,8 +68,8 @@ def _about_file(path: str, failure: Failure, job: Job) -> str:
         if failure.host == socket.gethostname():  # the rank saw the same files
             return ""
         return (
-            f"{path} is on the driver, and was not found on {failure.host}: put it on storage that all hosts share, or "
-            "into the project folder that working_dir= names"
+            f"{path} is on the driver, but was not found on {failure.host}: put it on storage that all hosts share, or "
+            "into the project folder that you pass as working_dir="
         )
     here = os.getcwd()
     if job.working_dir is None:
@@ -80,4 +80,4 @@ def _about_file(path: str, failure: Failure, job: Job) -> str:
 
 
 def _ship(folder: str) -> str:
-    return f"Executors get it with working_dir={folder!r} (--working-dir {shlex.quote(folder)})"
+    return f"To ship it to executors, pass working_dir={folder!r} (--working-dir {shlex.quote(folder)})"

@@ -93,7 +93,7 @@ def describe(failures: Sequence[Failure], advice: str = "") -> str:
     if others:
         told = {_frames(root)}
         listed = "\n".join(_after(group, told) for group in others)
-        parts.append(f"After it, and perhaps because of it:\n{listed}")
+        parts.append(f"Later failures, perhaps because of it:\n{listed}")
     return "\n\n".join(parts)
 
 

@@ -20,10 +20,10 @@ PHASES = {
 #: What each phase means, in words that are shown to users.
 MEANING = {
     "schedule": "until Spark has submitted the stage",
-    "worker": "until its tasks run in their Python workers, waiting for slots included",
-    "exchange": "until each task knows the facts of all",
+    "worker": "until its tasks run in their Python workers, including the wait for slots",
+    "exchange": "until each task knows the facts of all tasks",
     "agent": "until each node has its agent",
-    "import": "until torch is imported, where no warm process had done so",
+    "import": "until torch is imported, unless a warm process already had it",
     "fork": "until the ranks are forked",
     "call": "until the last rank has called the function",
     "function": "until the last function has returned",

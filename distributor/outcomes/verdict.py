@@ -133,7 +133,10 @@ def values(collected: Collected, world_size: int, advise: Advise = lambda failur
         were = "was stopped before it finished" if len(missing) == 1 else "were stopped before they finished"
         raise errors.NodeLostError(
             f"{who(missing)} {were}: "
-            + ("; ".join(gave_up) or "an executor was lost, or the Spark job was ended from outside; no rank says why")
+            + (
+                "; ".join(gave_up)
+                or "an executor was lost, or the Spark job was ended from outside; no rank reported why"
+            )
         )
     unreturned = [outcomes[rank] for rank in sorted(outcomes) if outcomes[rank].state == "unreturned"]
     if unreturned and unreturned[0].failure is not None:
@@ -167,7 +170,7 @@ def training_error(
     advice = advise(ordered[0])
     gone = [rank for rank, moment in returned.items() if moment < ordered[0].time]
     if gone and is_echo(ordered[0]):
-        advice = f"{who(gone).capitalize()} had returned before: all ranks have to take part in each collective"
+        advice = f"{who(gone).capitalize()} had already returned: all ranks must take part in each collective"
     return errors.TrainingError(describe(ordered, advice), ordered, cause)
 
 
@@ -175,6 +178,6 @@ def node_lost(nodes: Sequence[str]) -> errors.NodeLostError:
     """Return the exception for lost nodes. ``nodes`` are their hosts, with whatever else is known of them."""
     return errors.NodeLostError(
         f"lost the node on {'; '.join(sorted(set(nodes)))}. Its agent, Python worker or executor ended or was cut off "
-        "while ranks were running (killed, out of memory, the machine or its network went away); "
-        "the executor's own log says more"
+        "while ranks were running (killed, out of memory, or the machine or its network failed): see the executor's "
+        "own log"
     )

@@ -52,7 +52,7 @@ class Alarm:
             try:
                 call()
             except Exception as error:  # Spark's context may just have been stopped
-                _log.debug("a deadline: %s: %s", type(error).__name__, error)
+                _log.debug("a deadline failed: %s: %s", type(error).__name__, error)
 
     def _next(self) -> Callable[[], object] | None:
         """Wait for the next function that is due; return ``None`` once the alarm is closed."""

@@ -155,7 +155,7 @@ class Run:
             left = phase.grace - (now - phase.since)
             detail = phase.reason
             if left > 0 and self.placement is not None:
-                detail += f", ranks have {left:.0f} s to save"
+                detail += f"; ranks have {left:.0f} s left to save"
         return Snapshot(
             run_id=self.id,
             name=self.name,
@@ -279,12 +279,10 @@ class Run:
         self._display.logs.release(failure.rank for failure in failures if failure.traceback)
         if error is None or isinstance(error, RunCancelledError):
             return
-        self._callers.untold.append(f"run {self.id} has failed, and nobody has asked for its result: {error}")
+        self._callers.untold.append(f"run {self.id} has failed, and its result was never requested: {error}")
         if not self._callers.asking and self._display.announces:
             what = str(error).partition("\n")[0]
-            self._display.logs.note(
-                f"run {self.id} has failed: {what} (its result() raises that, with all that is known)"
-            )
+            self._display.logs.note(f"run {self.id} has failed: {what} (result() raises the full error)")
 
 
 @dataclass

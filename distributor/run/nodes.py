@@ -188,7 +188,7 @@ class Nodes:
         state = self._states[name]
         if state.alive is None:
             return ""
-        return f"; last known {now - state.heard:.0f} s before: {count(state.alive, 'rank')} running"
+        return f"; last known state, {now - state.heard:.0f} s earlier: {count(state.alive, 'rank')} running"
 
     def __str__(self) -> str:
         """Return which ranks run where, in one line of limited length."""

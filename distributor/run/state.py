@@ -345,7 +345,7 @@ class AttemptState:
             case messages.Dead():
                 return self._on_lost(Lost(node, "its agent died"), now)
             case messages.Orphaned():
-                why = "its Spark task ended: the Python worker or the executor was killed, or the job cancelled"
+                why = "its Spark task ended: the Python worker or the executor was killed, or the job was cancelled"
                 return self._on_lost(Lost(node, why), now)
             case messages.Failed():
                 return self._on_failed(message.failure, now)
@@ -386,7 +386,7 @@ class AttemptState:
         last_known = nodes.last_known(lost.node, now)
         wrote = next((rank for rank in nodes.ranks_of(lost.node) if rank in lost.wrote), None)
         if last_known and wrote is not None:
-            last_known += f", rank {wrote} wrote {lost.wrote[wrote]!r}"
+            last_known += f", last line of rank {wrote}: {lost.wrote[wrote]!r}"
         name = nodes.describe(lost.node)
         told = NodeLost((f"{name}: {lost.why}{last_known}",))
         return [*self._stop(told, f"lost the node on {name}", now), *self._if_all_gone(), *self._if_all_rest()]
@@ -450,9 +450,9 @@ class AttemptState:
         self.unreached = True
         return [
             Warn(
-                f"run {self._job.label}: its tasks have run for {self._margins.unreached:g} s, and no node has reached "
+                f"run {self._job.label}: its tasks have run for {self._margins.unreached:g} s, but no node has reached "
                 f"the driver at {asked.address}. The run goes on without live log lines; results and errors still "
-                "arrive. If a firewall is in between, open the ports that driver_ports= names"
+                "arrive. If there is a firewall in between, open the ports of driver_ports="
             )
         ]
 

@@ -161,7 +161,7 @@ class Supervisor:
             try:
                 step = self._scheduler.waiting_for()
             except Exception as error:  # Spark's context may just be stopped
-                _log.debug("run %s: what it waits for is unknown: %s", self._job.run_id, error)
+                _log.debug("run %s: cannot tell what it waits for: %s", self._job.run_id, error)
                 step = Step("") if reach else None
         return state.Asked(deadline, step, server.address, server.reached)
 

@@ -137,7 +137,9 @@ def test_a_frozen_agent_is_a_lost_node(make_local: Make, tmp_path: Path) -> None
     run = make_local(2, heartbeat_timeout=2, grace_period=1).submit(trainings.wait_for, str(tmp_path / "never"))
     watch.until(lambda: run.status is Status.RUNNING)
     agent_of(run).suspend()
-    with pytest.raises(NodeLostError, match=r"nothing was heard from it for 2 s; last known .* before: \d ranks"):
+    with pytest.raises(
+        NodeLostError, match=r"nothing was heard from it for 2 s; last known state, .* earlier: \d ranks"
+    ):
         run.result(timeout=watch.DEADLINE)
     watch.gone(run.id, watch.ORPHAN_DEADLINE)
 

@@ -22,7 +22,7 @@ DEADLINE = 60
 
 NEVER = 1e9
 
-SKIPPED = re.compile(r"\[rank (\d+) host-\d+\] \.\.\. ([\d,]+) lines? skipped: the (display|node) was behind")
+SKIPPED = re.compile(r"\[rank (\d+) host-\d+\] \.\.\. ([\d,]+) lines? skipped: the (display|node) could not keep up")
 
 
 def host_of(rank):
@@ -239,7 +239,7 @@ def test_whose_lines_are_shown(use, ranks, shown):
         console.write(rank, 1, b"a\nb")
         console.skipped(rank, 2, 2)
     console.close()
-    for text in ("a", "b", "... 2 lines skipped: the node was behind"):
+    for text in ("a", "b", "... 2 lines skipped: the node could not keep up"):
         assert [line for line in out.lines() if line.endswith(f"] {text}")] == [
             f"[rank {rank} host-{rank}] {text}" for rank in shown
         ]
@@ -424,7 +424,7 @@ def test_a_blocked_output_blocks_nobody_and_memory_is_bounded(use):
     skipped = sum(int(gap[2].replace(",", "")) for gap in SKIPPED.finditer(out.getvalue()) if gap[3] == "display")
     assert skipped > 0.9 * count * 100
     assert shown + skipped == count * 100
-    assert f"... {count:,} lines skipped: the node was behind" in out.getvalue()
+    assert f"... {count:,} lines skipped: the node could not keep up" in out.getvalue()
 
 
 def test_a_gap_is_one_until_half_of_the_room_is_free(use):
@@ -439,7 +439,7 @@ def test_a_gap_is_one_until_half_of_the_room_is_free(use):
     assert out.lines() == [
         "[rank 0 host-0] first",
         "[rank 0 host-0] " + "x" * 8000,
-        "[rank 0 host-0] ... 1 line skipped: the display was behind",
+        "[rank 0 host-0] ... 1 line skipped: the display could not keep up",
         "[rank 0 host-0] x",  # the last of those that there was no room for
         "[rank 0 host-0] x",
     ]
@@ -481,7 +481,7 @@ def test_what_is_skipped_is_said_in_its_place(use):
     written[0] += 5
     assert 59_000 < account(out.getvalue(), written) < 60_000
     who = r"\[rank 0 host-0\]"
-    gap = rf"line 20029\n{who} \.\.\. 19,9\d\d lines skipped: the display was behind\n{who} line 399\d\d\n"
+    gap = rf"line 20029\n{who} \.\.\. 19,9\d\d lines skipped: the display could not keep up\n{who} line 399\d\d\n"
     assert re.search(gap, out.getvalue())
     assert "[rank 0 host-0] line 40029\n[rank 0 host-0] line 40030\n" in out.getvalue()
 
@@ -563,12 +563,12 @@ def test_what_a_node_has_skipped_is_said_in_its_place(use):
     console.close()
     assert [line for line in out.lines() if line.startswith("[rank 0 ")] == [
         "[rank 0 host-0] before",
-        "[rank 0 host-0] ... 12,345 lines skipped: the node was behind",
+        "[rank 0 host-0] ... 12,345 lines skipped: the node could not keep up",
         "[rank 0 host-0] after",
         "[rank 0 host-0] other",
     ]
     assert [line for line in out.lines() if line.startswith("[rank 1 ")] == [
-        "[rank 1 host-1] ... 1 line skipped: the node was behind"
+        "[rank 1 host-1] ... 1 line skipped: the node could not keep up"
     ]
 
 
@@ -619,7 +619,11 @@ def test_of_several_bars_the_lowest_rank_is_shown(use):
     out.until("1 line skipped")
     console.write(3, 1, b"line\n")
     out.until("line\n")
-    lines = ["[rank 2 host-2] TWO!", "[rank 1 host-1] ... 1 line skipped: the node was behind", "[rank 3 host-3] line"]
+    lines = [
+        "[rank 2 host-2] TWO!",
+        "[rank 1 host-1] ... 1 line skipped: the node could not keep up",
+        "[rank 3 host-3] line",
+    ]
     assert out.screen() == [*lines, ""]
     console.close()
     assert out.screen() == [*lines, "[rank 2 host-2] no bar", ""]
@@ -838,7 +842,7 @@ def test_gaps_are_folded_in_their_place(use, monkeypatch):
         console.skipped(rank, 1, 5)
         console.write(rank, 1, b"after\n")
     console.close()
-    texts = ["before", "... 5 lines skipped: the node was behind", "after"]
+    texts = ["before", "... 5 lines skipped: the node could not keep up", "after"]
     assert out.lines() == [f"[ranks 0-1] {text}" for text in texts]
 
 

@@ -47,7 +47,7 @@ def test_a_module_beside_the_script(project: Path, missing: str) -> None:
     script = Script(str(project / "train.py"), b"")
     ended = failure("ModuleNotFoundError", f"No module named '{missing}'")
     assert advise(ended, job(script)) == (
-        f"{missing.partition('.')[0]} is on the driver, in {project}. Executors get it with "
+        f"{missing.partition('.')[0]} is on the driver, in {project}. To ship it to executors, pass "
         f"working_dir={str(project)!r} (--working-dir {project})"
     )
     assert advise(ended, job(script, project)) == ""  # it was shipped
@@ -63,13 +63,13 @@ def test_a_module_on_the_drivers_path(project: Path, monkeypatch: pytest.MonkeyP
 def test_a_module_of_the_current_directory(project: Path, tmp_path: Path) -> None:
     ended = failure("ModuleNotFoundError", "No module named 'lib.model'")
     assert advise(ended, job(Module("lib.model"))) == (
-        f"lib is on the driver, in {project}. Executors get it with working_dir={str(project)!r} "
+        f"lib is on the driver, in {project}. To ship it to executors, pass working_dir={str(project)!r} "
         f"(--working-dir {project})"
     )
     ended = failure("ModuleNotFoundError", "No module named 'lib.absent'")
     assert advise(ended, job(Module("lib.absent"), tmp_path)) == (
-        f"lib.absent is not on the driver either: not in working_dir {tmp_path}, the current directory {project} or "
-        "Python's path"
+        f"lib.absent is not on the driver either: it is not in working_dir {tmp_path}, the current directory {project} "
+        "or on Python's path"
     )
     assert advise(ended, job(Module("lib.model"))) == ""
 
@@ -86,7 +86,7 @@ def test_a_file_of_the_current_directory(project: Path, tmp_path: Path) -> None:
     ended = failure("FileNotFoundError", "[Errno 2] No such file or directory: 'settings.json'")
     told = f"settings.json is in the driver's current directory, {project}"
     assert advise(ended, job(Module("train"))) == (
-        f"{told}. Executors get it with working_dir={str(project)!r} (--working-dir {project})"
+        f"{told}. To ship it to executors, pass working_dir={str(project)!r} (--working-dir {project})"
     )
     assert advise(ended, job(Module("train"), tmp_path)) == f"{told}, but ranks run in working_dir, {tmp_path}"
     assert advise(ended, job(Module("train"), project)) == ""
@@ -114,8 +114,8 @@ def test_a_file_of_the_driver(project: Path) -> None:
     path = str(project / "settings.json")
     text = f"[Errno 2] No such file or directory: {path!r}"
     assert advise(failure("FileNotFoundError", text), job(Module("train"))) == (
-        f"{path} is on the driver, and was not found on elsewhere: put it on storage that all hosts share, or into the "
-        "project folder that working_dir= names"
+        f"{path} is on the driver, but was not found on elsewhere: put it on storage that all hosts share, or into the "
+        "project folder that you pass as working_dir="
     )
     assert advise(failure("FileNotFoundError", text, socket.gethostname()), job(Module("train"))) == ""
 

@@ -135,7 +135,7 @@ def test_text_lists_what_came_after_the_root():
     text = describe([failure(1), failure(2, 2.0, *ECHOES[5]), failure(3, 3.0, "exit", "exited with code 1")])
     assert text.startswith("rank 1 on host-b failed: ValueError: bad\n")
     assert text.endswith(
-        "After it, and perhaps because of it:\n"
+        "Later failures, perhaps because of it:\n"
         f"  rank 2 on host-a: {ECHOES[5][1]}\n"
         "  rank 3 on host-b: exited with code 1"
     )
@@ -174,7 +174,7 @@ def test_echoes_are_a_line_with_the_place_in_the_users_code():
     ]
     text = describe([failure(1, traceback=trace(31, "ValueError: bad")), *echoes])
     assert text.endswith(
-        "After it, and perhaps because of it:\n"
+        "Later failures, perhaps because of it:\n"
         "  ranks 0, 2-3 on host-a, host-b: RuntimeError: Connection closed by peer [10.0.0.1]:4711 (at train.py:40)"
     )
     assert text.count("Traceback") == 1
@@ -243,7 +243,7 @@ def test_who_had_returned_is_told_with_the_echo_of_it(root, returned, told):
     ranks = (Outcome(0, "a", "failed", root), Outcome(1, "a", "finished", called=1.0, returned=returned))
     with pytest.raises(errors.TrainingError) as caught:
         verdict.values(Collected((NodeReport(0, "a", ranks),)), 2)
-    advice = "Rank 1 had returned before: all ranks have to take part in each collective"
+    advice = "Rank 1 had already returned: all ranks must take part in each collective"
     assert (advice in str(caught.value).splitlines()[2:3]) is told
 
 
@@ -284,13 +284,13 @@ def test_what_a_node_lacks_is_no_failure_of_training():
         pytest.param(
             collected("finished", "stopped", "stopped", "stopped", "finished", "stopped"),
             errors.NodeLostError,
-            ["ranks 1-3, 5 were stopped before they finished: ", "no rank says why"],
+            ["ranks 1-3, 5 were stopped before they finished: ", "no rank reported why"],
             id="stopped-without-a-reason",
         ),
         pytest.param(
             collected("finished", "finished", "stopped", "finished", "finished", "finished"),
             errors.NodeLostError,
-            ["rank 2 was stopped before it finished: ", "no rank says why"],
+            ["rank 2 was stopped before it finished: ", "no rank reported why"],
             id="one-stopped-without-a-reason",
         ),
         pytest.param(collected("finished"), errors.NodeLostError, ["ranks 1-5 "], id="never-reported"),

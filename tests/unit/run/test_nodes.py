@@ -62,7 +62,7 @@ def test_words(nodes: Nodes) -> None:
     assert nodes.describe("b") == "host-b (node 1, rank 3)"
     assert nodes.host_of(3) == "host-b"
     nodes.started("a")
-    assert nodes.last_known("a", 0.0) == "; last known 0 s before: 3 ranks running"
+    assert nodes.last_known("a", 0.0) == "; last known state, 0 s earlier: 3 ranks running"
 
 
 def test_many_nodes_in_bearable_length() -> None:

@@ -175,7 +175,9 @@ def test_a_node_that_is_lost_is_told_with_what_was_last_known(event: Any) -> Non
     assert isinstance(made.cause, NodeLost)
     (told,) = made.cause.nodes
     assert told.startswith("host-b (node 1, ranks 2-3): its ")
-    assert ("; last known 6 s before: 1 rank running, rank 3 wrote 'epoch 2'" in told) == (event.__class__ is Lost)
+    assert ("; last known state, 6 s earlier: 1 rank running, last line of rank 3: 'epoch 2'" in told) == (
+        event.__class__ is Lost
+    )
 
 
 def test_what_a_late_run_was_doing_is_its_cause() -> None:
@@ -192,7 +194,7 @@ def test_a_driver_that_nobody_reaches_says_so_once_and_takes_it_back() -> None:
     assert made.on(unheard, 89.0) == [Arm(Deadline.REACH, 5.0)]
     (warned,) = made.on(unheard, 90.0)
     assert isinstance(warned, Warn)
-    assert "have run for 60 s, and no node has reached the driver at driver:4711" in warned.text
+    assert "have run for 60 s, but no node has reached the driver at driver:4711" in warned.text
     assert made.unreached
     quiet = Collected((NodeReport(0, "a", warnings=("cannot reach the driver at ...", "is slow")),))
     assert made.on(Returned(quiet), 91.0) == [Warn("the node on a is slow")]  # what was said is not said again
