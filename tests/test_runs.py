@@ -212,7 +212,7 @@ def test_what_is_written_into_the_copy_of_a_folder_is_named(
     (tmp_path / "train.py").write_text("open('checkpoint.pt', 'w').close()\n")
     make(1, working_dir=tmp_path).run_module("train")
     assert (tmp_path / "checkpoint.pt").exists() == (mode == LOCAL)
-    assert ("removes what ranks have written into its copy of working_dir: checkpoint.pt. Write" in caplog.text) == (
+    assert ("removes the files that ranks wrote into its copy of working_dir: checkpoint.pt. Write" in caplog.text) == (
         mode != LOCAL
     )
 
@@ -412,7 +412,7 @@ def test_the_end_of_what_holds_the_ranks_is_an_error_and_leaves_nothing(
     watch.until(lambda: run.status is Status.RUNNING)
     find = watch.is_agent if victim == "agent" else watch.is_launcher
     next(process for process in watch.processes(run.id) if find(process)).kill()
-    with pytest.raises(TrainingError, match=r"lost the node|went down with the process that started it"):
+    with pytest.raises(TrainingError, match=r"lost the node|ended with the process that started it"):
         run.result(timeout=watch.DEADLINE)
     watch.gone(run.id)
     watch.until(lambda: not [folder for folder in watch.folders() if run.id in folder.name])
@@ -577,7 +577,7 @@ def test_odd_exceptions_are_told_in_one_line(make: Make) -> None:
 
         raise NoText
 
-    for kind, line in (("note", "failed: ValueError: first line"), ("no text", "NoText: <its text cannot be made>")):
+    for kind, line in (("note", "failed: ValueError: first line"), ("no text", "NoText: <str() of it failed>")):
         with pytest.raises(TrainingError) as caught:
             make(1).run(fail, kind)
         assert str(caught.value).splitlines()[0].endswith(line)

@@ -74,7 +74,7 @@ def test_ranks_start_again_on_the_same_nodes(
     run = submit(fail_once, str(tmp_path), how)
     assert run.results(watch.DEADLINE) == [(1, 4.0)] * 4
     assert run.status is Status.SUCCEEDED
-    assert "starts its ranks again, for attempt 1: rank 1 failed: " in caplog.text
+    assert "starting its ranks again, attempt 1: rank 1 failed: " in caplog.text
     first, second = pids(tmp_path, 0), pids(tmp_path, 1)
     assert len(first) == len(second) == 6  # four ranks and two launchers
     assert not first & second

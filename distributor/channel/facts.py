@@ -86,7 +86,7 @@ class Facts:
         if self.given_up:
             return Gather()
         if self._refused:
-            return Stop("Spark has placed the tasks badly")
+            return Stop("Spark put too many ranks on an executor")
         if not self._complete:
             return None
         return AllFacts(tuple(told.facts for told in self._complete.values()))

@@ -245,7 +245,7 @@ class ChannelServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, window: float) -> None:
         """Read the frames of one connection until it ends; its node may come back within ``window`` seconds."""
-        node, why = None, "its agent ended without a word"
+        node, why = None, "its agent ended without saying why"
         try:
             while (message := await frames.read(reader)) is not None:
                 if node is None:
@@ -276,7 +276,7 @@ class ChannelServer:
         except OSError:  # broken by the network rather than ended by the node, which may take longer to return
             window = self._timeout if window else 0.0
         except (frames.ProtocolError, KeyError, TypeError, ValueError) as error:  # not, or no longer, one of our nodes
-            window, why = 0.0, f"what it sent made no sense ({error})"
+            window, why = 0.0, f"it sent an invalid message ({error})"
         finally:
             writer.close()
         peer = self._peers.get(node) if node is not None else None

@@ -229,7 +229,7 @@ class Attempt:
         if killed:
             self._notes.warnings.append(
                 f"killed {who(killed)}, which had not ended {self._order.grace_period:g} s after SIGTERM: raise "
-                "grace_period if that was too early to save"
+                "grace_period if they need longer to save"
             )
 
     def _outcomes(self, stopped: bool, oom: bool) -> tuple[Outcome, ...]:

@@ -69,9 +69,10 @@ class DriverLink:
             await uplink.open()
         except OSError as error:
             if self._order.reached and isinstance(error, ConnectionRefusedError):
-                raise errors.StartError(f"nobody listens at {at} any more: the run has ended") from None
+                raise errors.StartError(f"nothing listens at {at} any more: the run has ended") from None
             return (
-                f"{frames.UNREACHED} at {at} ({error}): no live log lines from there; results and errors still arrive"
+                f"{frames.UNREACHED} at {at} ({error}): its log lines are not shown live; results and errors still "
+                "arrive"
             )
         self._uplink = uplink
         return None

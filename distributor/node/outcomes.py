@@ -84,7 +84,7 @@ def failure_of(order: NodeOrder, local_rank: int, told: Outcome | None, ends: En
     if told is not None and told.failure is not None and told.state == "failed":
         failure = told.failure
     elif exit is None:
-        message = "went down with the process that started it"
+        message = "ended with the process that started it"
         failure = Failure(rank, local_rank, order.host, "lost", message, time=ends.now)
     else:
         failure = Failure(rank, local_rank, order.host, *describe_exit(exit.code, ends.oom), time=exit.time)
@@ -122,8 +122,8 @@ def describe_exit(code: int, oom: bool) -> tuple[str, str]:
     name = processes.signal_name(-code)
     if -code == signal.SIGKILL and oom:
         return "signal", (
-            f"killed by {name}, most likely for lack of memory: the kernel's out-of-memory killer was at work "
-            "meanwhile. Use smaller batches or fewer ranks per node, or give the executor more memory"
+            f"killed by {name}, most likely for lack of memory: the kernel's out-of-memory killer was active at that "
+            "time. Use smaller batches or fewer ranks per node, or give the executor more memory"
         )
     return "signal", f"killed by {name}"
 

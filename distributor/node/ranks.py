@@ -60,7 +60,7 @@ class Ranks:
         said = layout.launcher_log(order.folder).read_text(errors="replace").strip()
         if (why := _without_torch(said)) is not None:
             return "StartError", (
-                f"torch cannot be imported on {order.host} by {sys.executable} ({why}): install it there, or name "
+                f"torch cannot be imported on {order.host} by {sys.executable} ({why}): install it there, or choose "
                 "another Python before the session starts (the environment variable PYSPARK_PYTHON, or "
                 "spark.pyspark.python)"
             )

@@ -99,8 +99,9 @@ def losses(job: Job, agent: AgentOrder) -> list[str]:
     if not new:
         return []
     return [
-        f"removes what ranks have written into its copy of working_dir: {', '.join(new[:_NEW_FILES])}"
-        f"{', ...' * (len(new) > _NEW_FILES)}. Write to an absolute path on storage that stays"
+        "removes the files that ranks wrote into its copy of working_dir: "
+        f"{', '.join(new[:_NEW_FILES])}{', ...' * (len(new) > _NEW_FILES)}. Write to an absolute path on permanent "
+        "storage"
     ]
 
 

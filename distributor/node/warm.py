@@ -103,9 +103,15 @@ def _import(preload: list[str], now: Path) -> tuple[list[str], str | None]:
     threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     if threads:
         names = ", ".join(threads)
-        return notes, f"cannot fork ranks: preload={preload} starts threads ({names}), which no fork has: leave it out"
+        return (
+            notes,
+            f"cannot fork ranks: preload={preload} starts threads ({names}), which do not survive a fork: leave it out",
+        )
     if _is_bad_fork():
-        return notes, f"cannot fork ranks: preload={preload} uses a GPU, which no fork can after that: leave it out"
+        return (
+            notes,
+            f"cannot fork ranks: preload={preload} uses a GPU, which forked ranks could not use then: leave it out",
+        )
     return notes, None
 
 

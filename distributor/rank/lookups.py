@@ -74,8 +74,8 @@ def warning(seconds: float, address: str) -> str | None:
     if seconds < _SLOW:
         return None
     return (
-        f"waited {seconds:.0f} s for torch's rendezvous store, most likely for the name of {address} from a name "
-        "server that does not answer: name the nodes in /etc/hosts, or install torch 2.9 or later, which need not ask"
+        f"waited {seconds:.0f} s for torch's rendezvous store, most likely because a name server did not answer for "
+        f"{address}: add the nodes to /etc/hosts, or install torch 2.9 or later, which does not ask"
     )
 
 

@@ -322,7 +322,7 @@ def _summary(error: BaseException) -> str:
     try:
         lines = str(error).strip().splitlines()
     except Exception:
-        lines = ["<its text cannot be made>"]
+        lines = ["<str() of it failed>"]
     return f"{name}: {lines[0]}" if lines else name
 
 

@@ -185,7 +185,7 @@ class Supervisor:
             return
         why = about.phase.reason if isinstance(about.phase, state.Stopping) else "its ranks ended"
         number = about.number + 1
-        _log.warning("run %s starts its ranks again, for attempt %d: %s", self._job.label, number, why)
+        _log.warning("run %s: starting its ranks again, attempt %d: %s", self._job.label, number, why)
         self._display.logs.release(())
         about.nodes.again()
         following = AttemptState(self._job, time.monotonic(), self._margins, about.nodes, number)

@@ -71,11 +71,11 @@ DATA_LOADER = r"^rank \d on .* failed: (RuntimeError: DataLoader worker|Connecti
 KILLS: dict[str, tuple[Callable[[Run], psutil.Process], type[Exception], str]] = {
     "rank": (rank_of, TrainingError, r"^rank \d on .* failed: killed by SIGKILL"),
     "data-loader worker": (loader_of, TrainingError, DATA_LOADER),
-    "launcher": (launcher_of, TrainingError, "went down with the process that started it|lost the node on"),
+    "launcher": (launcher_of, TrainingError, "ended with the process that started it|lost the node on"),
     "agent": (
         agent_of,
         NodeLostError,
-        r"^lost the node on .* \(node \d, ranks \d-\d\): its agent (died|ended without a word)",
+        r"^lost the node on .* \(node \d, ranks \d-\d\): its agent (died|ended without saying why)",
     ),
     "worker": (worker_of, NodeLostError, r"^lost the node on .* \(node \d, ranks \d-\d\): its Spark task ended"),
     "executor": (executor_of, NodeLostError, r"^lost the node on .* \(node \d, ranks \d-\d\): its Spark task ended"),

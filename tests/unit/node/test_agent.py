@@ -32,8 +32,8 @@ def test_a_python_without_torch_is_a_sentence(tmp_path: Path) -> None:
     assert started_without(tmp_path, "-S") == (
         "StartError",
         f"torch cannot be imported on host-b by {sys.executable} (ModuleNotFoundError: No module named 'torch'): "
-        "install it there, or name another Python before the session starts (the environment variable PYSPARK_PYTHON, "
-        "or spark.pyspark.python)",
+        "install it there, or choose another Python before the session starts (the environment variable "
+        "PYSPARK_PYTHON, or spark.pyspark.python)",
     )
 
 

@@ -42,7 +42,7 @@ ECHOES = [
     ("RuntimeError", "RuntimeError: Socket Timeout"),
     ("ConnectionRefusedError", "ConnectionRefusedError: [Errno 111] Connection refused"),
     ("ConnectionAbortedError", "ConnectionAbortedError: [Errno 103] Software caused connection abort"),
-    ("lost", "went down with the process that started it"),
+    ("lost", "ended with the process that started it"),
 ]
 REASONS = [
     ("ValueError", "ValueError: learning rate must be positive"),

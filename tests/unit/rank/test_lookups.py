@@ -36,4 +36,6 @@ def test_a_store_that_comes_up_at_once_is_no_warning() -> None:
 def test_a_store_that_waits_for_a_name_server_is_one() -> None:
     told = lookups.warning(10.2, "10.0.0.1")
     assert told is not None
-    assert told.startswith("waited 10 s for torch's rendezvous store, most likely for the name of 10.0.0.1")
+    assert told.startswith(
+        "waited 10 s for torch's rendezvous store, most likely because a name server did not answer for 10.0.0.1"
+    )
