@@ -75,8 +75,8 @@ def _node_gpus(tasks: Sequence[NodeFacts], job: Job) -> tuple[str, ...]:
             raise ResourceError(
                 f"task {task.partition} on {task.host} has {count(len(mapped), 'GPU')} "
                 f"({', '.join(mapped) or 'none'}), but {count(job.ranks_per_task, 'rank')} with "
-                f"{count(job.resources.gpus_each, 'GPU')} each: set spark.task.resource.gpu.amount to the number of GPUs "
-                "of one task"
+                f"{count(job.resources.gpus_each, 'GPU')} each: set spark.task.resource.gpu.amount to the number of "
+                "GPUs of one task"
             )
         by_rank += [
             mapped[first : first + job.resources.gpus_each] for first in range(0, needed, job.resources.gpus_each)

@@ -216,8 +216,8 @@ def _refuse(job: Job, times: int, too_late: bool) -> None:
     told = f"Spark put more ranks on an executor than the {job.node_limit} that it may host"
     if too_late:
         raise StartError(
-            f"the run did not start within start_timeout={job.deadlines.start_timeout:g} s: {told}, {times} times. Other jobs "
-            "may hold the slots of other executors; executors of one size (spark.executor.cores) help"
+            f"the run did not start within start_timeout={job.deadlines.start_timeout:g} s: {told}, {times} times. "
+            "Other jobs may hold the slots of other executors; executors of one size (spark.executor.cores) help"
         )
     if times == 1:
         _log.warning("%s; placing run %s again", told, job.run_id)

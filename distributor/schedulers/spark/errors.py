@@ -37,8 +37,8 @@ def translate(error: Exception, job: Job, hosts: Sequence[str] = ()) -> Distribu
         return RunCancelledError(f"the Spark job of run {job.run_id} was cancelled: {reason(text)}")
     if "BarrierJobSlotsNumberCheckFailed" in text or "requires more slots" in text:
         return ResourceError(
-            f"num_processes={job.resources.num_processes} needs {job.num_tasks} task slots at once, but the cluster has fewer: "
-            f"{reason(text)}"
+            f"num_processes={job.resources.num_processes} needs {job.num_tasks} task slots at once, but the cluster "
+            f"has fewer: {reason(text)}"
         )
     if "PYTHON_VERSION_MISMATCH" in text:
         mismatch = _line_with("PYTHON_VERSION_MISMATCH", text)

@@ -322,9 +322,9 @@ class Slots:
             else "max_processes_per_node, or ask for less memory_per_process"
         )
         return (
-            f"num_processes={job.resources.num_processes} needs {job.num_tasks} task slots{cpus}{gpu} at once{limit}, but the "
-            f"cluster ({self._cluster.master}) has {slots}: lower num_processes, or raise spark.executor.instances or "
-            f"{larger}"
+            f"num_processes={job.resources.num_processes} needs {job.num_tasks} task slots{cpus}{gpu} at once{limit}, "
+            f"but the cluster ({self._cluster.master}) has {slots}: lower num_processes, or raise "
+            f"spark.executor.instances or {larger}"
         )
 
 
