@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from distributor.deepspeed import config as deepspeed_config
-from distributor.deepspeed.config import Config
+from distributor.deepspeed import reading
 from distributor.deepspeed.distributor import DeepspeedTorchDistributor
+from distributor.deepspeed.reading import Config
 from distributor.errors import ConfigurationError, PayloadError, ResourceError, StartError, TrainingError
 from distributor.run.handle import Run
 from distributor.text.tables import table
@@ -146,7 +146,7 @@ def autotune(
         raise ConfigurationError(f"mode must be 'max' or 'min', not {mode!r}")
     less = metric in _LESS if mode is None else mode == "min"
     runner = DeepspeedTorchDistributor() if distributor is None else distributor
-    base = deepspeed_config.read(runner.deepspeed_config or {})
+    base = reading.read(runner.deepspeed_config or {})
 
     def submit(config: Config) -> Run:
         return runner.with_config(config).submit(fn, *args, **(kwargs or {}))
@@ -196,7 +196,7 @@ def merged(config: Config, values: Mapping[str, Any]) -> Config:
     >>> merged({"zero_optimization": {"stage": 1}}, {"zero_optimization.stage": 3, "bf16.enabled": True})
     {'zero_optimization': {'stage': 3}, 'bf16': {'enabled': True}}
     """
-    result = deepspeed_config.read(config)
+    result = reading.read(config)
     for path, value in values.items():
         *sections, last = path.split(".")
         place = result
@@ -206,7 +206,7 @@ def merged(config: Config, values: Mapping[str, Any]) -> Config:
                 raise ConfigurationError(f"space: {path!r} needs a mapping at {section!r}, not {inner!r}")
             place = inner
         place[last] = value
-    return deepspeed_config.read(result)
+    return reading.read(result)
 
 
 def best(experiments: Sequence[Experiment], less: bool) -> Experiment | None:

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from distributor.deepspeed import config as deepspeed_config
+from distributor.deepspeed import config as deepspeed_config, reading
+from distributor.deepspeed.reading import Config
 from distributor.errors import ConfigurationError
 from distributor.launch.deepspeed import DeepspeedRanks
 from distributor.text import notices
@@ -74,9 +75,9 @@ class DeepSpeed:
 
 def _configs(
     source: str | os.PathLike[str] | Mapping[str, Any], world_size: int, auto: Mapping[str, Any]
-) -> tuple[deepspeed_config.Config, deepspeed_config.Config]:
+) -> tuple[Config, Config]:
     """Return the final configuration, and the one that keeps every "auto" that another library may fill in."""
-    config = deepspeed_config.read(source)
+    config = reading.read(source)
     deepspeed_config.check(config, world_size)
     if deepspeed_config.TRAIN not in config and deepspeed_config.MICRO not in config:
         notices.logger.warning(

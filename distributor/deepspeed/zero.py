@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from distributor.deepspeed.config import ACCUMULATION, AUTO, MICRO, STAGES, TRAIN, Config, positive
+from distributor.deepspeed.config import ACCUMULATION, AUTO, MICRO, STAGES, TRAIN, positive
+from distributor.deepspeed.reading import Config
 from distributor.errors import ConfigurationError
 from distributor.text.tables import table
 from distributor.text.wording import parse_memory
@@ -99,25 +100,13 @@ def zero(
         >>> zero(3, micro_batch_size=4)["zero_optimization"]["stage"]
         3
     """
-    if isinstance(stage, bool) or stage not in STAGES:
-        raise ConfigurationError(f"stage must be 0, 1, 2 or 3, not {stage!r}")
-    if offload not in ("none", "cpu", "nvme"):
-        raise ConfigurationError(f"offload must be 'none', 'cpu' or 'nvme', not {offload!r}")
-    if precision not in ("bf16", "fp16", "fp32"):
-        raise ConfigurationError(f"precision must be 'bf16', 'fp16' or 'fp32', not {precision!r}")
+    _check_zero(stage, offload, precision, nvme_path)
     for name, size in (
         ("micro_batch_size", micro_batch_size),
         ("gradient_accumulation_steps", gradient_accumulation_steps),
     ):
         if size != AUTO:
             positive(name, size)
-    needed = {"none": 0, "cpu": 1, "nvme": 3}[offload]
-    if stage < needed:
-        raise ConfigurationError(
-            f"offload={offload!r} needs stage {needed}{' or more' if needed == 1 else ''}, not {stage}"
-        )
-    if offload == "nvme" and not nvme_path:
-        raise ConfigurationError("offload='nvme' needs nvme_path, a folder on a fast disk of each node")
     optimizer: Config = {"lr": learning_rate, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
     if torch_adam:
         optimizer["torch_adam"] = True
@@ -136,6 +125,23 @@ def zero(
         config["bf16"] = {"enabled": True}
     config["zero_optimization"] = _zero_section(stage, offload, nvme_path)
     return config
+
+
+def _check_zero(stage: int, offload: str, precision: str, nvme_path: str | None) -> None:
+    """Check that the arguments of :func:`zero` are valid, and go together."""
+    if isinstance(stage, bool) or stage not in STAGES:
+        raise ConfigurationError(f"stage must be 0, 1, 2 or 3, not {stage!r}")
+    if offload not in ("none", "cpu", "nvme"):
+        raise ConfigurationError(f"offload must be 'none', 'cpu' or 'nvme', not {offload!r}")
+    if precision not in ("bf16", "fp16", "fp32"):
+        raise ConfigurationError(f"precision must be 'bf16', 'fp16' or 'fp32', not {precision!r}")
+    needed = {"none": 0, "cpu": 1, "nvme": 3}[offload]
+    if stage < needed:
+        raise ConfigurationError(
+            f"offload={offload!r} needs stage {needed}{' or more' if needed == 1 else ''}, not {stage}"
+        )
+    if offload == "nvme" and not nvme_path:
+        raise ConfigurationError("offload='nvme' needs nvme_path, a folder on a fast disk of each node")
 
 
 def _zero_section(stage: int, offload: Offload, nvme_path: str | None) -> Config:

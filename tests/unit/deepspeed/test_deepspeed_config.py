@@ -12,7 +12,7 @@ import trainings
 from hypothesis import given, strategies as st
 
 from distributor import ConfigurationError, DeepspeedTorchDistributor, TorchDistributor
-from distributor.deepspeed import config as deepspeed_config
+from distributor.deepspeed import config as deepspeed_config, reading
 from distributor.deepspeed.config import ACCUMULATION, AUTO, MICRO, TRAIN
 from distributor.launch.deepspeed import DeepspeedRanks
 
@@ -180,16 +180,16 @@ def test_yaml_without_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "yaml", None)
     (tmp_path / "ds.yaml").write_text("bf16: {}")
     with pytest.raises(ConfigurationError, match="needs PyYAML on the driver .*: pip install pyyaml, or use JSON"):
-        deepspeed_config.read(tmp_path / "ds.yaml")
+        reading.read(tmp_path / "ds.yaml")
 
 
 def test_json_with_comments_is_read_as_deepspeed_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "ds.json"
     path.write_text('{\n  // why\n  "train_batch_size": 8, # that many\n}')
-    assert deepspeed_config.read(path) == {TRAIN: 8}
+    assert reading.read(path) == {TRAIN: 8}
     monkeypatch.setitem(sys.modules, "hjson", None)
     with pytest.raises(ConfigurationError, match="is malformed: Expecting property name"):
-        deepspeed_config.read(path)
+        reading.read(path)
 
 
 def test_yaml_is_what_json_would_be(tmp_path: Path) -> None:
@@ -200,14 +200,14 @@ def test_yaml_is_what_json_would_be(tmp_path: Path) -> None:
         "optimizer: {type: Adam, params: {<<: *base, torch_adam: true}}\n"
         "zero_optimization: {stage: 2, reduce_bucket_size: auto}\n"
     )
-    config = deepspeed_config.read(path)
+    config = reading.read(path)
     assert config["optimizer"]["params"] == {"lr": 5e-5, "eps": 1e-8, "betas": [0.9, 1.0], "torch_adam": True}
     assert config["zero_optimization"] == {"stage": 2, "reduce_bucket_size": AUTO}
 
 
 def test_what_was_read_is_a_copy() -> None:
     mine = {"optimizer": {"type": "Adam", "params": {"betas": (0.9, 0.99)}}}
-    config = deepspeed_config.read(mine)
+    config = reading.read(mine)
     config["optimizer"]["params"]["betas"].append(1)
     assert mine == {"optimizer": {"type": "Adam", "params": {"betas": (0.9, 0.99)}}}
 
@@ -336,7 +336,7 @@ def test_what_deepspeed_takes_is_not_refused(config: dict[str, Any]) -> None:
 
 
 def test_the_old_name_of_bf16() -> None:
-    config = deepspeed_config.read({"bfloat16": {"enabled": True}})
+    config = reading.read({"bfloat16": {"enabled": True}})
     assert deepspeed_config.precision(config) == "bf16"
     assert "enables both fp16 and bf16" in refused({"bfloat16": {"enabled": True}, "fp16": {"enabled": True}})
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from distributor import ConfigurationError, DeepspeedTorchDistributor, suggest_zero, zero
-from distributor.deepspeed import config as deepspeed_config
+from distributor.deepspeed import config as deepspeed_config, reading
 from distributor.deepspeed.config import MICRO, TRAIN
 from distributor.deepspeed.zero import estimate
 
@@ -34,7 +34,7 @@ def test_every_choice_is_complete_and_explained(stage: Any, offload: Any, precis
     assert section.get("offload_optimizer", {"device": "none"})["device"] == offload
     assert ("offload_param" in section) == (stage == 3 and offload != "none")
     (tmp_path / "ds.json").write_text(str(config))  # as a person would keep it
-    assert deepspeed_config.read(tmp_path / "ds.json") == config
+    assert reading.read(tmp_path / "ds.json") == config
     bare = [line.strip() for line in str(config).splitlines() if "//" not in line and line.strip("{}, ")]
     known = ('"betas"', '"eps"', '"weight_decay"')  # what a person who sets these knows
     assert all(line.endswith("{") or line.startswith(known) for line in bare), bare
