@@ -13,7 +13,7 @@ import psutil
 import pytest
 import trainings
 import watch
-from sessions import Make, Sessions
+from sessions import LOCAL, Make, Sessions
 
 from distributor import NodeLostError, Run, RunCancelledError, Status, TrainingError
 from distributor.api.choose import choose_scheduler
@@ -67,9 +67,11 @@ def pids(folder: Path, attempt: int) -> set[int]:
     return {int(pid) for file in folder.glob(f"{attempt}-*") for pid in file.read_text().split()}
 
 
-@pytest.mark.parametrize("how", ["raise", "exit", "kill"])
+@pytest.mark.parametrize(
+    "how", ["kill", pytest.param("raise", marks=pytest.mark.slow), pytest.param("exit", marks=pytest.mark.slow)]
+)
 def test_ranks_start_again_on_the_same_nodes(
-    submit: Submit, local: bool, sessions: Sessions, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+    submit: Submit, mode: str, sessions: Sessions, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = submit(fail_once, str(tmp_path), how)
     assert run.results(watch.DEADLINE) == [(1, 4.0)] * 4
@@ -80,15 +82,9 @@ def test_ranks_start_again_on_the_same_nodes(
     assert not first & second
     assert not [pid for pid in first if psutil.pid_exists(pid)]
     watch.gone(run.id)
-    if not local:
-        tracker = sessions.get(watch_master(local)).sparkContext._jsc.sc().statusTracker()
+    if mode != LOCAL:
+        tracker = sessions.get(mode).sparkContext._jsc.sc().statusTracker()
         assert len(tracker.getJobIdsForTag(f"distributor-{run.id}")) == 1
-
-
-def watch_master(local: bool) -> str:
-    from sessions import LOCAL, MASTERS
-
-    return LOCAL if local else MASTERS[-1]
 
 
 def test_a_failure_of_the_last_attempt_is_the_error(submit: Submit, tmp_path: Path) -> None:

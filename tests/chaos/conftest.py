@@ -16,13 +16,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The DeepSpeed path is tried on one node and on two executors; the launch path makes no difference to Spark.
 
     What takes long, a driver's end and hosts that are cut off, is tried once for it. Without the slow tests, one rank
-    of it is killed.
+    of it is killed, and on executors not what is killed in the same way on one node.
     """
     for item in list(items):
         values = getattr(getattr(item, "callspec", None), "params", {})
+        name = getattr(item, "originalname", "")
+        if values.get("path") == "torchrun" and values.get("mode") == MASTERS[-1]:
+            if values.get("victim") == "launcher" or values.get("number") == signal.SIGTERM:
+                item.add_marker(pytest.mark.slow)
         if values.get("path") != "deepspeed":
             continue
-        name = getattr(item, "originalname", "")
         if (
             values.get("mode") == MASTERS[0]
             or (
