@@ -115,7 +115,7 @@ def test_a_run_that_is_cancelled_while_it_stops_does_not_start_again(submit: Sub
     run = submit(save_slowly, str(tmp_path))
     watch.until(lambda: len(list(tmp_path.glob("up-*"))) == 4)
     (tmp_path / "fail").touch()
-    watch.until(lambda: list(tmp_path.glob("saving-*")))
+    watch.until(lambda: run.status is Status.STOPPING and list(tmp_path.glob("saving-*")))
     run.cancel()
     with pytest.raises(TrainingError, match="ValueError: no"):  # it keeps its first reason
         run.result(watch.DEADLINE)
