@@ -17,8 +17,9 @@ does. From a shell: distributor run --help.
     Run, Status            what submit returns: results, stacks, cancel
     DistributorError       what is raised, as: ConfigurationError (of it
                            PayloadError, ResourceError), StartError,
-                           TrainingError (of it NodeLostError, StallError),
-                           ResultError, RunCancelledError
+                           CompanionError, TrainingError (of it
+                           NodeLostError, StallError), ResultError,
+                           RunCancelledError
     runtime                what a function may ask for while it trains
     launch                 launch paths with options, for launch=
     deepspeed_checkpoint   checkpoints for another number of ranks
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from distributor.deepspeed.distributor import DeepspeedTorchDistributor as DeepspeedTorchDistributor
     from distributor.deepspeed.zero import suggest_zero as suggest_zero, zero as zero
     from distributor.errors import (
+        CompanionError as CompanionError,
         ConfigurationError as ConfigurationError,
         DistributorError as DistributorError,
         NodeLostError as NodeLostError,
@@ -65,6 +67,7 @@ _WHERE = {
     "Status": "distributor.values.job",
     **dict.fromkeys(
         (
+            "CompanionError",
             "ConfigurationError",
             "DistributorError",
             "NodeLostError",

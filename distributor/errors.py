@@ -7,6 +7,7 @@
     │   ├── PayloadError                  the function, script or folder cannot be shipped
     │   └── ResourceError                 more slots, GPUs, CPUs or memory requested than available
     ├── StartError                        the run could not start (missing executors or nodes, or nodes without torch)
+    ├── CompanionError                    a process beside the ranks, which they need, ended too early
     ├── TrainingError                     a rank failed: which one, where, why, and its traceback
     │   ├── NodeLostError                 a node was lost with its ranks
     │   └── StallError                    no rank was active for stall_timeout; has the stacks of each
@@ -83,6 +84,13 @@ class ResourceError(ConfigurationError):
 
 class StartError(DistributorError):
     """The run could not start: executors did not come up in time, or nodes cannot run torch."""
+
+
+class CompanionError(DistributorError):
+    """A companion ended before the ranks: a process that a launch path runs beside them, such as a server.
+
+    The text says which one, where and how, followed by the last lines that it wrote. All ranks were stopped.
+    """
 
 
 class TrainingError(DistributorError):

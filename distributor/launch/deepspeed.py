@@ -38,6 +38,7 @@ class DeepspeedRanks:
 
     name: ClassVar[str] = "deepspeed"
     preload: ClassVar[tuple[str, ...]] = ("deepspeed",)
+    ports: ClassVar[int] = 0
 
     config: str | None = None
     given: str | None = None

@@ -19,6 +19,7 @@ class Torchrun:
 
     name: ClassVar[str] = "torchrun"
     preload: ClassVar[tuple[str, ...]] = ()
+    ports: ClassVar[int] = 0
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def resolve(self, num_processes: int, use_gpu: bool) -> Torchrun:

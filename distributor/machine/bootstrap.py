@@ -41,6 +41,7 @@ _PARTS = {
     "agent": "distributor.node.agent",
     "launcher": "distributor.node.launcher",
     "rank": "distributor.rank.process",
+    "companion": "distributor.node.companion",
 }
 
 #: Code for ``python -c``. It imports the package from a given path; neither the package's siblings nor the current

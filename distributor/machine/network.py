@@ -25,18 +25,42 @@ def listen(address: str) -> socket.socket:
     descriptor, so no other process can take the port in between. If the address does not belong to this machine (behind
     NAT, in a container with a forwarded name), the socket listens on all interfaces.
     """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = _stream_socket(address)
     try:
-        try:
-            listener.bind((address, 0))
-        except OSError:
-            listener.bind(("", 0))
+        _bind(listener, address)
         listener.listen(1024)
     except BaseException:
         listener.close()
         raise
     return listener
+
+
+def reserve(address: str) -> socket.socket:
+    """Return a socket that keeps a free port of an address for a server which is started later.
+
+    No other program is given the port while the socket is open. A server can listen there if it sets SO_REUSEADDR, as
+    most do: Linux allows that where no socket listens on the port (socket(7)).
+    """
+    holder = _stream_socket(address)
+    try:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _bind(holder, address)
+    except BaseException:
+        holder.close()
+        raise
+    return holder
+
+
+def _stream_socket(address: str) -> socket.socket:
+    return socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+
+
+def _bind(sock: socket.socket, address: str) -> None:
+    """Bind a socket to a free port of an address, or of all interfaces if the address is not this machine's."""
+    try:
+        sock.bind((address, 0))
+    except OSError:
+        sock.bind(("", 0))
 
 
 def resolve(host: str) -> str:

@@ -75,6 +75,7 @@ class _Agent:
         self._store = sockets.get("store")
         self._launcher = launcher
         self._link = DriverLink(order, self._job, sockets.get("channel"), self)
+        self._reserved: list[socket.socket] = []
         self._owner_gone = asyncio.Event()
         self._restarts = Restarts(self._job.max_restarts)
         self._attempt: Attempt | None = None
@@ -181,7 +182,9 @@ class _Agent:
         interface, warning = network.interface_towards(node.address, [other.address for other in who.nodes])
         self._notes.warnings += [warning] if warning is not None else []
         sockets = environment.sockets(os.environ, interface, environment.nccl_knows_better(os.environ))
-        return Site(self._job, who, node, os.environ, sockets, self._order.folder)
+        self._reserved = [network.reserve(node.address) for _ in range(self._job.launch.ports)]
+        ports = tuple(holder.getsockname()[1] for holder in self._reserved)
+        return Site(self._job, who, node, os.environ, sockets, self._order.folder, ports=ports)
 
     def _prepare(self, site: Site) -> Attempt:
         """Prepare the folder for an attempt, and return the attempt."""

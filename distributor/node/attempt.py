@@ -8,11 +8,12 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from distributor.machine import processes
 from distributor.node import activity, outcomes
+from distributor.node.companions import Companions
 from distributor.node.driver_link import DriverLink
 from distributor.node.launching import Launcher, SpawnedLauncher
 from distributor.node.outcomes import Ends
@@ -90,8 +91,8 @@ class Attempt:
     def __init__(
         self, assignment: Assignment, launcher: Launcher, link: DriverLink, logs: Tailing, notes: Notes
     ) -> None:
+        order = assignment.order
         self._assignment = assignment
-        self._order = order = assignment.order
         self._launcher = launcher
         self._link = link
         self._logs = logs
@@ -99,8 +100,14 @@ class Attempt:
         self._ranks = Ranks()
         self._activity: activity.Activity | None = None
         self._dumps = activity.Dumps(order.folder, order.plan.node.first_rank, link.send)
+        self._companions = Companions(order, self._on_companion_death)
+        self._error: tuple[str, str] | None = None
         self._stopping = False
         self._backstop: asyncio.TimerHandle | None = None
+
+    @property
+    def _order(self) -> NodeOrder:
+        return self._assignment.order
 
     @property
     def node_id(self) -> str:
@@ -111,14 +118,10 @@ class Attempt:
         """Run the launcher to its end, leave none of its processes behind, and return what became of the ranks."""
         loop = asyncio.get_running_loop()
         oom_before = processes.oom_kills()
-        events = self._start()
         following = asyncio.ensure_future(self._logs.follow())
-        reaping = asyncio.ensure_future(_reap_orphans(self._launcher.pid))
-        await self._follow_events(events)
-        await loop.run_in_executor(None, self._launcher.wait)
-        successor = self._launcher.successor()
+        successor = await self._run_processes()
         stopped = self._stopping  # read now: reporting a failure leads to an order to stop
-        error = self._ranks.start_error(self._launcher, self._order, stopped)
+        error = self._error or self._ranks.start_error(self._launcher, self._order, stopped)
         if not stopped and (error is not None or self._ranks.alive):
             self._link.tell(messages.Failed())
         if self._backstop is not None:
@@ -127,13 +130,31 @@ class Attempt:
         # Kill what ranks left behind (data-loader workers, children with their own sessions) before the last log lines.
         await loop.run_in_executor(None, self._kill_rest, successor.pid)
         following.cancel()
-        reaping.cancel()
-        await asyncio.gather(following, reaping, return_exceptions=True)
+        await asyncio.gather(following, return_exceptions=True)
         await self._link.unless_orphaned(self._logs.drain())
         self._warn_of_killed()
         ended = self._outcomes(stopped, processes.oom_kills() > oom_before)
         failed_here = error is not None or any(outcome.state in ("failed", "stopped") for outcome in ended)
         return Ended(ended, error, failed_here or not self._ranks.passed, successor)
+
+    async def _run_processes(self) -> Launcher:
+        """Run the companions, and beside them the launcher to its end. Return the launcher of the next attempt."""
+        own: set[int] = set()
+        reaping = asyncio.ensure_future(_reap_orphans(own))
+        try:
+            if not await self._companions.start(own) or self._stopping:
+                return self._launcher  # it has no order yet
+            events = self._start()
+            own.add(self._launcher.pid)
+            await self._follow_events(events)
+            await asyncio.get_running_loop().run_in_executor(None, self._launcher.wait)
+            successor = self._launcher.successor()
+            own.add(successor.pid)
+            return successor
+        finally:
+            await self._companions.stop()
+            reaping.cancel()
+            await asyncio.gather(reaping, return_exceptions=True)
 
     def _start(self) -> int:
         """Give the launcher its order, and return the pipe of its events."""
@@ -209,12 +230,24 @@ class Attempt:
         if self._stopping and grace:
             return
         self._stopping = True
+        self._companions.interrupt()
+        if not grace:
+            self._companions.send_signal(signal.SIGKILL)
         if self._ranks.alive and grace:
             self._launcher.send_signal(signal.SIGTERM)
             loop = asyncio.get_running_loop()
             self._backstop = loop.call_later(self._order.grace_period + _STOP_MARGIN, self._launcher.kill)
         else:
             self._launcher.kill()
+
+    def _on_companion_death(self, code: int, text: str) -> None:
+        """End the attempt, unless it is ending already, or the companion has done its part."""
+        ranks = self._ranks
+        done = code == 0 and ranks.started and not ranks.alive
+        if not (self._stopping or ranks.failed or ranks.passed or done):
+            self._error = ("CompanionError", text)
+            self._link.tell(messages.Failed())
+            self.stop()
 
     def _kill_rest(self, spare: int) -> None:
         processes.kill_node(self.node_id, os.getpid(), keep=[spare])
@@ -242,10 +275,10 @@ class Attempt:
         )
 
 
-async def _reap_orphans(launcher: int) -> None:
-    """Reap adopted processes, which would otherwise stay zombies for the whole training."""
+async def _reap_orphans(own: Collection[int]) -> None:
+    """Reap adopted processes, but not the agent's own: they would stay zombies for the whole training."""
     while True:
         await asyncio.sleep(_REAP_INTERVAL)
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if ended is not None and ended.si_pid != launcher:
+        if ended is not None and ended.si_pid not in own:
             os.waitpid(ended.si_pid, os.WNOHANG)

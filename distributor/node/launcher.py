@@ -145,6 +145,7 @@ def _launch(order: NodeOrder) -> NoReturn:
         signal.signal(number, _signals.handle)
     for stacks_signal in (ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL):
         signal.signal(stacks_signal, signal.SIG_IGN)  # by default it would kill a rank that has no handler yet
+    agent = None
     try:
         _tell(order, messages.LauncherReady(time.time()))
         spec = WorkerSpec(
@@ -162,7 +163,8 @@ def _launch(order: NodeOrder) -> NoReturn:
         if not result.is_failed():
             _tell(order, messages.AllPassed())  # all nodes are at the exit barrier: all ranks have succeeded
     except SignalException:
-        pass
+        if agent is not None:
+            agent.tell_others()
     except BaseException as error:
         _tell(order, messages.LauncherFailed(f"{type(error).__name__}: {error}", traceback.format_exc()))
     finally:
@@ -350,8 +352,7 @@ class _RankAgent(SimpleElasticAgent):
         self._await_exits(_FAILED_POLL)
         failed = [entry for entry in self._ranks if entry.exit not in (None, 0)]
         if failed:
-            with suppress(Exception):
-                self._store.set(_FAILED_KEY, str(self._order.plan.node.node_rank))  # type: ignore[attr-defined]
+            self.tell_others()
             return RunResult(
                 state=WorkerState.FAILED,
                 failures={
@@ -366,6 +367,11 @@ class _RankAgent(SimpleElasticAgent):
         if len(self._order.placement.nodes) > 1 and self._another_node_failed():
             return RunResult(state=WorkerState.FAILED)
         return RunResult(state=WorkerState.HEALTHY)
+
+    def tell_others(self) -> None:
+        """Tell the other nodes, over the store, that this one has ended without success."""
+        with suppress(Exception):
+            self._store.set(_FAILED_KEY, str(self._order.plan.node.node_rank))  # type: ignore[attr-defined]
 
     def _another_node_failed(self) -> bool:
         """Return whether another node failed. Asks the store at most once a second; if it is gone, so is node 0."""

@@ -41,6 +41,11 @@ class Ranks:
         return {local_rank: pid for local_rank, pid in self.pids.items() if local_rank not in self.exits}
 
     @property
+    def failed(self) -> bool:
+        """Whether a rank has failed by itself."""
+        return any(exit.code != 0 and not exit.stopped for exit in self.exits.values())
+
+    @property
     def alive(self) -> bool:
         return bool(self.alive_pids)
 

@@ -24,6 +24,10 @@ class LaunchPath(Protocol):
     def needs(self) -> Mapping[str, str]:
         """The modules that ranks import, each with what requires it."""
 
+    @property
+    def ports(self) -> int:
+        """The number of ports to reserve on each node."""
+
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         """Return the variables that must be set before torch is imported."""
 

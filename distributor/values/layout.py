@@ -39,6 +39,16 @@ def launcher_log(folder: Folder) -> Path:
     return Path(folder, "launcher.log")
 
 
+def companion_order(folder: Folder, name: str) -> Path:
+    """Return the path of a companion's pickled :class:`~distributor.values.plan.CompanionOrder`."""
+    return Path(folder, f"companion-{name}.pickle")
+
+
+def companion_log(folder: Folder, name: str) -> Path:
+    """Return the path of a companion's output."""
+    return Path(folder, f"companion-{name}.log")
+
+
 def rank_log(folder: Folder, local_rank: int, stream: str) -> Path:
     """Return the path of a rank's ``"stdout"`` or ``"stderr"``, or of the text of its ``"uncaught"`` exception."""
     return Path(folder, f"rank-{local_rank}.{stream}")

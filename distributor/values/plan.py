@@ -22,6 +22,8 @@ class Site:
         sockets: variables that select the network interface for communication between ranks.
         folder: the node's private folder, where its ranks find files.
         attempt: how many times the ranks have been started before.
+        ports: ports of the node's address that are reserved for the launch path, as many as it asks for. A server that
+            sets SO_REUSEADDR can listen there.
     """
 
     job: Job
@@ -31,6 +33,7 @@ class Site:
     sockets: Mapping[str, str] = field(default_factory=dict)
     folder: str = ""
     attempt: int = 0
+    ports: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,40 @@ class Call:
     module: str
     function: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Companion:
+    """A process that lives beside the ranks of a node: started before them, watched with them, ended after them.
+
+    Its function is called as ``function(**arguments, ready=ready)``. It calls ``ready()`` when ranks may begin, and
+    stays until it is told to end by SIGTERM. If it ends while ranks run, the run ends with an error.
+
+    Attributes:
+        name: names the companion in errors, and its files. No other companion of the node may have it.
+        module: a module of this package, or any other that can be imported on the node.
+        function: a function of the module.
+        arguments: its keyword arguments.
+        environment: variables on top of the node's.
+
+    Example:
+        >>> Companion("head", "distributor.ray.head", "serve", {"port": 6379}).name
+        'head'
+    """
+
+    name: str
+    module: str
+    function: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
+class CompanionOrder:
+    """An agent's order to the process of a companion; ``sys_path`` is its import path."""
+
+    companion: Companion
+    sys_path: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -56,6 +93,7 @@ class Plan:
         elsewhere: paths outside the folder that ranks leave behind; they are removed at the end.
         first: function that each rank calls before it runs the target.
         keep_memory: whether the C library keeps the memory that ranks free, for their next step.
+        companions: processes that live beside the ranks of this node.
     """
 
     node: Node
@@ -66,6 +104,7 @@ class Plan:
     elsewhere: tuple[str, ...] = ()
     first: Call | None = None
     keep_memory: bool = False
+    companions: tuple[Companion, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -139,3 +139,14 @@ def test_an_own_address_wins(monkeypatch):
     assert network.node_address("10.1.0.2", "10.0.0.1") == "10.1.0.2"
     assert network.node_address("127.0.1.1", "10.0.0.1") == "10.0.0.2"  # what the host's own name means there
     assert network.node_address("198.51.100.7", "10.0.0.1") == "10.0.0.2"
+
+
+def test_a_reserved_port_is_for_a_server_that_reuses_addresses():
+    with network.reserve("127.0.0.1") as holder, socket.socket() as other, socket.socket() as server:
+        address = holder.getsockname()
+        with pytest.raises(OSError):
+            other.bind(address)
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(address)
+        server.listen()
+        socket.create_connection(address, 5.0).close()

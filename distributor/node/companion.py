@@ -1,0 +1,47 @@
+"""The process of a companion: it calls the companion's function, and ends with its agent (entry point)."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import pickle
+import sys
+
+from distributor.machine import processes
+from distributor.values.plan import CompanionOrder
+
+
+def main(path: str, agent_pid: str, ready: str) -> None:
+    """Run the companion of an order.
+
+    Args:
+        path: path of the pickled order.
+        agent_pid: pid of the agent, with which this process ends.
+        ready: descriptor of the pipe on which it says that it is ready.
+    """
+    processes.die_with_parent(int(agent_pid))
+    pipe = int(ready)
+    os.set_inheritable(pipe, False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+    with open(path, "rb") as file:
+        order: CompanionOrder = pickle.load(file)
+    sys.path[:] = order.sys_path
+    sys.argv = [order.companion.name]
+    function = getattr(importlib.import_module(order.companion.module), order.companion.function)
+    function(**order.companion.arguments, ready=_Ready(pipe))
+
+
+class _Ready:
+    """Says that the companion is ready, when it is first called."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe: int | None = pipe
+
+    def __call__(self) -> None:
+        if self._pipe is not None:
+            os.write(self._pipe, b"1")
+            os.close(self._pipe)
+            self._pipe = None

@@ -1,0 +1,130 @@
+"""A launch path with companions, and what they run. Nodes import this module."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from distributor.launch.torchrun import Torchrun
+from distributor.values.plan import Companion, Plan, Site
+
+
+@dataclass(frozen=True)
+class Accompanied:
+    """Torchrun's ranks beside a companion on some nodes.
+
+    Args:
+        function: what the companion runs, of this module.
+        arguments: its arguments; it also gets the node's ``rank`` and the ``ports``.
+        nodes: node ranks of the nodes with a companion.
+        ports: number of ports to reserve.
+    """
+
+    function: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    nodes: tuple[int, ...] = (0, 1)
+    ports: int = 0
+    name: ClassVar[str] = "accompanied"
+    preload: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[Mapping[str, str]] = MappingProxyType({})
+
+    def env(self, use_gpu: bool) -> Mapping[str, str]:
+        return {}
+
+    def plan(self, site: Site) -> Plan:
+        plan, node = Torchrun().plan(site), site.node.node_rank
+        if node not in self.nodes:
+            return plan
+        arguments = {**self.arguments, "node": node, "ports": site.ports, "attempt": site.attempt}
+        companion = Companion("helper", "accompanied", self.function, arguments, {"HELPER": f"of node {node}"})
+        return replace(plan, companions=(companion,))
+
+
+def serve(folder: str, ready: Callable[[], None], node: int, ports: tuple[int, ...], **_: Any) -> None:
+    """Notes that it is there, with a child, and stays."""
+    time.sleep(0.2)  # ranks that did not wait would be there before
+    child = subprocess.Popen(["/bin/sleep", "600"], start_new_session=True)
+    listeners = []
+    for port in ports:
+        listeners.append(socket.socket())
+        listeners[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listeners[-1].bind(("127.0.0.1", port))
+        listeners[-1].listen()
+    path = Path(folder, f"companion-{node}")
+    path.with_suffix(".new").write_text(f"{os.getpid()} {child.pid} {os.environ['HELPER']} {' '.join(map(str, ports))}")
+    path.with_suffix(".new").rename(path)
+    ready()
+    time.sleep(600)
+
+
+def fail(ready: Callable[[], None], when: str, how: int, path: str = "", attempts: int = 99, **said: Any) -> None:
+    """Ends with an exit code or a signal: before it is ready, or once a file is there; not in later attempts."""
+    print("careful", flush=True)
+    print(f"port {len(said['ports'])} is taken", file=sys.stderr, flush=True)
+    if when == "later" or said["attempt"] >= attempts:
+        ready()
+        while said["attempt"] >= attempts or not os.path.exists(path):
+            time.sleep(0.02)
+    if how < 0:
+        os.kill(os.getpid(), -how)
+    sys.exit(how)
+
+
+def never_ready(**_: Any) -> None:
+    time.sleep(600)
+
+
+def stubborn(folder: str, ready: Callable[[], None], **more: Any) -> None:
+    """Does not care for SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    serve(folder, ready, **more)
+
+
+def end(ready: Callable[[], None], path: str, **_: Any) -> None:
+    """Ends with 0 once a file is there."""
+    ready()
+    while not os.path.exists(path):
+        time.sleep(0.02)
+
+
+def see(folder: str) -> list[str]:
+    """The companions that were there when this rank began."""
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+def touch_and_wait(started: str, go: str) -> None:
+    """Says that it runs, and stays; ``go`` is never there."""
+    Path(started).touch()
+    while not os.path.exists(go):
+        time.sleep(0.02)
+
+
+def touch_and_fail(path: str) -> None:
+    Path(path).touch()
+    raise ValueError("the rank's own")
+
+
+def return_first(path: str, go: str) -> int:
+    """Rank 1 returns at once, and rank 0 when its file is there."""
+    if os.environ["RANK"] == "1":
+        return 1
+    while not os.path.exists(go):
+        time.sleep(0.02)
+    return 0
+
+
+def attempt() -> int:
+    from distributor import runtime
+
+    if runtime.attempt() == 0:
+        time.sleep(600)
+    return runtime.attempt()

@@ -1,0 +1,193 @@
+"""Companions: processes that live beside the ranks of a node."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import accompanied
+import psutil
+import pytest
+import watch
+from accompanied import Accompanied
+from driver import Driver, driven
+from jobs import make_job
+
+from distributor import CompanionError, RunCancelledError, StartError, Status, TrainingError
+from distributor.run.handle import Run
+from distributor.schedulers.local import LocalScheduler
+from distributor.shipping.payload import dump_function
+from distributor.values import messages
+from distributor.values.job import Function
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents import the launch path, which lies in no package."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(accompanied.__file__).parent))
+
+
+def submit(function: Callable[..., Any], *args: Any, launch: Any, nodes: int = 2, **options: Any) -> Run:
+    target = Function("test", dump_function(function, args, {}))
+    asked: dict[str, Any] = {"grace_period": 1.0, "collect": "all", "launch": launch, **options}
+    return Run(make_job(secrets.token_hex(6), 2, target, False, **asked), LocalScheduler(nodes)).start()
+
+
+def processes_in(folder: Path) -> list[psutil.Process]:
+    """The companions that have written files, and their children."""
+    pids = [int(pid) for path in folder.glob("companion-?") for pid in path.read_text().split()[:2]]
+    return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+
+
+def is_gone(found: list[psutil.Process], run: str) -> None:
+    _, alive = psutil.wait_procs(found, watch.ORPHAN_DEADLINE)
+    assert alive == []
+    watch.gone(run)
+    watch.until(lambda: not [folder for folder in watch.folders() if run in folder.name])
+
+
+@pytest.mark.parametrize("nodes", [(0, 1), (1,), ()])
+def test_companions_are_there_before_the_ranks_on_the_nodes_asked_for(nodes: tuple[int, ...], tmp_path: Path) -> None:
+    launch = Accompanied("serve", {"folder": str(tmp_path)}, nodes)
+    run = submit(accompanied.see, str(tmp_path), launch=launch)
+    here = run.results(timeout=2 * watch.DEADLINE)
+    for rank in nodes:
+        assert f"companion-{rank}" in here[rank]
+        assert f"of node {rank}" in (tmp_path / f"companion-{rank}").read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {f"companion-{rank}" for rank in nodes}
+    is_gone(processes_in(tmp_path), run.id)
+
+
+@pytest.mark.parametrize(("how", "told"), [(3, "exited with code 3"), (-9, "was killed by SIGKILL"), (0, "code 0")])
+@pytest.mark.parametrize("node", [0, 1])
+def test_the_death_of_a_companion_ends_the_run_with_the_truth(how: int, told: str, node: int, tmp_path: Path) -> None:
+    dies = str(tmp_path / "started")
+    launch = Accompanied("fail", {"when": "later", "how": how, "path": dies}, (node,))
+    run = submit(accompanied.touch_and_wait, dies, str(tmp_path / "never"), launch=launch)
+    with pytest.raises(CompanionError) as caught:
+        run.result(timeout=2 * watch.DEADLINE)
+    text = str(caught.value)
+    assert text.startswith(f"the companion helper on {os.uname().nodename} ")
+    assert told in text.splitlines()[0]
+    assert text.endswith("\n\nIts last lines:\ncareful\nport 0 is taken")
+    assert run.status is Status.FAILED
+    is_gone([], run.id)
+
+
+def test_a_companion_that_fails_before_it_is_ready_starts_no_rank(tmp_path: Path) -> None:
+    launch = Accompanied("fail", {"when": "at once", "how": 3}, (0,))
+    run = submit(accompanied.touch_and_wait, str(tmp_path / "started"), str(tmp_path / "never"), launch=launch, nodes=1)
+    with pytest.raises(CompanionError, match="exited with code 3 before it was ready\n\nIts last lines:\ncareful"):
+        run.result(timeout=2 * watch.DEADLINE)
+    assert not (tmp_path / "started").exists()
+    is_gone([], run.id)
+
+
+def test_a_companion_that_never_gets_ready_falls_under_the_start_timeout(tmp_path: Path) -> None:
+    launch = Accompanied("never_ready", {}, (1,))
+    run = submit(accompanied.see, str(tmp_path), launch=launch, start_timeout=3.0)
+    with pytest.raises(StartError, match="start_timeout"):
+        run.result(timeout=2 * watch.DEADLINE)
+    is_gone([], run.id)
+
+
+def test_companions_go_when_a_rank_fails_and_the_rank_is_the_reason(tmp_path: Path) -> None:
+    launch = Accompanied("serve", {"folder": str(tmp_path)})
+    run = submit(accompanied.touch_and_fail, str(tmp_path / "failing"), launch=launch)
+    with pytest.raises(TrainingError, match="the rank's own"):
+        run.result(timeout=2 * watch.DEADLINE)
+    is_gone(processes_in(tmp_path), run.id)
+
+
+@pytest.mark.parametrize("function", ["serve", "stubborn"])
+def test_companions_go_when_the_run_is_cancelled(function: str, tmp_path: Path) -> None:
+    launch = Accompanied(function, {"folder": str(tmp_path)})
+    run = submit(accompanied.touch_and_wait, str(tmp_path / "started"), str(tmp_path / "never"), launch=launch)
+    watch.until(lambda: (tmp_path / "started").exists(), 2 * watch.DEADLINE)
+    found = processes_in(tmp_path)
+    assert len(found) == 4
+    run.cancel()
+    with pytest.raises(RunCancelledError):
+        run.result(timeout=watch.DEADLINE)
+    is_gone(found, run.id)
+
+
+@pytest.mark.parametrize("with_ranks", [True, False])
+def test_companions_go_when_their_agent_is_killed(with_ranks: bool, tmp_path: Path) -> None:
+    launch = Accompanied("serve" if with_ranks else "never_ready", {"folder": str(tmp_path)})
+    function = accompanied.touch_and_wait
+    with driven(function, str(tmp_path / "started"), str(tmp_path / "never"), launch=launch) as driver:
+        if with_ranks:
+            watch.until(lambda: (tmp_path / "started").exists(), 2 * watch.DEADLINE)
+        watch.until(lambda: len(helpers(driver)) == 2, 2 * watch.DEADLINE)
+        found = [*helpers(driver), *processes_in(tmp_path)]
+        for agent in driver.agents():
+            agent.kill()
+        _, alive = psutil.wait_procs(found, watch.ORPHAN_DEADLINE)
+        assert alive == []
+
+
+def helpers(driver: Driver) -> list[psutil.Process]:
+    children = [child for agent in driver.agents() for child in agent.children()]
+    return [child for child in children if watch._part(child) == "companion"]
+
+
+def test_a_companion_may_end_after_the_ranks_of_its_node(tmp_path: Path) -> None:
+    """It ends while another node's rank runs."""
+    ended = str(tmp_path / "ended")
+    launch = Accompanied("end", {"path": ended}, (1,))
+    with driven(accompanied.return_first, "", str(tmp_path / "go"), launch=launch) as driver:
+        watch.until(lambda: len(driver.heard(messages.Started)) == 2, 2 * watch.DEADLINE)
+        found = watch.until(lambda: helpers(driver))
+        watch.until(lambda: ranks_of(driver, found[0]) == 0)
+        Path(ended).touch()
+        psutil.wait_procs(found, watch.DEADLINE)
+        (tmp_path / "go").touch()
+        assert driver.values() == [0, 1]
+    assert all(report.error is None for report in driver.result().reports)
+
+
+def ranks_of(driver: Driver, companion: psutil.Process) -> int:
+    """The number of living ranks of a companion's node."""
+    agent = companion.parent()
+    assert agent is not None
+    launchers = [child for child in agent.children() if watch._part(child) == "launcher"]
+    return sum(rank.status() != psutil.STATUS_ZOMBIE for launcher in launchers for rank in launcher.children())
+
+
+def test_other_nodes_hear_of_a_companions_death_over_the_store(tmp_path: Path) -> None:
+    """The driver orders nothing, as where it cannot be reached."""
+    dies = str(tmp_path / "started")
+    launch = Accompanied("fail", {"when": "later", "how": 3, "path": dies}, (1,))
+    function = accompanied.touch_and_wait
+    with driven(function, dies, str(tmp_path / "never"), launch=launch, stops=False) as driver:
+        reports = sorted(driver.result().reports, key=lambda report: report.node_rank)
+    assert [report.error and report.error[0] for report in reports] == [None, "CompanionError"]
+
+
+def test_companions_begin_again_with_a_second_attempt(tmp_path: Path) -> None:
+    launch = Accompanied("fail", {"when": "at once", "how": 3, "attempts": 1}, (1,))
+    with driven(accompanied.attempt, launch=launch, max_restarts=1) as driver:
+        port = driver.port_of_node_0()
+        errors = [stopped.error for stopped in driver.heard(messages.Stopped) if stopped.error is not None]
+        assert [kind for kind, _ in errors] == ["CompanionError"]
+        assert helpers(driver) == []
+        driver.server.begin(1, port)
+        assert driver.values() == [1, 1]
+
+
+def test_reserved_ports_are_the_companions_own(tmp_path: Path) -> None:
+    launch = Accompanied("serve", {"folder": str(tmp_path)}, ports=2)
+    function = accompanied.touch_and_wait
+    with driven(function, str(tmp_path / "started"), str(tmp_path / "go"), launch=launch) as driver:
+        watch.until(lambda: (tmp_path / "started").exists(), 2 * watch.DEADLINE)
+        ports = [int(port) for path in tmp_path.glob("companion-?") for port in path.read_text().split()[5:]]
+        assert len(set(ports)) == 4
+        for port in ports:
+            socket.create_connection(("127.0.0.1", port), 5.0).close()
+        (tmp_path / "go").touch()
+        driver.result()
