@@ -95,10 +95,10 @@ __all__ = ["__version__", *_WHERE, *_MODULES]
 def _unfit() -> str | None:
     """Why this Python or platform cannot run the package; ``None`` if it can."""
     if sys.platform == "win32":
-        return "distributor runs on Linux only, this is Windows: use WSL 2, a container or a Linux machine"
+        return "distributor needs Linux, but this is Windows: use WSL 2, a container or a Linux machine"
     if sys.version_info[:2] < (3, 11):  # noqa: UP036  (pip refuses it, a path to a clone does not)
         version = ".".join(str(part) for part in sys.version_info[:3])
-        return f"distributor needs Python 3.11 or later, this is {version}: start with another"
+        return f"distributor needs Python 3.11 or later, but this is {version}: start it with another Python"
     return None
 
 

@@ -260,7 +260,9 @@ def test_a_second_interrupt_cuts_the_grace_short(tmp_path: Path) -> None:
     terminal = Terminal([*HERE, "--local", "--grace-period", "600", str(deaf)])
     watch.until(lambda: terminal.text().count("] deaf") == 2)
     terminal.interrupt()
-    watch.until(lambda: "stopping: interrupted; again to end all ranks at once; ranks have " in terminal.text())
+    watch.until(
+        lambda: "stopping: interrupted (interrupt again to end all ranks at once); ranks have " in terminal.text()
+    )
     terminal.interrupt()
     assert terminal.wait() == 130
     *_, note, _, last = terminal.text().splitlines()  # click ends the line that a terminal has echoed ^C in
@@ -325,7 +327,7 @@ def test_an_interrupt_leaves_ranks_on_executors_their_grace(tmp_path: Path) -> N
     watch.until(lambda: terminal.text().count("] ready") == 2, 120)
     terminal.interrupt()
     watch.until(lambda: terminal.text().count("] saving") == 2)
-    watch.until(lambda: "stopping: interrupted; again to end all ranks at once" in terminal.text())
+    watch.until(lambda: "stopping: interrupted (interrupt again to end all ranks at once)" in terminal.text())
     (tmp_path / "go").touch()
     assert terminal.wait() == 130
     assert sorted(path.name for path in tmp_path.glob("saved-*")) == ["saved-0", "saved-1"]

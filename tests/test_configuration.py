@@ -30,73 +30,79 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"num_processes": 0}, "num_processes has to be a positive integer, not 0"),
-        ({"num_processes": -2}, "num_processes has to be a positive integer, not -2"),
-        ({"num_processes": "2"}, "num_processes has to be a positive integer, not '2'"),
-        ({"num_processes": True}, "num_processes has to be a positive integer, not True"),
-        ({"local_mode": "yes"}, "local_mode has to be True, False or None, not 'yes'"),
+        ({"num_processes": 0}, "num_processes must be a positive integer, not 0"),
+        ({"num_processes": -2}, "num_processes must be a positive integer, not -2"),
+        ({"num_processes": "2"}, "num_processes must be a positive integer, not '2'"),
+        ({"num_processes": True}, "num_processes must be a positive integer, not True"),
+        ({"local_mode": "yes"}, "local_mode must be True, False or None, not 'yes'"),
         ({"name": 7}, "name must be one line of text, not 7"),
         ({"name": " "}, "name must be one line of text, not ' '"),
         ({"name": "a\nb"}, "name must be one line of text, not 'a\\nb'"),
         ({"name": "x" * 101}, "name must have at most 100 characters, not 101: shorten it"),
-        ({"use_gpu": None}, "use_gpu has to be True or False, not None"),
-        ({"gpus_per_process": 0, "use_gpu": True}, "gpus_per_process has to be a positive integer, not 0"),
+        ({"use_gpu": None}, "use_gpu must be True or False, not None"),
+        ({"gpus_per_process": 0, "use_gpu": True}, "gpus_per_process must be a positive integer, not 0"),
         (
             {"gpus_per_process": 0.5, "use_gpu": True},
-            "gpus_per_process has to be a whole number, not 0.5: ranks",
+            "gpus_per_process must be a whole number, not 0.5: ranks",
         ),
-        ({"gpus_per_process": 1, "use_gpu": False}, "gpus_per_process=1 with use_gpu=False: leave out one of them"),
-        ({"cpus_per_process": 1.5}, "cpus_per_process has to be a positive integer, not 1.5"),
-        ({"max_processes_per_node": 0}, "max_processes_per_node has to be a positive integer, not 0"),
-        ({"memory_per_process": "8 gigs"}, "memory_per_process has to be a size as '8g' or a number of bytes"),
-        ({"memory_per_process": 0}, "memory_per_process has to be a size as '8g' or a number of bytes, a million"),
-        ({"memory_per_process": 4}, "a number of bytes, a million at least, not 4"),
-        ({"memory_per_process": 1.5}, "a number of bytes, a million at least, not 1.5"),
-        ({"start_timeout": -1}, "start_timeout has to be a number of seconds from 0 to a year, not -1"),
-        ({"grace_period": "10"}, "grace_period has to be a number of seconds from 0 to a year, not '10'"),
-        ({"grace_period": float("inf")}, "grace_period has to be a number of seconds from 0 to a year, not inf"),
-        ({"heartbeat_timeout": 0}, "heartbeat_timeout has to be a number of seconds from 1 to a year, not 0"),
-        ({"keep_warm": -1}, "keep_warm has to be a number of seconds from 0 to a year, not -1"),
-        ({"start_method": "forkserver"}, "start_method has to be 'fork' or 'spawn', not 'forkserver'"),
-        ({"preload": "torch"}, "preload has to be a list of module names, not 'torch'"),
-        ({"preload": ["torch.nn", "a b"]}, "preload has to name modules such as 'transformers', not 'a b'"),
+        (
+            {"gpus_per_process": 1, "use_gpu": False},
+            "gpus_per_process=1 contradicts use_gpu=False: leave one of them out",
+        ),
+        ({"cpus_per_process": 1.5}, "cpus_per_process must be a positive integer, not 1.5"),
+        ({"max_processes_per_node": 0}, "max_processes_per_node must be a positive integer, not 0"),
+        ({"memory_per_process": "8 gigs"}, "memory_per_process must be a size such as '8g' or a number of bytes"),
+        (
+            {"memory_per_process": 0},
+            "memory_per_process must be a size such as '8g' or a number of bytes, and at least a million",
+        ),
+        ({"memory_per_process": 4}, "a number of bytes, and at least a million bytes, not 4"),
+        ({"memory_per_process": 1.5}, "a number of bytes, and at least a million bytes, not 1.5"),
+        ({"start_timeout": -1}, "start_timeout must be a number of seconds from 0 to a year, not -1"),
+        ({"grace_period": "10"}, "grace_period must be a number of seconds from 0 to a year, not '10'"),
+        ({"grace_period": float("inf")}, "grace_period must be a number of seconds from 0 to a year, not inf"),
+        ({"heartbeat_timeout": 0}, "heartbeat_timeout must be a number of seconds from 1 to a year, not 0"),
+        ({"keep_warm": -1}, "keep_warm must be a number of seconds from 0 to a year, not -1"),
+        ({"start_method": "forkserver"}, "start_method must be 'fork' or 'spawn', not 'forkserver'"),
+        ({"preload": "torch"}, "preload must be a list of module names, not 'torch'"),
+        ({"preload": ["torch.nn", "a b"]}, "preload must name modules such as 'transformers', not 'a b'"),
         (
             {"preload": ["torch"], "keep_warm": 0},
-            "preload=['torch'] needs a warm process, which there is none of with start_method='fork' and keep_warm=0",
+            "preload=['torch'] needs a warm process, but there is none with start_method='fork' and keep_warm=0",
         ),
         (
             {"preload": ["torch"], "start_method": "spawn"},
-            "preload=['torch'] needs a warm process, which there is none of with start_method='spawn'",
+            "preload=['torch'] needs a warm process, but there is none with start_method='spawn'",
         ),
-        ({"stall_timeout": 0.5}, "stall_timeout has to be a number of seconds from 1 to a year, not 0.5"),
-        ({"stall_timeout": "60"}, "stall_timeout has to be a number of seconds from 1 to a year, not '60'"),
-        ({"logs": "rank1"}, "logs has to be 'all', 'rank0', 'none' or a list of ranks, not 'rank1'"),
-        ({"logs": 0}, "logs has to be 'all', 'rank0', 'none' or a list of ranks, not 0"),
-        ({"num_processes": 2, "logs": [0, 2]}, "logs names rank 2; with num_processes=2 there are 0 to 1"),
-        ({"num_processes": 2, "logs": ["0"]}, "logs has to list ranks as numbers, not '0'"),
-        ({"driver_ports": 4700}, "driver_ports has to be the first and the last of some ports, not 4700"),
+        ({"stall_timeout": 0.5}, "stall_timeout must be a number of seconds from 1 to a year, not 0.5"),
+        ({"stall_timeout": "60"}, "stall_timeout must be a number of seconds from 1 to a year, not '60'"),
+        ({"logs": "rank1"}, "logs must be 'all', 'rank0', 'none' or a list of ranks, not 'rank1'"),
+        ({"logs": 0}, "logs must be 'all', 'rank0', 'none' or a list of ranks, not 0"),
+        ({"num_processes": 2, "logs": [0, 2]}, "logs names rank 2, but with num_processes=2 ranks go from 0 to 1"),
+        ({"num_processes": 2, "logs": ["0"]}, "logs must list ranks as numbers, not '0'"),
+        ({"driver_ports": 4700}, "driver_ports must be the first and the last port of a range, not 4700"),
         (
             {"driver_ports": (4710, 4700)},
-            "driver_ports has to be the first and the last of some ports, not (4710, 4700)",
+            "driver_ports must be the first and the last port of a range, not (4710, 4700)",
         ),
-        ({"driver_ports": (0, 5)}, "driver_ports has to be the first and the last of some ports, not (0, 5)"),
-        ({"env": {"SEED": 1}}, "env has to map strings to strings; the value of 'SEED' is of type int"),
-        ({"env": {"A=B": "1"}}, "env names a variable that cannot be: 'A=B'"),
-        ({"env": {"A": "1\0"}}, "env names a variable that cannot be: 'A'"),
-        ({"local_mode": 1, "use_gpu": False}, "local_mode has to be True, False or None, not 1"),
-        ({"env": {"RANK": "1"}}, "env sets RANK, which the run decides for each rank: leave it out"),
-        ({"forward_env": "WANDB_*"}, "forward_env has to be a list of patterns such as ['WANDB_*'], not 'WANDB_*'"),
-        ({"forward_env": 1}, "forward_env has to be a list of patterns such as ['WANDB_*'], not 1"),
-        ({"forward_env": [1]}, "forward_env has to list patterns such as 'WANDB_*', not 1"),
-        ({"env": ["A=1"]}, "env has to be a dict such as {'SEED': '1'}, not a list"),
-        ({"env": "A=1"}, "env has to be a dict such as {'SEED': '1'}, not a str"),
-        ({"env": {1: "a"}}, "env has to map strings to strings; the name 1 is none"),
-        ({"log_dir": 5}, "log_dir has to be the path of a folder, not 5"),
-        ({"working_dir": ["a"]}, "working_dir has to be the path of a folder, not ['a']"),
-        ({"working_dir_limit": "1g"}, "working_dir_limit has to be a positive integer, not '1g'"),
-        ({"progress": "no"}, "progress has to be True or False, not 'no'"),
-        ({"fold_logs": 1}, "fold_logs has to be True or False, not 1"),
-        ({"log_prefix": None}, "log_prefix has to be True or False, not None"),
+        ({"driver_ports": (0, 5)}, "driver_ports must be the first and the last port of a range, not (0, 5)"),
+        ({"env": {"SEED": 1}}, "env must map strings to strings, but the value of 'SEED' is of type int"),
+        ({"env": {"A=B": "1"}}, "env cannot set the variable 'A=B'"),
+        ({"env": {"A": "1\0"}}, "env cannot set the variable 'A'"),
+        ({"local_mode": 1, "use_gpu": False}, "local_mode must be True, False or None, not 1"),
+        ({"env": {"RANK": "1"}}, "env sets RANK, which the run sets for each rank: leave it out"),
+        ({"forward_env": "WANDB_*"}, "forward_env must be a list of patterns such as ['WANDB_*'], not 'WANDB_*'"),
+        ({"forward_env": 1}, "forward_env must be a list of patterns such as ['WANDB_*'], not 1"),
+        ({"forward_env": [1]}, "forward_env must list patterns such as 'WANDB_*', not 1"),
+        ({"env": ["A=1"]}, "env must be a dict such as {'SEED': '1'}, not a list"),
+        ({"env": "A=1"}, "env must be a dict such as {'SEED': '1'}, not a str"),
+        ({"env": {1: "a"}}, "env must map strings to strings, but the name 1 is not a string"),
+        ({"log_dir": 5}, "log_dir must be the path of a folder, not 5"),
+        ({"working_dir": ["a"]}, "working_dir must be the path of a folder, not ['a']"),
+        ({"working_dir_limit": "1g"}, "working_dir_limit must be a positive integer, not '1g'"),
+        ({"progress": "no"}, "progress must be True or False, not 'no'"),
+        ({"fold_logs": 1}, "fold_logs must be True or False, not 1"),
+        ({"log_prefix": None}, "log_prefix must be True or False, not None"),
     ],
 )
 def test_arguments_of_the_distributor(arguments: dict[str, Any], text: str) -> None:
@@ -117,17 +123,22 @@ def on_cpu(**options: Any) -> TorchDistributor:
 @pytest.mark.parametrize(
     ("args", "kwargs", "error", "text"),
     [
-        ((17,), {}, ConfigurationError, "has to be a callable or the path of a .py file, not int 17"),
+        ((17,), {}, ConfigurationError, "must be a callable or the path of a .py file, not int 17"),
         (("train.sh",), {}, PayloadError, "'train.sh' is not a .py file"),
         (("absent.py",), {}, PayloadError, "there is no script 'absent.py' in the current directory /"),
         (
             (asleep,),
             {},
             ConfigurationError,
-            "asleep is a coroutine function, whose call does nothing yet: pass a function",
+            "asleep is a coroutine function, and calling it runs nothing: pass a function",
         ),
         (("script.py",), {"lr": 1}, ConfigurationError, "no keyword arguments (lr): pass them as '--name', 'value'"),
-        (("script.py", "--lr", [0.1]), {}, ConfigurationError, "strings, numbers or paths; argument 2 is [0.1] (list)"),
+        (
+            ("script.py", "--lr", [0.1]),
+            {},
+            ConfigurationError,
+            "strings, numbers or paths, but argument 2 is [0.1] (list)",
+        ),
     ],
 )
 def test_what_cannot_be_trained(
@@ -158,13 +169,13 @@ def test_a_module_has_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "pkg").mkdir()
     for name in ("__init__.py", "train.py"):
         (tmp_path / "pkg" / name).touch()
-    with pytest.raises(PayloadError, match="no module 'pkg.train' in the current directory /.* or Python's path: /"):
+    with pytest.raises(PayloadError, match="no module 'pkg.train' in the current directory /.* or on Python's path: /"):
         on_cpu().run_module("pkg.train")
     there = on_cpu(working_dir=tmp_path)
     assert there.plan(Module("pkg.train")).title == "pkg.train"
     with pytest.raises(PayloadError, match=f"no module 'pkg.other' in working_dir {tmp_path}, the current directory"):
         there.run_module("pkg.other")
-    with pytest.raises(PayloadError, match="'pkg' is a package without a module __main__, so that it cannot be run"):
+    with pytest.raises(PayloadError, match="'pkg' is a package without a module __main__, so it cannot be run"):
         there.run_module("pkg")
     (tmp_path / "pkg" / "__main__.py").touch()
     assert there.plan(Module("pkg")).title == "pkg"
@@ -201,7 +212,7 @@ def training(learning_rate: float, *, epochs: int = 1) -> None:
 def test_a_function_has_to_take_its_arguments(function: Any, args: Any, kwargs: Any, text: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         on_cpu().run(function, *args, **kwargs)
-    assert str(caught.value).endswith(f") cannot be called like that: {text}")
+    assert str(caught.value).endswith(f") cannot be called with these arguments: {text}")
     assert str(caught.value).startswith(("training(", "decorated.<locals>.configured("))
 
 
@@ -272,7 +283,9 @@ def test_what_lives_on_the_driver_only_is_told_apart() -> None:
 def test_deepspeed_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     distributor = DeepspeedTorchDistributor(1, 1, True, False, {"train_batch_size": 1})
     monkeypatch.setattr("distributor.shipping.modules.find", lambda name, folders=(): None)
-    with pytest.raises(ConfigurationError, match=r"deepspeedConfig needs deepspeed, which .* has not: pip install"):
+    with pytest.raises(
+        ConfigurationError, match=r"deepspeedConfig needs deepspeed, which is not installed for .*: pip install"
+    ):
         distributor.run(trainings.rank)
     assert DeepspeedTorchDistributor(1, 1, True, False).plan(trainings.rank).launch.name == "deepspeed"
 
@@ -293,7 +306,7 @@ def test_a_current_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    with pytest.raises(ConfigurationError, match="current directory does not exist any more"):
+    with pytest.raises(ConfigurationError, match="current directory no longer exists"):
         on_cpu().run(trainings.rank)
 
 
@@ -306,10 +319,10 @@ def test_platforms_other_than_linux_are_refused(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("fake", "says"),
     [
-        ("sys.platform = 'win32'", "distributor runs on Linux only, this is Windows: use WSL 2, a container"),
+        ("sys.platform = 'win32'", "distributor needs Linux, but this is Windows: use WSL 2, a container"),
         (
             "sys.version_info = (3, 10, 13)",
-            "distributor needs Python 3.11 or later, this is 3.10.13: start with another",
+            "distributor needs Python 3.11 or later, but this is 3.10.13: start it with another",
         ),
     ],
 )
@@ -358,7 +371,7 @@ def test_nothing_was_left_behind() -> None:
 
 def test_a_log_dir_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError, match=r"log_dir '.*file' cannot be used, .* cannot be made: "):
+    with pytest.raises(ConfigurationError, match=r"log_dir '.*file' cannot be used: .* cannot be created: "):
         on_cpu(log_dir=tmp_path / "file").run(trainings.rank)
 
 

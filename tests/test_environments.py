@@ -43,8 +43,8 @@ MACOS = "import platform; platform.system = lambda: 'Darwin'"
         ),
         ((2, 7, 18), "Linux", [], "Python 2.7.18 (/py) is too old: "),
         ((3, 14, 0), "Linux", [], "Python 3.14.0 (/py) is too new: the pinned versions were tried on 3.11 to 3.13. "),
-        ((3, 11, 2), "Darwin", [], "distributor runs on Linux only, this is macOS: use a Linux machine or a container"),
-        ((3, 11, 2), "Windows", [], "distributor runs on Linux only, this is Windows: use a Linux machine or a cont"),
+        ((3, 11, 2), "Darwin", [], "distributor needs Linux, but this is macOS: use a Linux machine or a container"),
+        ((3, 11, 2), "Windows", [], "distributor needs Linux, but this is Windows: use a Linux machine or a cont"),
         (
             (3, 11, 2),
             "Linux",
@@ -67,7 +67,7 @@ def test_what_cannot_make_an_environment_is_told_why(
     ("module", "source", "says"),
     [
         ("sitecustomize", OLD, r"Python 3\.10\.13 \(.*\) is too old"),
-        ("sitecustomize", MACOS, "distributor runs on Linux only, this is macOS"),
+        ("sitecustomize", MACOS, "distributor needs Linux, but this is macOS"),
         (
             "ensurepip",
             "raise ImportError",

@@ -160,7 +160,7 @@ def test_a_traceback_is_in_the_error_and_not_above_it_as_well(executed: Client) 
 
 def test_a_request_that_is_wrong_is_two_lines(executed: Client) -> None:
     told = error_of(executed, 3)
-    assert told.startswith("ConfigurationError: num_processes has to be a positive integer, not 0")
+    assert told.startswith("ConfigurationError: num_processes must be a positive integer, not 0")
     assert told.endswith("TorchDistributor(0)")
 
 

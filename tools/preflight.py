@@ -25,7 +25,7 @@ def problem(version: Sequence[int], system: str, missing: Sequence[str], path: s
     another = f"name another one, such as: make demo PYTHON=python{newest}"
     if system != "Linux":
         name = "macOS" if system == "Darwin" else system
-        return f"distributor runs on Linux only, this is {name}: use a Linux machine or a container (docker/README.md)"
+        return f"distributor needs Linux, but this is {name}: use a Linux machine or a container (docker/README.md)"
     if tuple(version[:2]) < OLDEST:
         return f"{this} is too old: distributor needs {oldest} or later. Install it, and {another}"
     if tuple(version[:2]) >= UNTRIED:

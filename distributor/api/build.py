@@ -94,7 +94,8 @@ def check_packages(launch: LaunchPath) -> None:
     for module, who in launch.needs.items():
         if modules.find(module) is None:
             raise ConfigurationError(
-                f"{who} needs {module}, which {sys.executable} has not: pip install 'distributor[{module}]'"
+                f"{who} needs {module}, which is not installed for {sys.executable}: pip install "
+                f"'distributor[{module}]'"
             )
 
 
@@ -128,6 +129,6 @@ def make_log_folder(log_dir: Path | None, run_id: str) -> Path | None:
         folder.mkdir(parents=True)
     except OSError as error:
         raise ConfigurationError(
-            f"log_dir {str(log_dir)!r} cannot be used, {folder} cannot be made: {error.strerror}"
+            f"log_dir {str(log_dir)!r} cannot be used: {folder} cannot be created: {error.strerror}"
         ) from error
     return folder

@@ -208,7 +208,7 @@ class Distributor:
             except BaseException as error:
                 # Ctrl-C, or another exception from a signal handler: stop the ranks, since nothing would wait for them.
                 try:
-                    run.cancel("interrupted; again to end all ranks at once", say_where=True)
+                    run.cancel("interrupted (interrupt again to end all ranks at once)", say_where=True)
                     run.wait(self._options.deadlines.grace_period + MARGIN)
                 except BaseException:
                     run.kill()
@@ -240,7 +240,7 @@ class Distributor:
         notes = []
         spark_is_there = sys.modules.get("pyspark") is not None
         if session is None and self.local_mode is None and spark_is_there and active_session() is None:
-            notes.append("trains on this machine: no Spark session is active")
+            notes.append("training on this machine, because no Spark session is active")
         if log_folder is not None:
             notes.append(f"all output goes to {min(str(log_folder), os.path.relpath(log_folder), key=len)}")
         return notes

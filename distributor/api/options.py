@@ -54,11 +54,11 @@ class Request(Group):
         name: the user's name for the run, if it has one.
     """
 
-    local_mode: bool | None = option(None, check_choice, "On this machine, without Spark.")
+    local_mode: bool | None = option(None, check_choice, "Train on this machine, without Spark.")
     launch: Launch = option(
         "torchrun",
         check_launch,
-        "How ranks are started; deepspeed is for a training that has its own configuration.",
+        "How ranks are launched; deepspeed is for a training that has its own configuration.",
         Flag(panel=WHAT, kind=tuple(names.NAMES)),
     )
     name: str | None = option(
@@ -88,7 +88,7 @@ class Options:
         for rank in self.output.log_ranks or ():
             if not 0 <= rank < count:
                 raise ConfigurationError(
-                    f"logs names rank {rank!r}; with num_processes={count} there are 0 to {count - 1}"
+                    f"logs names rank {rank!r}, but with num_processes={count} ranks go from 0 to {count - 1}"
                 )
 
     @classmethod

@@ -45,8 +45,7 @@ def find_target(
         pickled = payload.dump_function(train_object, args, kwargs, by_value=not local)
         return Function(payload.name_of(train_object), pickled)
     raise ConfigurationError(
-        "what to train has to be a callable or the path of a .py file, "
-        f"not {type(train_object).__name__} {train_object!r}"
+        f"train_object must be a callable or the path of a .py file, not {type(train_object).__name__} {train_object!r}"
     )
 
 
@@ -57,7 +56,7 @@ def named_module(module: Any, args: Sequence[Any]) -> Module:
         ConfigurationError: the name is no dotted name, or an argument cannot be text.
     """
     if not is_module_name(module):
-        raise ConfigurationError(f"module has to be a dotted name such as 'pkg.train', not {module!r}")
+        raise ConfigurationError(f"module must be a dotted name such as 'pkg.train', not {module!r}")
     return Module(module, check_argv(args))
 
 
@@ -86,7 +85,7 @@ def places_of(working_dir: Path | None) -> dict[str, Path]:
     try:
         here = Path.cwd()
     except FileNotFoundError:
-        raise ConfigurationError("the driver's current directory does not exist any more: change to one") from None
+        raise ConfigurationError("the driver's current directory no longer exists: change to another") from None
     first = {} if working_dir is None else {f"working_dir {working_dir}": working_dir.absolute()}
     return {**first, f"the current directory {here}": here}
 
@@ -95,8 +94,8 @@ def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
     """Check that the function can be called with these arguments, since otherwise every rank would fail at once."""
     if inspect.iscoroutinefunction(function):
         raise ConfigurationError(
-            f"{payload.name_of(function)} is a coroutine function, whose call does nothing yet: pass a function that "
-            "runs it, with asyncio.run"
+            f"{payload.name_of(function)} is a coroutine function, and calling it runs nothing: pass a function that "
+            "runs it with asyncio.run"
         )
     try:
         # A decorated function may take other arguments than the function that it wraps.
@@ -108,7 +107,9 @@ def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
     except TypeError as error:
         plain = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
         told = signature.replace(parameters=plain, return_annotation=signature.empty)
-        raise ConfigurationError(f"{payload.name_of(function)}{told} cannot be called like that: {error}") from None
+        raise ConfigurationError(
+            f"{payload.name_of(function)}{told} cannot be called with these arguments: {error}"
+        ) from None
 
 
 def check_argv(args: Sequence[Any]) -> tuple[str, ...]:
@@ -116,7 +117,7 @@ def check_argv(args: Sequence[Any]) -> tuple[str, ...]:
     for index, arg in enumerate(args, start=1):
         if not isinstance(arg, (str, os.PathLike)) and not hasattr(arg, "__float__"):
             raise ConfigurationError(
-                f"arguments of a script have to be strings, numbers or paths; argument {index} is {arg!r} "
+                f"arguments of a script must be strings, numbers or paths, but argument {index} is {arg!r} "
                 f"({type(arg).__name__})"
             )
     return tuple(map(str, args))
@@ -141,8 +142,8 @@ def _check_module(name: str, working_dir: Path | None) -> None:
     found = modules.find(name, folders)
     if found is None:
         path = ", ".join(modules.search_path())
-        raise PayloadError(f"there is no module {name!r} in {', '.join(places)} or Python's path: {path}")
+        raise PayloadError(f"there is no module {name!r} in {', '.join(places)} or on Python's path: {path}")
     if found.submodule_search_locations is not None and modules.find(f"{name}.__main__", folders) is None:
         raise PayloadError(
-            f"{name!r} is a package without a module __main__, so that it cannot be run: name one of its modules"
+            f"{name!r} is a package without a module __main__, so it cannot be run: name one of its modules"
         )

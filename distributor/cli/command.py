@@ -41,23 +41,23 @@ _USAGE = 2
 
 #: Error messages for torchrun's options, which say what to use instead.
 _TORCHRUN = {
-    "--nproc-per-node": "is torchrun's: --num-processes counts all ranks together, and --max-processes-per-node those "
-    "of one executor",
-    "--nnodes": "is torchrun's: --num-processes counts all ranks together, and Spark finds the nodes for them",
-    "--redirects": "is torchrun's: --log-dir keeps every rank's output, --logs says whose is shown",
-    "--max-restarts": "is torchrun's: a rank that fails ends the run",
+    "--nproc-per-node": "belongs to torchrun: use --num-processes for the number of all ranks, and "
+    "--max-processes-per-node to limit the ranks on one executor",
+    "--nnodes": "belongs to torchrun: use --num-processes for the number of all ranks; Spark finds the nodes for them",
+    "--redirects": "belongs to torchrun: use --log-dir to keep every rank's output, and --logs to choose what is shown",
+    "--max-restarts": "belongs to torchrun: here a rank that fails ends the run",
     **dict.fromkeys(
         (
             *("--master-addr", "--master-port", "--node-rank", "--standalone"),
             *("--rdzv-backend", "--rdzv-conf", "--rdzv-endpoint", "--rdzv-id"),
         ),
-        "is torchrun's: leave it out, nodes find each other",
+        "belongs to torchrun: leave it out, since nodes find each other",
     ),
 }
 
 #: Options that are no arguments of the API, by the option that they follow in the help.
 _OWN = {
-    "": [own(WHAT, "-m", "--module", is_flag=True, help="SCRIPT is a module, as with python -m.")],
+    "": [own(WHAT, "-m", "--module", is_flag=True, help="Run SCRIPT as a module, as python -m does.")],
     "launch": [
         own(
             WHAT,
@@ -70,7 +70,7 @@ _OWN = {
             WHAT,
             "--no-script-arguments",
             is_flag=True,
-            help="A script gets no --deepspeed --deepspeed_config PATH after its own arguments.",
+            help="Do not append --deepspeed --deepspeed_config PATH to the script's arguments.",
         ),
     ],
     "working_dir": [own(WHAT, "--dry-run", is_flag=True, help="Print the plan and start nothing.")],
@@ -80,9 +80,9 @@ _OWN = {
             WHERE,
             "--master",
             metavar="URL",
-            help="Spark: spark://host:7077, yarn, local-cluster[2,1,1024], sc://host.",
+            help="Train on a Spark master: spark://host:7077, yarn, local-cluster[2,1,1024], sc://host.",
         ),
-        own(WHERE, "--conf", metavar="K=V", multiple=True, help="A Spark setting; may be given again."),
+        own(WHERE, "--conf", metavar="K=V", multiple=True, help="A Spark setting; may be repeated."),
     ],
 }
 
@@ -109,7 +109,7 @@ def run(
     conf: Sequence[str],
     **options: Any,
 ) -> None:
-    """Train SCRIPT as so many cooperating processes. What follows SCRIPT belongs to it.
+    """Train SCRIPT in several cooperating processes. Arguments after SCRIPT belong to it.
 
     \b
     Examples:
@@ -117,9 +117,8 @@ def run(
       distributor run -n 16 --master spark://host:7077 --working-dir . train.py
       distributor run -n 8 --deepspeed ds.json -m pkg.train --epochs 3
 
-    Without --local and --master it runs on the session of spark-submit, or else on this machine. The exit code is that
-    of the rank that failed, 128 + the number of the signal that killed it, 2 if something is wrong with the request,
-    130 after Ctrl-C.
+    Without --local and --master, it trains on the session of spark-submit, or else on this machine. The exit code is
+    the failed rank's, 128 + the number of the signal that killed it, 2 for an invalid request, or 130 after Ctrl-C.
     """
     on_spark = _is_on_spark(local, master, conf, options["driver_ports"])
     source = get_current_context().get_parameter_source("launch")
@@ -149,7 +148,7 @@ def run(
 
 @main.command("script-path")
 def script_path() -> None:
-    """Print what spark-submit can start: spark-submit ... $(distributor script-path) run ..."""
+    """Print the path of the file for spark-submit: spark-submit ... $(distributor script-path) run ..."""
     click.echo(Path(__file__).parents[1] / "__main__.py")
 
 
@@ -227,7 +226,7 @@ def as_options(text: str) -> str:
         "deepspeedConfig": "--deepspeed",
         ", a callable, or use run_module('pkg.train')": ", or -m pkg.train",
         "logs names": "--logs names",
-        "logs has to be 'all', 'rank0', 'none' or a list of ranks": "--logs takes all, rank0, none or ranks (0,3)",
+        "logs must be 'all', 'rank0', 'none' or a list of ranks": "--logs takes all, rank0, none or ranks (0,3)",
     }.items():
         text = text.replace(argument, option)
     options = {name: max(parameter.opts, key=len) for parameter in run.params if "_" in (name := parameter.name or "")}
@@ -241,13 +240,14 @@ def _misplaced(arguments: Sequence[str]) -> str:
     found = [word for word in context.params.get("args") or () if word.partition("=")[0] in own and word[:1] == "-"]
     if not found:
         return ""
-    return f" ({', '.join(found)} after the script belong{'s' * (len(found) == 1)} to it: what is ours comes before)"
+    belong = f"{', '.join(found)} after the script belong{'s' * (len(found) == 1)}"
+    return f" ({belong} to the script: put distributor's options before it)"
 
 
 def _is_on_spark(local: bool, master: str | None, conf: Sequence[str], driver_ports: str | None) -> bool:
     """Return whether to train on Spark; refuse options that contradict each other."""
     if local and master:
-        raise click.UsageError(f"--local and --master {master} exclude each other: leave out one of them")
+        raise click.UsageError(f"--local and --master {master} exclude each other: leave one of them out")
     if master:
         preflight.check_master(master)
     on_spark = bool(master) or (not local and _in_spark_submit())
@@ -262,7 +262,7 @@ def _launch(name: str | None, deepspeed: str | None, *, script_arguments: bool) 
     if deepspeed is None and name != "deepspeed":
         return Torchrun()
     if name not in (None, "deepspeed"):
-        raise ConfigurationError(f"--launch {name} takes no --deepspeed {deepspeed}: leave out one of them")
+        raise ConfigurationError(f"--launch {name} takes no --deepspeed {deepspeed}: leave one of them out")
     return DeepSpeed(deepspeed, script_arguments=script_arguments)
 
 

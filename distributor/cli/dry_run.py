@@ -54,18 +54,18 @@ def describe(job: Job, where: str, placement: Placement | None = None) -> str:
     rows = [
         ("run", _words(job.target)),
         ("on", f"{where}: {count(job.resources.num_processes, 'rank')}, {_devices(job, placement)}"),
-        ("placement", "by Spark, as the run starts" if placement is None else str(placement)),
+        ("placement", "by Spark, when the run starts" if placement is None else str(placement)),
         ("command", f"{_command(plan.target)}   (in each rank, through torch's elastic agent: {job.launch.name})"),
-        ("ships", _shipped(job) if placement is None else "nothing: ranks run here"),
+        ("ships", _shipped(job) if placement is None else "nothing: ranks run on this machine"),
         ("limits", _limits(job.deadlines)),
     ]
     lines = [f"{name:<13} {text}" for name, text in rows]
-    lines += ["", "environment of every rank, on top of its machine's:", *_variables(plan.node_env)]
+    lines += ["", "environment of every rank, in addition to its machine's:", *_variables(plan.node_env)]
     lines += ["", "environment of rank 0:", *_variables(plan.rank_env[0])]
     if any(name in line for line in lines for name in _OPEN):
         lines += [
             "",
-            "What begins with $ is decided as the run starts.",
+            "Values that begin with $ are decided when the run starts.",
         ]
     if isinstance(job.launch, DeepspeedRanks) and job.launch.config is not None:
         lines += ["", "DeepSpeed's configuration:", json.dumps(json.loads(job.launch.config), indent=2)]
@@ -121,7 +121,7 @@ def _quoted(word: str) -> str:
 def _devices(job: Job, placement: Placement | None) -> str:
     if not job.resources.use_gpu:
         return "on CPUs"
-    return f"with {count(job.resources.gpus_each, 'GPU')} each{', asked of Spark' if placement is None else ''}"
+    return f"with {count(job.resources.gpus_each, 'GPU')} each{', requested from Spark' if placement is None else ''}"
 
 
 def _shipped(job: Job) -> str:
@@ -134,10 +134,10 @@ def _shipped(job: Job) -> str:
 
 
 def _limits(deadlines: Deadlines) -> str:
-    stall = "never" if deadlines.stall_timeout is None else f"{deadlines.stall_timeout:g} s"
+    stall = "no stall limit" if deadlines.stall_timeout is None else f"stalled after {deadlines.stall_timeout:g} s"
     return (
-        f"start within {deadlines.start_timeout:g} s, {deadlines.grace_period:g} s to save when stopped, "
-        f"stalled after: {stall}, heartbeats every {deadlines.heartbeat_timeout:g} s at least"
+        f"start within {deadlines.start_timeout:g} s, {deadlines.grace_period:g} s to save when stopped, {stall}, "
+        f"heartbeats at least every {deadlines.heartbeat_timeout:g} s"
     )
 
 

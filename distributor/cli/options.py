@@ -101,10 +101,12 @@ def _ports(text: str | None) -> tuple[int, int] | None:
         return None
     found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
     if found is None:
-        raise click.UsageError(f"--driver-ports takes a port or two such as 4700-4710, not {text!r}")
+        raise click.UsageError(f"--driver-ports takes a port or a range such as 4700-4710, not {text!r}")
     first, last = int(found[1]), int(found[2] or found[1])
     if not 1 <= first <= last <= 65535:
-        raise click.UsageError(f"--driver-ports takes a port or the first and the last of some, not {text!r}")
+        raise click.UsageError(
+            f"--driver-ports takes a port from 1 to 65535 or a range of them, the lower first, not {text!r}"
+        )
     return first, last
 
 

@@ -38,7 +38,7 @@ def one_of(*choices: str) -> Check:
 
     def check(name: str, value: Any) -> str:
         if not isinstance(value, str) or value not in choices:
-            raise ConfigurationError(f"{name} has to be {' or '.join(map(repr, choices))}, not {value!r}")
+            raise ConfigurationError(f"{name} must be {' or '.join(map(repr, choices))}, not {value!r}")
         return value
 
     return check
@@ -47,7 +47,7 @@ def one_of(*choices: str) -> Check:
 def check_count(name: str, value: Any) -> int:
     """Return a positive integer."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
-        raise ConfigurationError(f"{name} has to be a positive integer, not {value!r}")
+        raise ConfigurationError(f"{name} must be a positive integer, not {value!r}")
     return operator.index(value)
 
 
@@ -55,7 +55,7 @@ def check_gpus(name: str, value: Any) -> int:
     """Return a positive integer; the error says why a rank cannot have a part of a GPU."""
     if isinstance(value, float) and not value.is_integer():
         raise ConfigurationError(
-            f"{name} has to be a whole number, not {value!r}: ranks cannot share a GPU (NCCL refuses two ranks on one "
+            f"{name} must be a whole number, not {value!r}: ranks cannot share a GPU (NCCL refuses two ranks on one "
             "device)"
         )
     return check_count(name, value)
@@ -73,7 +73,7 @@ def check_title(name: str, value: Any) -> str:
 def check_seconds(name: str, seconds: Any, least: float) -> float:
     """Return a number of seconds from ``least`` to a year."""
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not least <= seconds <= _LONGEST:
-        raise ConfigurationError(f"{name} has to be a number of seconds from {least} to a year, not {seconds!r}")
+        raise ConfigurationError(f"{name} must be a number of seconds from {least} to a year, not {seconds!r}")
     return float(seconds)
 
 
@@ -85,7 +85,7 @@ def check_memory(name: str, size: Any) -> int:
         number = 0
     if number < _LEAST_MEMORY:
         raise ConfigurationError(
-            f"{name} has to be a size as '8g' or a number of bytes, a million at least, not {size!r}"
+            f"{name} must be a size such as '8g' or a number of bytes, and at least a million bytes, not {size!r}"
         )
     return number
 
@@ -93,53 +93,54 @@ def check_memory(name: str, size: Any) -> int:
 def check_flag(name: str, value: Any) -> bool:
     """Return ``True`` or ``False``."""
     if not isinstance(value, bool):
-        raise ConfigurationError(f"{name} has to be True or False, not {value!r}")
+        raise ConfigurationError(f"{name} must be True or False, not {value!r}")
     return value
 
 
 def check_choice(name: str, value: Any) -> bool | None:
     """Return ``True``, ``False`` or ``None``."""
     if value is not None and not isinstance(value, bool):
-        raise ConfigurationError(f"{name} has to be True, False or None, not {value!r}")
+        raise ConfigurationError(f"{name} must be True, False or None, not {value!r}")
     return value
 
 
 def check_path(name: str, value: Any) -> Path:
     """Return the path of a folder, which need not exist."""
     if not isinstance(value, (str, os.PathLike)):
-        raise ConfigurationError(f"{name} has to be the path of a folder, not {value!r}")
+        raise ConfigurationError(f"{name} must be the path of a folder, not {value!r}")
     return Path(value)
 
 
 def check_patterns(name: str, patterns: Any) -> tuple[str, ...]:
     """Return patterns for names of variables."""
     if isinstance(patterns, str) or not isinstance(patterns, Iterable):
-        raise ConfigurationError(f"{name} has to be a list of patterns such as ['WANDB_*'], not {patterns!r}")
+        raise ConfigurationError(f"{name} must be a list of patterns such as ['WANDB_*'], not {patterns!r}")
     listed = tuple(patterns)
     for pattern in listed:
         if not isinstance(pattern, str):
-            raise ConfigurationError(f"{name} has to list patterns such as 'WANDB_*', not {pattern!r}")
+            raise ConfigurationError(f"{name} must list patterns such as 'WANDB_*', not {pattern!r}")
     return listed
 
 
 def check_env(name: str, env: Any) -> dict[str, str]:
     """Return environment variables for ranks. Values are not shown in errors, since they may be secrets."""
     if not isinstance(env, Mapping):
-        raise ConfigurationError(f"{name} has to be a dict such as {{'SEED': '1'}}, not a {type(env).__name__}")
+        raise ConfigurationError(f"{name} must be a dict such as {{'SEED': '1'}}, not a {type(env).__name__}")
     for variable, value in env.items():
         if not isinstance(variable, str):
-            raise ConfigurationError(f"{name} has to map strings to strings; the name {variable!r} is none")
+            raise ConfigurationError(f"{name} must map strings to strings, but the name {variable!r} is not a string")
         kind = type(value).__name__
         if not isinstance(value, str):
             raise ConfigurationError(
-                f"{name} has to map strings to strings; the value of {variable!r} is of type {kind}"
+                f"{name} must map strings to strings, but the value of {variable!r} is of type {kind}"
             )
         if not variable or "=" in variable or "\0" in variable + value:
             raise ConfigurationError(
-                f"{name} names a variable that cannot be: {variable!r} is empty or holds '=' or a NUL byte"
+                f"{name} cannot set the variable {variable!r}: its name is empty or contains '=', or it contains a NUL "
+                "byte"
             )
         if variable in CONTRACT:
-            raise ConfigurationError(f"{name} sets {variable}, which the run decides for each rank: leave it out")
+            raise ConfigurationError(f"{name} sets {variable}, which the run sets for each rank: leave it out")
     return dict(env)
 
 
@@ -148,11 +149,11 @@ def check_logs(name: str, logs: Any) -> Literal["all"] | tuple[int, ...]:
     if isinstance(logs, str) and logs in ("all", "rank0", "none"):
         return "all" if logs == "all" else (0,) if logs == "rank0" else ()
     if isinstance(logs, str) or not isinstance(logs, Iterable):
-        raise ConfigurationError(f"{name} has to be 'all', 'rank0', 'none' or a list of ranks, not {logs!r}")
+        raise ConfigurationError(f"{name} must be 'all', 'rank0', 'none' or a list of ranks, not {logs!r}")
     ranks = tuple(logs)
     for rank in ranks:
         if isinstance(rank, bool) or not isinstance(rank, int):
-            raise ConfigurationError(f"{name} has to list ranks as numbers, not {rank!r}")
+            raise ConfigurationError(f"{name} must list ranks as numbers, not {rank!r}")
     return ranks
 
 
@@ -163,18 +164,18 @@ def check_ports(name: str, ports: Any) -> tuple[int, int]:
     except (TypeError, ValueError):
         first, last = 0, -1
     if not 1 <= first <= last <= 65535:
-        raise ConfigurationError(f"{name} has to be the first and the last of some ports, not {ports!r}")
+        raise ConfigurationError(f"{name} must be the first and the last port of a range, not {ports!r}")
     return first, last
 
 
 def check_modules(name: str, names: Any) -> tuple[str, ...]:
     """Return names of modules."""
     if isinstance(names, str) or not isinstance(names, Iterable):
-        raise ConfigurationError(f"{name} has to be a list of module names, not {names!r}")
+        raise ConfigurationError(f"{name} must be a list of module names, not {names!r}")
     modules = tuple(names)
     for module in modules:
         if not is_module_name(module):
-            raise ConfigurationError(f"{name} has to name modules such as 'transformers', not {module!r}")
+            raise ConfigurationError(f"{name} must name modules such as 'transformers', not {module!r}")
     return modules
 
 

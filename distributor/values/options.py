@@ -120,7 +120,10 @@ class Resources(Group):
     """
 
     num_processes: int = option(
-        1, check_count, "World size.", Flag(panel=WHERE, kind="integer", names=("-n", "--num-processes"))
+        1,
+        check_count,
+        "World size: the number of ranks.",
+        Flag(panel=WHERE, kind="integer", names=("-n", "--num-processes")),
     )
     use_gpu: bool = option(
         True,
@@ -129,16 +132,16 @@ class Resources(Group):
         Flag(panel=RANKS, kind="switch", names=("--use-gpu/--no-gpu",)),
     )
     gpus_per_process: int | None = option(
-        None, optional(check_gpus), "Number of GPUs of each rank.", Flag(panel=RANKS, kind="integer")
+        None, optional(check_gpus), "Number of GPUs per rank.", Flag(panel=RANKS, kind="integer")
     )
     cpus_per_process: int | None = option(
         None,
         optional(check_count),
-        "Number of CPUs of each rank, and of its OpenMP threads.",
+        "Number of CPUs per rank, and of its OpenMP threads.",
         Flag(panel=RANKS, kind="integer"),
     )
     memory_per_process: int | None = option(
-        None, optional(check_memory), "Memory of each rank, such as 8g.", Flag(panel=RANKS, metavar="SIZE")
+        None, optional(check_memory), "Memory per rank, such as 8g.", Flag(panel=RANKS, metavar="SIZE")
     )
     max_processes_per_node: int | None = option(
         None, optional(check_count), "Largest number of ranks on one executor.", Flag(panel=WHERE, kind="integer")
@@ -147,7 +150,7 @@ class Resources(Group):
     def check_together(self) -> None:
         if self.gpus_per_process is not None and not self.use_gpu:
             raise ConfigurationError(
-                f"gpus_per_process={self.gpus_per_process!r} with use_gpu=False: leave out one of them"
+                f"gpus_per_process={self.gpus_per_process!r} contradicts use_gpu=False: leave one of them out"
             )
 
     @property
@@ -168,7 +171,7 @@ class Deadlines(Group):
     """
 
     start_timeout: float = option(
-        600.0, partial(check_seconds, least=0), "Seconds until ranks are up.", Flag(panel=LIMITS, kind="number")
+        600.0, partial(check_seconds, least=0), "Seconds until all ranks must be up.", Flag(panel=LIMITS, kind="number")
     )
     grace_period: float = option(
         10.0, partial(check_seconds, least=0), "Seconds from SIGTERM to SIGKILL.", Flag(panel=LIMITS, kind="number")
@@ -176,13 +179,13 @@ class Deadlines(Group):
     heartbeat_timeout: float = option(
         30.0,
         partial(check_seconds, least=1),
-        "Seconds of silence that end the run.",
+        "Seconds of silence after which driver and node consider each other lost.",
         Flag(panel=LIMITS, kind="number"),
     )
     stall_timeout: float | None = option(
         None,
         optional(partial(check_seconds, least=1)),
-        "Seconds without a sign of life that end the run.",
+        "Seconds without activity of any rank after which the run ends.",
         Flag(panel=LIMITS, kind="number"),
     )
 
@@ -208,13 +211,13 @@ class Output(Group):
     log_prefix: bool = option(
         True,
         check_flag,
-        "Begin lines with their rank and host (default).",
+        "Begin each line with its rank and host (default).",
         Flag(panel=OUTPUT, kind="switch", names=("--prefix/--no-prefix",)),
     )
     log_dir: Path | None = option(
         None,
         optional(check_path),
-        "A folder for every rank's whole output, in files.",
+        "Folder for files with every rank's whole output.",
         Flag(panel=OUTPUT, kind="path"),
     )
     progress: bool = option(
@@ -249,7 +252,7 @@ class Startup(Group):
     start_method: Literal["fork", "spawn"] = option(
         "fork",
         one_of("fork", "spawn"),
-        "How ranks start: as forks of a process that has imported torch, or each as a new one.",
+        "How ranks start: as forks of a process that has imported torch, or as new processes.",
         Flag(panel=RANKS, kind=("fork", "spawn")),
     )
     keep_warm: float = option(
@@ -262,8 +265,8 @@ class Startup(Group):
     def check_together(self) -> None:
         if self.preload and (self.start_method != "fork" or self.keep_warm == 0):
             raise ConfigurationError(
-                f"preload={list(self.preload)!r} needs a warm process, which there is none of with "
-                f"start_method={self.start_method!r} and keep_warm={self.keep_warm:g}: leave it out"
+                f"preload={list(self.preload)!r} needs a warm process, but there is none with "
+                f"start_method={self.start_method!r} and keep_warm={self.keep_warm:g}: leave preload out"
             )
 
 
@@ -279,14 +282,14 @@ class Variables(Group):
     env: Mapping[str, str] = option(
         None,
         lambda name, env: check_env(name, {} if env is None else env),
-        "A variable for all ranks; may be given again.",
+        "Environment variable for all ranks; may be repeated.",
         Flag(panel=RANKS, metavar="K=V", several=True),
         secret=True,
     )
     forward_env: tuple[str, ...] = option(
         (),
         check_patterns,
-        "Variables of this machine for all ranks: 'WANDB_*'; may be given again.",
+        "Variables of this machine to forward to all ranks, such as 'WANDB_*'; may be repeated.",
         Flag(panel=RANKS, metavar="PATTERN", several=True),
     )
 
@@ -303,7 +306,7 @@ class Project(Group):
     working_dir: Path | None = option(
         None,
         optional(check_path),
-        "A project folder: ranks run in it, executors in a copy.",
+        "Project folder in which ranks run; executors get a copy.",
         Flag(panel=WHAT, kind="folder"),
     )
     working_dir_limit: int = option(256 << 20, check_count, "Largest number of bytes of the files in working_dir.")

@@ -152,7 +152,7 @@ def test_an_argument_that_no_group_declares() -> None:
 
 
 def test_what_options_of_two_groups_rule_out() -> None:
-    with pytest.raises(ConfigurationError, match="logs names rank 2; with num_processes=2 there are 0 to 1"):
+    with pytest.raises(ConfigurationError, match="logs names rank 2, but with num_processes=2 ranks go from 0 to 1"):
         Options.of(num_processes=2, logs=[0, 2])
-    with pytest.raises(ConfigurationError, match="logs names rank -1; with num_processes=2 there are 0 to 1"):
+    with pytest.raises(ConfigurationError, match="logs names rank -1, but with num_processes=2 ranks go from 0 to 1"):
         Options.of(num_processes=2, logs=[-1])

@@ -123,7 +123,7 @@ def test_a_launch_path_by_its_name(name: str, launch: Any, fake: type[Fake]) -> 
 
 def test_one_launch_path_at_a_time(fake: type[Fake], capsys: pytest.CaptureFixture[str]) -> None:
     assert command.call(["run", "--launch", "torchrun", "--deepspeed", "ds.json", "train.py"]) == 2
-    assert "--launch torchrun takes no --deepspeed ds.json: leave out one of them" in capsys.readouterr().err
+    assert "--launch torchrun takes no --deepspeed ds.json: leave one of them out" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("ready")
@@ -191,30 +191,54 @@ def test_under_spark_submit_its_session_decides(fake: type[Fake], monkeypatch: p
         ("run -n x train.py", "'x' is not a valid integer"),
         ("run --no-such-option train.py", "No such option"),
         ("walk", "No such command 'walk'"),
-        ("run --local --master yarn train.py", "--local and --master yarn exclude each other: leave out one of them"),
+        ("run --local --master yarn train.py", "--local and --master yarn exclude each other: leave one of them out"),
         ("run --conf a=b train.py", "--conf a=b is for runs on Spark: add --master, or leave it out"),
         ("run --driver-ports 47 train.py", "--driver-ports 47 is for runs on Spark: add --master, or leave it out"),
         (
             "run --no-gpu --master foo://x train.py",
             "'foo://x' is not a master that Spark knows: use spark://host:7077, yarn,",
         ),
-        ("run --nproc-per-node 4 train.py", "--nproc-per-node is torchrun's: --num-processes counts all ranks"),
-        ("run --nproc_per_node=4 train.py", "--nproc_per_node is torchrun's: --num-processes counts all ranks"),
-        ("run --nnodes 2 train.py", "--nnodes is torchrun's: --num-processes counts all ranks together, and Spark"),
-        ("run --max-restarts 3 train.py", "--max-restarts is torchrun's: a rank that fails ends the run"),
-        ("run --rdzv-endpoint a:1 train.py", "--rdzv-endpoint is torchrun's: leave it out, nodes find each other"),
+        (
+            "run --nproc-per-node 4 train.py",
+            "--nproc-per-node belongs to torchrun: use --num-processes for the number of all ranks",
+        ),
+        (
+            "run --nproc_per_node=4 train.py",
+            "--nproc_per_node belongs to torchrun: use --num-processes for the number of all ranks",
+        ),
+        (
+            "run --nnodes 2 train.py",
+            "--nnodes belongs to torchrun: use --num-processes for the number of all ranks; Spark",
+        ),
+        ("run --max-restarts 3 train.py", "--max-restarts belongs to torchrun: here a rank that fails ends the run"),
+        (
+            "run --rdzv-endpoint a:1 train.py",
+            "--rdzv-endpoint belongs to torchrun: leave it out, since nodes find each other",
+        ),
         ("run --no-gpu -m no_such.module", "there is no module 'no_such.module' in the current directory /"),
         ("run --no-gpu -m --working-dir / no.such", "there is no module 'no.such' in --working-dir /, the current dir"),
         ("run --no-gpu --logs rank1 train.py", "--logs takes all, rank0, none or ranks (0,3), not 'rank1'"),
-        ("run --master yarn --driver-ports 9-8 t.py", "takes a port or the first and the last of some, not '9-8'"),
+        ("run --master yarn --driver-ports 9-8 t.py", "a range of them, the lower first, not '9-8'"),
         ("completion", "Missing argument"),
         ("run --env A train.py", "--env takes NAME=VALUE, not 'A'"),
-        ("run --master yarn --driver-ports x train.py", "--driver-ports takes a port or two such as 4700-4710, not"),
-        ("run -n 0 --no-gpu train.py", "--num-processes has to be a positive integer, not 0"),
-        ("run --no-gpu --gpus-per-process 2 train.py", "--gpus-per-process 2 with --no-gpu: leave out one of them"),
-        ("run --no-gpu --logs 7 train.py", "--logs names rank 7; with --num-processes 1 there are 0 to 0"),
-        ("run -n 0 t.py --no-gpu --lr 1 -n 2", "not 0 (--no-gpu, -n after the script belong to it: what is ours comes"),
-        ("run -n 0 t.py --local=1", "not 0 (--local=1 after the script belongs to it: what is ours comes before)"),
+        (
+            "run --master yarn --driver-ports x train.py",
+            "--driver-ports takes a port or a range such as 4700-4710, not",
+        ),
+        ("run -n 0 --no-gpu train.py", "--num-processes must be a positive integer, not 0"),
+        (
+            "run --no-gpu --gpus-per-process 2 train.py",
+            "--gpus-per-process 2 contradicts --no-gpu: leave one of them out",
+        ),
+        ("run --no-gpu --logs 7 train.py", "--logs names rank 7, but with --num-processes 1 ranks go from 0 to 0"),
+        (
+            "run -n 0 t.py --no-gpu --lr 1 -n 2",
+            "not 0 (--no-gpu, -n after the script belong to the script: put distributor's options",
+        ),
+        (
+            "run -n 0 t.py --local=1",
+            "not 0 (--local=1 after the script belongs to the script: put distributor's options before it)",
+        ),
         ("run --no-gpu no_such.py", "there is no script 'no_such.py' in the current directory /"),
         (
             "run --no-gpu --working-dir / no_such.py",
@@ -334,8 +358,8 @@ def test_a_dry_run_on_spark_starts_no_session(
     run = ["run", "-n", "8", "--master", "spark://a:7077", "--conf", "spark.executor.cores=4", "--working-dir", "."]
     assert command.call([*run, "--deepspeed", "ds.json", "--dry-run", "-m", "pkg.train", "--epochs", "3"]) == 0
     out = capsys.readouterr().out
-    assert "on            Spark, master spark://a:7077: 8 ranks, with 1 GPU each, asked of Spark\n" in out
-    assert "placement     by Spark, as the run starts\n" in out
+    assert "on            Spark, master spark://a:7077: 8 ranks, with 1 GPU each, requested from Spark\n" in out
+    assert "placement     by Spark, when the run starts\n" in out
     assert (
         "command       python -m pkg.train --epochs 3 --deepspeed --deepspeed_config $RUN_FOLDER/deepspeed.json   "
         "(in each rank, through torch's elastic agent: deepspeed)\n"
@@ -351,7 +375,7 @@ def test_a_dry_run_on_spark_starts_no_session(
         "NCCL_SOCKET_IFNAME==$INTERFACE",
     ):
         assert f"\n  {variable}\n" in out
-    assert "\nWhat begins with $ is decided as the run starts.\n" in out
+    assert "\nValues that begin with $ are decided when the run starts.\n" in out
     assert out.endswith("spark.executor.cores=4\n")
 
 

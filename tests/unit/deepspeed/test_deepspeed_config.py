@@ -138,13 +138,13 @@ def test_auto_without_a_configuration_is_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"numGpus": 0}, "numGpus has to be a positive integer, not 0"),
-        ({"nnodes": "2"}, "nnodes has to be a positive integer, not '2'"),
+        ({"numGpus": 0}, "numGpus must be a positive integer, not 0"),
+        ({"nnodes": "2"}, "nnodes must be a positive integer, not '2'"),
         ({"num_processes": 2}, "num_processes is called numGpus here"),
         ({"use_gpu": False}, "use_gpu is called useGpu here"),
-        ({"extensions_timeout": 0}, "extensions_timeout has to be a number of seconds from 1 to a year, not 0"),
+        ({"extensions_timeout": 0}, "extensions_timeout must be a number of seconds from 1 to a year, not 0"),
         ({"deepspeedConfig": 3}, "deepspeedConfig must be a dict or the path of a JSON or YAML file, not int 3"),
-        ({"preload": "torch"}, "preload has to be a list of module names, not 'torch'"),
+        ({"preload": "torch"}, "preload must be a list of module names, not 'torch'"),
     ],
 )
 def test_arguments_that_are_refused(arguments: dict[str, Any], text: str) -> None:

@@ -53,18 +53,22 @@ def test_a_value_is_held_in_one_form(group: Any, given: dict[str, Any], kept: di
 @pytest.mark.parametrize(
     ("group", "given", "told"),
     [
-        (Deadlines, {"grace_period": "10"}, "grace_period has to be a number of seconds from 0 to a year, not '10'"),
+        (Deadlines, {"grace_period": "10"}, "grace_period must be a number of seconds from 0 to a year, not '10'"),
         (
             Deadlines,
             {"heartbeat_timeout": 0},
-            "heartbeat_timeout has to be a number of seconds from 1 to a year, not 0",
+            "heartbeat_timeout must be a number of seconds from 1 to a year, not 0",
         ),
-        (Resources, {"use_gpu": False, "gpus_per_process": 1}, "gpus_per_process=1 with use_gpu=False: leave out"),
-        (Resources, {"gpus_per_process": float("inf")}, "gpus_per_process has to be a whole number, not inf"),
-        (Startup, {"start_method": ["fork"]}, "start_method has to be 'fork' or 'spawn', not ['fork']"),
+        (
+            Resources,
+            {"use_gpu": False, "gpus_per_process": 1},
+            "gpus_per_process=1 contradicts use_gpu=False: leave one of them out",
+        ),
+        (Resources, {"gpus_per_process": float("inf")}, "gpus_per_process must be a whole number, not inf"),
+        (Startup, {"start_method": ["fork"]}, "start_method must be 'fork' or 'spawn', not ['fork']"),
         (Startup, {"preload": ["a"], "keep_warm": 0}, "preload=['a'] needs a warm process"),
-        (Output, {"logs": None}, "logs has to be 'all', 'rank0', 'none' or a list of ranks, not None"),
-        (Variables, {"env": {"RANK": "1"}}, "env sets RANK, which the run decides for each rank: leave it out"),
+        (Output, {"logs": None}, "logs must be 'all', 'rank0', 'none' or a list of ranks, not None"),
+        (Variables, {"env": {"RANK": "1"}}, "env sets RANK, which the run sets for each rank: leave it out"),
     ],
 )
 def test_a_group_checks_itself(group: Any, given: dict[str, Any], told: str) -> None:
