@@ -350,7 +350,7 @@ def test_spark_without_java() -> None:
     )
     assert (ended.returncode, ended.stdout) == (2, "")
     (line,) = ended.stderr.splitlines()
-    assert line.startswith("distributor: no Spark session with master local[1]: no Java found, ")
+    assert line.startswith("distributor: no Spark session with master local[1]: no Java found (no java on the PATH")
 
 
 def test_spark_without_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
