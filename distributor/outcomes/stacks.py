@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import dropwhile
 
 from distributor.text.wording import who
 
@@ -158,7 +157,7 @@ def trim(text: str) -> str:
     number = next(number for number, thread in enumerate(threads, start=1) if thread is main)
     lines = blocks[number].split("\n")
     first = [index for index, line in enumerate(lines) if _FRAME.fullmatch(line)][len(kept)]
-    blocks[number] = "\n".join([*lines[:first], *dropwhile(lambda line: line.startswith("  "), lines[first:])])
+    blocks[number] = "\n".join([*lines[:first], *(line for line in lines[first:] if not line.startswith("  "))])
     return "".join(blocks)
 
 

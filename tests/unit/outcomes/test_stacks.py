@@ -12,7 +12,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from distributor.node import launcher
 from distributor.outcomes import stacks
@@ -555,10 +555,12 @@ LINES = st.one_of(
     ),
     st.text(max_size=20),
 )
+LAUNCHED = '  File "/distributor/rank/process.py", line 0 in g'
 DUMPS = st.lists(LINES, max_size=12).map("\n".join)
 
 
 @given(st.text() | DUMPS | st.binary().map(lambda data: data.decode(errors="replace")))
+@example('Current thread (most recent call first):\n  File "", line 0 in f\n' + 2 * f"{LAUNCHED}\n\n")
 def test_any_text(text):
     place = stacks.where(text)
     assert place
