@@ -234,7 +234,7 @@ def as_options(text: str) -> str:
 
 
 def _misplaced(arguments: Sequence[str]) -> str:
-    """Return a hint if options of ``distributor run`` follow the script and so go to the script; else ``""``."""
+    """Return a hint if options of ``distributor run`` stand after the script, which then receives them; else ``""``."""
     own = {name for parameter in run.params for name in (*parameter.opts, *parameter.secondary_opts)}
     context = run.make_context("run", list(arguments[1:]), resilient_parsing=True)
     found = [word for word in context.params.get("args") or () if word.partition("=")[0] in own and word[:1] == "-"]

@@ -89,7 +89,7 @@ def save(
     if engine.zero_nvme_offload_optimizer():
         raise ConfigurationError(
             "DeepSpeed cannot make universal checkpoints of optimizer states that are offloaded to NVMe: use "
-            "engine.save_checkpoint, which saves shards for the same number of ranks"
+            "engine.save_checkpoint, whose shards can be loaded with the same number of ranks only"
         )
     if engine.zero_optimization_stage() == 3 and engine.global_steps == 0:
         raise ConfigurationError(

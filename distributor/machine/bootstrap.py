@@ -77,5 +77,5 @@ UNMARKED = f"{NODE_ID}=".ljust(80, "-")
 
 
 def title(part: str, argument: object = PLACEHOLDER) -> str:
-    """Return the arguments by which a process is recognised: a part of this package, and its argument."""
+    """Return the command-line arguments that identify a process: the part of this package that it runs, and a value."""
     return f"{part}\0{argument}".ljust(len(f"warm\0{PLACEHOLDER}"), "\0")

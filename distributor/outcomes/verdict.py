@@ -90,7 +90,7 @@ def _judged(
 
 def _best(cause: RankFailed | NodeLost | None, error: BaseException, advise: Advise) -> BaseException:
     """Return the exception that best explains a run that ended with ``error``."""
-    if isinstance(error, errors.StartError):
+    if isinstance(error, (errors.StartError, errors.CompanionError)):
         return error
     if isinstance(error, errors.TrainingError) and not isinstance(error, errors.NodeLostError):
         return error

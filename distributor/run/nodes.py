@@ -14,7 +14,7 @@ _NODES_IN_WORDS = 16
 
 @dataclass
 class _State:
-    """What is known about one node. ``heard`` is a time of the caller's clock, ``idle`` is in seconds."""
+    """What is known about one node. ``heard`` is when it last sent something; ``idle`` is a number of seconds."""
 
     heard: float = 0.0
     alive: int | None = None

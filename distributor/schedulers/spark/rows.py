@@ -24,7 +24,7 @@ class FailedRows:
 
     Args:
         expected: number of tasks that send rows.
-        on_complete: called with all rows once they have arrived, in its own thread.
+        on_complete: called with all rows once they have arrived, in a new thread.
     """
 
     def __init__(self, expected: int, on_complete: Callable[[Sequence[bytes]], None]) -> None:

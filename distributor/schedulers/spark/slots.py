@@ -1,8 +1,8 @@
 """The resources that a run's tasks request from Spark, and how many such tasks fit: slots, profiles, memory, GPUs.
 
-With a resource profile (stage-level scheduling), the tasks of one stage can have other CPUs and GPUs than the session's
-settings give. But a barrier stage runs on the existing executors: only dynamic allocation brings others, and barrier
-mode rules it out.
+With a resource profile (stage-level scheduling), the tasks of one stage can have more or fewer CPUs and GPUs than the
+session's settings say. A barrier stage can only use the executors that exist: Spark starts executors for a profile only
+with dynamic allocation, which barrier mode does not allow.
 Source: https://spark.apache.org/docs/latest/configuration.html#stage-level-scheduling-overview
 """
 
@@ -178,8 +178,8 @@ def _gpus(resources: Resources, cluster: Cluster) -> tuple[int, int]:
         )
     if amount != int(amount) or amount < 0:
         raise ConfigurationError(
-            f"{_TASK_GPUS} is {text}: ranks cannot share a GPU (NCCL refuses two ranks on one device); set it to 1, or "
-            "pass gpus_per_process=1, which asks for whole GPUs for this run (stage-level scheduling)"
+            f"{_TASK_GPUS} is {text}: ranks cannot share a GPU (NCCL refuses two ranks on one device). Set it to 1, or "
+            "pass gpus_per_process=1 to request whole GPUs for this run alone, through stage-level scheduling"
         )
     if count % int(amount):
         raise ConfigurationError(

@@ -28,6 +28,7 @@ FINE = report(Outcome(0, "host-a", "finished"), Outcome(1, "host-a", "finished")
 STOPPED = report(Outcome(0, "host-a", "stopped"), Outcome(1, "host-a", "stopped"))
 FAILED = report(Outcome(0, "host-a", "stopped"), Outcome(1, "host-a", "failed", ERROR))
 ECHOED = report(Outcome(0, "host-a", "failed", RESET), Outcome(1, "host-a", "stopped"))
+BEREFT = report(error=("CompanionError", "the companion store on host-a exited with code 3"))
 UNFIT = report(error=("ResourceError", "there are 2 GPUs"))
 
 
@@ -57,6 +58,7 @@ def decide(cause: Any, collected: Collected | None, error: BaseException | None 
         (RankFailed((ERROR,)), None, BROKEN, errors.TrainingError, "ValueError: no"),
         (RankFailed(), None, BROKEN, RuntimeError, "the job has ended"),
         (RankFailed((ERROR,)), None, errors.StartError("no torch"), errors.StartError, "no torch"),
+        (RankFailed((RESET,)), BEREFT, None, errors.CompanionError, "the companion store"),
         (LOST, FAILED, None, errors.TrainingError, "ValueError: no"),  # the failure is the cause of the loss
         (LOST, ECHOED, None, errors.NodeLostError, "lost the node on host-b"),  # and this one its consequence
         (LOST, STOPPED, None, errors.NodeLostError, "lost the node on host-b"),
