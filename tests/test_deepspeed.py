@@ -336,7 +336,7 @@ def test_autotuning_says_what_is_refused_or_too_slow() -> None:
     )
     assert [experiment.state for experiment in tuning.experiments] == ["finished", "refused", "too slow", "failed"]
     assert "train_batch_size 3 is not a multiple of 2 ranks" in tuning.experiments[1].reason
-    assert "DeepSpeed has no FusedLamb for 'cpu' devices" in tuning.experiments[3].reason
+    assert "needs DeepSpeed's FusedLamb, which does not exist for 'cpu' devices" in tuning.experiments[3].reason
     with pytest.raises(ConfigurationError, match="the function must return 'throughput'"):
         autotune(dict, {"steps_per_print": [1]}, distributor=make_local(1, {}))
 
