@@ -73,7 +73,7 @@ def test_what_a_host_lacks_is_told_at_the_start(cluster: Cluster, caplog: pytest
     cluster.session()
     TorchDistributor(6, use_gpu=False).run(trainings.rank)
     told = [record.getMessage() for record in caplog.records if "/dev/shm" in record.getMessage()]
-    assert [text.partition(":")[0] for text in told] == ["the node on host-b has 64 MiB of /dev/shm"]
+    assert [text.partition(",")[0] for text in told] == ["the node on host-b has 64 MiB of /dev/shm"]
 
 
 def test_what_the_user_says_of_interfaces_holds(cluster: Cluster) -> None:
