@@ -23,7 +23,7 @@ from sessions import Make, Sessions
 from test_channel import Listener, hello, stranger, trusted
 
 from distributor import Status, TorchDistributor, TrainingError
-from distributor.channel import frames, server as channel_server
+from distributor.channel import door, frames
 from distributor.channel.server import ChannelServer
 from distributor.values import messages
 from distributor.values.outcome import Log
@@ -77,7 +77,7 @@ def test_who_stays_silent_is_turned_away_in_time(
     served: tuple[Listener, Endpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before TLS, and after it with half a token."""
-    monkeypatch.setattr(channel_server, "_HELLO_TIMEOUT", 1.0)
+    monkeypatch.setattr(door, "_HELLO_TIMEOUT", 1.0)
     listener, endpoint = served
     with socket.create_connection((endpoint.host, endpoint.port)) as bare, stranger(endpoint) as half:
         half.sendall(endpoint.token[:16])

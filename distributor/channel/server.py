@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
-import secrets
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from distributor.channel import frames
+from distributor.channel.door import Door
 from distributor.channel.facts import Facts
-from distributor.channel.tls import make_tls
 from distributor.values import messages, outcome
 from distributor.values.messages import Message, Offset
 from distributor.values.plan import Endpoint
-
-#: Seconds that a new connection may take for the TLS handshake, and again to show the token.
-_HELLO_TIMEOUT = 10.0
-
-#: The largest number of connections that have not shown the token yet, or twice the number of tasks if that is more.
-#: One more ends the oldest, so that a flood keeps no node out for long.
-_MAX_STRANGERS = 128
 
 #: Seconds that a node may take to come back after its connection was closed: the driver cannot tell at once whether
 #: only the connection ended, or the node.
@@ -34,8 +25,6 @@ RETURN_WINDOW = 3.0
 
 #: Seconds after the first task's facts until the driver assumes that the missing tasks cannot reach it.
 _FACTS_TIMEOUT = 10.0
-
-_TOKEN_BYTES = 32
 
 T = TypeVar("T")
 
@@ -79,20 +68,21 @@ class ChannelServer:
         self._listener = listener
         self._timeout = timeout
         self._facts = Facts(tasks)
-        self._token = secrets.token_bytes(_TOKEN_BYTES)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="distributor-channel", daemon=True)
-        self._listening: socket.socket | None = None
         self._peers: dict[str, _Peer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._strangers: dict[asyncio.Task[None], None] = {}
         self._stop: messages.Stop | None = None
         self._next: messages.Begin | messages.End | None = None
         self._fallback: asyncio.TimerHandle | None = None
-        #: ``host:port`` that nodes are given, set once the server listens for them.
-        self.address: str | None = None
+        self._door = Door(partial(self._serve, window=RETURN_WINDOW), tasks)
         #: Whether a task or a node has ever reached the driver.
         self.reached = False
+
+    @property
+    def address(self) -> str | None:
+        """``host:port`` that nodes are given, once the server listens for them."""
+        return self._door.address
 
     @property
     def begun(self) -> bool:
@@ -126,12 +116,9 @@ class ChannelServer:
         Raises:
             OSError: the address does not belong to this machine, or none of the ports is free.
         """
-        context, certificate = make_tls()
-        self._listening = _bind(bind, range(ports[0], ports[1] + 1) if ports is not None else (0,))
-        port = self._listening.getsockname()[1]
-        self.address = f"{advertise}:{port}"
-        self._call(self._start(self._accept(self._listening, context))).result()
-        return Endpoint(advertise, port, certificate, self._token)
+        endpoint = self._door.listen(bind, advertise, ports)
+        self._call(self._start(self._door.accept(self._start))).result()
+        return endpoint
 
     def attach(self, sock: socket.socket) -> None:
         """Serve a node over a connected socket whose other end the node inherits; the server owns the socket then."""
@@ -204,45 +191,6 @@ class ChannelServer:
         reader, writer = await asyncio.open_connection(sock=sock)
         await self._start(self._serve(reader, writer, window=0.0))
 
-    async def _accept(self, listening: socket.socket, context: ssl.SSLContext) -> None:
-        while True:
-            try:
-                sock, _ = await self._loop.sock_accept(listening)
-            except OSError:  # too many open files, or the other side has already left
-                await asyncio.sleep(0.1)
-                continue
-            task = await self._start(self._meet(sock, context))
-            self._strangers[task] = None
-            task.add_done_callback(lambda ended: self._strangers.pop(ended, None))
-            if len(self._strangers) > max(_MAX_STRANGERS, 2 * self._facts.tasks):
-                next(iter(self._strangers)).cancel()
-
-    async def _meet(self, sock: socket.socket, context: ssl.SSLContext) -> None:
-        """Do the TLS handshake and check the token, each within its deadline, then serve the connection."""
-        reader = asyncio.StreamReader()
-        protocol = asyncio.StreamReaderProtocol(reader)
-        transport: Any = None
-        writer: asyncio.StreamWriter | None = None
-        try:
-            transport, _ = await self._loop.connect_accepted_socket(
-                lambda: protocol, sock, ssl=context, ssl_handshake_timeout=_HELLO_TIMEOUT
-            )
-            shown = await asyncio.wait_for(reader.readexactly(_TOKEN_BYTES), _HELLO_TIMEOUT)
-            if not hmac.compare_digest(shown, self._token):
-                return
-            task = asyncio.current_task()
-            assert task is not None
-            self._strangers.pop(task, None)
-            writer, transport = asyncio.StreamWriter(transport, protocol, reader, self._loop), None
-        except (OSError, EOFError):
-            return
-        finally:
-            if transport is not None:
-                transport.abort()
-            elif writer is None:
-                sock.close()
-        await self._serve(reader, writer, window=RETURN_WINDOW)
-
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, window: float) -> None:
         """Read the frames of one connection until it ends; its node may come back within ``window`` seconds."""
         node, why = None, "its agent ended without saying why"
@@ -250,11 +198,7 @@ class ChannelServer:
             while (message := await frames.read(reader)) is not None:
                 if node is None:
                     self.reached = True
-                    if isinstance(message, messages.TaskFacts):
-                        await self._exchange(message, reader, writer)
-                        return
-                    if isinstance(message, messages.Importing):
-                        self._listener.on_message(message.node, message)  # a task whose node is not up yet
+                    if await self._serve_task(message, reader, writer):
                         return
                     node = self._welcome(message, writer)
                     continue
@@ -282,6 +226,19 @@ class ChannelServer:
         peer = self._peers.get(node) if node is not None else None
         if node is not None and peer is not None and peer.writer is writer:
             peer.leaving = self._loop.call_later(window, self._lose, node, why)
+
+    async def _serve_task(
+        self, message: Message | outcome.Log, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        """Serve a connection to its end if its first message is a task's. Return whether it is."""
+        match message:
+            case messages.TaskFacts():
+                await self._exchange(message, reader, writer)
+            case messages.Importing():
+                self._listener.on_message(message.node, message)  # its node is not up yet
+            case _:
+                return False
+        return True
 
     async def _exchange(
         self, message: messages.TaskFacts, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -385,27 +342,7 @@ class ChannelServer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._listening is not None:
-            self._listening.close()
+        self._door.close()
         for peer in self._peers.values():
             peer.writer.transport.abort()
         await asyncio.sleep(0)  # transports close in the next round of the event loop
-
-
-def _bind(address: str, ports: range | tuple[int, ...]) -> socket.socket:
-    """Return a socket that listens on the first free port."""
-    family, _, _, _, at = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
-    failed: OSError | None = None
-    for port in ports:
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind((at[0], port, *at[2:]))
-            listening.listen(1024)
-            listening.setblocking(False)
-            return listening
-        except OSError as error:
-            listening.close()
-            failed = error
-    assert failed is not None
-    raise failed

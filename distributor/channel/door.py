@@ -1,0 +1,125 @@
+"""The driver's door: a listening socket that admits connections which show the run's token, over TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from distributor.channel.tls import make_tls
+from distributor.values.plan import Endpoint
+
+#: Seconds that a new connection may take for the TLS handshake, and again to show the token.
+_HELLO_TIMEOUT = 10.0
+
+#: The largest number of connections that have not shown the token yet, or twice the number of tasks if that is more.
+#: One more ends the oldest, so that a flood keeps no node out for long.
+_MAX_STRANGERS = 128
+
+_TOKEN_BYTES = 32
+
+#: Serves a connection until it ends.
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
+
+#: Runs a coroutine as a task until it ends or the server closes.
+Start = Callable[[Coroutine[Any, Any, None]], Awaitable["asyncio.Task[None]"]]
+
+
+class Door:
+    """The door of one run.
+
+    Args:
+        serve: serves each connection that has shown the token.
+        tasks: number of tasks that may come at the same time.
+    """
+
+    def __init__(self, serve: Serve, tasks: int) -> None:
+        self._serve = serve
+        self._most = max(_MAX_STRANGERS, 2 * tasks)
+        self._token = secrets.token_bytes(_TOKEN_BYTES)
+        self._strangers: dict[asyncio.Task[None], None] = {}
+        self._listening: socket.socket | None = None
+        self._context: ssl.SSLContext | None = None
+        #: ``host:port`` that nodes are given, set once the door listens.
+        self.address: str | None = None
+
+    def listen(self, bind: str, advertise: str, ports: tuple[int, int] | None) -> Endpoint:
+        """Bind the socket. Connections are met once :meth:`accept` runs.
+
+        Raises:
+            OSError: the address does not belong to this machine, or none of the ports is free.
+        """
+        self._context, certificate = make_tls()
+        self._listening = _bind(bind, range(ports[0], ports[1] + 1) if ports is not None else (0,))
+        port = self._listening.getsockname()[1]
+        self.address = f"{advertise}:{port}"
+        return Endpoint(advertise, port, certificate, self._token)
+
+    async def accept(self, start: Start) -> None:
+        """Meet connections for ever."""
+        assert self._listening is not None
+        while True:
+            try:
+                sock, _ = await asyncio.get_running_loop().sock_accept(self._listening)
+            except OSError:  # too many open files, or the other side has already left
+                await asyncio.sleep(0.1)
+                continue
+            task = await start(self._meet(sock))
+            self._strangers[task] = None
+            task.add_done_callback(lambda ended: self._strangers.pop(ended, None))
+            if len(self._strangers) > self._most:
+                next(iter(self._strangers)).cancel()
+
+    def close(self) -> None:
+        if self._listening is not None:
+            self._listening.close()
+
+    async def _meet(self, sock: socket.socket) -> None:
+        """Do the TLS handshake and check the token, each within its deadline, then serve the connection."""
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport: Any = None
+        writer: asyncio.StreamWriter | None = None
+        try:
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: protocol, sock, ssl=self._context, ssl_handshake_timeout=_HELLO_TIMEOUT
+            )
+            shown = await asyncio.wait_for(reader.readexactly(_TOKEN_BYTES), _HELLO_TIMEOUT)
+            if not hmac.compare_digest(shown, self._token):
+                return
+            task = asyncio.current_task()
+            assert task is not None
+            self._strangers.pop(task, None)
+            writer, transport = asyncio.StreamWriter(transport, protocol, reader, loop), None
+        except (OSError, EOFError):
+            return
+        finally:
+            if transport is not None:
+                transport.abort()
+            elif writer is None:
+                sock.close()
+        await self._serve(reader, writer)
+
+
+def _bind(address: str, ports: range | tuple[int, ...]) -> socket.socket:
+    """Return a socket that listens on the first free port."""
+    family, _, _, _, at = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+    failed: OSError | None = None
+    for port in ports:
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((at[0], port, *at[2:]))
+            listening.listen(1024)
+            listening.setblocking(False)
+            return listening
+        except OSError as error:
+            listening.close()
+            failed = error
+    assert failed is not None
+    raise failed
