@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -23,7 +24,8 @@ from sessions import Make, Sessions
 from test_channel import Listener, hello, stranger, trusted
 
 from distributor import Status, TorchDistributor, TrainingError
-from distributor.channel import door, frames
+from distributor.channel import door, frames, task
+from distributor.channel.intake import Intake
 from distributor.channel.server import ChannelServer
 from distributor.values import messages
 from distributor.values.outcome import Log
@@ -147,6 +149,154 @@ def test_a_name_is_no_token(served: tuple[Listener, Endpoint]) -> None:
         node.sendall(frames.pack_log(Log(0, 1, 0, b"still here")))
         watch.until(lambda: listener.logs)
     assert len(listener.events) == 1
+
+
+@pytest.fixture
+def expecting() -> Iterator[tuple[ChannelServer, Endpoint]]:
+    """A driver that expects the values of ranks 0 and 1, up to a mebibyte together."""
+    with ChannelServer(Listener()) as server:
+        server.intake = Intake(limit=1 << 20)
+        server.intake.expect(range(2))
+        yield server, server.listen("127.0.0.1", "127.0.0.1")
+
+
+def answer(connection: socket.socket) -> messages.Message | None:
+    """What the driver answers; ``None`` if it ends the connection instead."""
+    try:
+        return task._read(connection)
+    except OSError:
+        return None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param(frames.pack(messages.Value(2, 10)), id="rank-without-value"),
+        pytest.param(frames.pack(messages.Value(-1, 10)), id="no-rank"),
+        pytest.param(frames.pack(messages.Value(0, 0)), id="empty"),
+        pytest.param(frames.pack(messages.Value(0, -1)), id="negative"),
+        pytest.param(frames.pack(messages.Value(0, (1 << 20) + 1)), id="too-large"),
+        pytest.param(frames.pack(messages.Value(0, 1 << 62)), id="absurd"),
+        pytest.param(frames.pack(messages.Value(0, 10**4000)), id="no-machine-word"),
+        pytest.param(raw({"kind": "Value", "rank": 0}), id="no-size"),
+        pytest.param(raw({"kind": "Value", "rank": True, "size": 10}), id="wrong-type"),
+        pytest.param(raw({"kind": "Value", "rank": 0, "size": 10, "path": "/etc/passwd"}), id="unknown-field"),
+        pytest.param(frames.pack(messages.Proceed()), id="wrong-way"),
+    ],
+)
+def test_a_value_that_nobody_expects_is_refused(expecting: tuple[ChannelServer, Endpoint], said: bytes) -> None:
+    server, endpoint = expecting
+    with trusted(endpoint) as connection:
+        connection.sendall(said)
+        assert answer(connection) is None
+    assert server.intake.coming == set()
+    assert bring(endpoint, 1, b"as expected") == messages.Received()
+
+
+def bring(endpoint: Endpoint, rank: int, data: bytes, size: int | None = None) -> messages.Message | None:
+    """Announce a value and send other bytes, or as many. Returns the driver's last answer."""
+    with trusted(endpoint) as connection:
+        connection.sendall(frames.pack(messages.Value(rank, len(data) if size is None else size)))
+        assert answer(connection) == messages.Proceed()
+        connection.sendall(data)
+        return answer(connection)
+
+
+def test_who_has_no_token_brings_no_value(expecting: tuple[ChannelServer, Endpoint]) -> None:
+    server, endpoint = expecting
+    with stranger(endpoint) as connection:
+        connection.sendall(bytes(32) + frames.pack(messages.Value(0, 10)) + bytes(10))
+        assert refused(connection)
+    assert server.intake.take(0) is None
+
+
+def test_what_follows_a_value_is_not_part_of_it(expecting: tuple[ChannelServer, Endpoint]) -> None:
+    server, endpoint = expecting
+    assert bring(endpoint, 0, b"value" + bytes(1 << 20), size=5) == messages.Received()
+    arrived = server.intake.take(0)
+    assert arrived is not None
+    assert (bytes(arrived.data), arrived.digest) == (b"value", hashlib.sha256(b"value").digest())
+
+
+def test_a_value_that_ends_early_is_none(expecting: tuple[ChannelServer, Endpoint]) -> None:
+    server, endpoint = expecting
+    with trusted(endpoint) as connection:
+        connection.sendall(frames.pack(messages.Value(0, 1 << 20)))
+        assert answer(connection) == messages.Proceed()
+        connection.sendall(bytes((1 << 20) - 1))
+    watch.until(lambda: not server.intake.coming)
+    assert server.intake.take(0) is None
+
+
+def test_values_together_are_bounded(expecting: tuple[ChannelServer, Endpoint]) -> None:
+    """What is there counts, and what is announced."""
+    server, endpoint = expecting
+    assert bring(endpoint, 0, bytes(600 << 10)) == messages.Received()
+    with trusted(endpoint) as connection:
+        connection.sendall(frames.pack(messages.Value(1, 600 << 10)))
+        assert answer(connection) is None
+    with trusted(endpoint) as slow, trusted(endpoint) as other:
+        slow.sendall(frames.pack(messages.Value(0, 600 << 10)))
+        assert answer(slow) == messages.Proceed()
+        other.sendall(frames.pack(messages.Value(1, 600 << 10)))
+        assert answer(other) is None
+        assert server.intake.coming == {0}
+    watch.until(lambda: not server.intake.coming)
+
+
+def test_a_rank_has_one_value_the_newest(expecting: tuple[ChannelServer, Endpoint]) -> None:
+    """Who announces hundreds makes the driver hold one."""
+    server, endpoint = expecting
+    with ExitStack() as stack:
+        connections = [stack.enter_context(trusted(endpoint)) for _ in range(20)]
+        for connection in connections:
+            connection.sendall(frames.pack(messages.Value(0, 1 << 20)))
+            assert answer(connection) == messages.Proceed()
+        assert all(answer(connection) is None for connection in connections[:-1])
+        connections[-1].sendall(bytes(1 << 20))
+        assert answer(connections[-1]) == messages.Received()
+    arrived = server.intake.take(0)
+    assert arrived is not None and len(arrived.data) == 1 << 20
+    assert server.intake.take(0) is None
+
+
+def test_memory_is_used_as_a_value_arrives(expecting: tuple[ChannelServer, Endpoint]) -> None:
+    server, endpoint = expecting
+    server.intake = Intake(limit=64 << 30)
+    server.intake.expect(range(2))
+    before = psutil.Process().memory_info().rss
+    with trusted(endpoint) as connection:
+        connection.sendall(frames.pack(messages.Value(0, 8 << 30)))
+        assert answer(connection) == messages.Proceed()
+        connection.sendall(bytes(1 << 20))
+        assert psutil.Process().memory_info().rss - before < GROWTH
+
+
+def test_a_value_holds_nobody_up(expecting: tuple[ChannelServer, Endpoint]) -> None:
+    """A node is heard and answered while another brings a value."""
+    server, endpoint = expecting
+    with trusted(endpoint) as node, trusted(endpoint) as bringing:
+        bringing.sendall(frames.pack(messages.Value(0, 1 << 20)))
+        assert answer(bringing) == messages.Proceed()
+        bringing.sendall(bytes(1 << 19))
+        node.sendall(frames.pack(hello()) + frames.pack(messages.Beat(1)))
+        assert isinstance(answer(node), messages.Welcome)
+        assert isinstance(answer(node), messages.Heard)
+        assert server.intake.coming == {0}
+        bringing.sendall(bytes(1 << 19))
+        assert answer(bringing) == messages.Received()
+
+
+def test_a_run_that_is_stopped_takes_no_value(expecting: tuple[ChannelServer, Endpoint]) -> None:
+    server, endpoint = expecting
+    with trusted(endpoint) as early:
+        early.sendall(frames.pack(messages.Value(0, 100)))
+        assert answer(early) == messages.Proceed()
+        server.stop("cancelled")
+        assert answer(early) is None
+    with trusted(endpoint) as late:
+        late.sendall(frames.pack(messages.Value(0, 100)))
+        assert answer(late) == messages.Stop("cancelled")
 
 
 def random_frame(source: random.Random) -> bytes:

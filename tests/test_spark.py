@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from distributor import (
     TorchDistributor,
     TrainingError,
 )
+from distributor.channel.server import ChannelServer
 from distributor.schedulers.spark import scheduler as spark_scheduler
 from distributor.schedulers.spark.session import context_for_tasks
 
@@ -282,8 +284,11 @@ def test_a_killed_executor_is_an_error_and_the_run_does_not_start_again(cluster:
 
 
 @pytest.mark.slow
-def test_values_larger_than_sparks_limit_name_the_setting(sessions: Sessions) -> None:
+def test_values_larger_than_sparks_limit_name_the_setting(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they cannot take the channel."""
     sessions.get("local[2]", **{"spark.driver.maxResultSize": "1m"})
+    listen = ChannelServer.listen
+    monkeypatch.setattr(ChannelServer, "listen", lambda self, *args: replace(listen(self, *args), port=1))
     with pytest.raises(ResultError, match=r"larger than spark\.driver\.maxResultSize"):
         on_executors(1).run(lambda: b"x" * (8 << 20))
     assert on_executors(1).run(lambda: b"x" * 1000) == b"x" * 1000
@@ -418,7 +423,7 @@ def test_too_few_executors_are_waited_for_and_then_named(sessions: Sessions) -> 
 
 @pytest.mark.slow
 def test_a_gibibyte_comes_back(tmp_path: Path) -> None:
-    """In a driver of its own: the JVM's memory is set when it starts."""
+    """With Spark's own settings, by which Spark would not bring it. In a driver of its own, which has these."""
     script = tmp_path / "driver.py"
     script.write_text(
         textwrap.dedent("""
@@ -427,8 +432,6 @@ def test_a_gibibyte_comes_back(tmp_path: Path) -> None:
 
         spark = (
             SparkSession.builder.master("local[2]")
-            .config("spark.driver.memory", "8g")
-            .config("spark.driver.maxResultSize", "4g")
             .config("spark.ui.enabled", "false")
             .getOrCreate()
         )

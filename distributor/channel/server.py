@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from distributor.channel import frames
 from distributor.channel.door import Door
 from distributor.channel.facts import Facts
+from distributor.channel.intake import Intake
 from distributor.values import messages, outcome
 from distributor.values.messages import Message, Offset
 from distributor.values.plan import Endpoint
@@ -76,6 +77,8 @@ class ChannelServer:
         self._next: messages.Begin | messages.End | None = None
         self._fallback: asyncio.TimerHandle | None = None
         self._door = Door(partial(self._serve, window=RETURN_WINDOW), tasks)
+        #: The return values that come over the channel.
+        self.intake = Intake()
         #: Whether a task or a node has ever reached the driver.
         self.reached = False
 
@@ -236,6 +239,10 @@ class ChannelServer:
                 await self._exchange(message, reader, writer)
             case messages.Importing():
                 self._listener.on_message(message.node, message)  # its node is not up yet
+            case messages.Value() if self._stop is not None:
+                self._send(writer, self._stop)
+            case messages.Value():
+                await self.intake.receive(message, writer)
             case _:
                 return False
         return True
@@ -320,6 +327,7 @@ class ChannelServer:
         if self._stop is None or (self._stop.grace and not order.grace):
             self._stop = order
             self._send_all(order)
+            self.intake.abort()  # its tasks come back, and are told to stop
             for writer in self._facts.waiting():
                 self._send(writer, order)
 

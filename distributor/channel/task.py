@@ -1,14 +1,18 @@
-"""The exchange of facts between all tasks of a run, once, before any of them starts its work.
+"""A task's side of the channel: the exchange of facts between all tasks of a run, and large return values at its end.
 
-Over the channel, the driver answers as soon as it has heard from all tasks. Spark's own ``allGather`` polls once a
-second. Either all tasks use the channel or all use ``allGather``: a task that cannot reach the driver for
-:data:`CONNECT_TIMEOUT` goes to ``allGather``; the driver then misses it and sends the others there. This module uses
-the standard library only, and is pickled by value into workers.
+Facts are exchanged once, before any task starts its work. Over the channel, the driver answers as soon as it has heard
+from all tasks. Spark's own ``allGather`` polls once a second. Either all tasks use the channel or all use
+``allGather``: a task that cannot reach the driver for :data:`CONNECT_TIMEOUT` goes to ``allGather``; the driver then
+misses it and sends the others there.
+
+This module uses the standard library only, and is pickled by value into workers.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import socket
 import struct
 import time
@@ -17,7 +21,7 @@ from typing import Any
 
 from distributor.machine import network
 from distributor.values import messages
-from distributor.values.messages import AllFacts, Message, Stop, TaskFacts
+from distributor.values.messages import AllFacts, Message, Proceed, Received, Stop, TaskFacts, Value
 
 #: Where the driver listens: host, port, certificate (PEM), token.
 Endpoint = tuple[str, int, str, bytes]
@@ -29,9 +33,15 @@ CONNECT_TIMEOUT = 5.0
 #: Seconds between attempts to reach the driver.
 _RETRY = 0.2
 
+#: How many times a value is sent if its connection breaks.
+_SENDINGS = 2
+
+#: Bytes of a value that are read, hashed and sent at a time.
+_PIECE = 256 << 10
+
 
 class StoppedError(Exception):
-    """The run was stopped before it began."""
+    """The run was stopped: it must not begin, or needs no values any more."""
 
 
 def exchange(
@@ -79,6 +89,58 @@ def tell(endpoint: Endpoint, told: Iterable[Message], timeout: float = CONNECT_T
             line.sendall(_pack(message))
         while line.recv(4096):  # until the driver ends the connection
             pass
+
+
+def send_value(endpoint: Endpoint, rank: int, path: str, patience: float) -> tuple[int, bytes]:
+    """Send a rank's return value to the driver.
+
+    Args:
+        endpoint: the driver.
+        rank: the rank.
+        path: the file that holds the value.
+        patience: number of seconds without progress after which the driver is given up.
+
+    Returns:
+        The number of bytes that were sent, and their digest (sha256).
+
+    Raises:
+        StoppedError: the run was stopped.
+        OSError: the driver cannot be reached, does not take the value, or the connection broke again and again.
+    """
+    for _ in range(_SENDINGS - 1):
+        try:
+            return _send_value(endpoint, rank, path, patience)
+        except OSError:
+            pass
+    return _send_value(endpoint, rank, path, patience)
+
+
+def _send_value(endpoint: Endpoint, rank: int, path: str, patience: float) -> tuple[int, bytes]:
+    with open(path, "rb", buffering=0) as file, _connect(endpoint) as line:
+        line.settimeout(patience)
+        size = os.fstat(file.fileno()).st_size
+        line.sendall(_pack(Value(rank, size)))
+        _expect(Proceed, line)
+        digest, buffer = hashlib.sha256(), memoryview(bytearray(_PIECE))
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+            line.sendall(buffer[:count])
+        _expect(Received, line)
+    return size, digest.digest()
+
+
+def _expect(kind: type[Message], line: socket.socket) -> None:
+    """Read the driver's answer.
+
+    Raises:
+        StoppedError: the run was stopped.
+        OSError: the connection has ended, or the answer is another one.
+    """
+    answer = _read(line)
+    if isinstance(answer, Stop):
+        raise StoppedError(answer.reason)
+    if not isinstance(answer, kind):
+        raise ConnectionError(f"the driver answers {answer}")
 
 
 def _over_channel(message: TaskFacts, endpoint: Endpoint | None, patience: float) -> list[dict[str, Any]] | None:

@@ -104,7 +104,7 @@ def load_exception(pickled: bytes | None) -> BaseException | None:
     return loaded if isinstance(loaded, BaseException) else None
 
 
-def load_value(chunks: Sequence[bytes], rank: int) -> Any:
+def load_value(chunks: Sequence[bytes | memoryview], rank: int) -> Any:
     """Unpickle a rank's return value from the pieces in which it arrived.
 
     Raises:
@@ -131,7 +131,7 @@ class _ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
 class _ChunkReader(io.RawIOBase):
     """A file over pieces in sequence, without a second copy of the whole."""
 
-    def __init__(self, chunks: Sequence[bytes]) -> None:
+    def __init__(self, chunks: Sequence[bytes | memoryview]) -> None:
         self._chunks = chunks
         self._index = 0
         self._offset = 0

@@ -32,7 +32,7 @@ class Message:
     """The base class of all messages."""
 
 
-# From a task to the driver, before its node has an agent.
+# From a task to the driver, before its node has an agent or after that has ended.
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,17 @@ class Importing(Message):
     node: str
     nodes: int
     module: str
+
+
+@dataclass(frozen=True)
+class Value(Message):
+    """A task has the return value of a rank, of ``size`` bytes. They follow the driver's :class:`Proceed` as they are.
+
+    The task sends it as the first message of a connection, after its node has ended.
+    """
+
+    rank: int
+    size: int
 
 
 # From a node to the driver.
@@ -161,6 +172,16 @@ class AllFacts(Message):
 @dataclass(frozen=True)
 class Gather(Message):
     """Not all tasks can reach the driver; they exchange their facts through Spark."""
+
+
+@dataclass(frozen=True)
+class Proceed(Message):
+    """The answer to :class:`Value`: the driver takes the bytes."""
+
+
+@dataclass(frozen=True)
+class Received(Message):
+    """The driver has all bytes of a value."""
 
 
 @dataclass(frozen=True)
@@ -321,9 +342,9 @@ class NodeResult(Message):
 _KINDS = {
     kind.__name__: kind
     for kind in (
-        *(TaskFacts, Importing),
+        *(TaskFacts, Importing, Value),
         *(Hello, Started, Beat, Stacks, Warnings, Skipped, Failed, Stopped, Dead, Orphaned, Bye),
-        *(AllFacts, Gather, Welcome, Heard, Farewell, Stop, Begin, End, Dump),
+        *(AllFacts, Gather, Proceed, Received, Welcome, Heard, Farewell, Stop, Begin, End, Dump),
         *(StartRanks, LauncherReady, RanksStarted, RankExited, AllPassed, LauncherWarning, LauncherFailed),
         *(Fork, Retire, NodeResult),
     )

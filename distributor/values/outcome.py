@@ -101,7 +101,7 @@ class Collected:
     """
 
     reports: tuple[NodeReport, ...] = ()
-    values: Mapping[int, Sequence[bytes]] = field(default_factory=dict, repr=False)
+    values: Mapping[int, Sequence[bytes | memoryview]] = field(default_factory=dict, repr=False)
     lost_hosts: tuple[str, ...] = ()
     logs: tuple[Log, ...] = field(default=(), repr=False)
     times: Mapping[str, float] = field(default_factory=dict)

@@ -14,13 +14,18 @@ class Proxy:
     """Forwards connections to an address. Use as a context manager."""
 
     def __init__(self, host: str, port: int) -> None:
-        self._to = (host, port)
+        self.to = (host, port)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._pairs: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
         self._open = asyncio.Event()
         self.port = 0
         self.connections = 0
+        #: How many connections have brought more than they may.
+        self.stopped = 0
+        self._most: int | None = None
+        self._times = 0
+        self._hang = False
 
     def __enter__(self) -> Proxy:
         self._thread.start()
@@ -36,6 +41,10 @@ class Proxy:
     def block(self) -> None:
         """From now on nothing comes through, in either direction, and nobody is told: as when a cable is cut."""
         self._loop.call_soon_threadsafe(self._open.clear)
+
+    def stop_after(self, most: int, *, times: int = 1 << 30, hang: bool = False) -> None:
+        """From now on, so many connections that bring the driver more bytes are reset, or go no further (``hang``)."""
+        self._most, self._times, self._hang = most, times, hang
 
     def reset(self) -> None:
         """Ends the connections that are there as a firewall would, with RST; new ones are welcome."""
@@ -53,14 +62,14 @@ class Proxy:
         self.connections += 1
         await self._open.wait()
         try:
-            there_reader, there_writer = await asyncio.open_connection(*self._to)
+            there_reader, there_writer = await asyncio.open_connection(*self.to)
         except OSError:
             writer.close()
             return
         pair = (writer, there_writer)
         self._pairs.add(pair)
         try:
-            await asyncio.gather(self._copy(reader, there_writer), self._copy(there_reader, writer))
+            await asyncio.gather(self._copy(reader, there_writer, pair), self._copy(there_reader, writer))
         except (OSError, asyncio.CancelledError):
             pass
         finally:
@@ -68,9 +77,17 @@ class Proxy:
             for side in pair:
                 side.close()
 
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bound: Any = None) -> None:
+        brought = 0
         while data := await reader.read(1 << 16):
             await self._open.wait()
+            brought += len(data)
+            if bound is not None and self._most is not None and brought > self._most and self.stopped < self._times:
+                self.stopped += 1
+                if self._hang:
+                    await writer.wait_closed()
+                _reset(bound)
+                return
             writer.write(data)
             await writer.drain()
         await self._open.wait()
@@ -78,11 +95,7 @@ class Proxy:
 
     async def _reset(self) -> None:
         for pair in list(self._pairs):
-            for writer in pair:
-                sock = writer.get_extra_info("socket")
-                with suppress(OSError):  # closed already
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                writer.transport.abort()
+            _reset(pair)
 
     async def _close(self) -> None:
         self._server.close()
@@ -91,3 +104,11 @@ class Proxy:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _reset(pair: tuple[asyncio.StreamWriter, asyncio.StreamWriter]) -> None:
+    for writer in pair:
+        sock = writer.get_extra_info("socket")
+        with suppress(OSError):  # closed already
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()

@@ -102,7 +102,7 @@ class ClassicSession:
         while True:
             submitted = time.monotonic()
             try:
-                collected = sort(self._submit(job, task, server))
+                collected = sort(self._submit(job, task, server), server.intake.take)
             except Exception as error:
                 lost += 1
                 if lost >= _ATTEMPTS or not self._costs_nothing(error, server, time.monotonic() - submitted):

@@ -72,7 +72,7 @@ class ConnectSession:
 
     def collect(self, job: Job, task: Task, server: ChannelServer) -> Collected:
         self._tag = f"distributor-{job.run_id}"
-        return sort(self._submit(job, task))
+        return sort(self._submit(job, task), server.intake.take)
 
     def waiting_for(self, job: Job) -> Step | None:
         if self._held_up is not None:

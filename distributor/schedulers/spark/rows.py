@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hmac
 import pickle
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from distributor.channel.intake import Arrived
+from distributor.errors import ResultError
 from distributor.values.outcome import Collected, Log
 
 #: The function of one barrier task: takes the accumulator for the rows of a failed run, if there is one; yields rows.
 Task = Callable[..., Iterator[bytes]]
 
 OUTPUT = struct.Struct("!IBQ")  # rank, stream, offset
+DIGEST = struct.Struct("!IQ32s")  # rank, size, sha256
 
 
 class FailedRows:
@@ -58,9 +62,18 @@ class FailedRows:
         return AddingAccumulatorParam, ((),)
 
 
-def sort(pieces: Iterable[bytes]) -> Collected:
-    """Sort, by kind, the rows that tasks yielded."""
-    reports, values, lost, logs = [], {}, [], []  # type: ignore[var-annotated]
+def sort(pieces: Iterable[bytes], arrived: Callable[[int], Arrived | None] = lambda rank: None) -> Collected:
+    """Sort, by kind, the rows that tasks yielded.
+
+    Args:
+        pieces: the rows.
+        arrived: returns what the channel has brought of a rank's return value.
+
+    Raises:
+        ResultError: what the channel has brought is not the value that its node announced through Spark.
+    """
+    reports, lost, logs = [], [], []
+    values: dict[int, list[bytes | memoryview]] = {}
     for piece in pieces:
         kind, body = piece[:1], memoryview(piece)[1:]
         if kind == b"R":
@@ -68,9 +81,28 @@ def sort(pieces: Iterable[bytes]) -> Collected:
         elif kind == b"V":
             (rank,) = struct.unpack_from("!I", body)
             values.setdefault(rank, []).append(body[4:])
+        elif kind == b"D":
+            rank, size, digest = DIGEST.unpack(body)
+            values[rank] = [_announced(rank, size, digest, arrived(rank))]
         elif kind == b"G":
             rank, stream, offset = OUTPUT.unpack_from(body)
             logs.append(Log(rank, stream, offset, bytes(body[OUTPUT.size :])))
         else:
             lost.append(bytes(body).decode())
     return Collected(tuple(reports), values, tuple(lost), tuple(logs))
+
+
+def _announced(rank: int, size: int, digest: bytes, arrived: Arrived | None) -> memoryview:
+    """Return the bytes that the channel has brought of a value, which must be those that its node announced.
+
+    Raises:
+        ResultError: they are not.
+    """
+    if arrived is not None and len(arrived.data) == size and hmac.compare_digest(arrived.digest, digest):
+        return arrived.data
+    came = "nothing" if arrived is None else f"{len(arrived.data)} bytes with sha256 {arrived.digest.hex()[:16]}..."
+    raise ResultError(
+        f"the return value of rank {rank} was not unpickled: its node announced {size} bytes with sha256 "
+        f"{digest.hex()[:16]}... through Spark, and {came} came from it over the channel. Something on the way changed "
+        "them. Run again; if that does not help, write a checkpoint to shared storage and return its path"
+    )

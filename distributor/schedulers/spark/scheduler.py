@@ -111,6 +111,7 @@ class SparkScheduler:
         # A report has tracebacks and log lines: where encryption is requested, it must not travel unencrypted.
         key = None if checks.encryption(self._session) else secrets.token_bytes(32)
         task = _make_task(_shipment(job, self._barrier.deliver(job), endpoint, host, key))
+        server.intake.expect(range(job.resources.num_processes if job.collect == "all" else 1))
         server.accept_if(partial(spark_slots.is_spread, job))
         return self._barrier.collect(job, task, server)
 

@@ -30,6 +30,9 @@ from distributor.values.plan import AgentOrder
 #: Number of seconds to try to tell the driver which module is being imported. The import goes on meanwhile.
 _IMPORTING_TIMEOUT = 1.0
 
+#: Bytes from which on a return value goes over the channel. Below, Spark's own way takes no longer.
+_LARGE = 1 << 20
+
 #: Most bytes of logs that a failed node sends by the accumulator, which passes through Spark's scheduler.
 _MAX_LOGS = 16 << 20
 
@@ -42,9 +45,10 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
         failed_rows: accumulator of ``((partition, rows),)`` for the rows of a failed run; ``None`` to yield them.
 
     Yields:
-        ``b"R" + pickled NodeReport``, ``b"V" + uint32 rank + piece of its pickled value``, ``b"G" + uint32 rank + uint8
-        stream + uint64 offset + piece of its output``, or ``b"L" + host`` if the agent died; nothing if another task
-        leads this executor, or if the run is stopped before it begins.
+        ``b"R" + pickled NodeReport``, ``b"V" + uint32 rank + piece of its pickled value``, ``b"D" + uint32 rank +
+        uint64 size + sha256`` of a value that the channel has taken, ``b"G" + uint32 rank + uint8 stream + uint64
+        offset + piece of its output``, or ``b"L" + host`` if the agent died; nothing if another task leads this
+        executor, or if the run is stopped before it begins.
     """
     from pyspark import BarrierTaskContext
 
@@ -166,9 +170,27 @@ def _lead(
         yield told
         yield from _output(result.rest, shipment["chunk"])
         for rank, path in result.values.items():
-            for piece in pieces(path, shipment["chunk"]):
-                yield b"V" + struct.pack("!I", rank) + piece
+            yield from _value(shipment, rank, path, reached)
         return None
+
+
+def _value(shipment: Shipment, rank: int, path: str, reached: bool) -> Iterator[bytes]:
+    """Yield the rows of a rank's return value: its digest if the channel has taken it, otherwise its pieces."""
+    endpoint = shipment["endpoint"]
+    if reached and endpoint is not None and os.path.getsize(path) >= _LARGE:
+        sent = None
+        try:
+            sent = exchange.send_value(endpoint, rank, path, shipment["silence"])
+        except exchange.StoppedError:
+            return
+        except (OSError, ValueError):  # ValueError: what answers is not the driver
+            pass
+        if sent is not None:
+            size, digest = sent
+            yield b"D" + struct.pack("!IQ", rank, size) + digest
+            return
+    for piece in pieces(path, shipment["chunk"]):
+        yield b"V" + struct.pack("!I", rank) + piece
 
 
 def _content(what: bytes | str) -> bytes:

@@ -11,6 +11,7 @@ import pytest
 import watch
 from jobs import changed, make_job
 
+from distributor.channel.intake import Intake
 from distributor.errors import ConfigurationError, ResourceError, RunCancelledError, StartError
 from distributor.launch.torchrun import Torchrun
 from distributor.schedulers.spark import checks, classic, connect, scheduler
@@ -32,6 +33,7 @@ class Server:
     """A channel that knows what it is told to know of the tasks; ``refused`` placements, then good ones."""
 
     stop_reason = "a word from the user"
+    intake = Intake(limit=0)
 
     def __init__(self, begun: bool = False, reached: bool = True, refused: int = 0) -> None:
         self.begun, self.reached, self.refused = begun, reached, refused

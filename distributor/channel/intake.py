@@ -1,0 +1,148 @@
+"""Ranks' large return values, as the driver takes them from tasks over the channel.
+
+The bytes are trusted by nobody yet: whoever unpickles them compares their digest with the one that Spark brings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import mmap
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from distributor.channel import frames
+from distributor.machine import limits
+from distributor.values.messages import Proceed, Received, Value
+
+#: Bytes that are hashed at a time, unless a value ends before.
+_STEP = 1 << 20
+
+#: Bytes of what is read and dropped after the end of a value.
+_EXCESS = 64 << 10
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """The bytes of a value, and their digest (sha256)."""
+
+    data: memoryview = field(repr=False)
+    digest: bytes
+
+
+class Intake:
+    """The return values of a run that have come over the channel or are coming, at most one for each rank.
+
+    All methods but ``coming``, ``expect`` and ``take`` are called in the channel's thread.
+
+    Args:
+        limit: most bytes of all values together; half of this machine's memory by default, since unpickling makes a
+            copy. What is refused comes through Spark.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = limits.total_memory() // 2 if limit is None else limit
+        self._ranks: Collection[int] = ()
+        self._coming: dict[int, _Delivery] = {}
+        self._arrived: dict[int, Arrived] = {}
+
+    @property
+    def coming(self) -> set[int]:
+        """The ranks whose values are coming."""
+        return set(self._coming)
+
+    def expect(self, ranks: Collection[int]) -> None:
+        """Set the ranks that return values. The values of others are refused."""
+        self._ranks = ranks
+
+    def take(self, rank: int) -> Arrived | None:
+        """Return what has come for a rank, and forget it."""
+        return self._arrived.pop(rank, None)
+
+    async def receive(self, value: Value, writer: asyncio.StreamWriter) -> None:
+        """Take a value from the connection that announced it, in place of what has come for its rank before.
+
+        Returns without an answer if the value is refused; the caller then ends the connection.
+
+        Raises:
+            ConnectionError: the connection ended before the value.
+        """
+        before = self._coming.pop(value.rank, None)
+        if before is not None:
+            before.abort()
+        self._arrived.pop(value.rank, None)
+        if value.rank not in self._ranks or not 0 < value.size <= self._limit - self._held():
+            return
+        delivery = self._coming[value.rank] = _Delivery(value.size, writer.transport)
+        try:
+            writer.transport.set_protocol(delivery)
+            writer.write(frames.pack(Proceed()))
+            digest = await delivery.digest()
+            if self._coming.get(value.rank) is delivery:
+                self._arrived[value.rank] = Arrived(delivery.data, digest)
+                writer.write(frames.pack(Received()))
+        finally:
+            if self._coming.get(value.rank) is delivery:
+                del self._coming[value.rank]
+
+    def abort(self) -> None:
+        """End the connections of all values that are coming."""
+        for delivery in self._coming.values():
+            delivery.abort()
+
+    def _held(self) -> int:
+        coming = (len(delivery.data) for delivery in self._coming.values())
+        return sum(coming) + sum(len(arrived.data) for arrived in self._arrived.values())
+
+
+class _Delivery(asyncio.BufferedProtocol):
+    """The bytes of one value. The connection writes them where they stay.
+
+    Args:
+        size: number of bytes. Memory is used as they arrive.
+        transport: the connection.
+
+    Raises:
+        OSError: the system does not grant so much memory.
+    """
+
+    def __init__(self, size: int, transport: asyncio.WriteTransport) -> None:
+        self.data = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        self._filled = 0
+        self._lost = False
+        self._transport = transport
+        self._news = asyncio.Event()
+        self._excess = memoryview(bytearray(_EXCESS))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.data[self._filled :] or self._excess
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._filled = min(self._filled + nbytes, len(self.data))
+        self._news.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        self._news.set()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    async def digest(self) -> bytes:
+        """Return the digest of the bytes once all have come. Another thread computes it meanwhile.
+
+        Raises:
+            ConnectionError: the connection ended before.
+        """
+        found = hashlib.sha256()
+        done = 0
+        while done < len(self.data):
+            await self._news.wait()
+            self._news.clear()
+            end = self._filled
+            if end == len(self.data) or end - done >= _STEP:
+                await asyncio.get_running_loop().run_in_executor(None, found.update, self.data[done:end])
+                done = end
+            elif self._lost:
+                raise ConnectionError("the connection ended before the value")
+        return found.digest()

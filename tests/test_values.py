@@ -1,0 +1,186 @@
+"""Large return values of executors: over the channel, and through Spark where that fails. Spark brings their digest."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import watch
+from proxy import Proxy
+from sessions import Sessions
+
+from distributor import ResultError, Run, RunCancelledError, TorchDistributor
+from distributor.channel import task
+from distributor.channel.intake import Arrived, Intake
+from distributor.channel.server import ChannelServer
+from distributor.schedulers.spark import scheduler
+from distributor.values.plan import Endpoint
+
+pytestmark = pytest.mark.spark
+
+SIZE = 24 << 20
+
+#: Spark's default, in words: what the first session of a JVM sets holds for later ones that set nothing.
+ROOM = {"spark.driver.maxResultSize": "1g"}
+
+
+def content(rank: int, size: int = SIZE) -> bytes:
+    return random.Random(rank).randbytes(size)
+
+
+def value(size: int = SIZE) -> bytes:
+    import os
+    import random
+
+    return random.Random(int(os.environ["RANK"])).randbytes(size)
+
+
+def submit(function: Any, *args: Any, processes: int = 1, **options: Any) -> Run[Any]:
+    return TorchDistributor(processes, False, False, **options).submit(function, *args)
+
+
+@pytest.fixture
+def arrived(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """The bytes of the values that took the channel, by rank."""
+    sizes: dict[int, int] = {}
+    take = Intake.take
+
+    def remember(self: Intake, rank: int) -> Arrived | None:
+        found = take(self, rank)
+        if found is not None:
+            sizes[rank] = len(found.data)
+        return found
+
+    monkeypatch.setattr(Intake, "take", remember)
+    return sizes
+
+
+@pytest.fixture
+def wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """What is between executors and the driver of the next run."""
+    listen = ChannelServer.listen
+    with Proxy("127.0.0.1", 0) as proxy:
+
+        def through_a_wire(self: ChannelServer, *args: Any) -> Endpoint:
+            endpoint = listen(self, *args)
+            proxy.to = (endpoint.host, endpoint.port)
+            return replace(endpoint, host="127.0.0.1", port=proxy.port)
+
+        monkeypatch.setattr(ChannelServer, "listen", through_a_wire)
+        yield proxy
+
+
+def test_large_values_take_the_channel(spark: Any, arrived: dict[int, int]) -> None:
+    run = submit(value, processes=2)
+    assert run.results(timeout=watch.DEADLINE) == [content(0), content(1)]
+    assert all(SIZE < size < SIZE + 1000 for size in arrived.values())
+    assert set(arrived) == {0, 1}
+    watch.gone(run.id)
+
+
+def test_small_values_take_none_of_its_time(sessions: Sessions, arrived: dict[int, int]) -> None:
+    sessions.get("local[4]")
+    assert submit(value, 100_000, processes=2).results(timeout=watch.DEADLINE) == [
+        content(0, 100_000),
+        content(1, 100_000),
+    ]
+    assert arrived == {}
+
+
+def test_values_may_be_larger_than_sparks_limit(sessions: Sessions) -> None:
+    sessions.get("local[2]", **{"spark.driver.maxResultSize": "1m"})
+    assert submit(value).result(timeout=watch.DEADLINE) == content(0)
+
+
+def test_a_value_whose_connection_breaks_is_sent_again(
+    sessions: Sessions, arrived: dict[int, int], wire: Proxy
+) -> None:
+    sessions.get("local[4]")
+    wire.stop_after(SIZE // 2, times=1)
+    assert submit(value).result(timeout=watch.DEADLINE) == content(0)
+    assert (wire.stopped, set(arrived)) == (1, {0})
+
+
+@pytest.mark.parametrize("hang", [False, True])
+def test_a_value_that_cannot_take_the_channel_comes_through_spark(
+    sessions: Sessions, arrived: dict[int, int], wire: Proxy, hang: bool
+) -> None:
+    """Its connection breaks again and again, or is cut and nobody is told."""
+    sessions.get("local[4]", **ROOM)
+    wire.stop_after(SIZE // 2, hang=hang)
+    run = submit(value, processes=2, heartbeat_timeout=2)
+    assert run.results(timeout=watch.DEADLINE) == [content(0), content(1)]
+    assert wire.stopped >= 2
+    assert arrived == {}
+
+
+def test_a_driver_that_is_not_reached_gets_values_through_spark(
+    sessions: Sessions, arrived: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions.get("local[4]", **ROOM)
+    listen = ChannelServer.listen
+    monkeypatch.setattr(ChannelServer, "listen", lambda self, *args: replace(listen(self, *args), port=1))
+    assert submit(value).result(timeout=watch.DEADLINE) == content(0)
+    assert arrived == {}
+
+
+@pytest.mark.parametrize("what", ["other bytes", "fewer bytes"])
+def test_bytes_that_were_not_announced_are_not_unpickled(
+    sessions: Sessions, arrived: dict[int, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
+) -> None:
+    """Pickles can do anything: this one, which a task sends in place of the value, would leave a file."""
+    sessions.get("local[4]")
+    trace, send = str(tmp_path / "trace"), task.send_value
+
+    def lie(endpoint: task.Endpoint, rank: int, path: str, patience: float) -> tuple[int, bytes]:
+        import hashlib
+        import pickle
+
+        class Leave:
+            def __reduce__(self) -> Any:
+                return open, (trace, "w")
+
+        with open(path, "rb") as file:
+            honest = file.read()
+        pickled = pickle.dumps((Leave(), bytes(len(honest))))
+        with open(path, "wb") as file:
+            file.write(pickled[: len(honest)] if what == "other bytes" else pickled[: len(honest) // 2])
+        send(endpoint, rank, path, patience)
+        return len(honest), hashlib.sha256(honest).digest()
+
+    scheduler._portable_task.cache_clear()
+    monkeypatch.setattr(task, "send_value", lie)
+    try:
+        with pytest.raises(
+            ResultError, match=r"rank 0 was not unpickled: .* announced \d+ bytes with sha256 \w+\.\.\. "
+        ):
+            submit(value).result(timeout=watch.DEADLINE)
+    finally:
+        scheduler._portable_task.cache_clear()
+    assert set(arrived) == {0}
+    assert not Path(trace).exists()
+
+
+@pytest.mark.parametrize("how", ["cancel", "kill"])
+def test_a_run_that_is_stopped_while_a_value_travels_ends(sessions: Sessions, wire: Proxy, how: str) -> None:
+    """Long before the grace period of ranks, which have ended."""
+    sessions.get("local[4]")
+    wire.stop_after(SIZE // 2, times=1, hang=True)
+    run = submit(value, grace_period=10 * watch.DEADLINE)
+    watch.until(lambda: wire.stopped)
+    server = run._supervisor.server
+    assert server is not None and server.intake.coming == {0}
+    stopped = time.monotonic()
+    getattr(run, how)()
+    with pytest.raises(RunCancelledError):
+        run.result(timeout=watch.DEADLINE)
+    assert time.monotonic() - stopped < watch.DEADLINE
+    assert server.intake.coming == set()
+    watch.gone(run.id)
+    assert watch.folders() == set()
+    assert submit(value, 1000).result(timeout=watch.DEADLINE) == content(0, 1000)
