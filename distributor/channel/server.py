@@ -56,6 +56,14 @@ class _Peer:
     leaving: asyncio.TimerHandle | None = None
 
 
+@dataclass
+class _Standing:
+    """The orders that nodes get too which connect later, or again: to stop, and to begin another attempt or end."""
+
+    stop: messages.Stop | None = None
+    next: messages.Begin | messages.End | None = None
+
+
 class ChannelServer:
     """The channel of one run. Use it as a context manager: leaving it ends every connection and the thread.
 
@@ -73,8 +81,7 @@ class ChannelServer:
         self._thread = threading.Thread(target=self._loop.run_forever, name="distributor-channel", daemon=True)
         self._peers: dict[str, _Peer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._stop: messages.Stop | None = None
-        self._next: messages.Begin | messages.End | None = None
+        self._standing = _Standing()
         self._fallback: asyncio.TimerHandle | None = None
         self._door = Door(partial(self._serve, window=RETURN_WINDOW), tasks)
         #: The return values that come over the channel.
@@ -173,7 +180,7 @@ class ChannelServer:
     @property
     def stop_reason(self) -> str:
         """The reason why nodes were ordered to stop; ``""`` if they were not."""
-        return "" if self._stop is None else self._stop.reason
+        return "" if self._standing.stop is None else self._standing.stop.reason
 
     def order(self, order: Message) -> None:
         """Send an order to all nodes that are connected now."""
@@ -214,7 +221,7 @@ class ChannelServer:
                     self._send(writer, messages.Heard(self._listener.offsets(node)))
                     await writer.drain()  # do not keep writing to a node that never reads
                 if isinstance(message, messages.Bye):
-                    self._send(writer, messages.Farewell(self._listener.offsets(node), self._stop is not None))
+                    self._send(writer, messages.Farewell(self._listener.offsets(node), self._standing.stop is not None))
                     await writer.drain()
                     del self._peers[node]
                     return
@@ -239,8 +246,8 @@ class ChannelServer:
                 await self._exchange(message, reader, writer)
             case messages.Importing():
                 self._listener.on_message(message.node, message)  # its node is not up yet
-            case messages.Value() if self._stop is not None:
-                self._send(writer, self._stop)
+            case messages.Value() if self._standing.stop is not None:
+                self._send(writer, self._standing.stop)
             case messages.Value():
                 await self.intake.receive(message, writer)
             case _:
@@ -251,8 +258,8 @@ class ChannelServer:
         self, message: messages.TaskFacts, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Keep a task's facts while its connection lasts, and answer when all facts are here or cannot come."""
-        if self._stop is not None:
-            self._send(writer, self._stop)
+        if self._standing.stop is not None:
+            self._send(writer, self._standing.stop)
         facts = self._facts
         facts.take(writer, message)
         if self._fallback is not None and facts.settled:
@@ -297,7 +304,7 @@ class ChannelServer:
             before.writer.close()
         self._listener.on_message(node, message)
         self._send(writer, messages.Welcome(self._listener.offsets(node)))
-        for order in (self._next, self._stop):
+        for order in (self._standing.next, self._standing.stop):
             if order is not None:
                 self._send(writer, order)
         return node
@@ -324,8 +331,9 @@ class ChannelServer:
             self._listener.on_lost(node, why)
 
     def _order_stop(self, order: messages.Stop) -> None:
-        if self._stop is None or (self._stop.grace and not order.grace):
-            self._stop = order
+        stop = self._standing.stop
+        if stop is None or (stop.grace and not order.grace):
+            self._standing.stop = order
             self._send_all(order)
             self.intake.abort()  # its tasks come back, and are told to stop
             for writer in self._facts.waiting():
@@ -333,8 +341,8 @@ class ChannelServer:
 
     def _order_next(self, order: messages.Begin | messages.End) -> None:
         if isinstance(order, messages.Begin):
-            self._stop = None
-        self._next = order
+            self._standing.stop = None
+        self._standing.next = order
         self._send_all(order)
 
     def _send_all(self, order: Message) -> None:

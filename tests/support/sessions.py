@@ -42,8 +42,11 @@ class Sessions:
                 self._await_executors(master)
             return self._session
         self.stop()
+        from pyspark import SparkContext
         from pyspark.sql import SparkSession
 
+        # The settings of the session that starts the JVM are its system properties, which all later sessions get too.
+        SparkContext._ensure_initialized()
         builder = (
             SparkSession.builder.master(master)
             .appName("distributor tests")

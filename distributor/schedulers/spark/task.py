@@ -54,36 +54,17 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
 
     times = {"task": time.time()}
     context = BarrierTaskContext.get()
-    partition = context.partitionId()
     executors = [task.address for task in context.getTaskInfos()]
-    executor = executors[partition]
-    # Spark names a task's executor by the address from which it connects to the driver. Other executors fetch from it
-    # at the host name that it was started with.
-    known_as = executor_host(executor_of_this()) or executor.rpartition(":")[0]
-    address = network.node_address(known_as, shipment["driver_host"])
+    executor = executors[context.partitionId()]
+    held = f"distributor-{shipment['run_id']}-{context.taskAttemptId()}"
+    hold = _hold(held)
+    address = _address(executor, shipment["driver_host"])
     listener = network.listen(address)
-    # The task holds this socket for as long as it lives. An abstract address (unix(7)) cannot be left behind.
-    hold = socket.socket(socket.AF_UNIX)
     try:
-        held = f"distributor-{shipment['run_id']}-{context.taskAttemptId()}"
-        hold.bind("\0" + held)
-        hold.listen(1024)
-        gpu = shipment["gpu"]
-        mine = {
-            "partition": partition,
-            "executor": executor,
-            "host": socket.gethostname(),
-            "address": address,
-            "port": listener.getsockname()[1],
-            "gpus": list(context.resources()[gpu].addresses) if gpu in context.resources() else [],
-            "visible_devices": devices.visible_devices(os.environ),
-            "cpus": context.cpus(),
-            "versions": versions.here(),
-            "machine": devices.numbered_by(processes.machine(), os.environ),
-        }
+        mine = _facts(context, executor, (address, listener.getsockname()[1]), shipment["gpu"])
         try:
             everyone, reached = exchange.exchange(
-                {"partition": partition, "held": held, "facts": mine},
+                {"partition": mine["partition"], "held": held, "facts": mine},
                 (_wave(context.stageId(), executors), context.taskAttemptId()),
                 shipment["endpoint"] if shipment["exchange"] else None,
                 context.allGather,
@@ -95,21 +76,54 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
         facts = [entry["facts"] for entry in everyone]
         leader = next(entry for entry in everyone if entry["facts"]["executor"] == executor)
         roles = choose_roles(facts, shipment["key"]) if failed_rows is not None else None
-        rows: list[bytes] | None
-        if leader["held"] == held:
-            courier = roles is not None and roles[1] == partition
+        if leader["held"] != held:
+            listener.close()
+            rows: list[bytes] | None = [] if await_end(leader["held"]) else None
+        else:
+            courier = roles is not None and roles[1] == mine["partition"]
             rows = yield from _lead(shipment, facts, mine, listener, times, reached, keep_listening=courier)
             if rows is not None and roles is not None:
                 tell_siblings(hold, sum(fact["executor"] == executor for fact in facts) - 1)
-        else:
-            listener.close()
-            rows = [] if await_end(leader["held"]) else None
         if rows is not None and roles is not None:
-            rows = hand_over(shipment, facts, roles, partition, rows, listener, failed_rows)
+            rows = hand_over(shipment, facts, roles, mine["partition"], rows, listener, failed_rows)
         yield from rows or ()
     finally:
         listener.close()
         hold.close()
+
+
+def _hold(name: str) -> socket.socket:
+    """Return a socket that the task holds while it lives. An abstract address (unix(7)) cannot be left behind."""
+    hold = socket.socket(socket.AF_UNIX)
+    hold.bind("\0" + name)
+    hold.listen(1024)
+    return hold
+
+
+def _address(executor: str, driver_host: str) -> str:
+    """Return the address at which other nodes reach this one.
+
+    Spark names a task's executor by the address from which it connects to the driver. Other executors fetch from it at
+    the host name that it was started with.
+    """
+    known_as = executor_host(executor_of_this()) or executor.rpartition(":")[0]
+    return network.node_address(known_as, driver_host)
+
+
+def _facts(context: Any, executor: str, at: tuple[str, int], gpu: str | None) -> dict[str, Any]:
+    """Return this task's facts, as plain values of :class:`~distributor.values.placement.NodeFacts`."""
+    return {
+        "partition": context.partitionId(),
+        "executor": executor,
+        "host": socket.gethostname(),
+        "address": at[0],
+        "port": at[1],
+        "gpus": list(context.resources()[gpu].addresses) if gpu in context.resources() else [],
+        "visible_devices": devices.visible_devices(os.environ),
+        "cpus": context.cpus(),
+        "versions": versions.here(),
+        "machine": devices.numbered_by(processes.machine(), os.environ),
+    }
 
 
 def _wave(stage: int, executors: list[str]) -> str:
@@ -131,9 +145,7 @@ def _lead(
     If the run has failed, return the rows instead, unless their logs exceed ``_MAX_LOGS``.
     """
     with host_node(shipment["run_id"], mine["partition"]) as node:
-        root = os.path.join(node.folder, "package.zip")
-        with open(root, "wb") as file:
-            file.write(_content(shipment["package"]))
+        root = _unpack(shipment, node.folder)
         agent = node.start(
             root,
             {"store": listener},
@@ -146,21 +158,8 @@ def _lead(
         )
         if not keep_listening:
             listener.close()
-        order = AgentOrder(
-            job=shipment["job"],
-            parts={part: _content(name) for part, name in shipment["parts"].items()},
-            executor=mine["executor"],
-            facts=facts,
-            folder=node.folder,
-            root=root,
-            sys_path=[path for path in sys.path if path],
-            endpoint=shipment["endpoint"],
-            on_driver=False,
-            reached=reached,
-            times=times,
-            note=agent.note,
-        )
-        result = node.converse(order)
+        about = {"reached": reached, "times": times, "note": agent.note}
+        result = node.converse(_order(shipment, facts, mine, node.folder, root, **about))
         if result is None:
             _tell_lost(shipment["endpoint"], str(mine["executor"]))
             return [b"L" + str(mine["host"]).encode()]
@@ -172,6 +171,32 @@ def _lead(
         for rank, path in result.values.items():
             yield from _value(shipment, rank, path, reached)
         return None
+
+
+def _unpack(shipment: Shipment, folder: str) -> str:
+    """Write this package into the node's folder, as a zip, and return its path."""
+    root = os.path.join(folder, "package.zip")
+    with open(root, "wb") as file:
+        file.write(_content(shipment["package"]))
+    return root
+
+
+def _order(
+    shipment: Shipment, facts: list[dict[str, Any]], mine: Mapping[str, Any], folder: str, root: str, **about: Any
+) -> AgentOrder:
+    """Return the order for this executor's agent; ``about`` are further fields of it."""
+    return AgentOrder(
+        job=shipment["job"],
+        parts={part: _content(name) for part, name in shipment["parts"].items()},
+        executor=mine["executor"],
+        facts=facts,
+        folder=folder,
+        root=root,
+        sys_path=[path for path in sys.path if path],
+        endpoint=shipment["endpoint"],
+        on_driver=False,
+        **about,
+    )
 
 
 def _value(shipment: Shipment, rank: int, path: str, reached: bool) -> Iterator[bytes]:

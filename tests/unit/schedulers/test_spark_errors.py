@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from jobs import make_job
 
 from distributor.errors import ResultError
-from distributor.launch.torchrun import Torchrun
 from distributor.schedulers.spark import errors
-from distributor.values.job import Function, Job
 
 BARRIER = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Could not recover from a failed barrier \
@@ -39,7 +38,7 @@ def test_a_worker_that_spark_lost(why: str, lost: bool) -> None:
 def test_values_that_spark_does_not_bring_name_the_setting_and_the_ways_around_it() -> None:
     limit = "spark.driver.maxResultSize (1024.0 MiB)"
     said = f"Total size of serialized results of 9 tasks (1032.0 MiB) is bigger than {limit}"
-    job = Job("r1", 2, Function("train", b"pickled"), False, launch=Torchrun())
+    job = make_job("r1", 2)
     told = errors.translate(Exception(said), job)
     assert isinstance(told, ResultError)
     assert str(told).startswith("the return values (1032.0 MiB) are larger than spark.driver.maxResultSize allows")
