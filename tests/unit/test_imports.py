@@ -204,3 +204,16 @@ def test_no_other_package_is_needed():
     known |= {"click", "rich", "rich_click", "IPython"}  # on the driver, for what it shows
     used = {module.partition(".")[0] for modules in IMPORTS.values() for module in modules}
     assert used <= known | sys.stdlib_module_names
+
+
+def test_each_rooms_row_names_its_modules():
+    page = (ROOT.parent / "docs" / "architecture.md").read_text()
+    rows = dict(re.findall(r"(?m)^\| `([a-z]+)/` \|(.*)$", page))
+    missing = {
+        f"{room}/{path.stem}"
+        for room, row in rows.items()
+        for path in (ROOT / room).rglob("*.py")
+        if path.stem != "__init__" and not re.search(rf"[`/]{path.stem}`", row)
+    }
+    assert set(rows) == {*ROOMS, "text", "values"}
+    assert missing == set()
