@@ -80,9 +80,9 @@ def test_an_application_that_gets_no_executors_says_so(cluster: Cluster, capsys:
     """Another application may hold them: with fewer slots than it needs, a run waits no longer than it is told to."""
     cluster.session({"spark.cores.max": "2"})
     with pytest.raises(
-        StartError, match=r"start_timeout=8 s: it was waiting for executors: num_processes=4 needs .* has 2"
+        StartError, match=r"start_timeout=20 s: it was waiting for executors: num_processes=4 needs .* has 2"
     ):
-        TorchDistributor(4, use_gpu=False, start_timeout=8).run(trainings.all_reduce)
+        TorchDistributor(4, use_gpu=False, start_timeout=20).run(trainings.all_reduce)
     assert "num_processes=4 needs 4 task slots at once" in capsys.readouterr().err
 
 
