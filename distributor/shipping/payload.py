@@ -6,6 +6,7 @@ copy of them; installed packages are pickled by reference. Values and exceptions
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import io
 import pickle
@@ -23,6 +24,9 @@ from distributor.errors import PayloadError, ResultError
 from distributor.shipping import modules
 
 _PROTOCOL = 5
+
+#: Bytes from which on a tensor's memory is written as it is. Torch's own way makes three copies of it.
+_LARGE_STORAGE = 64 << 10
 
 #: Guards cloudpickle's registry of modules, which all threads share.
 _registry_lock = threading.RLock()
@@ -123,9 +127,24 @@ def load_value(chunks: Sequence[bytes | memoryview], rank: int) -> Any:
 class _ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no type hints
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
-        if torch is not None and type(obj) is torch.Tensor and obj.device.type not in ("cpu", "meta"):
-            return obj.cpu().__reduce_ex__(_PROTOCOL)
+        if torch is not None:
+            if type(obj) is torch.Tensor and obj.device.type not in ("cpu", "meta"):
+                return obj.cpu().__reduce_ex__(_PROTOCOL)
+            if type(obj) is torch.TypedStorage:
+                storage = obj._untyped_storage
+                if storage.device.type == "cpu" and storage.nbytes() >= _LARGE_STORAGE:
+                    memory = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
+                    return _storage, (pickle.PickleBuffer(memory), obj.dtype)
         return super().reducer_override(obj)
+
+
+def _storage(content: bytearray, dtype: Any) -> Any:
+    """Return a torch storage over these bytes, without a copy."""
+    import torch
+
+    kind: Any = torch.TypedStorage
+    storage = torch.frombuffer(content, dtype=torch.uint8).untyped_storage()
+    return kind(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
 class _ChunkReader(io.RawIOBase):

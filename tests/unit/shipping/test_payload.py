@@ -348,9 +348,68 @@ class Tensor:
 
 @pytest.mark.parametrize(("device", "expected"), [("cuda", "cpu"), ("cpu", "cpu"), ("meta", "meta")])
 def test_tensors_leave_their_accelerator(monkeypatch, device, expected):
-    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(Tensor=Tensor))
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(Tensor=Tensor, TypedStorage=None))
     loaded = payload.load_value([dumped({"state": [Tensor(device)]})], 0)
     assert loaded["state"][0].device.type == expected
+
+
+def tensors():
+    import torch
+
+    numbers = torch.arange(60_000).reshape(200, 300)
+    return {
+        "plain": numbers.float(),
+        "view": numbers.double()[3:7, ::2],
+        "transposed": numbers.to(torch.complex64).T,
+        "half": numbers.bfloat16(),
+        "bool": numbers > 7,
+        "parameter": torch.nn.Parameter(numbers.float()),
+        "small": numbers[:2].clone(),
+        "empty": numbers[:0].clone(),
+        "sparse": numbers.float().to_sparse(),
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "view", "transposed", "half", "bool", "parameter", "small", "empty", "sparse"]
+)
+def test_tensors_come_back_as_they_were(name):
+    tensor = tensors()[name]
+    loaded = payload.load_value([dumped([tensor])], 0)[0]
+    assert (type(loaded), loaded.dtype, loaded.layout) == (type(tensor), tensor.dtype, tensor.layout)
+    assert loaded.requires_grad == tensor.requires_grad
+    assert (loaded.to_dense() if name == "sparse" else loaded).equal(tensor.to_dense() if name == "sparse" else tensor)
+    if name != "sparse":
+        assert (loaded.stride(), loaded.storage_offset()) == (tensor.stride(), tensor.storage_offset())
+
+
+def test_the_memory_of_a_tensor_is_written_as_it_is():
+    import torch
+
+    class File(io.BytesIO):
+        largest = 0
+
+        def write(self, data):
+            self.largest = max(self.largest, memoryview(data).nbytes)
+            return super().write(data)
+
+    file = File()
+    tensor = torch.rand(1 << 20)
+    payload.dump_value({"weights": tensor}, file)
+    assert file.largest == tensor.nbytes
+    assert tensor.nbytes < len(file.getvalue()) < tensor.nbytes + 500
+
+
+def test_tensors_that_came_back_can_be_changed_and_saved():
+    import torch
+
+    loaded = payload.load_value([dumped(torch.zeros(1 << 20))], 0)
+    loaded += 1
+    loaded.share_memory_()
+    file = io.BytesIO()
+    torch.save({"weights": loaded}, file)
+    file.seek(0)
+    assert torch.load(file)["weights"].sum() == 1 << 20
 
 
 def test_a_value_that_cannot_be_pickled():
