@@ -248,7 +248,7 @@ def test_checkpoints_that_cannot_be(tmp_path: Path) -> None:
         assert "rank 0 sees the shards of 1 of 2 ranks in" in three and "a folder that all nodes share" in three
         assert "was saved with ZeRO stage 2, but this engine has stage 3: use the same stage, or move" in stage
         assert "ZeRO-3's optimizer has no state before its first step" in early
-        assert "of optimizer states that are offloaded to NVMe: use engine.save_checkpoint, which saves shards" in four
+        assert "of optimizer states that are offloaded to NVMe: use engine.save_checkpoint, whose shards can be" in four
         assert "DeepSpeed makes universal checkpoints only for optimizers like Adam; engine.load_checkpoint can" in five
 
 
