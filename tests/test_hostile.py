@@ -164,6 +164,8 @@ def answer(connection: socket.socket) -> messages.Message | None:
     """What the driver answers; ``None`` if it ends the connection instead."""
     try:
         return task._read(connection)
+    except TimeoutError:
+        raise
     except OSError:
         return None
 
