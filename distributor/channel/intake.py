@@ -6,8 +6,10 @@ The bytes are trusted by nobody yet: whoever unpickles them compares their diges
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import hashlib
 import mmap
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -16,7 +18,13 @@ from distributor.machine import limits
 from distributor.values.messages import Proceed, Received, Value
 
 #: Bytes that are hashed at a time, unless a value ends before.
-_STEP = 1 << 20
+_STEP = 8 << 20
+
+#: Bytes of memory that are made ready at a time, so that receiving does not wait for them.
+_READY = 16 << 20
+
+#: MADV_POPULATE_WRITE of madvise(2), Linux 5.14; older systems refuse it, and provide memory as it is used.
+_POPULATE = 23
 
 #: Bytes of what is read and dropped after the end of a value.
 _EXCESS = 64 << 10
@@ -108,6 +116,8 @@ class _Delivery(asyncio.BufferedProtocol):
 
     def __init__(self, size: int, transport: asyncio.WriteTransport) -> None:
         self.data = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.data))
+        self._ready = 0
         self._filled = 0
         self._lost = False
         self._transport = transport
@@ -141,8 +151,17 @@ class _Delivery(asyncio.BufferedProtocol):
             self._news.clear()
             end = self._filled
             if end == len(self.data) or end - done >= _STEP:
-                await asyncio.get_running_loop().run_in_executor(None, found.update, self.data[done:end])
+                await asyncio.get_running_loop().run_in_executor(None, self._hash, found, done, end)
                 done = end
             elif self._lost:
                 raise ConnectionError("the connection ended before the value")
         return found.digest()
+
+    def _hash(self, found: hashlib._Hash, start: int, end: int) -> None:
+        """Hash bytes that have come, and have memory ready for those to come. Python's other threads go on."""
+        if sys.platform == "linux" and self._ready < min(end + _READY // 2, len(self.data)):
+            length = min(_READY, len(self.data) - self._ready)
+            where = ctypes.c_void_p(self._address + self._ready)
+            ctypes.CDLL(None).madvise(where, ctypes.c_size_t(length), _POPULATE)
+            self._ready += length
+        found.update(self.data[start:end])
