@@ -24,7 +24,7 @@ def spares(driver: Driver) -> list[psutil.Process]:
     found = []
     for process in below(driver):
         try:
-            if process.cmdline()[4] == "spare" and process.status() != psutil.STATUS_ZOMBIE:
+            if process.cmdline()[4:5] == ["spare"] and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except psutil.NoSuchProcess:
             continue

@@ -285,6 +285,7 @@ def test_experts_on_two_executors(request: pytest.FixtureRequest) -> None:
         assert seen["refused"].startswith("every rank must know all parameters of the model. For a pipeline,")
 
 
+@pytest.mark.slow
 def test_autotuning_survives_what_goes_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     shown: list[str] = []
     tuning = autotune(
@@ -305,6 +306,7 @@ def test_autotuning_survives_what_goes_wrong(capsys: pytest.CaptureFixture[str])
     assert str(tuning).count("<- best") == 1
 
 
+@pytest.mark.slow
 def test_steps_that_only_a_trainer_knows() -> None:
     config = trainings.config(1, scheduler={"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}})
     text = (
