@@ -18,7 +18,7 @@ from distributor.machine import limits
 from distributor.values.messages import Proceed, Received, Value
 
 #: Bytes that are hashed at a time, unless a value ends before.
-_STEP = 8 << 20
+_STEP = 1 << 20
 
 #: Bytes of memory that are made ready at a time, so that receiving does not wait for them.
 _READY = 16 << 20
