@@ -119,8 +119,8 @@ def load_value(chunks: Sequence[bytes | memoryview], rank: int) -> Any:
     except Exception as error:
         raise ResultError(
             f"the return value of rank {rank} cannot be unpickled on the driver: {_one_line(error).rstrip('.')}. "
-            "Return plain data (numbers, strings, a state dict: that of model.module for a DistributedDataParallel), "
-            "or install what it needs there"
+            "Return plain data (numbers, strings, a state dict; model.module.state_dict() for a "
+            "DistributedDataParallel), or install on the driver what it needs"
         ) from error
 
 
@@ -221,7 +221,7 @@ def _find_culprit(function: Callable[..., Any], args: Sequence[Any], kwargs: Map
         if not _pickles(value):
             if isinstance(value, ModuleType):
                 inside = [name for name, held in vars(value).items() if name != "__builtins__" and not _pickles(held)]
-                return f"{label} is a module of yours, which holds what cannot be pickled ({', '.join(inside)})", value
+                return f"{label} is a module of yours, and some of its variables cannot be pickled ({', '.join(inside)})", value
             return f"{label} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be pickled", value
     return "", None
 

@@ -210,7 +210,7 @@ def test_under_spark_submit_its_session_decides(fake: type[Fake], monkeypatch: p
             "run --nnodes 2 train.py",
             "--nnodes belongs to torchrun: use --num-processes for the number of all ranks; Spark",
         ),
-        ("run --max-restarts 3 train.py", "--max-restarts belongs to torchrun: here a rank that fails ends the run"),
+        ("run --max-restarts 3 train.py", "--max-restarts is not supported yet: a rank that fails ends the run"),
         (
             "run --rdzv-endpoint a:1 train.py",
             "--rdzv-endpoint belongs to torchrun: leave it out, since nodes find each other",
