@@ -221,7 +221,8 @@ def _find_culprit(function: Callable[..., Any], args: Sequence[Any], kwargs: Map
         if not _pickles(value):
             if isinstance(value, ModuleType):
                 inside = [name for name, held in vars(value).items() if name != "__builtins__" and not _pickles(held)]
-                return f"{label} is a module of yours, and some of its variables cannot be pickled ({', '.join(inside)})", value
+                names = ", ".join(inside)
+                return f"{label} is a module of yours, and some of its variables cannot be pickled ({names})", value
             return f"{label} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be pickled", value
     return "", None
 
