@@ -48,7 +48,7 @@ class Door:
         self.address: str | None = None
 
     def listen(self, bind: str, advertise: str, ports: tuple[int, int] | None) -> Endpoint:
-        """Bind the socket. Connections are met once :meth:`accept` runs.
+        """Bind the socket. Connections are accepted once :meth:`accept` runs.
 
         Raises:
             OSError: the address does not belong to this machine, or none of the ports is free.
@@ -60,7 +60,7 @@ class Door:
         return Endpoint(advertise, port, certificate, self._token)
 
     async def accept(self, start: Start) -> None:
-        """Meet connections for ever."""
+        """Accept connections until this task is cancelled."""
         assert self._listening is not None
         while True:
             try:

@@ -1,6 +1,7 @@
-"""Ranks' large return values, as the driver takes them from tasks over the channel.
+"""The driver's side of large return values, which tasks send over the channel.
 
-The bytes are trusted by nobody yet: whoever unpickles them compares their digest with the one that Spark brings.
+The bytes are not trusted here. Before they are unpickled, their digest is compared with the one that arrives through
+Spark.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ class _Delivery(asyncio.BufferedProtocol):
         self._transport.abort()
 
     async def digest(self) -> bytes:
-        """Return the digest of the bytes once all have come. Another thread computes it meanwhile.
+        """Return the digest of the bytes once all have arrived. Another thread computes it as they arrive.
 
         Raises:
             ConnectionError: the connection ended before.

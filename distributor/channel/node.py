@@ -48,13 +48,13 @@ def over_socket(sock: socket.socket) -> Dial:
 
 
 class Receiver(Protocol):
-    """The agent, as its end of the channel sees it. All methods return at once."""
+    """What the channel calls on the agent. All methods return at once."""
 
     def on_order(self, order: Message) -> None:
-        """Obey an order of the driver."""
+        """Obey an order from the driver."""
 
     def on_offsets(self, offsets: Offsets, again: bool) -> None:
-        """Note how many log bytes the driver has; ``again`` if logs must be sent again from there, after a break."""
+        """Note how many bytes of each log the driver has. ``again``: after a break, send the logs again from there."""
 
     def on_driver_lost(self) -> None:
         """Note that the connection has broken and cannot be made again; called once."""
@@ -68,9 +68,9 @@ class Rhythm:
     """When each side must hear from the other.
 
     Attributes:
-        timeout: number of seconds of silence after which the driver is given up, with ``redial``.
+        timeout: number of seconds without a message after which the driver counts as lost, if ``redial`` is true.
         interval: number of seconds between heartbeats.
-        redial: whether a broken connection can be made again. If it cannot, the driver is given up at once.
+        redial: whether a broken connection can be made again. If it cannot, the driver counts as lost at once.
     """
 
     timeout: float
@@ -130,7 +130,7 @@ class Uplink:
         self._write(self._told[-1])
 
     def renew(self, hello: messages.Hello) -> None:
-        """Begin each connection with this message from now on, and send nothing again that was told before."""
+        """Begin each later connection with this message, and stop repeating the messages told so far."""
         self._told = [frames.pack(hello)]
 
     def send(self, message: Message) -> None:
@@ -138,7 +138,7 @@ class Uplink:
         self._write(frames.pack(message))
 
     async def send_log(self, log: outcome.Log) -> None:
-        """Send a piece of a log, after waiting while the connection is down and until the driver keeps up."""
+        """Send a piece of a log. Wait for a connection first, and afterwards for the driver to read what was sent."""
         await self._welcome.wait()
         self._write(frames.pack_log(log))
         if self._writer is not None:
@@ -146,7 +146,7 @@ class Uplink:
                 await self._writer.drain()
 
     async def close(self) -> messages.Farewell | None:
-        """Tell the driver that nothing more comes; return its answer once it has all, or ``None`` without one."""
+        """Tell the driver that nothing follows. Return its answer when it has received all, ``None`` without one."""
         if not self._ended.is_set():
             self.tell(messages.Bye())
             with suppress(TimeoutError):
@@ -170,7 +170,7 @@ class Uplink:
             self._writer.write(data)
 
     async def _serve(self, reader: asyncio.StreamReader | None) -> None:
-        """Read the messages of the driver, over as many connections as it takes."""
+        """Read the messages from the driver, over as many connections as needed."""
         while reader is not None:
             with suppress(OSError, frames.ProtocolError, KeyError, TypeError, ValueError):
                 while isinstance(message := await frames.read(reader), Message):

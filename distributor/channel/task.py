@@ -98,7 +98,7 @@ def send_value(endpoint: Endpoint, rank: int, path: str, patience: float) -> tup
         endpoint: the driver.
         rank: the rank.
         path: the file that holds the value.
-        patience: number of seconds without progress after which the driver is given up.
+        patience: number of seconds without progress after which the driver counts as lost.
 
     Returns:
         The number of bytes that were sent, and their digest (sha256).

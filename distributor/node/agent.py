@@ -37,7 +37,7 @@ from distributor.values.plan import AgentOrder, Site
 
 
 def main(owner_pid: str, *inherited: str) -> None:
-    """Run the agent in a process started anew: ``main("4711", "control=3", "store=4", "channel=5")``."""
+    """Run the agent in a new process: ``main("4711", "control=3", "store=4", "channel=5")``."""
     sockets = {}
     for item in inherited:
         name, _, descriptor = item.partition("=")
@@ -225,7 +225,7 @@ class _Agent:
             self._owner_gone.set()
 
     def on_order(self, order: messages.Message) -> None:
-        """Obey an order of the driver."""
+        """Obey an order from the driver."""
         if not self._restarts.on_order(order) and self._attempt is not None:
             self._attempt.on_order(order)
 

@@ -53,7 +53,7 @@ class Assignment:
 
 @dataclass
 class Notes:
-    """What a node notes for its report: moments, warnings, and why it stopped its ranks by itself."""
+    """What a node notes for its report: times of events, warnings, and why it stopped its ranks without an order."""
 
     times: dict[str, float]
     warnings: list[str] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Ended:
     """The end of an attempt on one node.
 
     Attributes:
-        outcomes: those of its ranks; empty if they were not started.
+        outcomes: the outcomes of its ranks; empty if they were not started.
         error: why the ranks could not be started, as in :class:`~distributor.values.outcome.NodeReport`.
         failed: whether the attempt has failed, here or on another node.
         launcher: the launcher of the next attempt.
@@ -115,7 +115,7 @@ class Attempt:
         return self._order.environ[NODE_ID]
 
     async def run(self) -> Ended:
-        """Run the launcher to its end, leave none of its processes behind, and return what became of the ranks."""
+        """Run the launcher until it ends, kill all processes that it leaves, and return how the ranks have ended."""
         loop = asyncio.get_running_loop()
         oom_before = processes.oom_kills()
         following = asyncio.ensure_future(self._logs.follow())
@@ -138,7 +138,7 @@ class Attempt:
         return Ended(ended, error, failed_here or not self._ranks.passed, successor)
 
     async def _run_processes(self) -> Launcher:
-        """Run the companions, and beside them the launcher to its end. Return the launcher of the next attempt."""
+        """Run the launcher, with the companions beside it, until it ends. Return the launcher of the next attempt."""
         own: set[int] = set()
         reaping = asyncio.ensure_future(_reap_orphans(own))
         try:
@@ -210,7 +210,7 @@ class Attempt:
         return messages.Beat(alive, self._activity.look(self._logs.seen))
 
     def on_order(self, order: messages.Message) -> None:
-        """Obey an order of the driver to stop the ranks or to send their stacks."""
+        """Obey an order from the driver to stop the ranks or to send their stacks."""
         if isinstance(order, messages.Stop):
             if order.grace and self._dumps.pending:
                 self._dumps.then(self.stop)
@@ -220,7 +220,7 @@ class Attempt:
             self._dumps.ask(order, self._ranks.alive_pids, self._ranks.exits)
 
     def give_up(self, why: str) -> None:
-        """Stop the ranks for a reason of the node's own, if any are alive; ``why`` completes "the node on HOST ..."."""
+        """Stop the ranks, if any are alive, without an order. ``why`` completes the sentence "the node on HOST ..."."""
         if self._ranks.alive:
             self._notes.gave_up = why
             self.stop()
@@ -276,7 +276,7 @@ class Attempt:
 
 
 async def _reap_orphans(own: Collection[int]) -> None:
-    """Reap adopted processes, but not the agent's own: they would stay zombies for the whole training."""
+    """Reap adopted processes that have ended, which would otherwise stay zombies. Leave the agent's children alone."""
     while True:
         await asyncio.sleep(_REAP_INTERVAL)
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

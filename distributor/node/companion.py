@@ -17,8 +17,8 @@ def main(path: str, agent_pid: str, ready: str) -> None:
 
     Args:
         path: path of the pickled order.
-        agent_pid: pid of the agent, with which this process ends.
-        ready: descriptor of the pipe on which it says that it is ready.
+        agent_pid: pid of the agent. This process ends when the agent ends.
+        ready: descriptor of the pipe on which this process says that it is ready.
     """
     processes.die_with_parent(int(agent_pid))
     pipe = int(ready)

@@ -1,4 +1,4 @@
-"""The launcher as its agent sees it: a process started anew, or one that waits for its order.
+"""The launcher as its agent sees it: a new process, or a forked one that waits for its order.
 
 A launcher that waits has imported torch, runs nobody's code and has no threads, so that it can fork ranks. The agent
 itself forks the first one. If the run may be started again, each launcher forks a *spare* before it does anything else:
@@ -186,7 +186,7 @@ class WaitingLauncher:
 
 
 def _successor(line: socket.socket | None) -> Launcher:
-    """Return the spare at the other end of a line; without a spare, a launcher that is to be started anew."""
+    """Return the spare at the other end of a line, or a launcher that starts as a new process if there is no spare."""
     if line is None:
         return SpawnedLauncher()
     line.settimeout(_SPARE_PATIENCE)
@@ -198,7 +198,7 @@ def _successor(line: socket.socket | None) -> Launcher:
 
 
 def living(launcher: Launcher) -> Launcher:
-    """Return a launcher that can be started: this one, unless it was waiting and has ended meanwhile."""
+    """Return this launcher if it can be started. If it waited for its order and has ended, return a new one."""
     return launcher if not isinstance(launcher, WaitingLauncher) or launcher.is_waiting else SpawnedLauncher()
 
 
@@ -252,7 +252,7 @@ def read(path: str) -> NodeOrder:
     with open(path, "rb") as file:
         order: NodeOrder = pickle.load(file)
     if order.start_method == "fork":
-        os.unlink(path)  # otherwise kept: ranks that are started anew read it again
+        os.unlink(path)  # otherwise kept: ranks that are new processes read it too
     return order
 
 

@@ -26,8 +26,8 @@ class Ends:
         exits: how the ranks' processes ended, by local rank. The end of a rank that is missing here is unknown.
         stopped: whether the agent has stopped the ranks.
         tails: the last output of each rank, by global rank.
-        oom: whether the kernel has killed a process for lack of memory meanwhile.
-        now: seconds since the epoch, the time of ends that nobody saw.
+        oom: whether the kernel has killed a process for lack of memory while the ranks ran.
+        now: the current time, in seconds since the epoch. It stands for the time of an end that was not observed.
         shipped: paths of shipped files on this node, each with its path on the driver.
     """
 
@@ -40,7 +40,7 @@ class Ends:
 
 
 def read(order: NodeOrder, local_rank: int) -> Outcome | None:
-    """Return the outcome that a rank has written; ``None`` if there is none."""
+    """Return the outcome that a rank has written, or ``None`` if it has not written one."""
     try:
         outcome: Outcome = pickle.loads(layout.outcome(order.folder, local_rank).read_bytes())
         return outcome
@@ -77,7 +77,7 @@ def outcome_of(order: NodeOrder, local_rank: int, told: Outcome | None, ends: En
 def failure_of(order: NodeOrder, local_rank: int, told: Outcome | None, ends: Ends) -> Failure:
     """Return why a rank failed: what the rank itself wrote, completed by how its process ended.
 
-    The arguments are those of :func:`outcome_of`.
+    The arguments are the same as for :func:`outcome_of`.
     """
     rank = order.plan.node.first_rank + local_rank
     exit = ends.exits.get(local_rank)

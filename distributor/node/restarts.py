@@ -1,4 +1,4 @@
-"""Whether a node begins another attempt: what the driver orders meanwhile, in the order in which it comes."""
+"""Whether a node begins another attempt, as the driver orders. Orders may arrive before the agent waits for them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from distributor.values import messages
 
 
 class Restarts:
-    """The driver's orders on attempts.
+    """The driver's orders about attempts.
 
     Args:
-        most: how many times the ranks may be started again.
+        most: number of times that the ranks may be started again.
     """
 
     def __init__(self, most: int) -> None:
@@ -38,7 +38,7 @@ class Restarts:
         self._changed.set()
 
     def on_order(self, order: messages.Message) -> bool:
-        """Note an order of the driver. Return whether it concerns the next attempt, and not the current one."""
+        """Note an order from the driver. Return whether it concerns the next attempt, and not the current one."""
         if isinstance(order, messages.End):
             self.end()
         elif isinstance(order, messages.Begin):
@@ -58,7 +58,7 @@ class Restarts:
         return None if self._over else self._begin
 
     def begun(self) -> messages.Stop | None:
-        """Note that the ordered attempt is the current one. Return an order to stop it that has come already."""
+        """Note that the ordered attempt is now the current one. Return the order to stop it, if one has arrived."""
         assert self._begin is not None
         stop, self._attempt = self._stop, self._begin.attempt
         self._begin = self._stop = None

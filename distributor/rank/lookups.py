@@ -44,7 +44,7 @@ def switch_off(folder: str) -> None:
     returns. The store gets no client of its own, so its constructor raises.
 
     Args:
-        folder: a private folder, which holds the sockets meanwhile.
+        folder: a private folder, which holds the sockets during the call.
     """
     global _done
     if _done:
@@ -128,7 +128,7 @@ def _sockets(folder: str) -> Iterator[tuple[int, str]]:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Discard what torch writes to standard error meanwhile."""
+    """Discard what is written to standard error within this context."""
     err, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)
