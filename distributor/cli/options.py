@@ -18,7 +18,7 @@ Entry = tuple[str, Decorator]
 
 
 def own(panel: str, *names: str, **settings: Any) -> Entry:
-    """Return an option of the command line's own, which is no argument of the API; arguments as for click's."""
+    """Return an option that only the command line has. ``names`` and ``settings`` are passed to ``click.option``."""
     return panel, click.option(*names, panel=panel, **settings)
 
 
@@ -26,7 +26,8 @@ def declared(own_options: Mapping[str, Sequence[Entry]]) -> Decorator:
     """Return a decorator that adds all options to a command: those that the API declares, and others.
 
     Args:
-        own_options: the other options, by the name of the option of the API that they follow; ``""`` for the first.
+        own_options: the other options. The key is the name of the API's option after which they are listed, ``""`` to
+            list them first.
     """
     entries = [*own_options.get("", ())]
     for name, option in OPTIONS.items():

@@ -1,7 +1,7 @@
 """DeepSpeed's C++ and CUDA extensions: a rank builds them once per node, before training, or reports why it cannot.
 
 While torch builds such an extension, the building process keeps a file in the extension's folder, and all others wait
-until that file is gone. If the builder is killed, they wait for ever (``torch/utils/file_baton.py``). This module uses
+until that file is gone. If the builder is killed, they wait forever (``torch/utils/file_baton.py``). This module uses
 a kernel lock instead, which ends with the process that holds it, and waits for it with a deadline.
 """
 

@@ -72,7 +72,7 @@ class Backlog:
         return news
 
     def note(self, text: str) -> None:
-        """Take a line of the distributor's own."""
+        """Take a line that comes from this package and not from a rank."""
         self._queue.append(((NOBODY, 2), text.encode() + b"\n"))
         self.size += len(text) + OVERHEAD
 

@@ -73,7 +73,7 @@ class Console:
                 self._wake()
 
     def note(self, text: str) -> None:
-        """Show a line of the distributor's own on stderr.
+        """Show a line that comes from this package and not from a rank, on stderr.
 
         Args:
             text: the line, without a newline.

@@ -34,20 +34,20 @@ class Printer:
         self._screen = Screen()
 
     def idle_time(self) -> float | None:
-        """Return the number of seconds until output that has already arrived is due; ``None`` if there is none."""
+        """Return the number of seconds until output that waits must be shown; ``None`` if no output waits."""
         times = [time_ for time_, _ in self._bars.values()]
         if self._fold is not None and self._fold.entries:
             times.append(self._fold.entries[0].since + _FOLD_WAIT)
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def show(self, blocks: Blocks, bars: dict[Key, bytes], footer: tuple[str, ...], *, ending: bool) -> None:
-        """Show whole lines, then what stays below them.
+        """Show whole lines, then the progress bars and the footer below them.
 
         Args:
             blocks: whole lines.
             bars: the current states of progress bars.
             footer: lines that stay below the log.
-            ending: whether nothing follows, so that no line waits for others.
+            ending: whether this is the last call. Lines that wait for equal lines of other ranks are then shown too.
         """
         for key, block in blocks:
             self._show_lines(key, block)

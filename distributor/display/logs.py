@@ -71,7 +71,7 @@ class Logs:
             self._held.clear()
 
     def note(self, text: str) -> None:
-        """Show a line of the distributor's own."""
+        """Show a line that comes from this package and not from a rank."""
         self._console.note(text)
 
     def footer(self, lines: Sequence[str]) -> None:
@@ -86,7 +86,7 @@ class Logs:
                 self._console.skipped(rank, stream, lines)
 
     def offsets(self, ranks: Iterable[int]) -> tuple[Offset, ...]:
-        """Return how much has arrived of each stream of the given ranks."""
+        """Return how many bytes of each stream of the given ranks have arrived."""
         with self._lock:
             return tuple(
                 (rank, stream, self._offsets[rank, stream])

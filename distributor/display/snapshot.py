@@ -17,7 +17,7 @@ class Snapshot:
     """The state of a run at one moment.
 
     Attributes:
-        run_id, title, world_size, name: those of the job.
+        run_id, title, world_size, name: see :class:`distributor.values.job.Job`.
         status: the status of the run.
         seconds: number of seconds since the run was submitted, or that it took if it has ended.
         since: number of seconds for which it has had this status.
@@ -83,7 +83,7 @@ def state(snapshot: Snapshot) -> str:
 
 
 def timed(snapshot: Snapshot) -> str:
-    """Describe the status of a run, with the time that its current step has lasted before its ranks are up.
+    """Describe the status of a run. Until its ranks are up, add how long the current step has lasted.
 
     >>> timed(Snapshot("3f2a", "train", 4, Status.WAITING, detail="importing torch on 2 nodes", lasting=34.2))
     'importing torch on 2 nodes, 34 s'
@@ -92,7 +92,7 @@ def timed(snapshot: Snapshot) -> str:
 
 
 def reason(snapshot: Snapshot) -> str:
-    """Return one line on why a run failed."""
+    """Return why a run failed, in one line."""
     return str(snapshot.error).partition("\n")[0] or type(snapshot.error).__name__
 
 

@@ -78,7 +78,7 @@ def through_mapping(addresses: Sequence[str], visible: Sequence[str] | None, hos
 
 
 def local_gpus(environ: Mapping[str, str], count: Callable[[], int] | None = None) -> tuple[str, ...]:
-    """Return the GPUs that a process with this environment would see on this machine, as visible-devices names.
+    """Return the GPUs that a process with this environment would see here, named as in ``CUDA_VISIBLE_DEVICES``.
 
     Args:
         environ: usually ``os.environ``.

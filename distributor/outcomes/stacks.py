@@ -187,7 +187,7 @@ def _inside(frames: Sequence[Frame]) -> Sequence[Frame]:
 
 
 def _where(text: str) -> tuple[str, str]:
-    """Return ``" in "`` and where a rank is, or ``": "`` and why that is not known."""
+    """Return what to write after ``rank 3``: ``" in "`` and the place, or ``": "`` and why the place is not known."""
     main = main_thread(parse(text))
     if main is None:
         return ": ", " ".join(text.split()) or "no answer"
@@ -206,7 +206,7 @@ def _where(text: str) -> tuple[str, str]:
 
 
 def _groups(texts: Mapping[int, str]) -> dict[str, list[int]]:
-    """Return the ranks that have each distinct text, in order of their lowest rank."""
+    """Group ranks that have the same text. Return the ranks by text, the group with the lowest rank first."""
     groups: dict[str, list[int]] = {}
     for rank in sorted(texts):
         groups.setdefault(texts[rank], []).append(rank)

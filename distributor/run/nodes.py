@@ -74,11 +74,11 @@ class Nodes:
         self._states[name].alive, self._states[name].idle = alive, idle
 
     def rests(self, name: str, port: int) -> None:
-        """Note that a node has stopped its ranks and can begin again; ``port`` is where they could meet there."""
+        """Note that a node has stopped its ranks and can begin again. If it is node 0, they would meet at ``port``."""
         self._states[name].port, self._states[name].alive = port, 0
 
     def again(self) -> None:
-        """Note that all nodes begin again: their ranks are not up."""
+        """Note that all nodes begin another attempt: their ranks are no longer up."""
         for state in self._now():
             state.started, state.alive, state.idle, state.port = False, None, None, None
         self._suspects = None

@@ -1,4 +1,4 @@
-"""What one attempt is doing: what happens goes in, what is to be done comes out.
+"""The state of one attempt: an event goes in, and the actions to perform come out.
 
 Pure: nothing here waits, asks for the time, or touches a thread, a process or a socket.
 :class:`~distributor.run.attempt.Attempt` brings the events and performs the actions.
@@ -291,7 +291,7 @@ class AttemptState:
         return Status[type(self.phase).__name__.upper()]
 
     def on(self, event: Event, now: float) -> list[Action]:
-        """Take note of an event and return what is to be done, in order.
+        """Note an event and return the actions to perform, in order.
 
         Args:
             event: what has happened.

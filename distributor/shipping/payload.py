@@ -25,7 +25,7 @@ from distributor.shipping import modules
 
 _PROTOCOL = 5
 
-#: Bytes from which on a tensor's memory is written as it is. Torch's own way makes three copies of it.
+#: Number of bytes from which a tensor's memory is written as it is. Torch's own way makes three copies of it.
 _LARGE_STORAGE = 64 << 10
 
 #: Guards cloudpickle's registry of modules, which all threads share.

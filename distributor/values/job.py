@@ -111,7 +111,7 @@ class Job:
         versions: versions of Python and torch on the driver.
         env: environment variables for the ranks, which override all others. Never shown in ``repr``.
         working_dir: project folder that becomes the ranks' current directory.
-        collect: whether only rank 0's return value travels back, or those of all ranks.
+        collect: which return values travel back: only rank 0's, or those of all ranks.
         max_restarts: how many times the ranks may be started again after a failure.
     """
 
@@ -140,7 +140,7 @@ class Job:
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """The modules that a warm process imports besides torch: those of the launch path, then the user's."""
+        """The modules that a warm process imports besides torch: the launch path's, then the user's."""
         return (*self.launch.preload, *self.startup.preload)
 
     @property

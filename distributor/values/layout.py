@@ -29,7 +29,7 @@ Folder = str | os.PathLike[str]
 def order(folder: Folder) -> Path:
     """Return the path of the pickled :class:`~distributor.values.plan.NodeOrder`.
 
-    The launcher reads it, and so do ranks that are new processes.
+    The launcher reads this file. Ranks read it too if they are new processes and not forks of the launcher.
     """
     return Path(folder, "order.pickle")
 

@@ -89,7 +89,12 @@ class Started(Message):
 
 @dataclass(frozen=True)
 class Beat(Message):
-    """A heartbeat: number of the node's living ranks, and for how many seconds they were idle, if that is measured."""
+    """A heartbeat of a node.
+
+    Attributes:
+        alive: number of its ranks that are still running.
+        idle: number of seconds for which all of them have been idle; ``None`` if that is not measured.
+    """
 
     alive: int
     idle: float | None = None

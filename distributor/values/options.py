@@ -296,11 +296,11 @@ class Variables(Group):
 
 @dataclass(frozen=True)
 class Project(Group):
-    """The user's project folder, as it is given; :class:`distributor.values.job.WorkingDir` is what a job has of it.
+    """The user's project folder, as given. A job holds it as a :class:`distributor.values.job.WorkingDir`.
 
     Attributes:
-        working_dir: folder that becomes the ranks' current directory; ``None``: there is none.
-        working_dir_limit: largest number of bytes that its files may have together.
+        working_dir: folder that becomes the ranks' current directory, or ``None``.
+        working_dir_limit: largest allowed total size of its files, in bytes.
     """
 
     working_dir: Path | None = option(

@@ -21,8 +21,8 @@ class NodeFacts:
         visible_devices: the visible-devices setting in the task's environment, ``None`` if unset.
         cpus: number of CPUs of the task; in local mode, of one rank.
         versions: versions of Python and torch there.
-        machine: name of the machine or container within which device numbers mean the same devices. ``""``: they do so
-            only within this executor.
+        machine: name of the machine or container. Within one, a device number always means the same device. ``""`` if
+            the name is not known: device numbers are then compared within this executor only.
     """
 
     partition: int

@@ -46,7 +46,7 @@ class BarrierSession(Protocol):
         """Wait until the job can be submitted, if the session says how many task slots there are.
 
         Raises:
-            RunCancelledError: the run was cancelled meanwhile.
+            RunCancelledError: the run was cancelled during the wait.
         """
 
     def driver_address(self) -> tuple[str, str]:

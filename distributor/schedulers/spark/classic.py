@@ -72,7 +72,7 @@ class ClassicSession:
         The run's start timeout cancels the wait.
 
         Raises:
-            RunCancelledError: the run was cancelled meanwhile.
+            RunCancelledError: the run was cancelled during the wait.
         """
         slots = Slots(self._session, self._cluster, job)
         while not slots.ready():
@@ -90,11 +90,11 @@ class ClassicSession:
         return Delivery(job, parts={}, package=shipping.package_zip(), exchange=True, chunk=_CHUNK)
 
     def collect(self, job: Job, task: Task, server: ChannelServer) -> Collected:
-        """Run the Spark job. Repeat it while it ends before any task has begun, for a reason that may pass.
+        """Run the Spark job. Submit it again if it ends before any task has begun, for a temporary reason.
 
         Raises:
             StartError: Spark kept placing too many ranks on an executor until the run's start timeout.
-            RunCancelledError: the run was cancelled meanwhile.
+            RunCancelledError: the run was cancelled.
         """
         self._tag = f"distributor-{job.run_id}"
         deadline = time.monotonic() + job.deadlines.start_timeout
@@ -120,7 +120,7 @@ class ClassicSession:
     def waiting_for(self, job: Job) -> Step | None:
         if self._held_up is not None:
             return self._held_up
-        # Read first: tasks of this run may start meanwhile.
+        # Read before the stages: tasks of this run may start in between.
         free = Slots(self._session, self._cluster, job).free()
         stages = status.stages_of(self._session, self._tag)
         if stages and status.have_started(self._session, stages):
@@ -143,7 +143,7 @@ class ClassicSession:
         """Wait before looking at the slots again.
 
         Raises:
-            RunCancelledError: the run was cancelled meanwhile.
+            RunCancelledError: the run was cancelled during the wait.
         """
         if self._cancelled.wait(_SLOT_POLL):
             raise RunCancelledError(f"run {job.run_id} was cancelled while it waited for slots")
@@ -232,7 +232,7 @@ def _session_tags(session: SparkSession) -> list[str]:
 
 
 def _why(collected: Collected, stopped_for: str) -> str:
-    """Return in one line why a run failed; ``stopped_for`` if no report says more."""
+    """Return why a run failed, in one line. ``stopped_for`` is the reason if the reports give none."""
     failures = [o.failure for report in collected.reports for o in report.outcomes if o.state == "failed" and o.failure]
     errors = [report.error[1] for report in collected.reports if report.error is not None]
     if errors:

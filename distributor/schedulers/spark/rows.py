@@ -21,10 +21,10 @@ DIGEST = struct.Struct("!IQ32s")  # rank, size, sha256
 
 
 class FailedRows:
-    """The rows of a failed run, which come by an accumulator: Spark delivers it as each task ends, before the job ends.
+    """The rows of a failed run, which tasks send through an accumulator: Spark delivers a task's rows as the task ends.
 
-    On the driver, this object is the accumulator's parameter. Tasks get PySpark's own parameter in its place, which
-    only adds.
+    This object is the accumulator's ``AccumulatorParam`` on the driver. When it is pickled for tasks, PySpark's
+    ``AddingAccumulatorParam`` takes its place, so that the rows of a task are only added up there.
 
     Args:
         expected: number of tasks that send rows.

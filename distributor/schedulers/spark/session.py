@@ -233,7 +233,7 @@ def create(master: str | None, settings: Mapping[str, str]) -> SparkSession:
         session: SparkSession = builder.getOrCreate()
         return session
     except Exception as error:
-        # Spark's own words come first; a Java stack follows.
+        # Spark's own message comes first; a Java stack follows.
         if "on a stopped SparkContext" in str(error):  # it stopped by itself, and its log says why
             error = RuntimeError(
                 "it stopped while it was starting; Spark's log above says why (is a master running there?)"
@@ -243,7 +243,7 @@ def create(master: str | None, settings: Mapping[str, str]) -> SparkSession:
 
 
 def _first_words(error: Exception) -> str:
-    """Return Spark's own words about an error, without the Java stack.
+    """Return Spark's message about an error, without the Java stack.
 
     >>> _first_words(RuntimeError("An error occurred while calling None.a.B.\\n: a.b.SparkException: no\\n\\tat a.b.C"))
     'no'

@@ -13,10 +13,10 @@ class Shipment(TypedDict):
 
     ``parts`` maps parts of the job that travel separately to the names of files that Spark delivers; ``package`` is
     such a name, or the zip itself. ``exchange``: whether facts go over the channel if it can be reached. ``silence``:
-    number of seconds after which a driver that does not answer is given up. ``warmth``: what the job asks of warm
+    number of seconds after which a driver that does not answer counts as lost. ``warmth``: what the job asks of warm
     processes. ``gpu``: name of the GPU resource or ``None``. ``chunk``: bytes of one piece of a return value.
-    ``patience``: number of seconds in which all nodes of a failed run end. ``key`` authenticates the rows that one task
-    sends to another; it is ``None`` if rows must not go from one executor to another.
+    ``patience``: number of seconds within which all nodes of a failed run end. ``key`` authenticates the rows that one
+    task sends to another; it is ``None`` if rows must not go from one executor to another.
     """
 
     run_id: str

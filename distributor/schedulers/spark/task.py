@@ -27,10 +27,10 @@ from distributor.schedulers.spark.shipment import Shipment
 from distributor.values import messages
 from distributor.values.plan import AgentOrder
 
-#: Number of seconds to try to tell the driver which module is being imported. The import goes on meanwhile.
+#: Number of seconds to try to tell the driver which module is being imported. The import does not wait for this.
 _IMPORTING_TIMEOUT = 1.0
 
-#: Bytes from which on a return value goes over the channel. Below, Spark's own way takes no longer.
+#: Number of bytes from which a return value goes over the channel. For smaller ones, Spark is as fast.
 _LARGE = 1 << 20
 
 #: Most bytes of logs that a failed node sends by the accumulator, which passes through Spark's scheduler.
