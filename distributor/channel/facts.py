@@ -10,12 +10,13 @@ from distributor.values.messages import AllFacts, Gather, Message, Stop, TaskFac
 
 
 class Facts:
-    """The facts of the tasks that are connected, and the answer to all of them once the facts are complete.
+    """The facts of the connected tasks, and the answer to all of them once the facts are complete.
 
-    Tasks may be started again while some of the previous ones are still connected. Only the newest wave counts: the
-    wave of the task with the highest attempt number. Spark numbers the tasks that it starts together without gaps, so
-    tasks with gaps between their numbers are not of one attempt. If Spark numbered them otherwise, the facts would
-    never be complete here, and all tasks would use Spark's own ``allGather``.
+    Spark may start all tasks again while some of the previous ones are still connected. Only the tasks of the newest
+    *wave* count: those that were started together with the task that has the highest attempt number. Spark gives
+    consecutive attempt numbers to tasks that it starts together, so the facts are complete only if their numbers are
+    consecutive. If a version of Spark numbered tasks in another way, the facts would never be complete, and all tasks
+    would use Spark's own ``allGather``.
     """
 
     def __init__(self, tasks: int) -> None:
@@ -54,7 +55,7 @@ class Facts:
 
     @property
     def told(self) -> int:
-        """The number of connected tasks of the newest wave that have told their facts."""
+        """The number of tasks of the newest wave that are connected and have told their facts."""
         return min(len(self._current()), self.tasks)
 
     def forget(self, writer: asyncio.StreamWriter) -> None:
@@ -66,7 +67,7 @@ class Facts:
         self.given_up = True
 
     def start_again(self) -> bool:
-        """Return whether the tasks were refused, and forget it: refused tasks have ended."""
+        """Return whether the tasks were refused, and reset that: refused tasks have ended."""
         refused, self._refused = self._refused, False
         return refused
 

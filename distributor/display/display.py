@@ -68,7 +68,7 @@ class Display:
             self.logs.note(text)
 
     def show_again(self, snapshot: Snapshot) -> bool:
-        """Show the view in one more place; return ``False`` if it cannot do that, or has shown the end."""
+        """Show the view in one more place. Return ``False`` if it cannot do that, or has shown the end of the run."""
         with self._looking:
             return self._view is not None and not self._shown_end and self._view.show_again(snapshot)
 
@@ -104,13 +104,13 @@ class Display:
 
 
 def make_logs(host_of: Callable[[int], str], world_size: int, output: Output, folder: Path | None = None) -> Logs:
-    """Return what takes the ranks' output.
+    """Return the receiver of the ranks' output.
 
     Args:
         host_of: returns the host of a rank, for the start of its lines.
         world_size: number of ranks.
         output: whose lines are shown, and how.
-        folder: where the whole output is kept; ``None`` (default) keeps none.
+        folder: the folder for files with the whole output; ``None`` (default) for no files.
     """
     console = Console(
         host_of, ranks=output.log_ranks, fold=output.fold_logs, world_size=world_size, prefix=output.log_prefix

@@ -14,7 +14,7 @@ from distributor.values.outcome import UNCAUGHT, Log
 _STDERR = 2
 _NAMES = {1: "stdout", _STDERR: "stderr", UNCAUGHT: "stderr"}
 
-#: Number of bytes to hold, to show later, of what Python prints for a rank's uncaught exception; the file has all.
+#: Number of bytes to hold back of what Python prints for a rank's uncaught exception. The file has all of it.
 _MOST_HELD = 1 << 20
 
 #: Number of bytes of a rank's last line that views and errors show.
@@ -22,12 +22,12 @@ _LAST_LINE = 200
 
 
 class Logs:
-    """Takes pieces of the ranks' output, by whatever way and however often they arrive.
+    """Receives pieces of the ranks' output. A piece may arrive in several ways and more than once.
 
     Args:
         console: shows the lines.
-        folder: where the whole output of every rank is kept (``rank-3.stdout``, ``rank-3.stderr``); ``None`` (default)
-            keeps none.
+        folder: the folder for files with the whole output of every rank (``rank-3.stdout``, ``rank-3.stderr``);
+            ``None`` (default) for no files.
     """
 
     def __init__(self, console: Console, folder: Path | None = None) -> None:

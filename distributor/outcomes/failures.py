@@ -70,7 +70,7 @@ def is_consequence(failure: Failure) -> bool:
 
 
 def is_echo(failure: Failure) -> bool:
-    """Return whether the exception's type or message is that of a broken connection or collective."""
+    """Return whether the exception's type or message says that a connection or collective has broken."""
     if failure.kind in _CONSEQUENCE_KINDS:
         return True
     return failure.kind == "RuntimeError" and bool(_CONSEQUENCE.search(failure.message))
@@ -114,7 +114,7 @@ def _who(failures: Sequence[Failure]) -> str:
 
 
 def _after(group: Sequence[Failure], told: set[tuple[str, ...]]) -> str:
-    """Return a line about failures that are alike, with their traceback if no other with these frames was shown.
+    """Return a line about failures that are alike, with their traceback unless one with the same frames was shown.
 
     Args:
         group: the failures.
@@ -136,7 +136,7 @@ def _frames(failure: Failure) -> tuple[str, ...]:
 
 
 def _place(frames: Sequence[str]) -> str:
-    """Return the innermost line of the user's code, or of any code if there is none: ``train.py:40``."""
+    """Return the innermost line of the user's code, such as ``train.py:40``. Without user code, return any code's."""
     found = [frame for line in frames if (frame := _FRAME.search(line))]
     own = [frame for frame in found if not stacks.is_library(frame["path"])]
     frame = (own or found)[-1]
