@@ -13,7 +13,7 @@ from distributor.values.plan import CompanionOrder
 
 
 def main(path: str, agent_pid: str, ready: str) -> None:
-    """Run the companion of an order.
+    """Run the companion that an order describes.
 
     Args:
         path: path of the pickled order.
