@@ -34,7 +34,7 @@ class Door:
 
     Args:
         serve: serves each connection that has shown the token.
-        tasks: number of tasks that may come at the same time.
+        tasks: number of tasks that may connect at the same time.
     """
 
     def __init__(self, serve: Serve, tasks: int) -> None:

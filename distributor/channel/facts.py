@@ -49,7 +49,7 @@ class Facts:
                 self.begun = True
 
     def _current(self) -> dict[asyncio.StreamWriter, TaskFacts]:
-        """Return what the tasks of the newest wave told, by connection."""
+        """Return the facts of the tasks of the newest wave, by connection."""
         newest = max(self.here.values(), key=lambda told: told.attempt, default=None)
         return {writer: told for writer, told in self.here.items() if newest is not None and told.wave == newest.wave}
 

@@ -40,13 +40,13 @@ class Arrived:
 
 
 class Intake:
-    """The return values of a run that have come over the channel or are coming, at most one for each rank.
+    """The return values of a run that have arrived or are arriving over the channel, at most one for each rank.
 
     All methods but ``coming``, ``expect`` and ``take`` are called in the channel's thread.
 
     Args:
-        limit: most bytes of all values together; half of this machine's memory by default, since unpickling makes a
-            copy. What is refused comes through Spark.
+        limit: largest total size of all values, in bytes; half of this machine's memory by default, since unpickling
+            makes a copy. A value beyond it is refused, and comes through Spark.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -57,7 +57,7 @@ class Intake:
 
     @property
     def coming(self) -> set[int]:
-        """The ranks whose values are coming."""
+        """The ranks whose values are arriving."""
         return set(self._coming)
 
     def expect(self, ranks: Collection[int]) -> None:
@@ -65,11 +65,11 @@ class Intake:
         self._ranks = ranks
 
     def take(self, rank: int) -> Arrived | None:
-        """Return what has come for a rank, and forget it."""
+        """Return the value of a rank that has arrived, and remove it; ``None`` if none has."""
         return self._arrived.pop(rank, None)
 
     async def receive(self, value: Value, writer: asyncio.StreamWriter) -> None:
-        """Take a value from the connection that announced it, in place of what has come for its rank before.
+        """Receive a value over the connection that announced it. It replaces an earlier value of the same rank.
 
         Returns without an answer if the value is refused; the caller then ends the connection.
 
@@ -95,7 +95,7 @@ class Intake:
                 del self._coming[value.rank]
 
     def abort(self) -> None:
-        """End the connections of all values that are coming."""
+        """End the connections of all values that are arriving."""
         for delivery in self._coming.values():
             delivery.abort()
 
@@ -105,7 +105,7 @@ class Intake:
 
 
 class _Delivery(asyncio.BufferedProtocol):
-    """The bytes of one value. The connection writes them where they stay.
+    """The bytes of one value. The connection writes them directly into their final place.
 
     Args:
         size: number of bytes. Memory is used as they arrive.
@@ -159,7 +159,7 @@ class _Delivery(asyncio.BufferedProtocol):
         return found.digest()
 
     def _hash(self, found: hashlib._Hash, start: int, end: int) -> None:
-        """Hash bytes that have come, and have memory ready for those to come. Python's other threads go on."""
+        """Hash bytes that have arrived, and get memory for the next ones. Other Python threads run meanwhile."""
         if sys.platform == "linux" and self._ready < min(end + _READY // 2, len(self.data)):
             length = min(_READY, len(self.data) - self._ready)
             where = ctypes.c_void_p(self._address + self._ready)

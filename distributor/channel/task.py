@@ -2,8 +2,8 @@
 
 Facts are exchanged once, before any task starts its work. Over the channel, the driver answers as soon as it has heard
 from all tasks. Spark's own ``allGather`` polls once a second. Either all tasks use the channel or all use
-``allGather``: a task that cannot reach the driver for :data:`CONNECT_TIMEOUT` goes to ``allGather``; the driver then
-misses it and sends the others there.
+``allGather``: a task that cannot reach the driver for :data:`CONNECT_TIMEOUT` uses ``allGather``; the driver then
+misses its facts, and tells the other tasks to use ``allGather`` too.
 
 This module uses the standard library only, and is pickled by value into workers.
 """
@@ -41,7 +41,7 @@ _PIECE = 256 << 10
 
 
 class StoppedError(Exception):
-    """The run was stopped: it must not begin, or needs no values any more."""
+    """The run was stopped: it must not begin, or it no longer needs return values."""
 
 
 def exchange(
@@ -134,7 +134,7 @@ def _expect(kind: type[Message], line: socket.socket) -> None:
 
     Raises:
         StoppedError: the run was stopped.
-        OSError: the connection has ended, or the answer is another one.
+        OSError: the connection has ended, or the answer is not the expected one.
     """
     answer = _read(line)
     if isinstance(answer, Stop):
@@ -170,7 +170,7 @@ def _over_channel(message: TaskFacts, endpoint: Endpoint | None, patience: float
 
 
 def _wait_for_ever(line: socket.socket, patience: float) -> None:
-    """Wait without a timeout, since other tasks may come late; TCP keepalive checks on the driver's machine."""
+    """Wait without a timeout, since other tasks may start late. TCP keepalive notices if the driver's machine fails."""
     line.settimeout(None)
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option in ("TCP_KEEPIDLE", "TCP_KEEPINTVL"):  # tcp(7); available on Linux

@@ -111,8 +111,8 @@ def start_agent(
         warmth: what the job asks of a warm process; with ``None``, the agent is started without one.
         task_cpus: number of CPUs of one task.
         wanted: returns whether the agent is still wanted; called while a warm process imports.
-        importing: called with the name of each module that a warm process imports meanwhile, and with "" when
-            the warm process has answered.
+        importing: called with the name of each module that the warm process imports, and with "" when the warm
+            process has answered.
     """
     if warmth is not None:
         with suppress(OSError):  # a full disk, a /tmp that others tampered with: a warm process is optional

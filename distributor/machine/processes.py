@@ -1,8 +1,8 @@
 """Processes on Linux: their ties to their parents, how they are ended, and kills for lack of memory.
 
 Standard library only. The launcher and the ranks of a node carry ``DISTRIBUTOR_NODE_ID`` in the environment that they
-were started with, and so do their children, whatever session or process group those move to. All of them are found by
-it.
+were started with, and so do their children, whatever session or process group those move to. Processes of a node
+are found by that variable.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Companions:
         return False
 
     def interrupt(self) -> None:
-        """Let :meth:`start` wait no longer."""
+        """Make :meth:`start` return at once."""
         self._interrupted = True
         self._changed.set()
 
@@ -80,7 +80,7 @@ class Companions:
                         await self._change()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal to the companions, whose ends are no news from now on."""
+        """Send a signal to the companions. From now on, their ends are not reported."""
         self._stopping = True
         for each in self._started:
             if not each.ended:

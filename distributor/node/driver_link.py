@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class DriverLink:
-    """The link of an agent to the driver. Without a channel, whatever is told goes nowhere.
+    """The link of an agent to the driver. Without a channel, all messages are dropped.
 
     Args:
         order: the agent's order: its name, and where the driver listens.
@@ -100,7 +100,7 @@ class DriverLink:
 
     @property
     def is_open(self) -> bool:
-        """Whether the driver hears what is told, now or after a break of the connection."""
+        """Whether messages reach the driver, now or once a broken connection is made again."""
         return self._uplink is not None and not self._uplink.is_lost
 
     def tell(self, message: messages.Message, *shorter: messages.Message) -> None:
@@ -108,7 +108,7 @@ class DriverLink:
 
         Args:
             message: the message.
-            *shorter: messages to try instead where one is too long for a frame. If all are, none is sent.
+            *shorter: messages to try in order if the message is too long for a frame. If all are, none is sent.
         """
         if self._uplink is None:
             return
@@ -118,7 +118,7 @@ class DriverLink:
                 return
 
     def renew(self, nodes: tuple[Node, ...]) -> None:
-        """Begin another attempt: what was told of the one before is not sent again.
+        """Begin another attempt. Messages about the previous one are not sent again.
 
         Args:
             nodes: the new placement.

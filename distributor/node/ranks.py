@@ -26,7 +26,7 @@ class Ranks:
     error: messages.LauncherFailed | None = None
 
     def note(self, event: messages.Message) -> None:
-        """Note a message of the launcher."""
+        """Note a message from the launcher."""
         if isinstance(event, messages.RanksStarted):
             self.started, self.pids = True, dict(enumerate(event.pids))
         elif isinstance(event, messages.RankExited):

@@ -92,7 +92,7 @@ def shipped(job: Job, agent: AgentOrder) -> tuple[tuple[str, str], ...]:
 
 
 def losses(job: Job, agent: AgentOrder) -> list[str]:
-    """Return warnings of new files that go with the node's folder."""
+    """Return warnings about new files that are removed with the node's folder."""
     if agent.on_driver or job.working_dir is None or job.working_dir.archive is None:
         return []
     new = project.new_files(job.working_dir.archive, layout.working_dir(agent.folder))

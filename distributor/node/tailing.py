@@ -80,7 +80,7 @@ class Tailing:
         self._uplink = None
 
     def driver_has(self, offsets: Offsets, again: bool) -> None:
-        """Note how far the driver has each file. ``again`` is set after a break: sending then resumes from there."""
+        """Note how many bytes of each file the driver has. ``again``: after a break, sending resumes from there."""
         for file in self._files:
             file.acked = min(file.offset, offsets.get((file.rank, file.stream), 0))
             if again and file.shipped:

@@ -234,7 +234,7 @@ class _Warm:
             return True
 
     def _retire(self) -> None:
-        """Stop accepting requests. Agents that were forked run on, and the folder's files stay for them."""
+        """Stop accepting requests. Agents that were forked continue, and the folder's files stay for them."""
         if self._listener is not None:
             with suppress(OSError):  # no other process can have replaced the socket before this
                 os.unlink(Path(self._folder, "socket"))

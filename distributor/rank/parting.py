@@ -1,7 +1,8 @@
 """Keep a rank alive after its return until the other ranks have returned too, for a few seconds at most.
 
 ``init_process_group`` returns on a rank as soon as that rank is connected to all others. Another rank may need a moment
-longer, and fails if the first one's sockets close meanwhile. A function that calls nothing else would fail by chance.
+longer, and fails if the first one's sockets close before that. A function that only calls ``init_process_group`` would
+fail by chance.
 Torch's remedy is a barrier in ``init_process_group`` (``TORCH_DIST_INIT_BARRIER``), which also makes ``new_group`` wait
 for ranks that are not in the group. The barrier here comes at the end of a rank, and its wait is bounded.
 """

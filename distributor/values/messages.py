@@ -138,9 +138,9 @@ class Failed(Message):
 class Stopped(Message):
     """The node's attempt has ended without success, none of its processes is left, and the node can begin again.
 
-    ``port`` is that of a socket that listens on the node's address, for the rendezvous store if this is node 0.
-    ``outcomes`` are without exceptions' pickles; where they are long, also without tracebacks and output, or without
-    failures. ``error`` says why the node could not start its ranks, as in
+    ``port`` is the port of a socket that listens on the node's address, for the rendezvous store if this is node 0.
+    ``outcomes`` have no pickled exceptions. If they are too long for a message, tracebacks and output are left out too,
+    or whole failures. ``error`` says why the node could not start its ranks, as in
     :class:`~distributor.values.outcome.NodeReport`.
     """
 
