@@ -84,10 +84,10 @@ class Backlog:
         self._skip(key, "node", lines)
 
     def take(self) -> tuple[Blocks, int]:
-        """Take part of what waits, so that the rest can still be dropped; return it and the size that it counts for.
+        """Take part of the output that waits, so that the rest can still be dropped. Return it and its size.
 
-        Gaps at the end of streams follow once nothing else waits, so that the order is kept. Subtract the size once the
-        blocks are shown.
+        Notes on lines skipped at the end of a stream follow once nothing else waits, so that the order is kept. The
+        caller subtracts the size once the blocks are shown.
         """
         blocks: Blocks = []
         size = 0

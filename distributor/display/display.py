@@ -1,4 +1,4 @@
-"""The one door to what a run shows: log lines, files of the ranks' output, notes, warnings and the live view."""
+"""The entry point for what a run shows: log lines, files of the ranks' output, notes, warnings and the live view."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _LINES = 4
 
 
 class PlainView:
-    """Prints lines about what takes long."""
+    """Prints lines about steps that take long."""
 
     interval = 1.0
     announces = True

@@ -42,14 +42,14 @@ class StartTimeout:
 
 @dataclass(frozen=True)
 class RankFailed:
-    """A rank failed. ``failures`` are those that were told while the run went on; a failure may be told at the end."""
+    """A rank failed. ``failures`` were reported while the run went on; others may be reported only at its end."""
 
     failures: tuple[Failure, ...] = ()
 
 
 @dataclass(frozen=True)
 class NodeLost:
-    """Nodes went away: each as readable text. ``failures`` of ranks may be causes or consequences of that."""
+    """Nodes were lost. ``nodes`` describes each as text; ``failures`` of ranks may be its causes or consequences."""
 
     nodes: tuple[str, ...]
     failures: tuple[Failure, ...] = ()
@@ -59,7 +59,7 @@ Cause = Cancelled | Stalled | StartTimeout | RankFailed | NodeLost
 
 
 def joined(first: Cause, then: Cause) -> Cause:
-    """Return the cause of a stop that began with ``first``, once ``then`` has been told too.
+    """Return the cause of a stop that began with ``first``, after ``then`` has been reported too.
 
     A cancelled, stalled or late run keeps its cause. Failed ranks and lost nodes are kept together, since which of the
     two the driver hears first is chance.

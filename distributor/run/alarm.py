@@ -30,7 +30,7 @@ class Alarm:
         self._closed = False
 
     def start(self) -> None:
-        """Start the thread. What was to be done before is done now."""
+        """Start the thread. Calls that became due earlier are made now."""
         threading.Thread(target=self._run, name="distributor-alarm", daemon=True).start()
 
     def after(self, delay: float, call: Callable[[], object]) -> None:
@@ -41,7 +41,7 @@ class Alarm:
                 self._changed.notify()
 
     def close(self) -> None:
-        """Drop what is not yet due, and let the thread end. Does not wait for a call that is going on."""
+        """Drop the calls that are not due yet, and let the thread end. Does not wait for a call in progress."""
         with self._changed:
             self._closed = True
             self._due.clear()

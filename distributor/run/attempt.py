@@ -33,7 +33,7 @@ class Line(Protocol):
         """Ask all ranks for their stacks, and report them when they are here or cannot come."""
 
     def rest(self, port: int | None) -> None:
-        """Decide how the nodes go on, which have all stopped their ranks."""
+        """Decide what the nodes do next. All of them have stopped their ranks."""
 
 
 class Attempt:
@@ -60,7 +60,7 @@ class Attempt:
         self._perform(actions)
 
     def on(self, event: Event) -> bool:
-        """Report what has happened, and do what follows from it; return ``False`` if the attempt had ended before."""
+        """Report an event, and perform the actions that follow. Return ``False`` if the attempt had ended before."""
         with self._lock:
             live = not isinstance(self.state.phase, state.Ended)
             actions = self.state.on(event, time.monotonic())

@@ -62,12 +62,12 @@ class Dumps:
             return self._taken(request)
 
     def take(self, request: Dump) -> Stacks | None:
-        """Return the answers that are here now, once; ``None`` if they were taken before."""
+        """Return the answers that have arrived so far. Return them once only, ``None`` after that."""
         with self._changed:
             return self._taken(request) if request.number in self._answers else None
 
     def close(self) -> None:
-        """Let nobody wait any longer: the run has ended."""
+        """End all waits: the run has ended."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

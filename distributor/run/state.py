@@ -24,20 +24,20 @@ from distributor.values.placement import Placement
 
 @dataclass(frozen=True)
 class Margins:
-    """The times, in seconds, that a run grants beside those that a user can set.
+    """The times of a run, in seconds, that users cannot set.
 
     Attributes:
-        stop: after the grace period until a run that has not stopped is ended through the scheduler.
-        kill: for nodes to kill their ranks and report, before the scheduler ends nodes and ranks together.
-        lost: for the job of a run with a lost node to end by itself, once every other node is gone too.
-        unreached: for which the scheduler runs tasks without any of them reaching the driver, before a warning.
-        look: between checks of whether the scheduler runs the tasks.
-        stall_answer: for ranks to report their stacks before a stalled run is stopped.
-        last_words: for ranks to report their stacks before an interrupted run is stopped.
-        transfer: added to the time that ranks get, for the transfer of their answers.
-        patience: until the scheduler is asked what a run waits for.
-        ask: between two such questions.
-        view: to wait for a display that hangs.
+        stop: time from the end of the grace period until a run that has not stopped is ended through the scheduler.
+        kill: time for nodes to kill their ranks and report, before the scheduler ends nodes and ranks together.
+        lost: time for a job that has lost a node to end by itself, after all other nodes have ended too.
+        unreached: time that tasks run without any of them reaching the driver, before a warning.
+        look: time between checks of whether the scheduler runs the tasks.
+        stall_answer: time for ranks to report their stacks before a stalled run is stopped.
+        last_words: time for ranks to report their stacks before an interrupted run is stopped.
+        transfer: time for the transfer of the ranks' answers, added to the time that they get to answer.
+        patience: time until the scheduler is asked what a run waits for.
+        ask: time between two such questions.
+        view: time to wait for a display that hangs.
     """
 
     stop: float = 5.0
@@ -65,7 +65,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Starting:
-    """A node has told the placement; the ranks are starting."""
+    """A node has reported the placement; the ranks are starting."""
 
     since: float
 
@@ -79,7 +79,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Stopping:
-    """The ranks are being stopped; they have ``grace`` seconds from the beginning. ``reason`` is for people."""
+    """The ranks are being stopped, and have ``grace`` seconds from ``since`` on. ``reason`` is text for users."""
 
     since: float
     cause: Cause
@@ -128,7 +128,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class Cancel:
-    """The user wants the run to end; ``why`` is for people."""
+    """The user wants the run to end; ``why`` is text for users."""
 
     why: str
 
@@ -167,7 +167,7 @@ class Stood:
 
 @dataclass(frozen=True)
 class Returned:
-    """The job has brought back what its nodes have to say."""
+    """The job has brought back the reports of its nodes."""
 
     collected: Collected
 
@@ -234,9 +234,9 @@ class Warn:
 
 @dataclass(frozen=True)
 class Rest:
-    """All nodes have stopped their ranks and can begin again, or go.
+    """All nodes have stopped their ranks, and can begin another attempt or end.
 
-    ``port`` is where node 0 would listen for a next attempt; ``None`` if a node is lost, so that there can be none.
+    ``port`` is where node 0 would listen in that attempt; ``None`` if a node is lost, since no attempt can follow then.
     """
 
     port: int | None
@@ -392,13 +392,13 @@ class AttemptState:
         return [*self._stop(told, f"lost the node on {name}", now), *self._if_all_gone(), *self._if_all_rest()]
 
     def _if_all_gone(self) -> list[Action]:
-        """End the job soon after all nodes are gone, if one of them is lost, without waiting for its own end."""
+        """If a node is lost and all others are gone too, end the job soon, without waiting for it to end."""
         if isinstance(self.cause, NodeLost) and self.nodes.all_gone:
             return [Arm(Deadline.END, self._margins.lost)]
         return []
 
     def _if_all_rest(self) -> list[Action]:
-        """Have it decided how the run goes on, once no node has ranks any more."""
+        """Ask for a decision on how the run continues, once no node has ranks left."""
         return [Rest(self.nodes.next_port)] if self.nodes.all_rest else []
 
     def _on_cancel(self, why: str, now: float) -> list[Action]:

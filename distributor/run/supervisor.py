@@ -1,4 +1,4 @@
-"""Makes the attempts of a run, on the nodes of one job, and has the verdict."""
+"""Makes the attempts of a run on the nodes of one job, and decides how the run has ended."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Supervisor:
         return self._judge(None, error)
 
     def end(self, result: Verdict) -> None:
-        """Let nothing happen any more: the run has this verdict."""
+        """Stop all activity: the run has ended with this verdict."""
         self.on(state.JobEnded(result.status))
         self._alarm.close()
         self._dumps.close()
