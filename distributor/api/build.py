@@ -38,7 +38,7 @@ def build_job(
         launch: the launch path, resolved for this run.
         target: what each rank runs.
         working_dir: the project folder, packed if it must travel.
-        scheduler: where the run trains; ``None`` if there is no session yet, which leaves what it decides open.
+        scheduler: where the run trains; ``None`` if there is no session yet; what a scheduler decides then stays open.
         environ: the driver's environment, some of which may be forwarded.
         collect: whose return values travel back.
 
@@ -100,7 +100,7 @@ def check_packages(launch: LaunchPath) -> None:
 
 
 def pack_working_dir(asked: Project, *, local: bool, view: View | None) -> WorkingDir | None:
-    """Return the project folder: as it is for ranks on this machine, otherwise packed, which the view shows.
+    """Return the project folder: as it is for ranks on this machine, otherwise packed while the view shows progress.
 
     Raises:
         PayloadError: it is not a folder, or too large.

@@ -65,7 +65,8 @@ class Distributor:
         start_timeout: number of seconds until all ranks must be up, including the wait for executors (default 600).
         grace_period: number of seconds from SIGTERM to SIGKILL when ranks are stopped, so that they can save
             (default 10).
-        heartbeat_timeout: number of seconds of silence after which driver and node give each other up (default 30).
+        heartbeat_timeout: number of seconds of silence after which driver and node consider each other lost
+            (default 30).
         stall_timeout: number of seconds without any output or CPU use by any rank, after which the run ends with a
             :class:`StallError` (default: never). Ranks that wait in an NCCL collective keep using the CPU, so only
             NCCL's own timeout detects a hang there.
@@ -182,7 +183,7 @@ class Distributor:
         return self._wait(self._submit(train_object, args, kwargs, "rank0"))
 
     def submit(self, train_object: Any, *args: Any, **kwargs: Any) -> Run:
-        """Start training and return the run's handle at once. Arguments and input errors are those of :meth:`run`.
+        """Start training and return the run's handle at once. Arguments and input errors are as in :meth:`run`.
 
         Example:
             >>> run = Distributor(4, use_gpu=False).submit(train, 1e-3)  # doctest: +SKIP

@@ -93,7 +93,7 @@ class Options:
 
     @classmethod
     def of(cls, **arguments: Any) -> Options:
-        """Check arguments, each in its group; what is left out has its default.
+        """Check arguments, each in its group. An argument that is left out gets its default.
 
         Raises:
             ConfigurationError: an argument is wrong; the message names it, its value and what to do.

@@ -53,7 +53,7 @@ def named_module(module: Any, args: Sequence[Any]) -> Module:
     """Return a module to run with its arguments; whether it exists is not checked.
 
     Raises:
-        ConfigurationError: the name is no dotted name, or an argument cannot be text.
+        ConfigurationError: the name is not a dotted name, or an argument cannot be text.
     """
     if not is_module_name(module):
         raise ConfigurationError(f"module must be a dotted name such as 'pkg.train', not {module!r}")

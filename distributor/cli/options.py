@@ -45,7 +45,7 @@ def declared(own_options: Mapping[str, Sequence[Entry]]) -> Decorator:
 
 
 def arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the API's arguments for the values of options; those of other options are left out.
+    """Return the API's arguments for the values of options. Options that are not in the API are left out.
 
     Raises:
         UsageError: a value does not have the form that its option takes.

@@ -218,7 +218,7 @@ def best(experiments: Sequence[Experiment], less: bool) -> Experiment | None:
 
 
 def is_out_of_memory(error: TrainingError) -> bool:
-    """Return whether any rank ran out of memory: which rank fails first depends on the sizes of the others."""
+    """Return whether any rank ran out of memory. The rank that failed first may have failed for another reason."""
     told = [(each.kind, each.message, each.traceback, each.log_tail) for each in error.failures]
     texts = [str(error), *(" ".join(each) for each in told)]
     return any(words in text for words in _OUT_OF_MEMORY for text in texts)

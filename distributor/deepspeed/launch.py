@@ -49,7 +49,7 @@ class DeepSpeed:
     extensions_timeout: float = 600.0
 
     def resolve(self, num_processes: int, use_gpu: bool) -> DeepspeedRanks:
-        """Return the ranks to launch, with the final configuration in them.
+        """Return the launch path as the job holds it, with the final configuration.
 
         Raises:
             ConfigurationError: the configuration or an option is wrong, or does not fit the number of ranks.

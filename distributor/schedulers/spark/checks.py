@@ -26,7 +26,7 @@ def encryption(session: SparkSession) -> list[str]:
 
 
 def check_encryption(session: SparkSession, job: Job) -> None:
-    """Check that the session requests no encryption, or accepts that ranks do not keep to it, which is then logged.
+    """Check that the session requests no encryption, or that a setting accepts ranks without it. Log the latter.
 
     Raises:
         ConfigurationError: a setting requests encryption, and no other setting accepts traffic without it.

@@ -151,8 +151,8 @@ class ClassicSession:
     def _costs_nothing(self, error: Exception, server: ChannelServer, elapsed: float) -> bool:
         """Return whether the job failed because Spark lost a worker before any task can have begun.
 
-        Spark gives up a barrier job with the first task it loses, for example because it gave the task a worker that
-        was about to end with the previous job. If no task can have begun, starting again is safe. A cancelled run does
+        Spark fails a barrier job when it loses one task, for example because it gave the task a worker that was about
+        to end with the previous job. If no task can have begun, starting again is safe. A cancelled run does
         not start again.
         """
         if server.begun or not spark_errors.is_lost_worker(error):

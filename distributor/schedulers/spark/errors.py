@@ -30,9 +30,9 @@ def translate(error: Exception, job: Job, hosts: Sequence[str] = ()) -> Distribu
         size = re.search(r"Total size of serialized results of \d+ tasks? \(([^)]*)\)", text)
         return ResultError(
             f"the return values{f' ({size.group(1)})' if size else ''} are larger than spark.driver.maxResultSize "
-            "allows, and they could not take the channel: let executors connect to the driver (driver_ports=), raise "
-            "that setting (and spark.driver.memory with it), or write a checkpoint to shared storage and return its "
-            "path"
+            "allows, and executors could not send them to the driver directly: let executors connect to it "
+            "(driver_ports=), raise that setting (and spark.driver.memory with it), or write a checkpoint to shared "
+            "storage and return its path"
         )
     if re.search(r"cancelled|canceled|interrupted|OPERATION_CANCELED", text, re.IGNORECASE):
         return RunCancelledError(f"the Spark job of run {job.run_id} was cancelled: {reason(text)}")
