@@ -138,7 +138,7 @@ class Uplink:
         self._write(frames.pack(message))
 
     async def send_log(self, log: outcome.Log) -> None:
-        """Send a piece of a log. Wait for a connection first, and afterwards for the driver to read what was sent."""
+        """Send a piece of a log. Wait until there is a connection, and return once the driver keeps up."""
         await self._welcome.wait()
         self._write(frames.pack_log(log))
         if self._writer is not None:
