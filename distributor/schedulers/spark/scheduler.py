@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import secrets
 import threading
@@ -168,13 +169,23 @@ def _portable_task() -> bytes:
 
 
 def _make_task(shipment: Shipment) -> Task:
-    """Make the function that Spark pickles: nested, so that it travels by value, with the standard library only."""
+    """Make the function that Spark pickles: nested, so that it travels by value, with the standard library only.
+
+    A worker unpickles ``run_task`` once and keeps it for later tasks.
+    """
     pickled = _portable_task()
+    name = f"_distributor_{hashlib.sha256(pickled).hexdigest()[:16]}"
 
     def task(failed_rows: Any = None) -> Iterator[bytes]:
         import pickle
+        import sys
+        import types
 
-        pieces: Iterator[bytes] = pickle.loads(pickled)(shipment, failed_rows)
+        if name not in sys.modules:
+            kept: Any = types.ModuleType(name)
+            kept.run_task = pickle.loads(pickled)
+            sys.modules[name] = kept
+        pieces: Iterator[bytes] = sys.modules[name].run_task(shipment, failed_rows)
         return pieces
 
     return task
