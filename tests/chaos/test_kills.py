@@ -170,7 +170,7 @@ def test_a_kill_for_lack_of_memory_is_explained(make: Make, small_memory: Path) 
 
     run = make(2, grace_period=1).submit(devour, str(small_memory))
     with pytest.raises(
-        TrainingError, match=r"^rank \d on .* failed: killed by SIGKILL, most likely for lack of memory"
+        TrainingError, match=r"^ranks? [01-]+ on .* failed: killed by SIGKILL, most likely for lack of memory"
     ):
         run.result(timeout=2 * watch.DEADLINE)
     watch.gone(run.id, watch.ORPHAN_DEADLINE)
