@@ -6,15 +6,18 @@ import atexit
 import gc
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import deepspeed_trainings
 import pytest
 from sessions import LOCAL, MASTERS, Make, Sessions
 
-from distributor import DeepspeedTorchDistributor, Run, TorchDistributor
+from distributor import Run, TorchDistributor
 
 # Several processes run tests side by side. What a test looks for, files and processes, is found by this folder, which
 # all that it starts has in its environment. The name is short: paths of sockets are bounded.
@@ -25,8 +28,29 @@ atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Which tests begin first: nothing long is left for the end, where several processes run them side by side."""
-    items.sort(key=lambda item: (not _on_hosts(item), "unit" in item.path.parts))
+    """Which tests begin first: nothing long is left for the end, where several processes run them side by side.
+
+    DeepSpeed's tests begin late, and its extensions are built meanwhile, so that no process waits for them.
+    """
+    items.sort(key=lambda item: (not _on_hosts(item), "unit" in item.path.parts, _uses_deepspeed(item)))
+    if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0" and any(_uses_deepspeed(item) for item in items):
+        _build_deepspeed()
+
+
+def _uses_deepspeed(item: pytest.Item) -> bool:
+    return "deepspeed" in getattr(item, "fixturenames", ())
+
+
+def _build_deepspeed() -> None:
+    """Begins to build DeepSpeed's extensions, in a process that is none of these tests'."""
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).with_name('support'))!r}); import deepspeed_trainings"
+    subprocess.Popen(
+        [sys.executable, "-c", f"{code}; deepspeed_trainings.build_extensions()"],
+        env={name: value for name, value in os.environ.items() if name != "TMPDIR"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
 
 
 def _on_hosts(item: pytest.Item) -> bool:
@@ -58,8 +82,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 def deepspeed() -> None:
     """DeepSpeed with its extensions, which take a minute and more to build, once on a machine."""
     pytest.importorskip("deepspeed")
-    distributor = DeepspeedTorchDistributor(2, 1, True, False, deepspeed_trainings.config(0), logs="none")
-    distributor.run(deepspeed_trainings.warm_up)
+    deepspeed_trainings.build_extensions()
 
 
 @pytest.fixture(scope="session", params=[pytest.param(master, marks=pytest.mark.spark) for master in MASTERS])

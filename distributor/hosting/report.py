@@ -1,15 +1,16 @@
-"""Read the files that a report names, in pieces."""
+"""Read what a report holds, or the files that it names, in pieces."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator
 
 from distributor.values.messages import Rest
 
 
-def pieces(path: str, chunk: int, offset: int = 0) -> Iterator[bytes]:
-    """Yield a file from an offset on, in pieces of at most ``chunk`` bytes."""
-    with open(path, "rb") as file:
+def pieces(content: bytes | str, chunk: int, offset: int = 0) -> Iterator[bytes]:
+    """Yield bytes, or those of the file with this path, from an offset on, in pieces of at most ``chunk`` bytes."""
+    with io.BytesIO(content) if isinstance(content, bytes) else open(content, "rb") as file:
         file.seek(offset)
         while piece := file.read(chunk):
             yield piece

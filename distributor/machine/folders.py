@@ -21,6 +21,9 @@ PREFIX = "distributor-"
 #: The file that a folder's owner keeps locked.
 OWNER = "owner"
 
+#: Number of bytes of room with which a file system counts as full.
+_LITTLE = 64 << 10
+
 #: The file that lists the paths outside a folder that are removed with it.
 _ELSEWHERE = "elsewhere"
 
@@ -76,6 +79,15 @@ def remove(folder: str | os.PathLike[str]) -> None:
     """Remove a folder, and the files that :func:`note_elsewhere` recorded for it."""
     remove_elsewhere(folder)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_full(folder: str | os.PathLike[str]) -> bool:
+    """Return whether nothing more can be written into a folder: its file system has no room, or no room for names."""
+    try:
+        about = os.statvfs(folder)
+    except OSError:
+        return False
+    return about.f_bavail * about.f_frsize < _LITTLE or (about.f_files > 0 and about.f_favail == 0)
 
 
 def remove_stale() -> None:

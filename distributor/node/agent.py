@@ -95,12 +95,13 @@ class _Agent:
         try:
             try:
                 owner = _watch_process(loop, owner_pid, self._on_owner_gone)
-                report, failed = await self._train()
+                report, small, failed = await self._train()
             except Exception as error:
-                report, failed = NodeReport(-1, socket.gethostname(), error=outcomes.explain(error)), True
+                told = outcomes.explain(error, folder)
+                report, small, failed = NodeReport(-1, socket.gethostname(), error=told), {}, True
                 self._link.tell(messages.Failed())
             stopped = await self._link.close()
-            self._report(report, failed or stopped)
+            self._report(report, small, failed or stopped)
             await self._owner_gone.wait()
         finally:
             lock.close()
@@ -111,8 +112,12 @@ class _Agent:
                 processes.kill_node(self._attempt.node_id, os.getpid())
             folders.remove(folder)
 
-    async def _train(self) -> tuple[NodeReport, bool]:
-        """Run the ranks, again as often as the driver orders it. Return the report, and whether the run has failed."""
+    async def _train(self) -> tuple[NodeReport, Mapping[int, bytes], bool]:
+        """Run the ranks, again as often as the driver orders it.
+
+        Returns:
+            The report, the small values by rank, and whether the run has failed.
+        """
         site = self._site()
         staging.unpack(self._job, self._order)
         attempt = self._prepare(site)
@@ -132,7 +137,7 @@ class _Agent:
         report = NodeReport(
             node.node_rank, node.host, ended.outcomes, ended.error, notes.times, warnings, notes.gave_up, site.placement
         )
-        return report, ended.failed
+        return report, ended.values, ended.failed
 
     async def _await_next(self, site: Site, ended: Ended) -> Site | None:
         """Tell the driver that the attempt has failed, and wait for what it decides.
@@ -211,11 +216,12 @@ class _Agent:
         ]
         return Tailing(files, self._job.output.log_ranks, self._job.output.keep_logs)
 
-    def _report(self, report: NodeReport, failed: bool) -> None:
-        values = {
-            outcome.rank: str(path)
-            for outcome in report.outcomes
-            if outcome.state == "finished" and (path := layout.value(self._order.folder, outcome.rank)).exists()
+    def _report(self, report: NodeReport, small: Mapping[int, bytes], failed: bool) -> None:
+        finished = [outcome.rank for outcome in report.outcomes if outcome.state == "finished"]
+        files = {rank: layout.value(self._order.folder, rank) for rank in finished}
+        values: dict[int, bytes | str] = {
+            **{rank: str(path) for rank, path in files.items() if path.exists()},
+            **{rank: small[rank] for rank in finished if rank in small},
         }
         rest = self._logs.rest() if self._logs is not None else ()
         try:

@@ -8,10 +8,12 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from distributor.machine import processes
+from distributor.channel.rank_slots import Slots
+from distributor.machine import folders, processes
 from distributor.node import activity, outcomes
 from distributor.node.companions import Companions
 from distributor.node.driver_link import DriverLink
@@ -27,6 +29,9 @@ from distributor.values.plan import NodeOrder
 
 #: Number of seconds after the grace period when the launcher is killed, if it has not stopped its ranks by then.
 _STOP_MARGIN = 3.0
+
+#: Number of bytes of pickled exceptions that a node's report holds, at most.
+_MOST_EXCEPTIONS = 8 << 20
 
 #: Number of seconds between searches for adopted processes that have ended.
 _REAP_INTERVAL = 1.0
@@ -66,12 +71,14 @@ class Ended:
 
     Attributes:
         outcomes: the outcomes of its ranks; empty if they were not started.
+        values: the small return values of its ranks, pickled, by rank.
         error: why the ranks could not be started, as in :class:`~distributor.values.outcome.NodeReport`.
         failed: whether the attempt has failed, here or on another node.
         launcher: the launcher of the next attempt.
     """
 
     outcomes: tuple[Outcome, ...]
+    values: Mapping[int, bytes]
     error: tuple[str, str] | None
     failed: bool
     launcher: Launcher
@@ -97,7 +104,7 @@ class Attempt:
         self._link = link
         self._logs = logs
         self._notes = notes
-        self._ranks = Ranks()
+        self._ranks = Ranks(Slots(order.plan.node.local_world_size))
         self._activity: activity.Activity | None = None
         self._dumps = activity.Dumps(order.folder, order.plan.node.first_rank, link.send)
         self._companions = Companions(order, self._on_companion_death)
@@ -133,9 +140,10 @@ class Attempt:
         await asyncio.gather(following, return_exceptions=True)
         await self._link.unless_orphaned(self._logs.drain())
         self._warn_of_killed()
-        ended = self._outcomes(stopped, processes.oom_kills() > oom_before)
+        ended, values = self._endings(stopped, processes.oom_kills() > oom_before)
+        self._ranks.slots.close()
         failed_here = error is not None or any(outcome.state in ("failed", "stopped") for outcome in ended)
-        return Ended(ended, error, failed_here or not self._ranks.passed, successor)
+        return Ended(ended, values, error, failed_here or not self._ranks.passed, successor)
 
     async def _run_processes(self) -> Launcher:
         """Run the launcher, with the companions beside it, until it ends. Return the launcher of the next attempt."""
@@ -162,7 +170,8 @@ class Attempt:
             self._link.tell_importing("torch")
         store = self._assignment.store
         first = self._order.plan.node.node_rank == 0
-        events = self._launcher.start(self._order, store if first else None, spare=self._assignment.spare)
+        slots, spare = self._ranks.slots.descriptor, self._assignment.spare
+        events = self._launcher.start(self._order, slots, store if first else None, spare=spare)
         if store is not None:
             store.close()
         if self._stopping:  # the order to stop came while the launcher was starting
@@ -193,12 +202,13 @@ class Attempt:
         elif isinstance(event, messages.LauncherWarning):
             self._notes.warnings.append(event.text)
             self._link.warn(self._order.host, [event.text])
-        elif isinstance(event, messages.RankExited) and event.code != 0 and not event.stopped:
-            told = outcomes.read(self._order, event.local_rank)
-            ends = Ends(self._ranks.exits, now=time.time(), shipped=self._assignment.shipped)
-            failure = outcomes.failure_of(self._order, event.local_rank, told, ends)
-            # A traceback of megabytes arrives with the report only.
-            self._link.tell(messages.Failed(replace(failure, exception=None)), messages.Failed())
+        elif isinstance(event, messages.RankExited) and event.code != 0 and event.stopped is None:
+            said = outcomes.read(self._ranks.slots, event.local_rank)
+            failure = outcomes.failure_of(self._order, event.local_rank, said, self._ends())
+            age = time.time() - failure.time
+            # What is long arrives with the report only.
+            brief = replace(failure, exception=None, traceback="", log_tail="")
+            self._link.tell(messages.Failed(replace(failure, exception=None), age), messages.Failed(brief, age))
 
     def status(self) -> messages.Beat:
         """Return a heartbeat: how many ranks are alive, and for how many seconds they have been idle."""
@@ -257,7 +267,7 @@ class Attempt:
         killed = [
             self._order.plan.node.first_rank + local_rank
             for local_rank, exit in sorted(self._ranks.exits.items())
-            if exit.stopped and exit.code == -signal.SIGKILL
+            if exit.stopped is not None and exit.code == -signal.SIGKILL
         ]
         if killed:
             self._notes.warnings.append(
@@ -265,14 +275,20 @@ class Attempt:
                 "grace_period if they need longer to save"
             )
 
-    def _outcomes(self, stopped: bool, oom: bool) -> tuple[Outcome, ...]:
+    def _endings(self, stopped: bool, oom: bool) -> tuple[tuple[Outcome, ...], dict[int, bytes]]:
+        """Return the outcomes of the ranks, and their small values by rank."""
         if not self._ranks.started:
-            return ()
-        ends = Ends(self._ranks.exits, stopped, self._logs.tails, oom, time.time(), self._assignment.shipped)
-        return tuple(
-            outcomes.outcome_of(self._order, local_rank, outcomes.read(self._order, local_rank), ends)
-            for local_rank in range(self._order.plan.node.local_world_size)
-        )
+            return (), {}
+        node, ends = self._order.plan.node, self._ends(stopped=stopped, tails=self._logs.tails, oom=oom)
+        said = [outcomes.read(self._ranks.slots, local_rank) for local_rank in range(node.local_world_size)]
+        ended = [outcomes.outcome_of(self._order, local_rank, each, ends) for local_rank, each in enumerate(said)]
+        values = {node.first_rank + at: each.value for at, each in enumerate(said) if each and each.value is not None}
+        return outcomes.within(ended, _MOST_EXCEPTIONS), values
+
+    def _ends(self, **more: Any) -> Ends:
+        now = outcomes.Now(time.time(), time.monotonic())
+        full = self._order.folder if folders.is_full(self._order.folder) else None
+        return Ends(self._ranks.exits, full=full, now=now, shipped=self._assignment.shipped, **more)
 
 
 async def _reap_orphans(own: Collection[int]) -> None:

@@ -30,8 +30,8 @@ _SPARE_PATIENCE = 5.0
 #: Number of bytes of an order's path and of a pid, at most.
 _LONGEST = 1 << 14
 
-#: Maximum number of descriptors of an order: the pipe of events, the store's socket, the spare's line.
-_MOST_DESCRIPTORS = 3
+#: Maximum number of descriptors of an order: pipe of events, memory of the ranks, the store's socket, the spare's line.
+_MOST_DESCRIPTORS = 4
 
 
 class Launcher(Protocol):
@@ -44,11 +44,12 @@ class Launcher(Protocol):
     def returncode(self) -> int | None:
         """The launcher's exit code once it has ended. Negative for a signal."""
 
-    def start(self, order: NodeOrder, store: socket.socket | None, *, spare: bool) -> int:
+    def start(self, order: NodeOrder, slots: int, store: socket.socket | None, *, spare: bool) -> int:
         """Make the launcher start the ranks.
 
         Args:
             order: what to start.
+            slots: memory that the ranks share with the agent.
             store: a listening socket for the rendezvous store, on node 0.
             spare: whether the launcher forks a spare.
 
@@ -76,9 +77,9 @@ class _Ends:
     theirs: Mapping[str, int]
 
 
-def _open(store: socket.socket | None, spare: bool) -> _Ends:
+def _open(slots: int, store: socket.socket | None, spare: bool) -> _Ends:
     events, event = os.pipe()
-    theirs = {"event": event}
+    theirs = {"event": event, "slots": os.dup(slots)}
     if store is not None:
         theirs["store"] = os.dup(store.fileno())
     if not spare:
@@ -102,8 +103,8 @@ class SpawnedLauncher:
     def returncode(self) -> int | None:
         return self._process.returncode if self._process is not None else None
 
-    def start(self, order: NodeOrder, store: socket.socket | None, *, spare: bool) -> int:
-        ends = _open(store, spare)
+    def start(self, order: NodeOrder, slots: int, store: socket.socket | None, *, spare: bool) -> int:
+        ends = _open(slots, store, spare)
         self._spare = ends.spare
         try:
             path = _write(_with(order, ends.theirs))
@@ -158,8 +159,8 @@ class WaitingLauncher:
         """Whether it still waits: the line closes when it ends."""
         return not processes.readable([self._line.fileno()], 0)
 
-    def start(self, order: NodeOrder, store: socket.socket | None, *, spare: bool) -> int:
-        ends = _open(store, spare)
+    def start(self, order: NodeOrder, slots: int, store: socket.socket | None, *, spare: bool) -> int:
+        ends = _open(slots, store, spare)
         self._spare = ends.spare
         message = messages.StartRanks(_write(order), tuple(ends.theirs))
         with self._line, suppress(OSError):  # it was killed, so its events end at once
@@ -262,6 +263,7 @@ def _with(order: NodeOrder, descriptors: Mapping[str, int]) -> NodeOrder:
         event_fd=descriptors["event"],
         store_fd=descriptors.get("store"),
         spare_fd=descriptors.get("spare"),
+        slots_fd=descriptors["slots"],
     )
 
 

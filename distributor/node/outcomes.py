@@ -1,7 +1,8 @@
-"""From the ends of ranks to their outcomes: pure, except for the reading of the files that ranks have written."""
+"""From the ends of ranks, and what they said about them, to their outcomes. Pure."""
 
 from __future__ import annotations
 
+import errno
 import pickle
 import signal
 import socket
@@ -10,12 +11,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from distributor import errors
+from distributor.channel.rank_slots import Slots
 from distributor.machine import processes
-from distributor.values import layout
 from distributor.values.job import Function
 from distributor.values.messages import RankExited, Stopped
-from distributor.values.outcome import Failure, Outcome
+from distributor.values.outcome import Ending, Failure, Outcome
 from distributor.values.plan import NodeOrder
+
+
+@dataclass(frozen=True)
+class Now:
+    """A moment in seconds: since the epoch, and by the clock that all processes of the host share."""
+
+    wall: float
+    moment: float
+
+    def ago(self, moment: float) -> float:
+        """Return a moment of the shared clock in seconds since the epoch."""
+        return self.wall - (self.moment - moment)
 
 
 @dataclass(frozen=True)
@@ -27,7 +40,8 @@ class Ends:
         stopped: whether the agent has stopped the ranks.
         tails: the last output of each rank, by global rank.
         oom: whether the kernel has killed a process for lack of memory while the ranks ran.
-        now: the current time, in seconds since the epoch. It stands for the time of an end that was not observed.
+        full: the node's folder, if its disk is full.
+        now: the current time. It stands for the time of an end that was not observed.
         shipped: paths of shipped files on this node, each with its path on the driver.
     """
 
@@ -35,71 +49,100 @@ class Ends:
     stopped: bool = False
     tails: Mapping[int, bytes] | None = None
     oom: bool = False
-    now: float = 0.0
+    full: str | None = None
+    now: Now = Now(0.0, 0.0)
     shipped: Sequence[tuple[str, str]] = ()
 
 
-def read(order: NodeOrder, local_rank: int) -> Outcome | None:
-    """Return the outcome that a rank has written, or ``None`` if it has not written one."""
-    try:
-        outcome: Outcome = pickle.loads(layout.outcome(order.folder, local_rank).read_bytes())
-        return outcome
-    except FileNotFoundError:
+def read(slots: Slots, local_rank: int) -> Ending | None:
+    """Return what a rank has said about its end; ``None`` if it has said nothing."""
+    said = slots.read(local_rank)
+    if said is None:
         return None
+    ending: Ending = pickle.loads(said)
+    return ending
 
 
-def outcome_of(order: NodeOrder, local_rank: int, told: Outcome | None, ends: Ends) -> Outcome:
+def outcome_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: Ends) -> Outcome:
     """Return the outcome of a rank that was started.
 
     Args:
         order: the launcher's order.
         local_rank: the rank.
-        told: the outcome that the rank has written.
+        ending: what the rank has said about its end.
         ends: how the node's ranks have ended.
     """
     rank, host = order.plan.node.first_rank + local_rank, order.host
+    told = None if ending is None else ending.outcome
     exit = ends.exits.get(local_rank)
     if exit is None or exit.code != 0:
-        failed = told is not None and told.state == "failed"
-        by_us = ends.stopped if exit is None else exit.stopped
+        by_us = ends.stopped if exit is None else exit.stopped is not None
+        failed = ending is not None and ending.final and ending.outcome.state == "failed"
         if by_us and not failed:  # a rank that had already returned was about to end anyway
-            return told or Outcome(rank, host, "stopped")
-        return Outcome(rank, host, "failed", failure_of(order, local_rank, told, ends))
+            return told if told is not None and told.state != "failed" else Outcome(rank, host, "stopped")
+        return Outcome(rank, host, "failed", failure_of(order, local_rank, ending, ends))
     if told is not None:
         return told
     if not isinstance(order.plan.target, Function):
         return Outcome(rank, host, "finished")
     message = "exited with code 0 before the function returned (os._exit?)"
-    failure = Failure(rank, local_rank, host, "exit", message, exit_code=0, time=exit.time)
+    failure = Failure(rank, local_rank, host, "exit", message, exit_code=0, time=ends.now.ago(exit.moment))
     return Outcome(rank, host, "failed", failure)
 
 
-def failure_of(order: NodeOrder, local_rank: int, told: Outcome | None, ends: Ends) -> Failure:
-    """Return why a rank failed: what the rank itself wrote, completed by how its process ended.
+def failure_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: Ends) -> Failure:
+    """Return why a rank failed: what the rank itself said, completed by how its process ended.
 
     The arguments are the same as for :func:`outcome_of`.
     """
     rank = order.plan.node.first_rank + local_rank
     exit = ends.exits.get(local_rank)
-    if told is not None and told.failure is not None and told.state == "failed":
-        failure = told.failure
+    told = None if ending is None or ending.outcome.state != "failed" else ending.outcome.failure
+    if told is not None:
+        failure = told
     elif exit is None:
-        message = "ended with the process that started it"
-        failure = Failure(rank, local_rank, order.host, "lost", message, time=ends.now)
+        failure = Failure(rank, local_rank, order.host, "lost", "ended with the process that started it")
     else:
-        failure = Failure(rank, local_rank, order.host, *describe_exit(exit.code, ends.oom), time=exit.time)
+        failure = Failure(rank, local_rank, order.host, *describe_exit(exit.code, ends.oom))
+    moment = _moment(ending, exit, ends.now)
     # If a rank that had failed was told to stop on its way out, its failure is still the reason.
-    if exit is not None and not exit.stopped:
+    if exit is not None and exit.stopped is None:
         failure = replace(
             failure,
             exit_code=exit.code if exit.code >= 0 else None,
             signal=processes.signal_name(-exit.code) if exit.code < 0 else None,
         )
     tail = (ends.tails or {}).get(rank, b"").decode(errors="replace")
+    full = "" if ends.full is None else f". The disk of {ends.full} on {order.host} is full"
     return replace(
         failure,
+        message=failure.message + full,
+        time=ends.now.ago(moment),
+        after_stop=exit is not None and exit.stopped is not None and moment >= exit.stopped,
         traceback=as_on_driver(failure.traceback, ends.shipped),
         log_tail=as_on_driver(tail, ends.shipped),
+    )
+
+
+def _moment(ending: Ending | None, exit: RankExited | None, now: Now) -> float:
+    """Return when a rank failed: when it said so, but not after its end. A rank's clock may have been replaced."""
+    end = now.moment if exit is None else exit.moment
+    return ending.moment if ending is not None and 0 <= ending.moment <= end else end
+
+
+def within(outcomes: Sequence[Outcome], most: int) -> tuple[Outcome, ...]:
+    """Return outcomes with those pickled exceptions that fit into ``most`` bytes, those of the first failures first."""
+    by_time = sorted((each.failure for each in outcomes if each.failure is not None), key=lambda each: each.time)
+    kept = set()
+    for failure in by_time:
+        most -= len(failure.exception or b"")
+        if most >= 0:
+            kept.add(failure.rank)
+    return tuple(
+        each
+        if each.failure is None or each.rank in kept
+        else replace(each, failure=replace(each.failure, exception=None))
+        for each in outcomes
     )
 
 
@@ -139,9 +182,17 @@ def as_on_driver(text: str, shipped: Sequence[tuple[str, str]]) -> str:
     return text
 
 
-def explain(error: Exception) -> tuple[str, str]:
-    """Return what a node reports when it cannot start: this package's errors as they are, others with a traceback."""
+def explain(error: Exception, folder: str) -> tuple[str, str]:
+    """Return what a node reports when it cannot start: this package's errors as they are, others with a traceback.
+
+    Args:
+        error: why it cannot start.
+        folder: the node's private folder.
+    """
     if isinstance(error, errors.DistributorError):
         return type(error).__name__, str(error)
+    host = socket.gethostname()
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "StartError", f"the disk of {folder} on {host} is full: make room there, or set TMPDIR to another folder"
     text = "".join(traceback.format_exception(error))
-    return "StartError", f"the agent on {socket.gethostname()} failed: {type(error).__name__}: {error}\n\n{text}"
+    return "StartError", f"the agent on {host} failed: {type(error).__name__}: {error}\n\n{text}"

@@ -6,6 +6,7 @@ import re
 import sys
 from dataclasses import dataclass, field
 
+from distributor.channel.rank_slots import Slots
 from distributor.machine import processes
 from distributor.node.launching import Launcher
 from distributor.values import layout, messages
@@ -17,8 +18,9 @@ _IMPORTS_TORCH = re.compile(r'distributor/node/launcher\.py", line \d+, in <modu
 
 @dataclass
 class Ranks:
-    """What the launcher has reported about its ranks."""
+    """What the launcher has reported about its ranks, and the ``slots`` in which they tell how they end."""
 
+    slots: Slots
     started: bool = False
     exits: dict[int, messages.RankExited] = field(default_factory=dict)
     pids: dict[int, int] = field(default_factory=dict)
@@ -43,7 +45,7 @@ class Ranks:
     @property
     def failed(self) -> bool:
         """Whether a rank has failed by itself."""
-        return any(exit.code != 0 and not exit.stopped for exit in self.exits.values())
+        return any(exit.code != 0 and exit.stopped is None for exit in self.exits.values())
 
     @property
     def alive(self) -> bool:

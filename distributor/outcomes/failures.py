@@ -53,9 +53,12 @@ _FRAME = re.compile(r'^[ |+]*(?:File ")?(?P<path>(?<=")[^"]+|Cell In\[\d+\])"?, 
 
 
 def order_failures(failures: Sequence[Failure]) -> tuple[Failure, ...]:
-    """Return the failures with the root first, then the others in order of time."""
+    """Return the failures with the root first, then the others in order of time.
+
+    A rank that failed after it was told to stop is the root only if all were; a consequence, only if there is no cause.
+    """
     by_time = sorted(failures, key=lambda failure: failure.time)
-    root = min(by_time, key=lambda failure: (is_consequence(failure), failure.time))
+    root = min(by_time, key=lambda failure: (failure.after_stop, is_consequence(failure), failure.time))
     return (root, *(failure for failure in by_time if failure is not root))
 
 

@@ -7,6 +7,7 @@ peer was killed may notice before the peer's own node does.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +20,10 @@ from distributor.text import cells
 from distributor.text.wording import who
 from distributor.values.job import Status
 from distributor.values.outcome import Collected, Failure
+
+#: Number of seconds by which the clocks of two hosts must seem to differ before they count as different. The driver
+#: hears of a failure a little later than it happens.
+_APART = 1.0
 
 #: Returns advice on a failure, or ``""`` if there is nothing to add.
 Advise = Callable[[Failure], str]
@@ -75,7 +80,9 @@ def verdict(
         except BaseException as raised:
             error = raised
     assert error is not None
-    return Verdict(error=_best(cause, error, advise))
+    with suppress(Exception):  # a node may have sent what cannot be explained: the run has failed all the same
+        error = _best(cause, error, advise)
+    return Verdict(error=error)
 
 
 def _judged(
@@ -85,7 +92,7 @@ def _judged(
     failures = [o.failure for report in collected.reports for o in report.outcomes if o.state == "failed"]
     if isinstance(cause, NodeLost) and not has_cause(failures):
         raise node_lost(cause.nodes)
-    return values(collected, world_size, advise)
+    return values(collected, world_size, advise, () if cause is None else cause.failures)
 
 
 def _best(cause: RankFailed | NodeLost | None, error: BaseException, advise: Advise) -> BaseException:
@@ -102,13 +109,16 @@ def _best(cause: RankFailed | NodeLost | None, error: BaseException, advise: Adv
     return node_lost(cause.nodes) if isinstance(cause, NodeLost) else error
 
 
-def values(collected: Collected, world_size: int, advise: Advise = lambda failure: "") -> dict[int, Any]:
+def values(
+    collected: Collected, world_size: int, advise: Advise = lambda failure: "", told: Sequence[Failure] = ()
+) -> dict[int, Any]:
     """Return the return values by rank, as far as they were sent; none for a script or a module.
 
     Args:
         collected: what the scheduler brought back.
         world_size: the number of ranks.
         advise: returns advice on the root failure.
+        told: the failures that were told while the run went on, with their times by the driver's clock.
 
     Raises:
         TrainingError: a rank failed.
@@ -123,6 +133,7 @@ def values(collected: Collected, world_size: int, advise: Advise = lambda failur
     outcomes = {outcome.rank: outcome for report in collected.reports for outcome in report.outcomes}
     failures = [outcome.failure for outcome in outcomes.values() if outcome.state == "failed" and outcome.failure]
     if failures:
+        failures = on_one_clock(failures, told)
         returned = {rank: outcome.returned for rank, outcome in sorted(outcomes.items()) if outcome.returned}
         raise training_error(failures, advise, returned)
     if collected.lost_hosts:
@@ -141,11 +152,25 @@ def values(collected: Collected, world_size: int, advise: Advise = lambda failur
     unreturned = [outcomes[rank] for rank in sorted(outcomes) if outcomes[rank].state == "unreturned"]
     if unreturned and unreturned[0].failure is not None:
         failure = unreturned[0].failure
-        raise errors.ResultError(
-            f"rank {failure.rank} on {failure.host} finished, but {failure.message}. "
-            "Return plain data: numbers, strings, a state dict"
-        )
+        raise errors.ResultError(f"rank {failure.rank} on {failure.host} finished, but {failure.message}")
     return {rank: payload.load_value(chunks, rank) for rank, chunks in sorted(collected.values.items())}
+
+
+def on_one_clock(failures: Sequence[Failure], told: Sequence[Failure]) -> list[Failure]:
+    """Return failures with their times by the driver's clock, if the clock of their host is known to differ from it.
+
+    Args:
+        failures: with the times of their hosts.
+        told: those of them that the driver was told while the run went on, with their times by its own clock.
+    """
+    times = {failure.rank: failure.time for failure in told}
+    ahead: dict[str, float] = {}
+    for failure in failures:
+        if failure.rank in times:
+            late = times[failure.rank] - failure.time
+            ahead[failure.host] = min(late, ahead.get(failure.host, late))
+    apart = {host: late for host, late in ahead.items() if abs(late) > _APART}
+    return [replace(failure, time=failure.time + apart.get(failure.host, 0.0)) for failure in failures]
 
 
 def training_error(

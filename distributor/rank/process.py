@@ -20,54 +20,58 @@ import runpy
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import redirect_stderr, suppress
-from dataclasses import replace
+from contextlib import suppress
 from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
+from distributor.channel.rank_slots import Slot
 from distributor.machine import allocator
 from distributor.machine.processes import die_with_parent
 from distributor.rank import lookups, parting
+from distributor.rank.ending import PATIENCE, Account, deadline
 from distributor.shipping import modules, payload
 from distributor.values import layout
 from distributor.values.job import Function, Module, Script
 from distributor.values.layout import ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL
-from distributor.values.outcome import Failure, Outcome
 from distributor.values.plan import NodeOrder
 
 _stacks: io.BufferedWriter | None = None
+
+_exit = os._exit  # user code may replace it
 
 #: Number of seconds that a failed rank's threads and exit callbacks have to finish.
 _FAILED_PATIENCE = 2.0
 
 
-def main(path: str, local_rank: str, launcher_pid: str) -> NoReturn:
+def main(path: str, local_rank: str, launcher_pid: str, slots: str) -> NoReturn:
     """Run a rank in a process that was started anew (entry point)."""
     with open(path, "rb") as file:
         order: NodeOrder = pickle.load(file)
     lookups.switch_off_on_import(order.folder)
-    _live(order, int(local_rank), int(launcher_pid))
+    _live(order, int(local_rank), int(launcher_pid), int(slots))
 
 
 def become(order: NodeOrder, local_rank: int, launcher_pid: int) -> NoReturn:
     """Turn a fresh fork of the launcher into a rank. Never returns."""
-    with suppress(OSError):
-        os.close(order.event_fd)
-    _live(order, local_rank, launcher_pid)
+    _live(order, local_rank, launcher_pid, order.slots_fd)
 
 
-def _live(order: NodeOrder, local_rank: int, launcher_pid: int) -> NoReturn:
+def _live(order: NodeOrder, local_rank: int, launcher_pid: int, slots: int) -> NoReturn:
     code = 1
     try:
         die_with_parent(launcher_pid)
-        env = order.plan.rank_env[local_rank]
-        _leave_launcher(order, local_rank, env)
-        code = _run(order, local_rank, int(env["RANK"]))
-        code = _finalize(code)
+        account = Account(order, local_rank, Slot(slots, local_rank))
+        os.close(slots)
+        try:
+            _leave_launcher(order, local_rank, order.plan.rank_env[local_rank])
+        except BaseException as error:
+            account.raised(error)
+            raise
+        code = _run(order, local_rank, account)
+        code = _finalize(code, account)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -76,7 +80,7 @@ def _live(order: NodeOrder, local_rank: int, launcher_pid: int) -> NoReturn:
                 stream.flush()
             except Exception:  # the user may have closed or replaced it
                 continue
-        os._exit(code)
+        _exit(code)
 
 
 def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -> None:
@@ -138,9 +142,9 @@ def _redirect(source: int, target: int) -> None:
     os.close(source)
 
 
-def _run(order: NodeOrder, local_rank: int, rank: int) -> int:
-    """Run the target, write its outcome and return the exit code."""
-    called = time.time()
+def _run(order: NodeOrder, local_rank: int, account: Account) -> int:
+    """Run the target, tell how it ended, and return the exit code."""
+    account.called()
     try:
         try:
             value = _call(order, local_rank)
@@ -148,7 +152,7 @@ def _run(order: NodeOrder, local_rank: int, rank: int) -> int:
             _calm_signal_handlers()
     except SystemExit as stop:
         if stop.code is not None and not isinstance(stop.code, int):
-            _write(order, local_rank, _failure(order, local_rank, rank, "exit", f"exited with code 1: {stop.code}"))
+            account.exited(str(stop.code))
             print(stop.code, file=sys.stderr)
             return 1
         code = (stop.code or 0) & 0xFF  # the system keeps only the low 8 bits of an exit code
@@ -157,30 +161,15 @@ def _run(order: NodeOrder, local_rank: int, rank: int) -> int:
         value = None
     except BaseException as error:
         error.__traceback__ = _user_frames(error.__traceback__)
-        text = printed(error)
-        summary = _summary(error)
-        _write(
-            order,
-            local_rank,
-            _failure(
-                order,
-                local_rank,
-                rank,
-                type(error).__name__,
-                summary,
-                text,
-                payload.dump_exception(error),
-            ),
-        )
-        _print(order, local_rank, error, text)
+        text = account.raised(error)
+        with deadline(PATIENCE, partial(_exit, 1)):
+            _print(order, local_rank, error, text, is_rank=account.is_mine)
         return 1
-    returned = time.time()
-    outcome = _return(order, local_rank, rank, value)
-    _write(order, local_rank, replace(outcome, called=called, returned=returned))
+    account.returned(value)
     return 0
 
 
-def _print(order: NodeOrder, local_rank: int, error: BaseException, text: str) -> None:
+def _print(order: NodeOrder, local_rank: int, error: BaseException, text: str, *, is_rank: bool) -> None:
     """Print an exception, as the interpreter does when a program ends with it.
 
     Python's own text goes into a separate file: the driver shows it once, as part of the error that it raises. If the
@@ -191,9 +180,10 @@ def _print(order: NodeOrder, local_rank: int, error: BaseException, text: str) -
         local_rank: the local rank of this process.
         error: the exception that the rank raised.
         text: what Python prints for the exception.
+        is_rank: whether this process is the rank, and not one that it has forked.
     """
     hook = _without_torch(sys.excepthook)
-    if hook is not sys.__excepthook__ or not _is_stderr(2, order, local_rank):
+    if not is_rank or hook is not sys.__excepthook__ or not _is_stderr(2, order, local_rank):
         hook(type(error), error, error.__traceback__)
         return
     with suppress(OSError), open(_open_log(order, local_rank, "uncaught"), "wb") as file:
@@ -278,66 +268,6 @@ def script_path(order: NodeOrder, script: Script) -> str:
     return str(shipped) if shipped.exists() else script.path
 
 
-def _return(order: NodeOrder, local_rank: int, rank: int, value: Any) -> Outcome:
-    """Return the outcome of a rank that returned. Its value is streamed into a separate file."""
-    if rank == 0 or order.collect_all:
-        path = layout.value(order.folder, rank)
-        try:
-            with open(path.with_suffix(".partial"), "wb") as file:
-                payload.dump_value(value, file)
-        except Exception as error:
-            kind = f"{type(value).__module__}.{type(value).__qualname__}"
-            message = f"its return value of type {kind} cannot be pickled ({type(error).__name__}: {error})"
-            path.with_suffix(".partial").unlink(missing_ok=True)
-            return Outcome(rank, order.host, "unreturned", _failure(order, local_rank, rank, kind, message).failure)
-        path.with_suffix(".partial").replace(path)
-    return Outcome(rank, order.host, "finished")
-
-
-def _failure(
-    order: NodeOrder,
-    local_rank: int,
-    rank: int,
-    kind: str,
-    message: str,
-    text: str = "",
-    exception: bytes | None = None,
-) -> Outcome:
-    failure = Failure(
-        rank, local_rank, order.host, kind, message, text, exit_code=1, time=time.time(), exception=exception
-    )
-    return Outcome(rank, order.host, "failed", failure)
-
-
-def _write(order: NodeOrder, local_rank: int, outcome: Outcome) -> None:
-    payload.write_atomically(layout.outcome(order.folder, local_rank), pickle.dumps(outcome))
-
-
-def _summary(error: BaseException) -> str:
-    """Return the exception's type and message in one line, without notes."""
-    kind = type(error)
-    name = (
-        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
-    )
-    try:
-        lines = str(error).strip().splitlines()
-    except Exception:
-        lines = ["<str() of it failed>"]
-    return f"{name}: {lines[0]}" if lines else name
-
-
-def printed(error: BaseException) -> str:
-    """Return what Python prints for an exception.
-
-    Before Python 3.12, the module ``traceback`` leaves out the suggestion (``Did you mean: 'print'?``).
-    """
-    if sys.version_info >= (3, 12) or not isinstance(error, (AttributeError, NameError)):
-        return "".join(traceback.format_exception(error))
-    with redirect_stderr(io.StringIO()) as text:
-        sys.__excepthook__(type(error), error, error.__traceback__)
-    return text.getvalue() or "".join(traceback.format_exception(error))
-
-
 def _user_frames(frames: TracebackType | None) -> TracebackType | None:
     """Return the traceback from the user's first frame on, without this module, the unpickling and ``runpy``.
 
@@ -351,18 +281,18 @@ def _user_frames(frames: TracebackType | None) -> TracebackType | None:
 
 
 def _end_soon(code: int, patience: float = _FAILED_PATIENCE) -> None:
-    end = threading.Timer(patience, os._exit, (code,))
+    end = threading.Timer(patience, _exit, (code,))
     end.daemon = True
     end.start()
 
 
-def _finalize(code: int) -> int:
+def _finalize(code: int, account: Account) -> int:
     """Do what the interpreter does at exit: wait for threads, run exit callbacks and flush files that are still open.
 
     A rank that failed does not wait long for its threads, because the other ranks wait for it in collectives. A rank
     that returned then waits a few seconds for the other ranks.
     """
-    if code != 0:
+    if code != 0 and account.is_mine:
         _end_soon(code)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -374,7 +304,7 @@ def _finalize(code: int) -> int:
             except Exception:  # it is closed, or its pipe is
                 continue
     ctypes.CDLL(None).fflush(None)  # flushes what C and C++ extensions have printed
-    if code == 0:
+    if code == 0 and account.is_mine:
         with suppress(RuntimeError):  # no thread can be started: without that bound it waits for nobody
             _end_soon(code, parting.PATIENCE)
             parting.await_others()

@@ -262,6 +262,8 @@ class Run:
         """Run the job to its end, in a thread of its own."""
         try:
             self._verdict = self._supervisor.run(self._times.submitted)
+        except BaseException as error:
+            self._verdict = Verdict(error=error)
         finally:
             self._times.ended = time.time()
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from distributor.channel.server import ChannelServer
 from distributor.display.display import Display
@@ -209,6 +210,8 @@ class Supervisor:
             self._dumps.answer(message)
         elif isinstance(message, messages.Skipped):
             self._display.logs.skip(message.rank, message.stream, message.lines, message.offset)
+        if isinstance(message, messages.Failed) and message.failure is not None:
+            message = replace(message, failure=replace(message.failure, time=time.time() - message.age))
         self.on(state.Heard(node, message))
 
     def on_lost(self, node: str, why: str) -> None:

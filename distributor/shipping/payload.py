@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
 
@@ -238,10 +237,3 @@ def _pickles(value: Any) -> bool:
 def _one_line(error: BaseException) -> str:
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file such that no reader ever sees only a part of it."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(data)
-    partial.replace(path)

@@ -59,11 +59,6 @@ def stacks(folder: Folder, local_rank: int) -> Path:
     return Path(folder, f"rank-{local_rank}.stacks")
 
 
-def outcome(folder: Folder, local_rank: int) -> Path:
-    """Return the path of a rank's pickled :class:`~distributor.values.outcome.Outcome`."""
-    return Path(folder, f"rank-{local_rank}.outcome")
-
-
 def value(folder: Folder, rank: int) -> Path:
     """Return the path of a rank's pickled return value."""
     return Path(folder, f"value-{rank}.pickle")

@@ -129,9 +129,10 @@ class Skipped(Message):
 
 @dataclass(frozen=True)
 class Failed(Message):
-    """A rank failed, or the node failed to start its ranks."""
+    """A rank failed, or the node failed to start its ranks; ``age``: so many seconds before the message was sent."""
 
     failure: Failure | None = None
+    age: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -272,12 +273,16 @@ class RanksStarted(Message):
 
 @dataclass(frozen=True)
 class RankExited(Message):
-    """A rank's process has ended with ``code``, negative for a signal; ``stopped`` if the launcher had stopped it."""
+    """A rank's process has ended with ``code``, negative for a signal.
+
+    ``stopped`` is when the launcher had told it to stop, ``None`` if it had not. Times are seconds of a clock that all
+    processes of the host share (``time.monotonic()``).
+    """
 
     local_rank: int
     code: int
-    stopped: bool
-    time: float
+    stopped: float | None
+    moment: float
 
 
 @dataclass(frozen=True)
@@ -334,12 +339,12 @@ class Rest:
 class NodeResult(Message):
     """Everything that a node brings back.
 
-    ``report`` is the pickled :class:`~distributor.values.outcome.NodeReport`. ``values`` are paths of pickled return
-    values, by rank. ``failed`` says whether the run has failed, as far as the node knows.
+    ``report`` is the pickled :class:`~distributor.values.outcome.NodeReport`. ``values`` are pickled return values by
+    rank, or the paths of files that hold them. ``failed`` says whether the run has failed, as far as the node knows.
     """
 
     report: bytes = dataclasses.field(repr=False)
-    values: dict[int, str]
+    values: dict[int, bytes | str] = dataclasses.field(repr=False)
     rest: tuple[Rest, ...]
     failed: bool
 

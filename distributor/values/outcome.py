@@ -19,9 +19,11 @@ class Failure:
         message: the reason in one line: ``"ValueError: learning rate must be positive"``, ``"exited with code 3"``.
         traceback: the rank's own traceback, ``""`` if there is none.
         exit_code, signal: how its process ended; each is ``None`` if it does not apply.
-        time: time of the failure in seconds since the epoch, by the clock of its host.
+        time: time of the failure in seconds since the epoch, by the driver's clock if it was told while the run went
+            on, otherwise by the clock of its host.
         log_tail: the last lines that the rank wrote.
-        exception: the pickled exception, ``None`` if it could not be pickled.
+        exception: the pickled exception, ``None`` if it could not be pickled or is too long.
+        after_stop: whether the rank had been told to stop before it failed.
     """
 
     rank: int
@@ -35,6 +37,7 @@ class Failure:
     time: float = 0.0
     log_tail: str = ""
     exception: bytes | None = field(default=None, repr=False)
+    after_stop: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,21 @@ class Outcome:
     failure: Failure | None = None
     called: float | None = None
     returned: float | None = None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What a rank itself says about its end.
+
+    ``moment`` is the time of it in seconds, by a clock that all processes of the host share (``time.monotonic()``).
+    ``value`` is its pickled return value if that is small; one that is not is in a file. ``final`` is false while
+    the rank still finds out what to say.
+    """
+
+    outcome: Outcome
+    moment: float
+    value: bytes | None = field(default=None, repr=False)
+    final: bool = True
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,8 @@ class NodeOrder:
         store_fd: listening socket for the rendezvous store on node 0; ``None`` on other nodes.
         event_fd: pipe for events to the agent.
         spare_fd: line on which a spare waits for the order of the next attempt; ``None`` if there is no spare.
-        folder: the node's private folder: log files and outcomes.
+        slots_fd: memory in which ranks tell how they ended, as in :mod:`distributor.channel.rank_slots`.
+        folder: the node's private folder: log files and values.
         cwd: the ranks' current directory; ``None`` leaves it unchanged.
         sys_path: the ranks' import path, in order.
         collect_all: whether ranks other than 0 send their values back.
@@ -139,6 +140,7 @@ class NodeOrder:
     root: str
     environ: Mapping[str, str] = field(repr=False)
     spare_fd: int | None = None
+    slots_fd: int = -1
 
     @property
     def host(self) -> str:

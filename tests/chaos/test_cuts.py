@@ -6,12 +6,13 @@ import os
 import time
 from pathlib import Path
 
+import faults
 import paths
 import pytest
 import watch
 from hosts import Hosts
 
-from distributor import NodeLostError, Run, Status
+from distributor import NodeLostError, Run, Status, TorchDistributor, TrainingError
 
 pytestmark = [pytest.mark.chaos, pytest.mark.spark, pytest.mark.slow]
 
@@ -55,6 +56,23 @@ def test_hosts_that_are_all_cut_off_end_by_themselves(cluster: Hosts, path: str,
         run.result(timeout=2 * watch.DEADLINE)
     watch.gone(run.id, HEARTBEAT + watch.ORPHAN_DEADLINE)
     assert time.monotonic() - start < HEARTBEAT + watch.ORPHAN_DEADLINE
+
+
+def test_a_failure_is_told_while_hosts_cannot_reach_each_other(cluster: Hosts, tmp_path: Path) -> None:
+    """The launcher beside the rank that fails waits for the store, which is on the other host."""
+    cluster.session()
+    go = tmp_path / "go"
+    run = TorchDistributor(2, False, False, grace_period=2, max_processes_per_node=1).submit(faults.fail_after, str(go))
+    watch.until(lambda: all(Path(f"{go}.{rank}").exists() for rank in range(2)), 2 * watch.DEADLINE)
+    cluster.part()
+    start = time.monotonic()
+    watch.until(lambda: time.monotonic() - start > 3)  # so that the launcher has asked the store, more than once
+    go.touch()
+    start = time.monotonic()
+    with pytest.raises(TrainingError, match="^rank 1 on .* failed: ValueError: while the nodes were apart"):
+        run.result(timeout=watch.DEADLINE)
+    assert time.monotonic() - start < watch.ORPHAN_DEADLINE
+    watch.gone(run.id, watch.ORPHAN_DEADLINE)
 
 
 def test_a_short_cut_is_survived(cluster: Hosts, path: str, tmp_path: Path) -> None:

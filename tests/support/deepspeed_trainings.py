@@ -90,6 +90,13 @@ def warm_up() -> None:
     start()
 
 
+def build_extensions() -> None:
+    """Builds what DeepSpeed loads on CPUs, for this user of this machine."""
+    from distributor import DeepspeedTorchDistributor
+
+    DeepspeedTorchDistributor(2, 1, True, False, config(0), logs="none").run(warm_up)
+
+
 def curves(count: int) -> dict[str, list[float]]:
     """Losses of plain DistributedDataParallel and of each ZeRO stage."""
     deepspeed = start()

@@ -293,6 +293,11 @@ class Hosts:
         """Puts the cable back."""
         _ip("link", "set", self._cable(name), "up")
 
+    def part(self) -> None:
+        """Lets no host reach another; all still reach the driver. Cables that are put back end it."""
+        for name in self.addresses:
+            _ip("link", "set", self._cable(name), "type", "bridge_slave", "isolated", "on")
+
     def processes(self, name: str) -> list[int]:
         """The pids on a host: the worker daemon's, executors', their Python workers' and whatever these started."""
         return _pids(self._namespace(name))

@@ -175,7 +175,7 @@ def test_a_room_says_where_it_runs(room):
         (
             "torch",
             {
-                "node/launcher.py",
+                "node/meeting.py",
                 "rank/lookups.py",
                 "shipping/payload.py",
                 "deepspeed/checkpoint.py",

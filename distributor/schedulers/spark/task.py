@@ -168,8 +168,8 @@ def _lead(
             return [told, *_output(result.rest, shipment["chunk"])]
         yield told
         yield from _output(result.rest, shipment["chunk"])
-        for rank, path in result.values.items():
-            yield from _value(shipment, rank, path, reached)
+        for rank, value in result.values.items():
+            yield from _value(shipment, rank, value, reached)
         return None
 
 
@@ -199,13 +199,20 @@ def _order(
     )
 
 
-def _value(shipment: Shipment, rank: int, path: str, reached: bool) -> Iterator[bytes]:
-    """Yield the rows of a rank's return value: its digest if the channel has taken it, otherwise its pieces."""
+def _value(shipment: Shipment, rank: int, value: bytes | str, reached: bool) -> Iterator[bytes]:
+    """Yield the rows of a rank's return value: its digest if the channel has taken it, otherwise its pieces.
+
+    Args:
+        shipment: what the job sent.
+        rank: the rank.
+        value: its pickled return value, or the path of a file that holds it.
+        reached: whether the driver can be reached.
+    """
     endpoint = shipment["endpoint"]
-    if reached and endpoint is not None and os.path.getsize(path) >= _LARGE:
+    if isinstance(value, str) and reached and endpoint is not None and os.path.getsize(value) >= _LARGE:
         sent = None
         try:
-            sent = exchange.send_value(endpoint, rank, path, shipment["silence"])
+            sent = exchange.send_value(endpoint, rank, value, shipment["silence"])
         except exchange.StoppedError:
             return
         except (OSError, ValueError):  # ValueError: what answers is not the driver
@@ -214,7 +221,7 @@ def _value(shipment: Shipment, rank: int, path: str, reached: bool) -> Iterator[
             size, digest = sent
             yield b"D" + struct.pack("!IQ", rank, size) + digest
             return
-    for piece in pieces(path, shipment["chunk"]):
+    for piece in pieces(value, shipment["chunk"]):
         yield b"V" + struct.pack("!I", rank) + piece
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import distributor
+from distributor.channel.rank_slots import Slots
 from distributor.node import ranks
 from distributor.values import layout
 
@@ -25,7 +26,7 @@ def started_without(folder: Path, *options: str) -> tuple[str, str] | None:
         done = subprocess.run([sys.executable, *options, "-c", import_it], stderr=log, cwd=folder, check=False)
     launcher: Any = SimpleNamespace(returncode=done.returncode)
     order: Any = SimpleNamespace(host="host-b", folder=str(folder))
-    return ranks.Ranks().start_error(launcher, order, stopping=False)
+    return ranks.Ranks(Slots(1)).start_error(launcher, order, stopping=False)
 
 
 def test_a_python_without_torch_is_a_sentence(tmp_path: Path) -> None:

@@ -1,50 +1,146 @@
-"""Signals that come while the launcher notes what has become of a rank."""
+"""The launcher's main thread: what others ask of it, and that it waits for nobody."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
-from torch.distributed.elastic.multiprocessing import SignalException
 
-from distributor.node.launcher import _Signals
+from distributor.node.watch import HANDLED, Watch
+from distributor.values import messages
+from distributor.values.placement import Node, Placement
+from distributor.values.plan import NodeOrder, Plan
 
-
-@pytest.fixture
-def signals() -> Iterator[_Signals]:
-    made = _Signals()
-    before = signal.signal(signal.SIGUSR1, made.handle)
-    yield made
-    signal.signal(signal.SIGUSR1, before)
+DEADLINE = 60.0
 
 
-def test_a_signal_is_an_exception_at_once(signals: _Signals) -> None:
-    with pytest.raises(SignalException, match=f"got signal {signal.SIGUSR1.value}"):
-        os.kill(os.getpid(), signal.SIGUSR1)
+class Ranks(Watch):
+    """Ranks that are children of this process and do what they are told here."""
+
+    def __init__(self, *does: Callable[[], object], grace: float = DEADLINE) -> None:
+        node = Node(0, "host-a:1", "host-a", "10.0.0.1", 4000, leader=0, first_rank=0, local_world_size=len(does))
+        plan: Any = Plan(node, None, {}, ({},) * len(does))  # type: ignore[arg-type]
+        self.told: list[messages.Message] = []
+        self.does = does
+        where = ("/", None, (), False, "spawn", "/", {})
+        super().__init__(NodeOrder("3f2a", plan, Placement((node,)), grace, 1.0, None, -1, *where), self.told.append)
+        self.thread = threading.Thread(target=self.meet, daemon=True)
+
+    def meet(self) -> None:
+        """What torch's agent does in the other thread."""
+        self.begin()
+        while not self.stopping and None in self.await_end(0.1).values():
+            continue
+        if self.stopping:
+            self.stop()
+        self.end()
+
+    def _spawn(self, local_rank: int) -> int:
+        pid = os.fork()
+        if pid == 0:
+            for number in HANDLED:
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            self.does[local_rank]()
+            os._exit(0)
+        return pid
+
+    def exits(self) -> dict[int, messages.RankExited]:
+        return {each.local_rank: each for each in self.told if isinstance(each, messages.RankExited)}
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in HANDLED}
+    descriptor = signal.set_wakeup_fd(-1)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    signal.set_wakeup_fd(descriptor)
+
+
+def wait() -> None:
+    signal.pause()
+
+
+def fail() -> None:
+    os._exit(3)
+
+
+def test_all_ranks_end() -> None:
+    ranks = Ranks(int, int)
+    ranks.thread.start()
+    ranks.run()
+    assert {rank: (exit.code, exit.stopped) for rank, exit in ranks.exits().items()} == {0: (0, None), 1: (0, None)}
+    assert isinstance(ranks.told[0], messages.RanksStarted)
+
+
+def test_a_rank_that_fails_is_told_and_the_others_are_stopped() -> None:
+    ranks = Ranks(wait, fail)
+    ranks.thread.start()
+    ranks.run()
+    exits = ranks.exits()
+    assert (exits[1].code, exits[1].stopped) == (3, None)
+    assert exits[0].code == -signal.SIGTERM
+    assert exits[0].stopped is not None
+    assert exits[1].moment <= exits[0].stopped <= exits[0].moment
+
+
+def test_nothing_waits_for_a_thread_that_waits_for_the_network() -> None:
+    ranks = Ranks(wait, fail)
+
+    def meet() -> None:
+        ranks.begin()
+        threading.Event().wait()  # a store that never answers
+
+    threading.Thread(target=meet, daemon=True).start()
+    ranks.run()
+    assert sorted(ranks.exits()) == [0, 1]
+
+
+def test_a_rank_that_ignores_the_signal_is_killed_after_its_grace_period() -> None:
+    def ignore() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        wait()
+
+    ranks = Ranks(ignore, fail, grace=0.2)
+    ranks.thread.start()
+    ranks.run()
+    assert ranks.exits()[0].code in (-signal.SIGKILL, -signal.SIGTERM)  # it may not have come to ignore it
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_a_signal_waits_until_what_must_not_be_cut_is_done(signals: _Signals, masked: bool) -> None:
-    """Also one that this thread masks: another thread takes it, as the store's does, and Python handles it here."""
-    go, sent, done = threading.Event(), threading.Event(), []
+def test_a_signal_stops_the_ranks_whichever_thread_takes_it(masked: bool) -> None:
+    """The store's C++ thread takes a signal that the main thread has masked."""
+    ranks = Ranks(wait)
+    ranks.handle_signals()
 
     def send() -> None:
-        go.wait(30)
-        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
-        sent.set()
+        while not ranks.told:
+            time.sleep(0.01)
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
 
     sender = threading.Thread(target=send)
+    ranks.thread.start()
     sender.start()
-    with pytest.raises(SignalException), signals.held():
-        if masked:
-            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
-        go.set()
-        assert sent.wait(30)
-        sender.join(30)
-        done.append(sum(range(1000)))  # here Python would run the handler
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
-    assert done
-    os.sched_yield()  # nothing is raised twice
+    if masked:
+        signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+    try:
+        ranks.run()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
+        sender.join(DEADLINE)
+    assert ranks.exits()[0].stopped is not None
+
+
+def test_a_rank_that_is_killed_before_it_begins_was_started() -> None:
+    ranks = Ranks(int)
+    ranks._start(0, lambda: ranks._spawn(0))
+    threading.Thread(target=lambda: ranks.await_end(DEADLINE) and ranks.end(), daemon=True).start()
+    ranks.run()
+    assert [type(each) for each in ranks.told] == [messages.RanksStarted, messages.RankExited]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +10,11 @@ import pytest
 
 from distributor import errors
 from distributor.node import outcomes
-from distributor.node.outcomes import Ends
+from distributor.node.outcomes import Ends, Now
 from distributor.values import messages
 from distributor.values.job import Function, Module, Target
 from distributor.values.messages import RankExited
-from distributor.values.outcome import Failure, Outcome
+from distributor.values.outcome import Ending, Failure, Outcome
 from distributor.values.placement import Node, Placement
 from distributor.values.plan import NodeOrder, Plan
 
@@ -28,12 +29,20 @@ def order(target: Target = Function("train", b"")) -> NodeOrder:
     return NodeOrder("3f2a", plan, Placement((NODE,)), 1.0, 1.0, None, -1, "/", None, (), False, "fork", "/", {})
 
 
-def ended(code: int | None, *, by_us: bool = False, stopped: bool = False, **more: Any) -> Ends:
-    return Ends({} if code is None else {1: RankExited(1, code, by_us, 7.0)}, stopped, **more)
+#: Now, at 1,000 s since the epoch.
+NOW = Now(1000.0, 10.0)
 
 
-def outcome(told: Outcome | None, ends: Ends, target: Target = Function("train", b"")) -> Outcome:
-    return outcomes.outcome_of(order(target), 1, told, ends)
+def ended(code: int | None, *, by_us: float | None = None, stopped: bool = False, **more: Any) -> Ends:
+    """A rank that ended 3 s ago; ``by_us``: when it was told to stop."""
+    return Ends({} if code is None else {1: RankExited(1, code, by_us, 7.0)}, stopped, **{"now": NOW, **more})
+
+
+def outcome(
+    told: Outcome | None, ends: Ends, target: Target = Function("train", b""), *, moment: float = 5.0
+) -> Outcome:
+    """The outcome of a rank that told of it 5 s ago."""
+    return outcomes.outcome_of(order(target), 1, None if told is None else Ending(told, moment), ends)
 
 
 def test_a_rank_that_returned_has_the_outcome_that_it_wrote() -> None:
@@ -47,22 +56,22 @@ def test_a_module_that_ends_with_0_needs_no_outcome() -> None:
 def test_a_function_that_ends_with_0_before_it_returned_has_failed() -> None:
     failure = outcome(None, ended(0)).failure
     assert failure is not None
-    assert (failure.exit_code, failure.time) == (0, 7.0)
+    assert (failure.exit_code, failure.time) == (0, 997.0)
     assert failure.message.startswith("exited with code 0 before the function returned")
 
 
-@pytest.mark.parametrize(("ends", "told"), [(ended(-15, by_us=True), None), (ended(None, stopped=True), None)])
+@pytest.mark.parametrize(("ends", "told"), [(ended(-15, by_us=6.0), None), (ended(None, stopped=True), None)])
 def test_a_rank_that_we_stopped_is_stopped(ends: Ends, told: Outcome | None) -> None:
     assert outcome(told, ends) == Outcome(3, "host-b", "stopped")
 
 
 def test_a_rank_that_was_stopped_after_it_returned_is_finished() -> None:
-    assert outcome(FINISHED, ended(-15, by_us=True)) == FINISHED
+    assert outcome(FINISHED, ended(-15, by_us=6.0)) == FINISHED
 
 
 def test_a_failure_stays_the_reason_when_its_rank_is_stopped_on_its_way_out() -> None:
-    found = outcome(FAILED, ended(-9, by_us=True))
-    assert (found.state, found.failure) == ("failed", replace(RAISED, log_tail=""))
+    found = outcome(FAILED, ended(-9, by_us=6.0))
+    assert (found.state, found.failure) == ("failed", replace(RAISED, time=995.0))
 
 
 @pytest.mark.parametrize(
@@ -75,9 +84,9 @@ def test_an_end_without_a_word_is_described(code: int, kind: str, exit_code: int
 
 
 def test_a_rank_whose_launcher_went_down_is_lost() -> None:
-    failure = outcome(None, ended(None, now=9.0)).failure
+    failure = outcome(None, ended(None)).failure
     assert failure is not None
-    assert (failure.kind, failure.time) == ("lost", 9.0)
+    assert (failure.kind, failure.time) == ("lost", 1000.0)
 
 
 def test_paths_of_shipped_files_are_those_on_the_driver() -> None:
@@ -108,7 +117,48 @@ def test_an_outcome_in_another_state_is_no_message() -> None:
 
 
 def test_errors_of_the_package_are_told_as_they_are() -> None:
-    assert outcomes.explain(errors.ResourceError("no GPU")) == ("ResourceError", "no GPU")
-    kind, text = outcomes.explain(KeyError("x"))
+    assert outcomes.explain(errors.ResourceError("no GPU"), "/tmp/n") == ("ResourceError", "no GPU")
+    kind, text = outcomes.explain(KeyError("x"), "/tmp/n")
     assert kind == "StartError"
     assert "failed: KeyError: 'x'" in text
+
+
+@pytest.mark.parametrize(
+    ("moment", "stopped", "time", "after"),
+    [
+        pytest.param(5.0, 6.0, 995.0, False, id="before-it-was-told"),
+        pytest.param(6.5, 6.0, 996.5, True, id="because-it-was-told"),
+        pytest.param(5.0, None, 995.0, False, id="never-told"),
+        pytest.param(5000.0, 6.0, 997.0, True, id="a-clock-that-is-ahead"),
+        pytest.param(-5000.0, None, 997.0, False, id="a-clock-that-is-behind"),
+    ],
+)
+def test_when_a_rank_failed(moment: float, stopped: float | None, time: float, after: bool) -> None:
+    """By one clock, whatever the rank's own says; a rank cannot fail after its end."""
+    failure = outcome(FAILED, ended(1, by_us=stopped), moment=moment).failure
+    assert failure is not None
+    assert (failure.time, failure.after_stop) == (time, after)
+
+
+def test_a_rank_that_is_stopped_before_it_can_say_why_it_failed_is_stopped() -> None:
+    """It may only have noticed that another rank had gone."""
+    cut = Ending(FAILED, 5.0, final=False)
+    assert outcomes.outcome_of(order(), 1, cut, ended(-15, by_us=6.0)) == Outcome(3, "host-b", "stopped")
+    assert outcomes.outcome_of(order(), 1, cut, ended(-9)).state == "failed"
+
+
+def test_a_full_disk_is_named() -> None:
+    failure = outcome(None, ended(3, full="/tmp/n")).failure
+    assert failure is not None
+    assert failure.message == "exited with code 3. The disk of /tmp/n on host-b is full"
+    kind, text = outcomes.explain(OSError(errno.ENOSPC, "No space left on device"), "/tmp/n")
+    assert kind == "StartError"
+    assert text.startswith("the disk of /tmp/n on ")
+
+
+def test_the_first_exceptions_of_a_node_are_kept() -> None:
+    def failed(rank: int, time: float) -> Outcome:
+        return Outcome(rank, "host-b", "failed", replace(RAISED, rank=rank, time=time, exception=bytes(4)))
+
+    kept = outcomes.within((failed(0, 3.0), FINISHED, failed(1, 1.0), failed(2, 2.0)), 9)
+    assert [each.failure and each.failure.exception for each in kept] == [None, None, bytes(4), bytes(4)]

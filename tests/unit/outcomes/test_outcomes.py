@@ -8,8 +8,10 @@ from hypothesis import given, strategies as st
 
 from distributor import errors
 from distributor.outcomes import verdict
+from distributor.outcomes.causes import RankFailed
 from distributor.outcomes.failures import describe, is_consequence, order_failures
 from distributor.shipping import payload
+from distributor.values.job import Status
 from distributor.values.outcome import Collected, Failure, NodeReport, Outcome
 
 
@@ -87,6 +89,34 @@ def test_the_root_is_the_earliest_reason_if_there_is_one(failures):
     assert root.time == min(one.time for one in reasons or failures)
     assert bool(reasons) is not is_consequence(root)
     assert [one.time for one in others] == sorted(one.time for one in others)
+
+
+def test_a_rank_that_was_told_to_stop_is_not_the_root():
+    root, echo = failure(0, 3.0), failure(1, 2.0, message="Connection closed by peer", kind="RuntimeError")
+    stopped = failure(2, 1.0, after_stop=True)
+    assert order_failures([stopped, echo, root]) == (root, stopped, echo)
+    assert order_failures([stopped, echo])[0] == echo
+    assert order_failures([stopped])[0] == stopped
+
+
+def test_the_drivers_clock_counts_where_it_was_told():
+    """The host of ranks 1 and 3 is an hour behind; that of rank 0 is not."""
+    first, behind, other = failure(0, 5000.0), failure(1, 1405.0), failure(3, 1404.0)
+    told = [replace(first, time=5000.2), replace(behind, time=5005.25)]
+    at = [each.time for each in verdict.on_one_clock([first, behind, other], told)]
+    assert at == [5000.0, 5005.25, 5004.25]
+    found = collected(first, behind)
+    error = verdict.verdict(RankFailed(tuple(told)), found, None, run_id="3f2a", world_size=2).error
+    assert isinstance(error, errors.TrainingError)
+    assert [each.rank for each in error.failures] == [0, 1]
+
+
+def test_an_error_that_cannot_be_explained_is_an_error():
+    found = collected(failure(0, 1.0), failure(1, "noon"))
+    for cause in (None, RankFailed((failure(0, 1.0), failure(1, "noon")))):
+        told = verdict.verdict(cause, found, None, run_id="3f2a", world_size=2)
+        assert isinstance(told.error, TypeError)
+        assert told.status is Status.FAILED
 
 
 def test_an_earlier_echo_is_not_the_root():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from distributor.rank import process
+from distributor.rank import ending, process
 
 
 def raised(source: str) -> Exception:
@@ -18,7 +18,7 @@ def raised(source: str) -> Exception:
 
 
 def test_a_traceback_is_as_python_prints_it() -> None:
-    told = process.printed(raised("def train():\n    1 / 0\n\ntrain()"))
+    told = ending.printed(raised("def train():\n    1 / 0\n\ntrain()"))
     assert told.splitlines() == [
         "Traceback (most recent call last):",
         '  File "train.py", line 4, in <module>',
@@ -28,7 +28,7 @@ def test_a_traceback_is_as_python_prints_it() -> None:
 
 
 def test_what_may_have_been_meant_is_told() -> None:
-    assert process.printed(raised("prin")).endswith("NameError: name 'prin' is not defined. Did you mean: 'print'?\n")
+    assert ending.printed(raised("prin")).endswith("NameError: name 'prin' is not defined. Did you mean: 'print'?\n")
 
 
 def test_a_hook_is_found_below_those_of_torch() -> None:

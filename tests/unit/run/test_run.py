@@ -23,7 +23,7 @@ from distributor.display.snapshot import Snapshot
 from distributor.display.view import Shown
 from distributor.launch.torchrun import Torchrun
 from distributor.outcomes import advice
-from distributor.run import handle as module
+from distributor.run import handle as module, supervisor
 from distributor.run.state import Margins
 from distributor.text import notices
 from distributor.values import messages
@@ -246,6 +246,19 @@ def test_advice_that_cannot_be_had_hides_no_failure(monkeypatch: pytest.MonkeyPa
     run = module.Run(make_job("3f2a", 1, Module("train"), False, launch=Torchrun()), Failing()).start()
     with pytest.raises(TrainingError, match="KeyError: 'lr'"):
         run.result(watch.DEADLINE)
+
+
+def test_a_verdict_that_cannot_be_had_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise TypeError("a field of the wrong type")
+
+    monkeypatch.setattr(supervisor, "verdict", fail)
+    scheduler = Scheduler()
+    scheduler.ended.set()
+    run = module.Run(make_job("3f2a", 1, Module("train"), False, launch=Torchrun()), scheduler).start()
+    with pytest.raises(TypeError, match="a field of the wrong type"):
+        run.results(watch.DEADLINE)
+    assert run.status is Status.FAILED
 
 
 class Failing(Scheduler):

@@ -415,19 +415,3 @@ def test_tensors_that_came_back_can_be_changed_and_saved():
 def test_a_value_that_cannot_be_pickled():
     with pytest.raises(TypeError):
         dumped(threading.Lock())
-
-
-def test_files_are_written_whole(tmp_path):
-    path = tmp_path / "rank-0.outcome"
-    path.write_bytes(b"old")
-    payload.write_atomically(path, b"new")
-    assert path.read_bytes() == b"new"
-    assert os.listdir(tmp_path) == ["rank-0.outcome"]
-
-
-def test_a_failed_write_leaves_the_file_alone(tmp_path):
-    path = tmp_path / "rank-0.outcome"
-    path.write_bytes(b"old")
-    with pytest.raises(TypeError):
-        payload.write_atomically(path, "no bytes")
-    assert path.read_bytes() == b"old"

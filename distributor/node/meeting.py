@@ -1,0 +1,205 @@
+"""Where the ranks of all nodes meet: torch's elastic agent and its rendezvous store, in a thread of the launcher.
+
+All that waits for other nodes is here, and nothing that watches ranks: a store that does not answer (another node is
+cut off, or its machine hangs) blocks this thread only.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, cast
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list what it exports
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    SimpleElasticAgent,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+from torch.distributed.elastic.events.api import Event
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from distributor.node.watch import Watch
+from distributor.rank import lookups, process
+from distributor.values import messages
+from distributor.values.plan import NodeOrder
+
+#: Number of seconds that a finished node waits for the others at the exit barrier: slower nodes may train for days.
+_EXIT_BARRIER_TIMEOUT = 365 * 24 * 3600.0
+
+#: Key that is set in the store when a node's ranks failed, so that other nodes learn of it even without the channel.
+_FAILED_KEY = "distributor/failed"
+
+#: Keys in the store: the number of nodes that have passed the exit barrier, and a flag that is set once all have.
+_LEFT_KEY = "distributor/left"
+_ALL_LEFT_KEY = "distributor/all_left"
+
+#: Number of seconds that node 0 waits for all nodes to pass the exit barrier.
+_LEAVE_TIMEOUT = 5.0
+
+#: Number of seconds between checks of ``_FAILED_KEY``.
+_FAILED_POLL = 1.0
+
+#: Sends the agent a message.
+Tell = Callable[[messages.Message], None]
+
+
+class Meeting(threading.Thread):
+    """The thread in which torch's elastic agent runs, to the end of the ranks of all nodes.
+
+    Args:
+        order: the agent's order.
+        watch: the node's ranks.
+        tell: sends the agent a message.
+    """
+
+    def __init__(self, order: NodeOrder, watch: Watch, tell: Tell) -> None:
+        super().__init__(name="distributor-meeting", daemon=True)
+        self._watch = watch
+        self._tell = tell
+        spec = WorkerSpec(
+            role="default",
+            local_world_size=order.plan.node.local_world_size,
+            rdzv_handler=_PlacedRendezvous(order, tell),
+            entrypoint=process.become,
+            max_restarts=0,
+            monitor_interval=0.001,  # _monitor_workers itself blocks until a rank exits or it is time to poll
+        )
+        self._agent = _RankAgent(spec, order, watch)
+
+    def run(self) -> None:
+        """Run torch's agent; report its failure, or that the ranks of all nodes have succeeded."""
+        try:
+            result = self._agent.run()
+            if not result.is_failed():
+                self._tell(messages.AllPassed())  # all nodes are at the exit barrier: all ranks have succeeded
+        except BaseException as error:
+            if not self._watch.stopping:
+                self._tell(messages.LauncherFailed(f"{type(error).__name__}: {error}", traceback.format_exc()))
+        finally:
+            self._watch.end()
+
+
+class _PlacedRendezvous(RendezvousHandler):
+    """A rendezvous whose result is already known: the placement. It only brings up the store."""
+
+    def __init__(self, order: NodeOrder, tell: Tell) -> None:
+        self._order = order
+        self._tell = tell
+        self._store: TCPStore | None = None
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def get_backend(self) -> str:
+        return "distributor"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        node, master = self._order.plan.node, self._order.placement.master
+        listener: dict[str, int] = {} if self._order.store_fd is None else {"master_listen_fd": self._order.store_fd}
+        before = time.monotonic()
+        self._store = TCPStore(
+            master.address,
+            master.port,
+            is_master=bool(listener),
+            wait_for_workers=False,
+            timeout=timedelta(seconds=self._order.start_timeout),
+            **listener,  # type: ignore[arg-type]
+        )
+        text = lookups.warning(time.monotonic() - before, master.address) if listener else None
+        if text is not None:
+            self._tell(messages.LauncherWarning(text))
+        return RendezvousInfo(
+            self._store,
+            node.node_rank,
+            len(self._order.placement.nodes),
+            RendezvousStoreInfo(master.address, master.port),
+        )
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return self._order.run_id
+
+    def shutdown(self) -> bool:
+        return True
+
+
+class _RankAgent(SimpleElasticAgent):
+    """Torch's elastic agent, whose workers are the ranks that the main thread has started."""
+
+    def __init__(self, spec: WorkerSpec, order: NodeOrder, watch: Watch) -> None:
+        super().__init__(spec, exit_barrier_timeout=_EXIT_BARRIER_TIMEOUT)
+        self._order = order
+        self._watch = watch
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        return self._watch.begin()
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        codes = self._watch.await_end(_FAILED_POLL)
+        failed = {local_rank: code for local_rank, code in codes.items() if code not in (None, 0)}
+        if failed or self._watch.stopping:
+            self._tell_others()
+            failures = {
+                worker_group.workers[local_rank].global_rank: ProcessFailure(local_rank, 0, code or 0, "")
+                for local_rank, code in failed.items()
+            }
+            return RunResult(state=WorkerState.FAILED, failures=failures)
+        if all(code == 0 for code in codes.values()):
+            return RunResult(WorkerState.SUCCEEDED, {worker.global_rank: None for worker in worker_group.workers})
+        if len(self._order.placement.nodes) > 1 and self._another_node_failed():
+            return RunResult(state=WorkerState.FAILED)
+        return RunResult(state=WorkerState.HEALTHY)
+
+    def _tell_others(self) -> None:
+        """Tell the other nodes, over the store, that this one has ended without success."""
+        with suppress(Exception):
+            self._store.set(_FAILED_KEY, str(self._order.plan.node.node_rank))  # type: ignore[attr-defined]
+
+    def _another_node_failed(self) -> bool:
+        """Return whether another node failed. If the store is gone, so is node 0."""
+        try:
+            return bool(self._store.check([_FAILED_KEY]))  # type: ignore[attr-defined]
+        except Exception:
+            return True
+
+    def _exit_barrier(self) -> None:
+        """Keep node 0 until all nodes have passed the exit barrier, because the store ends with node 0.
+
+        Torch's agents do not wait: an agent that has not passed yet looks for the store for a second or two.
+        """
+        super()._exit_barrier()  # type: ignore[no-untyped-call]
+        nodes, store = len(self._order.placement.nodes), cast(Any, self._store)
+        if nodes > 1:
+            with suppress(Exception):  # the store or a node is gone already
+                if store.add(_LEFT_KEY, 1) == nodes:
+                    store.set(_ALL_LEFT_KEY, "")
+                if self._order.plan.node.node_rank == 0:
+                    store.wait([_ALL_LEFT_KEY], timedelta(seconds=_LEAVE_TIMEOUT))
+
+    def _stop_workers(self, worker_group: WorkerGroup, *_: Any, **__: Any) -> None:
+        self._watch.stop()
+
+    def _shutdown(self, *_: Any, **__: Any) -> None:
+        """Do nothing: ranks that must stop have been stopped."""
+
+    def _construct_event(self, state: str, source: Any, *_: Any, **__: Any) -> Event:
+        """Construct an event without torch's look-up of the full host name: seconds each where DNS does not answer."""
+        return Event(f"torchelastic.worker.status.{state}", source, metadata={"hostname": socket.gethostname()})

@@ -1,0 +1,254 @@
+"""The launcher's main thread: starts a node's ranks, watches them and stops them. It never waits for the network.
+
+It watches ranks through process descriptors, so it sees each exit at once, with its true exit code. What has to wait
+for other nodes happens in another thread (:mod:`distributor.node.meeting`).
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from distributor.machine import bootstrap
+from distributor.machine.processes import die_with_parent, pidfd_open, readable
+from distributor.rank import process
+from distributor.values import layout, messages
+from distributor.values.plan import NodeOrder
+
+#: Signals that stop the ranks.
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+#: Number of seconds that the other thread has to tell the other nodes of a failure, once no rank is left.
+_TELL_PATIENCE = 1.0
+
+#: Number of seconds between looks for which there is no reason.
+_IDLE = 3600.0
+
+
+@dataclass
+class _Rank:
+    """A rank's process. ``stopped`` is when it was told to stop; ``exit`` is its wait status as an exit code."""
+
+    local_rank: int
+    pid: int
+    pidfd: int
+    exit: int | None = None
+    stopped: float | None = None
+
+
+@dataclass
+class _Wishes:
+    """What others want of the main thread: to begin, to stop, or that all is over. ``pipe`` wakes it."""
+
+    pipe: tuple[int, int] = field(default_factory=lambda: os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC))
+    begin: bool = False
+    stop: bool = False
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def wake(self) -> None:
+        try:
+            os.write(self.pipe[1], b"x")
+        except BlockingIOError:  # there are enough bytes in it to wake anybody
+            pass
+
+
+class Watch:
+    """A node's ranks, from their start to their end.
+
+    Args:
+        order: the agent's order.
+        tell: sends the agent a message.
+    """
+
+    def __init__(self, order: NodeOrder, tell: Callable[[messages.Message], None]) -> None:
+        self._order = order
+        self._tell = tell
+        self._ranks: list[_Rank] = []
+        self._gate: int | None = None  # write end of the pipe on which forked ranks wait until they may begin
+        self._begun = False
+        self._told = False
+        self._end: float | None = None  # end of the grace period, once ranks have been told to stop
+        self._wishes = _Wishes()
+        self._changed = threading.Condition()
+
+    def handle_signals(self) -> None:
+        """Stop the ranks on the signals that ask for it. The handler only takes a note, whatever it interrupts."""
+        signal.set_wakeup_fd(self._wishes.pipe[1], warn_on_full_buffer=False)
+        for number in HANDLED:
+            signal.signal(number, self._note_signal)
+
+    def _note_signal(self, *_: Any) -> None:
+        self._wishes.stop = True
+
+    def fork_ranks(self) -> None:
+        """Fork the ranks, which then wait until they may begin.
+
+        This must happen before this process has other threads, and before the rendezvous store exists. The store's C++
+        thread sometimes holds locks of libc (it looks names up as ranks connect), and a process forked at such a moment
+        would wait for that lock forever.
+        """
+        if self._order.start_method != "fork":
+            return
+        gc.collect()
+        gc.freeze()  # keeps existing objects shared between the ranks: the collector does not write to their pages
+        sys.stdout.flush()
+        sys.stderr.flush()
+        waiting, self._gate = os.pipe()
+        for local_rank in range(self._order.plan.node.local_world_size):
+            self._start(local_rank, partial(self._fork, local_rank, waiting))
+        os.close(waiting)
+
+    def run(self) -> None:
+        """Watch the ranks until the meeting is over, or until they have been stopped and others have been told."""
+        while not self._wishes.over.is_set():
+            self._look()
+            if self._wishes.begin and not self._begun:
+                self._begin()
+            if self._wishes.stop or self._failed:
+                self._stop()
+                if not self._running():
+                    self._wishes.over.wait(_TELL_PATIENCE)
+                    return
+
+    # Called by the other thread.
+
+    def begin(self) -> dict[int, int]:
+        """Let the ranks begin, and return their pids by local rank."""
+        self._wishes.begin = True
+        self._wishes.wake()
+        with self._changed:
+            self._changed.wait_for(lambda: self._begun)
+        return {rank.local_rank: rank.pid for rank in self._ranks}
+
+    def await_end(self, timeout: float) -> Mapping[int, int | None]:
+        """Wait until all ranks have ended, one has failed or they are being stopped, for ``timeout`` seconds at most.
+
+        Returns:
+            The exit codes by local rank, ``None`` for those that run.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self.stopping or self._failed or not self._running(), timeout)
+            return {rank.local_rank: rank.exit for rank in self._ranks}
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the ranks are being stopped, or are about to be."""
+        return self._wishes.stop or self._end is not None
+
+    def stop(self) -> None:
+        """Have the ranks stopped, and return once none is left."""
+        self._wishes.stop = True
+        self._wishes.wake()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._running())
+
+    def end(self) -> None:
+        """End :meth:`run`."""
+        self._wishes.over.set()
+        self._wishes.wake()
+
+    # The main thread.
+
+    def _begin(self) -> None:
+        for local_rank in range(len(self._ranks), self._order.plan.node.local_world_size):
+            self._start(local_rank, partial(self._spawn, local_rank))
+        if self._gate is not None:
+            os.write(self._gate, b"x" * len(self._ranks))
+            os.close(self._gate)
+            self._gate = None
+        self._tell_started()
+        with self._changed:
+            self._begun = True
+            self._changed.notify_all()
+
+    def _tell_started(self) -> None:
+        if not self._told:
+            self._told = True
+            self._tell(messages.RanksStarted(tuple(rank.pid for rank in self._ranks), time.time()))
+
+    def _start(self, local_rank: int, start: Callable[[], int]) -> None:
+        # A signal between the fork and the reset of its handler would be noted in the rank, and lost.
+        signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+        try:
+            pid = start()
+            self._ranks.append(_Rank(local_rank, pid, pidfd_open(pid)))
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
+
+    def _fork(self, local_rank: int, waiting: int) -> int:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            die_with_parent(parent)
+            let_go = os.read(waiting, 1)
+            if self._gate is None or not let_go:
+                os._exit(1)
+            for descriptor in (waiting, self._gate, *self._wishes.pipe, self._order.event_fd):
+                os.close(descriptor)
+            process.become(self._order, local_rank, parent)
+        return pid
+
+    def _spawn(self, local_rank: int) -> int:
+        path, slots = str(layout.order(self._order.folder)), self._order.slots_fd
+        command = bootstrap.command(self._order.root, "rank", path, str(local_rank), str(os.getpid()), str(slots))
+        environ = {**self._order.environ, **self._order.plan.rank_env[local_rank]}
+        os.set_inheritable(slots, True)
+        try:
+            return os.posix_spawn(sys.executable, command, environ)
+        finally:
+            os.set_inheritable(slots, False)
+
+    def _look(self) -> None:
+        """Wait until something happens, and reap all ranks that have exited."""
+        running = {rank.pidfd: rank for rank in self._running()}
+        for descriptor in readable([*running, self._wishes.pipe[0]], self._patience()):
+            if descriptor in running:
+                self._reap(running[descriptor])
+            else:
+                os.read(descriptor, 1 << 16)
+
+    def _patience(self) -> float:
+        return _IDLE if self._end is None else max(0.0, self._end - time.monotonic())
+
+    def _reap(self, rank: _Rank) -> None:
+        _, status = os.waitpid(rank.pid, 0)
+        os.close(rank.pidfd)
+        code, now = os.waitstatus_to_exitcode(status), time.monotonic()
+        self._tell_started()  # a rank may be killed before it begins
+        self._tell(messages.RankExited(rank.local_rank, code, rank.stopped, now))
+        with self._changed:
+            rank.exit = code
+            self._changed.notify_all()
+
+    def _stop(self) -> None:
+        """Send SIGTERM, and SIGKILL after the grace period. Ranks that have not begun get no grace period."""
+        if self._end is None:
+            self._end = time.monotonic() + (self._order.grace_period if self._begun else 0.0)
+            self._signal_running(signal.SIGTERM)
+            with self._changed:
+                self._changed.notify_all()
+        elif time.monotonic() >= self._end:
+            self._end += _IDLE
+            self._signal_running(signal.SIGKILL)
+
+    @property
+    def _failed(self) -> bool:
+        return any(rank.exit not in (None, 0) for rank in self._ranks)
+
+    def _running(self) -> list[_Rank]:
+        return [rank for rank in self._ranks if rank.exit is None]
+
+    def _signal_running(self, number: signal.Signals) -> None:
+        for rank in self._running():
+            if rank.stopped is None:
+                rank.stopped = time.monotonic()
+            os.kill(rank.pid, number)

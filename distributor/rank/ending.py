@@ -1,0 +1,268 @@
+"""What a rank says about its own end: what its target returned or raised.
+
+It is written into memory that the agent shares, so that it needs no disk. User code may run meanwhile (the ``__str__``
+of an exception, the ``__reduce__`` of a value), and need never end. So a deadline watches it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import shutil
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from distributor.channel.rank_slots import Slot
+from distributor.shipping import payload
+from distributor.text.wording import shortened, size
+from distributor.values import layout
+from distributor.values.outcome import Ending, Failure, Outcome
+from distributor.values.plan import NodeOrder
+
+#: Number of seconds that the texts, the pickle and the hook of an exception may take.
+PATIENCE = 10.0
+
+#: Number of seconds for which the pickling of a value may bring nothing.
+VALUE_PATIENCE = 300.0
+
+#: Number of bytes up to which a pickled value needs no disk.
+SMALL_VALUE = 1 << 20
+
+#: Number of bytes of an exception's pickle, at most; the driver has only its text if it is longer.
+_PICKLED = 1 << 20
+
+#: Number of characters of a failure's message and of its traceback, at most.
+_MESSAGE, _TRACEBACK = 1000, 64 << 10
+
+#: Number of bytes that are written to a file at a time.
+_PIECE = 16 << 20
+
+# User code may replace these; this module uses them after it has run.
+_exit, _wall, _monotonic = os._exit, time.time, time.monotonic
+
+
+class Account:
+    """Tells the agent how this rank ends. In a fork of the rank, it tells nothing.
+
+    Args:
+        order: the node's order.
+        local_rank: the local rank of this process.
+        slot: where the agent reads it.
+    """
+
+    def __init__(self, order: NodeOrder, local_rank: int, slot: Slot) -> None:
+        self._order = order
+        self._local_rank = local_rank
+        self._rank = order.plan.node.first_rank + local_rank
+        self._slot = slot
+        self._called: float | None = None
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this process is the rank, and not one that it has forked."""
+        return self._slot.is_mine
+
+    def called(self) -> None:
+        """Note that the target is called now."""
+        self._called = _wall()
+
+    def exited(self, text: str) -> None:
+        """Tell that the rank ends with a text, as ``sys.exit(text)`` does."""
+        message = shortened(f"exited with code 1: {text}", _MESSAGE)
+        self._tell(self._failed("exit", message), _monotonic())
+
+    def raised(self, error: BaseException) -> str:
+        """Tell that the target has raised an exception, and return what Python prints for it."""
+        moment, kind = _monotonic(), type(error).__name__
+        unknown = self._failed(kind, f"{_name(error)} (its text was not obtained)", _frames(error))
+        self._tell(unknown, moment, final=False)
+        never = self._failed(kind, f"{_name(error)} (its text was not there after {PATIENCE:g} s)", _frames(error))
+        with deadline(PATIENCE, lambda: self._give_up(never, moment, 1)), suppress(BaseException):
+            text, summary = printed(error), shortened(_summary(error), _MESSAGE)
+            outcome = self._failed(kind, summary, shortened(text, _TRACEBACK))
+            self._tell(outcome, moment)
+            pickled = payload.dump_exception(error)
+            if pickled is not None and len(pickled) <= _PICKLED and outcome.failure is not None:
+                self._tell(replace(outcome, failure=replace(outcome.failure, exception=pickled)), moment)
+            return text
+        return _frames(error)
+
+    def returned(self, value: Any) -> None:
+        """Tell that the target has returned a value. A value that is not small goes into a file."""
+        moment, outcome = _monotonic(), Outcome(self._rank, self._order.host, "finished", None, self._called, _wall())
+        if self._rank != 0 and not self._order.collect_all:
+            self._tell(outcome, moment)
+            return
+        spill = _Spill(layout.value(self._order.folder, self._rank))
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        never = f"cannot be pickled (nothing of it was there after {VALUE_PATIENCE:g} s)"
+        try:
+            with _progress(spill, lambda: self._give_up(self._unreturned(outcome, kind, never), moment, 0)):
+                payload.dump_value(value, spill)  # type: ignore[arg-type]  # a pickler needs no more of a file
+                small = spill.close()
+        except _DiskError as error:
+            why = f"cannot be written to {self._order.folder} ({error}): make room there, or write it to permanent "
+            outcome = self._unreturned(outcome, kind, f"{why}storage and return its path", plain=False)
+        except BaseException as error:
+            outcome = self._unreturned(outcome, kind, f"cannot be pickled ({type(error).__name__}: {error})")
+        else:
+            self._tell(outcome, moment, small)
+            return
+        spill.discard()
+        self._tell(outcome, moment)
+
+    def _unreturned(self, outcome: Outcome, kind: str, why: str, *, plain: bool = True) -> Outcome:
+        message = shortened(f"its return value of type {kind} {why}", _MESSAGE)
+        if plain:
+            message += ". Return plain data: numbers, strings, a state dict"
+        return replace(outcome, state="unreturned", failure=self._failed(kind, message).failure)
+
+    def _failed(self, kind: str, message: str, text: str = "") -> Outcome:
+        host = self._order.host
+        failure = Failure(self._rank, self._local_rank, host, kind, message, text, exit_code=1, time=_wall())
+        return Outcome(self._rank, host, "failed", failure, self._called)
+
+    def _tell(self, outcome: Outcome, moment: float, value: bytes | None = None, *, final: bool = True) -> None:
+        self._slot.write(pickle.dumps(Ending(outcome, moment, value, final)))
+
+    def _give_up(self, outcome: Outcome, moment: float, code: int) -> None:
+        self._tell(outcome, moment)
+        _exit(code)
+
+
+class _DiskError(Exception):
+    """A value cannot be written to its file."""
+
+
+class _Spill:
+    """Takes a pickled value: in memory while it is small, in a file if it is not.
+
+    Args:
+        path: where the whole value goes if it is not small.
+    """
+
+    def __init__(self, path: Path) -> None:
+        #: Number of bytes taken so far.
+        self.taken = 0
+        self._path = path
+        self._partial = path.with_suffix(".partial")
+        self._memory = bytearray()
+        self._file: BinaryIO | None = None
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        if self._file is None and len(self._memory) + len(view) <= SMALL_VALUE:
+            self._memory += view
+        else:
+            with self._disk():
+                if self._file is None:
+                    self._file = open(self._partial, "wb")
+                    self._file.write(self._memory)
+                for start in range(0, len(view), _PIECE):
+                    self._file.write(view[start : start + _PIECE])
+                    self.taken += 1
+        self.taken += len(view)
+        return len(view)
+
+    def close(self) -> bytes | None:
+        """Return the whole value if it is small. Otherwise it is in its file."""
+        if self._file is None:
+            return bytes(self._memory)
+        with self._disk():
+            self._file.close()
+            self._partial.replace(self._path)
+        return None
+
+    def discard(self) -> None:
+        """Remove what was written."""
+        with suppress(OSError):
+            if self._file is not None:
+                self._file.close()
+        with suppress(OSError):
+            self._partial.unlink(missing_ok=True)
+
+    @contextmanager
+    def _disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            free = ""
+            with suppress(OSError):
+                free = f", {size(shutil.disk_usage(self._path.parent).free)} are free there"
+            raise _DiskError(f"{error.strerror}{free}") from error
+
+
+@contextmanager
+def deadline(seconds: float, late: Callable[[], object]) -> Iterator[None]:
+    """Call a function in another thread if the block has not ended after a number of seconds."""
+    timer = threading.Timer(seconds, late)
+    timer.daemon = True
+    with suppress(RuntimeError):  # no thread can be started: there is no deadline then
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def _progress(spill: _Spill, late: Callable[[], object]) -> Iterator[None]:
+    """Call a function in another thread if nothing is written for :data:`VALUE_PATIENCE` seconds."""
+    done = threading.Event()
+
+    def look() -> None:
+        taken = -1
+        while spill.taken != taken:
+            taken = spill.taken
+            if done.wait(VALUE_PATIENCE):
+                return
+        late()
+
+    watcher = threading.Thread(target=look, daemon=True)
+    with suppress(RuntimeError):
+        watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+def _name(error: BaseException) -> str:
+    """Return the name of an exception's type, as in a traceback."""
+    kind = type(error)
+    bare = kind.__module__ in ("builtins", "__main__")
+    return kind.__qualname__ if bare else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _summary(error: BaseException) -> str:
+    """Return the exception's type and message in one line, without notes."""
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:
+        lines = ["<str() of it failed>"]
+    return f"{_name(error)}: {lines[0]}" if lines else _name(error)
+
+
+def _frames(error: BaseException) -> str:
+    """Return the frames of a traceback, which need none of the exception's own code."""
+    return f"Traceback (most recent call last):\n{''.join(traceback.format_tb(error.__traceback__))}{_name(error)}\n"
+
+
+def printed(error: BaseException) -> str:
+    """Return what Python prints for an exception.
+
+    Before Python 3.12, the module ``traceback`` leaves out the suggestion (``Did you mean: 'print'?``).
+    """
+    if sys.version_info >= (3, 12) or not isinstance(error, (AttributeError, NameError)):
+        return "".join(traceback.format_exception(error))
+    with redirect_stderr(io.StringIO()) as text:
+        sys.__excepthook__(type(error), error, error.__traceback__)
+    return text.getvalue() or "".join(traceback.format_exception(error))

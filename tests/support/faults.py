@@ -1,0 +1,158 @@
+"""Training functions that break what a rank needs to tell how it ends."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import resource
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+class NeverEnds(Exception):
+    """An exception whose text never comes."""
+
+    def __str__(self) -> str:
+        while True:
+            time.sleep(1)
+
+
+class NeverPickled:
+    """A value that is never pickled."""
+
+    def __reduce__(self) -> Any:
+        while True:
+            time.sleep(1)
+
+
+def no_file_may_grow() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+def no_descriptors() -> None:
+    os.closerange(3, 1 << 16)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+
+
+def another_root() -> None:
+    empty = Path(node_folder(), "empty")
+    empty.mkdir(exist_ok=True)
+    os.chroot(empty)
+
+
+def no_folder() -> None:
+    shutil.rmtree(node_folder(), ignore_errors=True)
+
+
+def another_clock() -> None:
+    time.time = time.monotonic = lambda: "noon"  # type: ignore[assignment, return-value]
+
+
+def full_disk() -> None:
+    fill(node_folder())
+
+
+BREAKS = {each.__name__: each for each in (no_file_may_grow, no_descriptors, another_root, no_folder, another_clock)}
+
+
+def node_folder() -> str:
+    """The node's folder, where the rank's output goes."""
+    return os.path.dirname(os.readlink("/proc/self/fd/1"))
+
+
+def fill(folder: str) -> None:
+    """Leaves no room in the file system of a folder."""
+    with open(Path(folder, "ballast"), "wb", buffering=0) as file:
+        for size in (1 << 20, 1 << 12, 1):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                continue
+
+
+def break_then(what: str, then: str) -> str:
+    BREAKS[what]()
+    if then == "raise" and os.environ["RANK"] == "1":
+        raise ValueError("the learning rate must be positive")
+    return os.environ["RANK"]
+
+
+def fill_then(then: str, value: int = 0) -> Any:
+    if os.environ["LOCAL_RANK"] == "0":
+        fill(node_folder())
+    if then == "raise":
+        raise ValueError("the learning rate must be positive")
+    if then == "print":
+        for _ in range(100):
+            print("loss " * 1000)
+    if then == "exit":
+        os._exit(3)
+    return bytes(value)
+
+
+def raise_at_length(size: int) -> None:
+    raise ValueError("x" * size)
+
+
+def raise_what_never_ends() -> None:
+    from distributor.rank import ending
+
+    ending.PATIENCE = 0.5
+    raise NeverEnds
+
+
+def return_what_never_ends() -> Any:
+    from distributor.rank import ending
+
+    ending.VALUE_PATIENCE = 0.5
+    return NeverPickled()
+
+
+def fork_and(then: str, go: str) -> str:
+    """A child that ends after its parent has returned: its end is not the rank's."""
+    child = os.fork()
+    if child == 0:
+        while not Path(go).exists():
+            time.sleep(0.01)
+        if then == "raise":
+            raise ValueError("raised in a fork")
+        if then == "exit":
+            sys.exit("exited in a fork")
+        return "of a fork"
+
+    def outlive() -> None:
+        Path(go).touch()
+        os.waitpid(child, 0)
+
+    atexit.register(outlive)
+    return "of the rank"
+
+
+def fail_first_or_when_stopped(started: str) -> None:
+    """Rank 0 fails; rank 1, whose clock is an hour behind, fails because it is told to stop."""
+    if os.environ["RANK"] == "0":
+        while not Path(started).exists():
+            time.sleep(0.01)
+        raise ValueError("the true reason")
+    real = time.time
+    time.time = lambda: real() - 3600
+
+    def stopped(*_: Any) -> None:
+        raise RuntimeError("told to stop")
+
+    signal.signal(signal.SIGTERM, stopped)
+    Path(started).touch()
+    time.sleep(300)
+
+
+def fail_after(path: str) -> None:
+    """Rank 1 fails once there is a file; rank 0 waits."""
+    Path(f"{path}.{os.environ['RANK']}").touch()
+    while os.environ["RANK"] == "0" or not Path(path).exists():
+        time.sleep(0.01)
+    raise ValueError("while the nodes were apart")

@@ -1,0 +1,133 @@
+"""How a rank's end reaches the driver, whatever the rank or its machine has broken."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import faults
+import psutil
+import pytest
+import watch
+from driver import driven
+from sessions import Make
+
+from distributor import ResultError, StartError, TrainingError
+from distributor.values import messages
+
+
+@pytest.mark.parametrize("what", faults.BREAKS)
+def test_a_rank_that_has_broken_its_surroundings_still_tells_how_it_ended(make: Make, what: str) -> None:
+    assert make(2).submit(faults.break_then, what, "return").results() == ["0", "1"]
+    with pytest.raises(TrainingError, match=r"rank 1 on .* failed: ValueError: the learning rate must be") as caught:
+        make(2).run(faults.break_then, what, "raise")
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert "in break_then" in caught.value.traceback
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A temporary folder on a file system of its own, of 8 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(folder)], capture_output=True)
+    if done.returncode != 0:
+        pytest.skip("no file system can be mounted here")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_hides_no_reason(make_local: Make, small_disk: Path) -> None:
+    with pytest.raises(TrainingError, match=r"failed: ValueError: the learning rate must be") as caught:
+        make_local(1).run(faults.fill_then, "raise")
+    assert f"The disk of {small_disk}" in str(caught.value)
+    assert isinstance(caught.value.__cause__, ValueError)
+    with pytest.raises(TrainingError, match=r"failed: exited with code 3. The disk of .* is full"):
+        make_local(1).run(faults.fill_then, "exit")
+
+
+def test_output_that_fills_the_disk_is_named(make_local: Make, small_disk: Path) -> None:
+    with pytest.raises(TrainingError, match=r"failed: OSError: \[Errno 28\] No space left on device.* is full"):
+        make_local(1).run(faults.fill_then, "print")
+
+
+def test_a_rank_succeeds_on_a_full_disk(make_local: Make, small_disk: Path) -> None:
+    assert make_local(2).submit(faults.fill_then, "return", 1000).results() == [bytes(1000)] * 2
+
+
+def test_a_value_that_does_not_fit_on_the_disk(make_local: Make, small_disk: Path) -> None:
+    what = r"value of type builtins.bytes cannot be written to .* \(No space left on device, .* free there\): make room"
+    with pytest.raises(ResultError, match=what):
+        make_local(1).run(faults.fill_then, "return", 9 << 20)
+
+
+def test_a_run_that_begins_on_a_full_disk(make_local: Make, small_disk: Path) -> None:
+    faults.fill(str(small_disk))
+    with pytest.raises(StartError, match=r"the disk of .* is full: make room there, or set TMPDIR to another folder"):
+        make_local(1).run(faults.fill_then, "return")
+
+
+@pytest.mark.parametrize("then", ["return", "raise", "exit"])
+def test_a_fork_of_a_rank_is_not_the_rank(make_local: Make, then: str, tmp_path: Path) -> None:
+    assert make_local(1).run(faults.fork_and, then, str(tmp_path / "go")) == "of the rank"
+
+
+def test_a_text_that_never_ends_ends_the_rank(make_local: Make) -> None:
+    with pytest.raises(TrainingError, match=r"NeverEnds \(its text was not there after 0.5 s\)") as caught:
+        make_local(1).run(faults.raise_what_never_ends)
+    assert "in raise_what_never_ends" in caught.value.traceback
+
+
+def test_a_value_that_is_never_pickled_ends_the_rank(make_local: Make) -> None:
+    with pytest.raises(ResultError, match=r"NeverPickled cannot be pickled \(nothing of it was there after 0.5 s\)"):
+        make_local(1).run(faults.return_what_never_ends)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("mode", ["local-cluster[2,2,1024]"], indirect=True)
+def test_a_large_exception_arrives(make: Make) -> None:
+    with pytest.raises(TrainingError, match=r"^ranks? [0-3, -]+ on .* failed: ValueError: x{100}") as caught:
+        make(4).run(faults.raise_at_length, 50 << 20)
+    assert "characters are left out" in str(caught.value)
+    assert len(str(caught.value)) < 1 << 20
+
+
+def test_a_clock_that_is_behind_blames_nobody(tmp_path: Path) -> None:
+    """Neither between the ranks of a node, nor between nodes."""
+    for nodes in (1, 2):
+        with driven(faults.fail_first_or_when_stopped, str(tmp_path / f"{nodes}"), nodes=nodes) as driver:
+            ended = {o.rank: o.failure for report in driver.result().reports for o in report.outcomes}
+        assert ended[0] is not None and ended[1] is not None
+        assert (ended[0].after_stop, ended[1].after_stop) == (False, True)
+        assert abs(ended[1].time - time.time()) < 600
+
+
+def unread(port: int) -> bool:
+    """Whether something has come for a port of this machine that nobody has read (proc(5), /proc/net/tcp)."""
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+    return any(line[1].endswith(f":{port:04X}") and not line[4].endswith(":00000000") for line in lines)
+
+
+def test_a_failure_is_told_while_the_store_does_not_answer(tmp_path: Path) -> None:
+    """As when nodes cannot reach each other, but both reach the driver."""
+    go = tmp_path / "go"
+    with driven(faults.fail_after, str(go), start_timeout=600.0) as driver:
+        watch.until(lambda: all(Path(f"{go}.{rank}").exists() for rank in range(2)))
+        port = driver.heard(messages.Hello)[0].placement[0].port
+        found = [child for agent in driver.agents() for child in agent.children() if watch.is_launcher(child)]
+        (store,) = [each for each in found if port in (line.laddr.port for line in each.net_connections())]
+        store.suspend()
+        try:
+            watch.until(lambda: unread(port))
+            go.touch()
+            watch.until(lambda: driver.heard(messages.Failed))
+            assert store.status() == psutil.STATUS_STOPPED
+        finally:
+            store.resume()
+        failure = driver.heard(messages.Failed)[0].failure
+    assert failure is not None
+    assert failure.message == "ValueError: while the nodes were apart"
