@@ -32,6 +32,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     DeepSpeed's tests begin late, and its extensions are built meanwhile, so that no process waits for them.
     """
+    for item in items:
+        executors = item.get_closest_marker("spark") is not None
+        if executors and item.get_closest_marker("slow_on_executors") is not None:
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: (not _on_hosts(item), "unit" in item.path.parts, _uses_deepspeed(item)))
     if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0" and any(_uses_deepspeed(item) for item in items):
         _build_deepspeed()

@@ -111,6 +111,7 @@ def save_slowly(folder: str) -> None:
     trainings.wait_for(str(Path(folder, "never")))
 
 
+@pytest.mark.slow_on_executors
 def test_a_run_that_is_cancelled_while_it_stops_does_not_start_again(submit: Submit, tmp_path: Path) -> None:
     run = submit(save_slowly, str(tmp_path))
     watch.until(lambda: len(list(tmp_path.glob("up-*"))) == 4)
@@ -122,6 +123,7 @@ def test_a_run_that_is_cancelled_while_it_stops_does_not_start_again(submit: Sub
     watch.gone(run.id)
 
 
+@pytest.mark.slow_on_executors
 def test_a_second_attempt_can_be_cancelled(submit: Submit, tmp_path: Path) -> None:
     run = submit(wait_in_the_second, str(tmp_path))
     watch.until(lambda: (tmp_path / "second").exists())

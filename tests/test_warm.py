@@ -159,6 +159,7 @@ def pollute(folder: str) -> None:
     atexit.register(print, "polluted")
 
 
+@pytest.mark.slow_on_executors
 def test_nothing_of_a_run_is_seen_by_the_next(make: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     make(4).run(pollute, str(tmp_path))
     capfd.readouterr()
@@ -201,6 +202,7 @@ def test_random_numbers_are_of_each_rank_and_run(make: Make) -> None:
         assert len(set(values)) == 4
 
 
+@pytest.mark.slow
 def test_what_the_driver_changes_between_runs_counts(
     make_local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,6 +267,7 @@ def test_edits_of_modules_that_the_driver_has_imported_take_effect(
     assert make_local(1).run(training.train) == "second, longer"
 
 
+@pytest.mark.slow_on_executors
 def test_it_ends_when_nobody_has_needed_it_for_a_while(make: Make) -> None:
     forked_by = make(1, keep_warm=0.3).run(started_by)
     watch.until(lambda: not psutil.pid_exists(forked_by))
@@ -295,6 +298,7 @@ def test_a_run_is_not_idleness(make_local: Make, tmp_path: Path) -> None:
     forked_by.wait(watch.DEADLINE)
 
 
+@pytest.mark.slow_on_executors
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_one_that_does_not_answer_is_replaced(make: Make, number: signal.Signals) -> None:
     forked_by = set(make(4).submit(started_by).results())
@@ -377,6 +381,7 @@ def test_preloaded_modules_are_there_at_once(make_local: Make) -> None:
     assert make_local(1).run(loaded, "sklearn.datasets", "torch") == [False, True]
 
 
+@pytest.mark.slow_on_executors
 def test_what_cannot_be_preloaded_is_said_and_does_no_harm(
     make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -411,6 +416,7 @@ def test_what_spoils_gpus_for_forks_is_not_forked(
     assert "preload=['counting_module'] uses a GPU, which forked ranks could not use then: leave it out" in caplog.text
 
 
+@pytest.mark.slow_on_executors
 def test_a_cancel_while_it_imports(make: Make, tmp_path: Path) -> None:
     go, trained = tmp_path / "go", tmp_path / "trained"
     (tmp_path / "slow_module.py").write_text(
@@ -436,6 +442,7 @@ def test_a_month_is_not_too_long(make_local: Make) -> None:
     assert make_local(1, keep_warm=month).run(started_by) == make_local(1, keep_warm=month).run(started_by) != 0
 
 
+@pytest.mark.slow
 def test_there_are_not_many(make_local: Make) -> None:
     folder_by_pid = {}
     for index in range(5):
@@ -531,6 +538,7 @@ def spawned(make: Make) -> Iterator[Make]:
     return lambda num_processes=2, **options: make(num_processes, start_method="spawn", **options)
 
 
+@pytest.mark.slow_on_executors
 def test_spawned_ranks_do_the_same(spawned: Make, mode: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert spawned(2).submit(trainings.all_reduce).results(timeout=2 * watch.DEADLINE) == [3.0, 3.0]
     assert spawned(2).submit(loaded, "torch").results() == [[False], [False]]
@@ -540,6 +548,7 @@ def test_spawned_ranks_do_the_same(spawned: Make, mode: str, tmp_path: Path, cap
     assert "rank 1 ['--lr', '0.1'] __main__" in capfd.readouterr().out
 
 
+@pytest.mark.slow_on_executors
 @pytest.mark.parametrize(("how", "text"), [("raise", "ValueError: learning rate"), ("SIGKILL", "killed by SIGKILL")])
 def test_spawned_ranks_fail_the_same(spawned: Make, how: str, text: str, tmp_path: Path) -> None:
     run = spawned(2, grace_period=1).submit(trainings.fail_on_rank_1, how, str(tmp_path / "stamp"))

@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         values = getattr(getattr(item, "callspec", None), "params", {})
         name = getattr(item, "originalname", "")
         if values.get("path") == "torchrun" and values.get("mode") == MASTERS[-1]:
-            if values.get("victim") == "launcher" or values.get("number") == signal.SIGTERM:
+            if values.get("victim") == "launcher" or name == "test_nothing_outlives_the_driver":
                 item.add_marker(pytest.mark.slow)
         if values.get("path") != "deepspeed":
             continue
