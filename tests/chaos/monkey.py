@@ -1,30 +1,39 @@
-"""Kills something random at a random time in many runs: each has to end in success or a true error, nothing left.
+"""Harms many runs at random: each has to end in success or a true error, nothing left.
 
     python tests/chaos/monkey.py --runs 100 [--seed 1]
 
-A run's seed is printed before it starts; ``--runs 1 --seed 17`` does that one again.
+Half of the runs train while something random is killed at a random time. In the others, ranks break something by
+themselves: files, descriptors, clocks, the disk; or nodes cannot reach each other, or the driver is interrupted. Each
+run's seed is printed before it starts; ``--runs 1 --seed 17`` does that one again.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import random
+import signal
+import subprocess
 import sys
 import tempfile
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
+import faults
 import paths
 import watch
 from sessions import LOCAL, MASTERS, Sessions
 
-from distributor import DistributorError, Run
+from distributor import DistributorError, Run, TorchDistributor
 
 #: Seconds within which any run has to end.
 DEADLINE = 90.0
@@ -33,6 +42,9 @@ DEADLINE = 90.0
 STEPS = 200
 
 VICTIMS = ("nobody", "rank", "loader", "launcher", "agent", "worker", "executor", "warm", "any", "cancel", "connection")
+
+#: What was done, and how the run ended.
+Told = tuple[str, str]
 
 
 def victims(run: Run, kind: str) -> list[psutil.Process]:
@@ -74,36 +86,177 @@ def strike(run: Run, kind: str, source: random.Random) -> str:
     return "nobody there"
 
 
-def play(seed: int, sessions: Sessions, folder: str) -> tuple[str, str]:
-    """One run; what was done to it, and how it ended.
+def ended(run: Run) -> str:
+    """How a run has ended, nothing of which is left.
 
     Raises:
-        AssertionError: it did not end, ended in an untrue way, or left something behind.
+        AssertionError: it did not end, or left something behind.
     """
-    source = random.Random(seed)
+    assert run.wait(DEADLINE), f"has not ended within {DEADLINE} s"
+    try:
+        end = f"success: {run.results(0)}"
+    except DistributorError as error:
+        assert "\tat " not in str(error), error
+        end = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+    gone(run)
+    return end
+
+
+def gone(run: Run) -> None:
+    watch.gone(run.id, watch.ORPHAN_DEADLINE)
+    watch.until(lambda: not [left for left in watch.folders() if run.id in left.name])
+
+
+def killed(source: random.Random, sessions: Sessions, folder: Path) -> Told:
+    """A training of which something is killed."""
     mode = source.choice([LOCAL, *MASTERS])
     ranks, kind, delay = source.randint(1, 4), source.choice(VICTIMS), source.uniform(0.0, 6.0)
     if mode != LOCAL:
         sessions.get(mode)
     path, shared = source.choice(paths.PATHS), set(watch.shared_memory())
     distributor = paths.distributor(path, ranks, mode == LOCAL, grace_period=1, heartbeat_timeout=10, logs="none")
-    run = distributor.submit(paths.training(path), folder, STEPS)
+    run = distributor.submit(paths.training(path), str(folder), STEPS)
     run.wait(delay)
     what = f"{path}, {mode}, {ranks} ranks, {kind} after {delay:.1f} s"
     done = strike(run, kind, source) if not run.wait(0) else "too late"
-    assert run.wait(DEADLINE), f"has not ended within {DEADLINE} s"
-    try:
-        values = run.results(0)
-        assert values == [STEPS] * ranks, values
-        end = "success"
-    except DistributorError as error:
-        assert done not in ("nobody there", "too late"), error
-        assert "\tat " not in str(error), error
-        end = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    watch.gone(run.id, watch.ORPHAN_DEADLINE)
-    watch.until(lambda: not [left for left in watch.folders() if run.id in left.name])
+    end = ended(run)
+    assert end == f"success: {[STEPS] * ranks}" or (not end.startswith("success") and done not in IN_VAIN), end
     watch.until(lambda: not set(watch.shared_memory()) - shared)
     return f"{what}: {done}", end
+
+
+IN_VAIN = ("nobody there", "too late")
+
+
+def distributor_for(source: random.Random, sessions: Sessions, ranks: int) -> tuple[str, TorchDistributor]:
+    mode = source.choice([LOCAL, *MASTERS])
+    if mode != LOCAL:
+        sessions.get(mode)
+    method = source.choice(["fork", "fork", "spawn"])
+    options: Any = {"grace_period": 1, "logs": "none", "start_method": method}
+    return f"{mode}, {ranks} ranks, {method}", TorchDistributor(ranks, mode == LOCAL, False, **options)
+
+
+def broken(source: random.Random, sessions: Sessions, folder: Path) -> Told:
+    """Ranks that break what they stand on, and then return or raise."""
+    ranks, what, then = source.randint(2, 4), source.choice(list(faults.BREAKS)), source.choice(["return", "raise"])
+    where, distributor = distributor_for(source, sessions, ranks)
+    end = ended(distributor.submit(faults.break_then, what, then))
+    if then == "raise":
+        assert ValueError.__name__ in end and end.startswith("TrainingError: rank 1 "), end
+    else:
+        assert end == f"success: {[str(rank) for rank in range(ranks)]}", end
+    return f"{where}, {what}, {then}", end
+
+
+def long_message(source: random.Random, sessions: Sessions, folder: Path) -> Told:
+    """Ranks that all raise with long messages."""
+    ranks, length = source.randint(1, 4), source.randint(1, 40 << 20)
+    where, distributor = distributor_for(source, sessions, ranks)
+    end = ended(distributor.submit(faults.raise_at_length, length))
+    assert end.startswith("TrainingError: rank") and "failed: ValueError: x" in end, end
+    return f"{where}, {length} characters", end
+
+
+def full_disk(source: random.Random, sessions: Sessions, folder: Path) -> Told:
+    """A rank that fills the disk of its node's folder."""
+    then = source.choice(["return", "raise", "print", "exit"])
+    with small_disk(folder / "disk"):
+        end = ended(TorchDistributor(1, True, False, logs="none").submit(faults.fill_then, then, 10))
+    true = {"return": "success: ", "raise": "ValueError: ", "print": "[Errno 28] No space", "exit": "with code 3"}
+    assert true[then] in end and (then == "return" or " is full" in end), end
+    return f"full disk, {then}", end
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    folder.mkdir()
+    before = tempfile.gettempdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(folder)], check=True)
+    tempfile.tempdir = str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+        folder.rmdir()
+
+
+def apart(source: random.Random, sessions: Sessions, folder: Path) -> Told:
+    """A rank that fails while its launcher waits for the store on another node."""
+    sessions.get(MASTERS[-1])
+    go = folder / "go"
+    run = TorchDistributor(4, False, False, logs="none", grace_period=1).submit(faults.fail_after, str(go), 3)
+    watch.until(lambda: all(Path(f"{go}.{rank}").exists() for rank in range(4)))
+    assert run.placement is not None
+    port = run.placement.master.port
+    launchers = [each for each in watch.processes(run.id) if watch.is_launcher(each)]
+    (store,) = [each for each in launchers if port in (line.laddr.port for line in each.net_connections())]
+    store.suspend()
+    time.sleep(source.uniform(0.0, 2.0))
+    go.touch()
+    try:
+        watch.until(lambda: run.status.value != "running", 10.0)
+    finally:
+        store.resume()
+    end = ended(run)
+    for path in folder.iterdir():
+        path.unlink()
+    assert "TrainingError: rank 3 " in end and "while the nodes were apart" in end, end
+    return "nodes that do not reach each other", end
+
+
+def interrupted(source: random.Random, sessions: Sessions, folder: Path) -> Told:
+    """Ctrl-C at any moment of a run, the first instants among them."""
+    delay = source.choice([source.uniform(0.0, 0.01), source.uniform(0.0, 1.0)])
+    where, distributor = distributor_for(source, sessions, 2)
+    before = {id(run) for run in runs()}
+    timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
+    end = "success"
+    try:
+        timer.start()
+        distributor.run(faults.nap, 0.5)
+        timer.cancel()
+        timer.join()
+    except KeyboardInterrupt:
+        end = "KeyboardInterrupt"
+    for run in runs():
+        if id(run) not in before:
+            assert run.wait(DEADLINE)
+            gone(run)
+    return f"{where}, Ctrl-C after {delay:.3f} s", end
+
+
+def runs() -> list[Run]:
+    return [found for found in gc.get_objects() if type(found) is Run]
+
+
+def deaf(source: random.Random, sessions: Sessions, folder: Path) -> Told:
+    """A driver that ignores SIGCHLD, as its shell may have told it to."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        method = source.choice(["fork", "spawn"])
+        end = ended(TorchDistributor(2, True, False, logs="none", start_method=method).submit(faults.nap, 0.1))
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert end.startswith("success"), end
+    return f"SIGCHLD ignored, {method}", end
+
+
+Play = Callable[[random.Random, Sessions, Path], Told]
+
+PLAYS: tuple[Play, ...] = (broken, long_message, full_disk, apart, interrupted, deaf)
+
+
+def play(seed: int, sessions: Sessions, folder: str) -> Told:
+    """One run; what was done to it, and how it ended.
+
+    Raises:
+        AssertionError: it did not end, ended in an untrue way, or left something behind.
+    """
+    source = random.Random(seed)
+    act = killed if source.random() < 0.5 else source.choice(PLAYS)
+    return act(source, sessions, Path(folder))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -112,16 +265,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     options = parser.parse_args(argv)
     sessions, wrong = Sessions(), []
-    with tempfile.TemporaryDirectory() as folder:
-        for seed in range(options.seed, options.seed + options.runs):
-            print(f"seed {seed}: ", end="", flush=True)
-            start = time.monotonic()
-            try:
+    for seed in range(options.seed, options.seed + options.runs):
+        print(f"seed {seed}: ", end="", flush=True)
+        start = time.monotonic()
+        try:
+            with tempfile.TemporaryDirectory() as folder:
                 what, end = play(seed, sessions, folder)
-                print(f"{what} -> {end} ({time.monotonic() - start:.1f} s)", flush=True)
-            except Exception as error:
-                wrong.append(seed)
-                print(f"WRONG: {type(error).__name__}: {error} ({time.monotonic() - start:.1f} s)", flush=True)
+            print(f"{what} -> {end} ({time.monotonic() - start:.1f} s)", flush=True)
+        except (Exception, KeyboardInterrupt) as error:
+            wrong.append(seed)
+            print(f"WRONG: {type(error).__name__}: {error} ({time.monotonic() - start:.1f} s)", flush=True)
     sessions.stop()
     print(f"{options.runs - len(wrong)} of {options.runs} runs ended as they should", *map(str, wrong))
     return len(wrong)

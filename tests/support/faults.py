@@ -150,9 +150,14 @@ def fail_first_or_when_stopped(started: str) -> None:
     time.sleep(300)
 
 
-def fail_after(path: str) -> None:
-    """Rank 1 fails once there is a file; rank 0 waits."""
+def fail_after(path: str, failing: int = 1) -> None:
+    """One rank fails once there is a file; the others wait."""
     Path(f"{path}.{os.environ['RANK']}").touch()
-    while os.environ["RANK"] == "0" or not Path(path).exists():
+    while os.environ["RANK"] != str(failing) or not Path(path).exists():
         time.sleep(0.01)
     raise ValueError("while the nodes were apart")
+
+
+def nap(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
