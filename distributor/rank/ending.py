@@ -85,6 +85,7 @@ class Account:
         unknown = self._failed(kind, f"{_name(error)} (its text was not obtained)", _frames(error))
         self._tell(unknown, moment, final=False)
         never = self._failed(kind, f"{_name(error)} (its text was not there after {PATIENCE:g} s)", _frames(error))
+        text = _frames(error)
         with deadline(PATIENCE, lambda: self._give_up(never, moment, 1)), suppress(BaseException):
             text, summary = printed(error), shortened(_summary(error), _MESSAGE)
             outcome = self._failed(kind, summary, shortened(text, _TRACEBACK))
@@ -92,8 +93,7 @@ class Account:
             pickled = payload.dump_exception(error)
             if pickled is not None and len(pickled) <= _PICKLED and outcome.failure is not None:
                 self._tell(replace(outcome, failure=replace(outcome.failure, exception=pickled)), moment)
-            return text
-        return _frames(error)
+        return text
 
     def returned(self, value: Any) -> None:
         """Tell that the target has returned a value. A value that is not small goes into a file."""
