@@ -78,8 +78,14 @@ def test_a_fork_of_a_rank_is_not_the_rank(make_local: Make, then: str, tmp_path:
 
 def test_a_text_that_never_ends_ends_the_rank(make_local: Make) -> None:
     with pytest.raises(TrainingError, match=r"NeverEnds \(its text was not there after 0.5 s\)") as caught:
-        make_local(1).run(faults.raise_what_never_ends)
+        make_local(1).run(faults.raise_what_never_ends, "text")
     assert "in raise_what_never_ends" in caught.value.traceback
+
+
+def test_a_pickle_that_never_ends_hides_no_text(make_local: Make) -> None:
+    with pytest.raises(TrainingError, match=r"failed: .*NeverReduced: step 17") as caught:
+        make_local(1).run(faults.raise_what_never_ends, "pickle")
+    assert caught.value.__cause__ is None
 
 
 def test_a_value_that_is_never_pickled_ends_the_rank(make_local: Make) -> None:

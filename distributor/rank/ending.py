@@ -84,11 +84,12 @@ class Account:
         moment, kind = _monotonic(), type(error).__name__
         unknown = self._failed(kind, f"{_name(error)} (its text was not obtained)", _frames(error))
         self._tell(unknown, moment, final=False)
-        never = self._failed(kind, f"{_name(error)} (its text was not there after {PATIENCE:g} s)", _frames(error))
-        text = _frames(error)
-        with deadline(PATIENCE, lambda: self._give_up(never, moment, 1)), suppress(BaseException):
+        late = f"{_name(error)} (its text was not there after {PATIENCE:g} s)"
+        best, text = [self._failed(kind, late, _frames(error))], _frames(error)
+        with deadline(PATIENCE, lambda: self._give_up(best[-1], moment, 1)), suppress(BaseException):
             text, summary = printed(error), shortened(_summary(error), _MESSAGE)
             outcome = self._failed(kind, summary, shortened(text, _TRACEBACK))
+            best.append(outcome)
             self._tell(outcome, moment)
             pickled = payload.dump_exception(error)
             if pickled is not None and len(pickled) <= _PICKLED and outcome.failure is not None:

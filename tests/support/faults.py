@@ -21,6 +21,14 @@ class NeverEnds(Exception):
             time.sleep(1)
 
 
+class NeverReduced(Exception):
+    """An exception that is never pickled."""
+
+    def __reduce__(self) -> Any:
+        while True:
+            time.sleep(1)
+
+
 class NeverPickled:
     """A value that is never pickled."""
 
@@ -99,11 +107,13 @@ def raise_at_length(size: int) -> None:
     raise ValueError("x" * size)
 
 
-def raise_what_never_ends() -> None:
+def raise_what_never_ends(what: str) -> None:
     from distributor.rank import ending
 
     ending.PATIENCE = 0.5
-    raise NeverEnds
+    if what == "text":
+        raise NeverEnds
+    raise NeverReduced("step 17")
 
 
 def return_what_never_ends() -> Any:
