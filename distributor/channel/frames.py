@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import struct
+from typing import Any
 
 from distributor.values import messages
 from distributor.values.messages import Message
@@ -26,10 +28,20 @@ MAX_BODY = 4 << 20
 #: The largest number of log bytes in one frame.
 MAX_LOG = 256 << 10
 
+#: How deep the values of a message may be nested, how many there may be, and how many digits a whole number may have.
+_MAX_DEPTH = 32
+_MAX_VALUES = 1 << 18
+_MAX_DIGITS = 40
+
 _HEADER = struct.Struct("!IB")
 _LOG = struct.Struct("!IBQ")
 _JSON_KIND, _LOG_KIND = 1, 2
 
+#: A text in JSON. Possessive, so that one without an end takes no longer than others.
+_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+
+#: All bytes but those that begin and end lists and objects.
+_NO_NESTING = bytes(set(range(256)) - set(b"[]{}"))
 
 #: The start of the warning of a node that has no channel.
 UNREACHED = "cannot reach the driver"
@@ -61,8 +73,12 @@ def pack_log(log: Log) -> bytes:
     return _HEADER.pack(_LOG.size + len(log.data), _LOG_KIND) + head + log.data
 
 
-async def read(reader: asyncio.StreamReader) -> Message | Log | None:
+async def read(reader: asyncio.StreamReader, limit: int = MAX_BODY) -> Message | Log | None:
     """Read the next frame; return ``None`` when the connection has ended between two frames.
+
+    Args:
+        reader: the connection.
+        limit: the most bytes of its body.
 
     Raises:
         ProtocolError: the frame is too long, of an unknown kind, or malformed.
@@ -75,8 +91,8 @@ async def read(reader: asyncio.StreamReader) -> Message | Log | None:
             raise CutError("the connection ended inside a frame") from None
         return None
     length, kind = _HEADER.unpack(header)
-    if length > MAX_BODY:
-        raise ProtocolError(f"a frame of {length} bytes is longer than allowed ({MAX_BODY})")
+    if length > limit:
+        raise ProtocolError(f"a frame of {length} bytes is longer than allowed ({limit})")
     try:
         body = await reader.readexactly(length)
     except asyncio.IncompleteReadError:
@@ -89,6 +105,55 @@ async def read(reader: asyncio.StreamReader) -> Message | Log | None:
     if kind != _JSON_KIND:
         raise ProtocolError(f"unknown kind of frame: {kind}")
     try:
-        return messages.decode(json.loads(body))
+        return messages.decode(parse(body))
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"not a message: {error}") from None
+
+
+def parse(body: bytes) -> Any:
+    """Return the values that a body holds as JSON (UTF-8).
+
+    Raises:
+        ValueError: it is not JSON, would take too much time, memory or stack to parse, or holds NaN or a field twice.
+
+    >>> parse(b'{"kind": "Beat", "alive": 2}')
+    {'kind': 'Beat', 'alive': 2}
+    """
+    _check_size(body)
+    return _DECODER.decode(body.decode())
+
+
+def _check_size(body: bytes) -> None:
+    """Check the number and the nesting of a body's values without parsing them."""
+    if len(body) <= _MAX_VALUES and body.count(b"[") + body.count(b"{") <= _MAX_DEPTH:
+        return
+    rest, texts = _TEXT.subn(b"", body, _MAX_VALUES)
+    if texts == _MAX_VALUES or sum(map(rest.count, (b",", b"[", b"{"))) > _MAX_VALUES:
+        raise ValueError(f"more than {_MAX_VALUES} values")
+    depth = 0
+    for byte in rest.translate(None, _NO_NESTING):
+        depth += 1 if byte in b"[{" else -1
+        if depth > _MAX_DEPTH:
+            raise ValueError(f"values nested more than {_MAX_DEPTH} deep")
+
+
+def _whole(text: str) -> int:
+    if len(text) > _MAX_DIGITS:
+        raise ValueError(f"a number of {len(text)} digits")
+    return int(text)
+
+
+def _constant(text: str) -> float:
+    if text == "NaN":
+        raise ValueError("NaN is no number")
+    return float(text)
+
+
+def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(fields)
+    if len(values) != len(fields):
+        raise ValueError("a field is there twice")
+    return values
+
+
+_DECODER = json.JSONDecoder(parse_int=_whole, parse_constant=_constant, object_pairs_hook=_object)

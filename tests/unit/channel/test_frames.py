@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import struct
+import sys
 
 import pytest
 from hypothesis import example, given, strategies as st
@@ -113,12 +114,46 @@ def test_a_longer_frame_is_refused_before_it_is_read(kind):
         pytest.param(raw(1, b"[1]"), "no message of kind None", id="list"),
         pytest.param(raw(1, b"null"), "no message of kind None", id="null"),
         pytest.param(raw(2, b"\0\0\0\1"), "without rank, stream and offset", id="short-log"),
-        pytest.param(raw(1, b'{"a":' + b"[" * 100_000), "not a message", id="deeply-nested"),
+        pytest.param(raw(1, b'{"a":' + b"[" * 100_000), "nested more than 32 deep", id="deeply-nested"),
+        pytest.param(raw(1, b"[" * (4 << 20)), "more than 262144 values", id="only-nesting"),
+        pytest.param(raw(1, b"[" + b"1," * 300_000 + b"1]"), "more than 262144 values", id="many-numbers"),
+        pytest.param(raw(1, b"[" + b'"a",' * 300_000 + b"1]"), "more than 262144 values", id="many-texts"),
+        pytest.param(raw(1, b'{"a": "' + b"x" * 300_000), "not a message", id="text-without-end"),
+        pytest.param(raw(1, b'{"n": ' + b"9" * 100 + b"}"), "a number of 100 digits", id="many-digits"),
+        pytest.param(raw(1, b'{"n": NaN}'), "NaN is no number", id="nan"),
+        pytest.param(raw(1, b'{"kind": "Bye", "kind": "Bye"}'), "a field is there twice", id="field-twice"),
+        pytest.param(raw(1, '{"kind": "Bye"}'.encode("utf-16")), "not a message", id="utf-16"),
     ],
 )
 def test_what_does_not_speak_the_protocol(data, message):
     with pytest.raises(ProtocolError, match=message):
         read_all(data)
+
+
+def test_brackets_in_a_text_are_no_nesting():
+    warning = Warnings("host", ('[{"' * 100_000,))
+    assert read_all(frames.pack(warning)) == [warning]
+
+
+def test_nesting_is_found_whatever_the_recursion_limit():
+    """A parser that uses the stack would crash."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(10**6)
+    try:
+        with pytest.raises(ProtocolError, match="nested more than 32 deep"):
+            read_all(raw(1, b'{"a":' * 100_000))
+    finally:
+        sys.setrecursionlimit(before)
+
+
+def test_the_first_frame_may_be_bounded_further():
+    async def run():
+        reader = asyncio.StreamReader()
+        reader.feed_data(struct.pack("!IB", 1001, 1))
+        await asyncio.wait_for(frames.read(reader, 1000), 30)
+
+    with pytest.raises(ProtocolError, match=r"a frame of 1001 bytes is longer than allowed \(1000\)"):
+        asyncio.run(run())
 
 
 PACKED = frames.pack(Bye())
