@@ -6,7 +6,7 @@ import heapq
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from distributor.text import notices
 
@@ -24,7 +24,8 @@ class Alarm:
     """
 
     def __init__(self) -> None:
-        self._due: list[tuple[float, int, Callable[[], object]]] = []
+        self._due: list[tuple[float, int, Hashable, Callable[[], object]]] = []
+        self._keyed: dict[Hashable, float] = {}  # when the call of each key is due
         self._numbers = itertools.count()  # for functions with the same deadline, in the order of the calls
         self._changed = threading.Condition()
         self._closed = False
@@ -33,18 +34,29 @@ class Alarm:
         """Start the thread. Calls that became due earlier are made now."""
         threading.Thread(target=self._run, name="distributor-alarm", daemon=True).start()
 
-    def after(self, delay: float, call: Callable[[], object]) -> None:
-        """Call a function after ``delay`` seconds; ignored once the alarm is closed."""
+    def after(self, delay: float, call: Callable[[], object], key: Hashable = None) -> None:
+        """Call a function after ``delay`` seconds; ignored once the alarm is closed.
+
+        Args:
+            delay: number of seconds.
+            call: the function.
+            key: what the call is for. Of the calls with one key, only the earliest is waited for.
+        """
+        due = time.monotonic() + delay
         with self._changed:
-            if not self._closed:
-                heapq.heappush(self._due, (time.monotonic() + delay, next(self._numbers), call))
-                self._changed.notify()
+            if self._closed or (key is not None and self._keyed.get(key, due + 1.0) <= due):
+                return
+            if key is not None:
+                self._keyed[key] = due
+            heapq.heappush(self._due, (due, next(self._numbers), key, call))
+            self._changed.notify()
 
     def close(self) -> None:
         """Drop the calls that are not due yet, and let the thread end. Does not wait for a call in progress."""
         with self._changed:
             self._closed = True
             self._due.clear()
+            self._keyed.clear()
             self._changed.notify()
 
     def _run(self) -> None:
@@ -59,7 +71,13 @@ class Alarm:
         with self._changed:
             while not self._closed:
                 left = self._due[0][0] - time.monotonic() if self._due else None
-                if left is not None and left <= 0:
-                    return heapq.heappop(self._due)[2]
-                self._changed.wait(left)
+                if left is None or left > 0:
+                    self._changed.wait(left)
+                    continue
+                due, _, key, call = heapq.heappop(self._due)
+                if key is None:
+                    return call
+                if self._keyed.get(key) == due:  # no earlier call of the key came meanwhile
+                    del self._keyed[key]
+                    return call
         return None

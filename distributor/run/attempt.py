@@ -76,11 +76,11 @@ class Attempt:
                 case state.StopRanks():
                     self._line.stop_ranks(action.reason, grace=action.grace)
                 case state.EndJob():
-                    self._alarm.after(0.0, self._line.end_job)
+                    self._alarm.after(0.0, self._line.end_job, key="end")
                 case state.Arm(deadline=deadline):
-                    self._alarm.after(action.after, partial(self.on, state.Due(deadline)))
+                    self._alarm.after(action.after, partial(self.on, state.Due(deadline)), key=(self, deadline))
                 case state.AskScheduler(deadline=deadline):
-                    self._alarm.after(0.0, partial(self._ask_scheduler, deadline))
+                    self._alarm.after(0.0, partial(self._ask_scheduler, deadline), key=(self, deadline, "ask"))
                 case state.AskStacks():
                     self._line.ask_stacks(self.on)
                 case state.Rest():

@@ -48,3 +48,21 @@ def test_nothing_is_called_after_the_end() -> None:
     alarm.after(0.0, lambda: called.append("later"))
     watch.until(lambda: not any(thread.name == "distributor-alarm" for thread in threading.enumerate()))
     assert called == []
+
+
+def test_of_calls_with_one_key_the_earliest_is_waited_for() -> None:
+    alarm, called, done = Alarm(), [], threading.Event()
+    for number in range(1000):
+        alarm.after(0.2, lambda number=number: called.append(number), key="key")  # type: ignore[misc]
+    assert len(alarm._due) == 1
+    alarm.after(0.1, lambda: called.append("earlier"), key="key")
+    alarm.after(0.3, lambda: called.append("later"), key="key")
+    alarm.after(0.1, lambda: called.append("other"), key="other")
+    alarm.after(0.4, done.set)
+    alarm.start()
+    assert done.wait(watch.DEADLINE)
+    assert called == ["earlier", "other"]
+    again = threading.Event()
+    alarm.after(0.0, again.set, key="key")
+    assert again.wait(watch.DEADLINE)
+    alarm.close()
