@@ -9,6 +9,9 @@ from distributor.display.folding import NOBODY, OVERHEAD, Key
 #: Number of bytes after which an unfinished line is shown.
 _MAX_LINE = 16 << 20
 
+#: Number of bytes of all unfinished lines after which the longest is shown.
+_MAX_LINES = 64 << 20
+
 #: Number of bytes to show at a time. The last piece may exceed it, since pieces are not split.
 _CHUNK = 256 << 10
 
@@ -31,6 +34,7 @@ class Backlog:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._partial: dict[Key, bytearray] = {}
+        self._partial_size = 0
         self._live: set[Key] = set()  # the streams whose partial line is a progress bar
         self._queue: deque[tuple[Key, bytes]] = deque()
         self._behind = False
@@ -56,6 +60,7 @@ class Backlog:
     def write(self, key: Key, data: bytes) -> bool:
         """Take a piece of output and return whether there is anything new to show."""
         partial, news = self._partial.setdefault(key, bytearray()), False
+        before = len(partial)
         ended, newline, rest = data.rpartition(b"\n")
         if newline:
             self._end_line(key, ended + newline)
@@ -69,16 +74,22 @@ class Backlog:
         if len(partial) >= _MAX_LINE:
             self._end_line(key, b"\n")
             news = True
+        self._partial_size += len(partial) - before
+        while self._partial_size > _MAX_LINES:
+            longest = max(self._partial, key=lambda each: len(self._partial[each]))
+            self._partial_size -= len(self._partial[longest])
+            self._end_line(longest, b"\n")
+            news = True
         return news
 
     def note(self, text: str) -> None:
         """Take a line that comes from this package and not from a rank."""
-        self._queue.append(((NOBODY, 2), text.encode() + b"\n"))
+        self._queue.append(((NOBODY, 2), text.encode(errors="backslashreplace") + b"\n"))
         self.size += len(text) + OVERHEAD
 
     def skipped(self, key: Key, lines: int) -> None:
         """Record that a node has skipped lines of a stream, including the rest of an unfinished line."""
-        self._partial.pop(key, None)
+        self._partial_size -= len(self._partial.pop(key, b""))
         self._tails.pop(key, None)
         self._live.discard(key)
         self._skip(key, "node", lines)

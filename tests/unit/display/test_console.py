@@ -208,6 +208,33 @@ def test_a_line_without_end_is_shown_at_some_length(use, monkeypatch):
     assert out.getvalue() == ""
 
 
+def test_all_unfinished_lines_together_are_bounded(use, monkeypatch):
+    """The longest is shown, so that others stay whole."""
+    monkeypatch.setattr(backlog, "_MAX_LINES", 100, raising=False)
+    out = use(Stream)
+    console = Console(host_of)
+    console.write(0, 1, b"x" * 60)
+    console.write(1, 1, b"y" * 30)
+    console.write(2, 1, b"z" * 30)
+    out.until("[rank 0 host-0] " + "x" * 60 + "\n")
+    assert "y" not in out.getvalue()
+    console.write(1, 1, b"\n")
+    console.skipped(2, 1, 1)
+    console.write(0, 1, b"x" * 60)
+    console.write(3, 1, b"a" * 39)
+    out.until("[rank 1 host-1] " + "y" * 30 + "\n")
+    assert console._backlog._partial_size == 99
+    console.close()
+
+
+def test_a_note_of_any_text_is_shown(use):
+    out = use(Stream)
+    console = Console(host_of)
+    console.note("half a \ud800 character")
+    console.close()
+    assert out.lines() == ["[distributor] half a \\ud800 character"]
+
+
 def test_runs_without_output_have_no_thread():
     before = display_threads()
     console = Console(host_of, ranks={1})
