@@ -228,6 +228,24 @@ def test_a_broken_connection_is_made_again_and_logs_go_on(served: tuple[Listener
     assert listener.lost == []
 
 
+def test_what_waited_for_the_next_connection_leaves_no_gap(served: tuple[Listener, ChannelServer, Endpoint]) -> None:
+    """A break has lost the first five bytes: the driver must have them before those that follow."""
+    listener, _, endpoint = served
+
+    async def scene() -> None:
+        async with node(endpoint) as a:
+            await until(lambda: a.offsets)
+            a.writers[0].transport.abort()
+            while a.uplink._welcome.is_set():
+                await asyncio.sleep(0)
+            await a.uplink.send_log(Log(0, 1, 5, b"second"))
+            await a.uplink.send_log(Log(0, 1, 0, b"firstsecond"))
+            await a.uplink.close()
+
+    play(scene())
+    assert listener.logs == [Log(0, 1, 0, b"firstsecond")]
+
+
 def test_a_node_that_leaves_without_a_word_is_lost(served: tuple[Listener, ChannelServer, Endpoint]) -> None:
     listener, _, endpoint = served
 

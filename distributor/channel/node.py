@@ -101,6 +101,7 @@ class Uplink:
         self._ended = asyncio.Event()
         self._bye: messages.Farewell | None = None
         self._breaks = 0
+        self._has: Offsets = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
@@ -138,8 +139,15 @@ class Uplink:
         self._write(frames.pack(message))
 
     async def send_log(self, log: outcome.Log) -> None:
-        """Send a piece of a log. Wait until there is a connection, and return once the driver keeps up."""
-        await self._welcome.wait()
+        """Send a piece of a log, after waiting until the driver keeps up.
+
+        While the connection is down, wait for the next one. The driver then says how much it has. A piece that does not
+        follow on that is not sent: what comes before it must be sent again first.
+        """
+        if not self._welcome.is_set():
+            await self._welcome.wait()
+            if self._breaks and log.offset > self._has.get((log.rank, log.stream), 0):
+                return
         self._write(frames.pack_log(log))
         if self._writer is not None:
             with suppress(OSError):
@@ -176,9 +184,12 @@ class Uplink:
                 while isinstance(message := await frames.read(reader), Message):
                     self._heard = asyncio.get_running_loop().time()
                     self._obey(message)
+            refused = not self._welcome.is_set()
             self._welcome.clear()
             if self._writer is not None:
                 self._writer.close()
+            if refused and self._rhythm.redial:
+                await asyncio.sleep(_REDIAL_INTERVAL)
             reader = await self._come_back() if self._rhythm.redial and self._bye is None else None
         self._ended.set()
         self._welcome.set()  # release those who still wait for a welcome
@@ -190,7 +201,7 @@ class Uplink:
         if not isinstance(message, (messages.Welcome, messages.Heard, messages.Farewell)):
             self._receiver.on_order(message)
             return
-        offsets = {(rank, stream): offset for rank, stream, offset in message.offsets}
+        self._has = offsets = {(rank, stream): offset for rank, stream, offset in message.offsets}
         self._receiver.on_offsets(offsets, isinstance(message, messages.Welcome) and self._breaks > 0)
         if isinstance(message, messages.Welcome):
             self._welcome.set()
