@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from distributor.text.wording import mebibytes
@@ -21,12 +24,14 @@ class Limits:
         locked_memory: bytes that may be locked (``ulimit -l``); ``None`` if unlimited.
         address_space: bytes that may be mapped (``ulimit -v``); ``None`` if unlimited.
         infiniband: whether there is an InfiniBand or RoCE device.
+        files: files that may be open if a process raises its own limit (``ulimit -Hn``); ``None`` if unlimited.
     """
 
     shared_memory: int | None
     locked_memory: int | None
     address_space: int | None
     infiniband: bool
+    files: int | None = None
 
 
 def here() -> Limits:
@@ -46,7 +51,47 @@ def here() -> Limits:
         limit, _ = resource.getrlimit(kind)
         return None if limit == resource.RLIM_INFINITY else limit
 
-    return Limits(shared_memory, soft(resource.RLIMIT_MEMLOCK), soft(resource.RLIMIT_AS), infiniband)
+    return Limits(shared_memory, soft(resource.RLIMIT_MEMLOCK), soft(resource.RLIMIT_AS), infiniband, _hard_files())
+
+
+def _hard_files() -> int | None:
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if hard == resource.RLIM_INFINITY else hard
+
+
+def open_files() -> int:
+    """Return the number of files that this process may open."""
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def raise_open_files(needed: int) -> tuple[int, int]:
+    """Let this process open ``needed`` files, or as many as it may. Return the limit as it was, for :func:`opening`."""
+    import resource
+
+    soft, hard = before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (needed if hard == resource.RLIM_INFINITY else min(needed, hard), hard)
+        )
+    return before
+
+
+@contextmanager
+def opening(limit: tuple[int, int]) -> Iterator[None]:
+    """Have this limit of open files inside the block. Processes that are started there inherit it."""
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def total_memory() -> int:
@@ -61,15 +106,22 @@ def total_memory() -> int:
     return total
 
 
-def shortages(limits: Limits, ranks: int, use_gpu: bool) -> list[str]:
+def shortages(limits: Limits, ranks: int, use_gpu: bool, files: int = 0) -> list[str]:
     """Return each limit that is too low, and the remedy: texts that complete a sentence beginning with the host.
 
     Args:
         limits: limits of the node.
         ranks: number of ranks on the node.
         use_gpu: whether they use GPUs.
+        files: number of files that their launcher needs to be able to open.
     """
     found = []
+    if limits.files is not None and limits.files < files:
+        found.append(
+            f"lets a process open only {limits.files:,} files (ulimit -Hn), but the one that starts {ranks:,} ranks "
+            f"needs about {files:,} ('Too many open files'): raise the hard limit of the process that starts "
+            "executors, or of the driver in local mode (limits.conf, LimitNOFILE, docker run --ulimit nofile=65536)"
+        )
     needed = max(_SHM_LEAST, ranks * _SHM_PER_RANK)
     if limits.shared_memory is not None and limits.shared_memory < needed:
         found.append(

@@ -178,7 +178,8 @@ class _Agent:
         who = placement.place(facts, job)
         node = who.node_of(self._order.executor)
         self._notes.warnings += versions.differences(job.versions, facts, facts[node.leader])
-        self._notes.warnings += limits.shortages(limits.here(), node.local_world_size, job.resources.use_gpu)
+        files = launching.files_needed(who, node)
+        self._notes.warnings += limits.shortages(limits.here(), node.local_world_size, job.resources.use_gpu, files)
         return who, node
 
     def _site(self) -> Site:

@@ -22,6 +22,7 @@ from typing import NoReturn, Protocol
 
 from distributor.machine import bootstrap, processes
 from distributor.values import layout, messages
+from distributor.values.placement import Node, Placement
 from distributor.values.plan import NodeOrder
 
 #: Number of seconds that a spare may take to say that it is there. It does so as soon as it is forked.
@@ -29,6 +30,9 @@ _SPARE_PATIENCE = 5.0
 
 #: Number of bytes of an order's path and of a pid, at most.
 _LONGEST = 1 << 14
+
+#: Number of files that a launcher opens for other things than ranks and the store.
+_OTHER_FILES = 96
 
 #: Maximum number of descriptors of an order: pipe of events, memory of the ranks, the store's socket, the spare's line.
 _MOST_DESCRIPTORS = 4
@@ -201,6 +205,17 @@ def _successor(line: socket.socket | None) -> Launcher:
 def living(launcher: Launcher) -> Launcher:
     """Return this launcher if it can be started. If it waited for its order and has ended, return a new one."""
     return launcher if not isinstance(launcher, WaitingLauncher) or launcher.is_waiting else SpawnedLauncher()
+
+
+def files_needed(who: Placement, node: Node) -> int:
+    """Return the number of files that a node's launcher opens: a descriptor of each rank, and the store's connections.
+
+    Args:
+        who: all nodes. Each of their launchers and ranks may connect to the store, which the first one has.
+        node: the node.
+    """
+    connections = who.world_size + len(who.nodes) if node == who.master else 0
+    return node.local_world_size + connections + _OTHER_FILES
 
 
 def fork(sockets: Mapping[str, socket.socket], owner: int) -> WaitingLauncher:

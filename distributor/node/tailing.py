@@ -11,12 +11,12 @@ import ctypes
 import os
 import sys
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from distributor.channel import frames
 from distributor.channel.node import Offsets, Uplink
+from distributor.machine import limits
 from distributor.values import outcome
 from distributor.values.messages import Rest, Skipped
 
@@ -35,21 +35,63 @@ _KEEP_OF_LAG = 64 << 10
 #: Minimum number of bytes of disk space that is freed at a time.
 _RELEASE_STEP = 4 << 20
 
+#: Largest number of log files that are open at a time, and the share of the descriptors of a process that they take.
+_MOST_OPEN = 64
+_SHARE_OF_OPEN = 4
+
 # fallocate(2)
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
-@dataclass
+@dataclass(eq=False)
 class _File:
     rank: int
     stream: int
     path: Path
     shipped: bool
-    descriptor: int = -1
     offset: int = 0  # passed on up to this byte
     seen: int = 0  # read up to this byte at least once
     acked: int = 0  # received by the driver up to this byte
     released: int = 0  # disk space freed up to this byte
+
+
+class _Descriptors:
+    """Open descriptors of files. When there are too many, the one that was not used for longest is closed.
+
+    A node may have more log files than a process may open. An open file can be read to its end even if a rank has
+    removed it.
+
+    Args:
+        most: the largest number of open descriptors.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open: dict[_File, int] = {}  # the last used one is at the end
+
+    def size(self, file: _File) -> int:
+        """Return the size of a file; 0 if there is none."""
+        try:
+            return os.stat(self._open.get(file, file.path)).st_size
+        except OSError:
+            return 0
+
+    def get(self, file: _File) -> int | None:
+        """Return a descriptor, valid until the next call; ``None`` if the file cannot be opened now."""
+        descriptor = self._open.pop(file, None)
+        if descriptor is None:
+            while len(self._open) >= self._most:
+                os.close(self._open.pop(next(iter(self._open))))
+            try:
+                descriptor = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)
+            except OSError:  # it is not there, or other files of this process take all descriptors
+                return None
+        self._open[file] = descriptor
+        return descriptor
+
+    def close(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])
 
 
 class Tailing:
@@ -65,6 +107,7 @@ class Tailing:
         wanted = None if shipped is None else set(shipped)
         self._files = [_File(*file, shipped=keep or wanted is None or file[0] in wanted) for file in files]
         self._keep = keep
+        self._descriptors = _Descriptors(min(_MOST_OPEN, limits.open_files() // _SHARE_OF_OPEN))
         self._uplink: Uplink | None = None
         #: The last bytes of each rank's stdout and stderr, in the order read. Uncaught exceptions are not included.
         self.tails: dict[int, bytes] = {}
@@ -94,17 +137,17 @@ class Tailing:
     async def follow(self) -> None:
         """Pass on new output until cancelled."""
         while True:
-            behind = await self._pass_on()
-            await asyncio.sleep(0 if behind else _INTERVAL)
+            longest = await self._pass_on()
+            await asyncio.sleep(0 if longest == frames.MAX_LOG else _INTERVAL)
 
     async def drain(self) -> None:
         """Pass on what the files contain now.
 
-        A process that still writes has escaped the clean-up, and waiting for it might never end.
+        A process that still writes has escaped the clean-up, and waiting for it might never end. What cannot be read
+        any more is left out.
         """
-        ends = {id(file): _size(file) for file in self._files}
-        while any(file.offset < ends[id(file)] for file in self._files):
-            await self._pass_on()
+        ends = {file: self._descriptors.size(file) for file in self._files}
+        while any(file.offset < end for file, end in ends.items()) and await self._pass_on():
             await asyncio.sleep(0)
 
     def rest(self) -> tuple[Rest, ...]:
@@ -112,25 +155,26 @@ class Tailing:
         return tuple(
             Rest(file.rank, file.stream, str(file.path), file.acked)
             for file in self._files
-            if self._keep and _size(file) > file.acked
+            if self._keep and self._descriptors.size(file) > file.acked
         )
 
-    async def _pass_on(self) -> bool:
-        """Pass on a bounded piece of each file, and return whether some files have more."""
-        behind = False
+    async def _pass_on(self) -> int:
+        """Pass on a bounded piece of each file, and return the number of bytes of the longest."""
+        longest = 0
         for file in self._files:
-            if file.descriptor < 0:
-                with suppress(FileNotFoundError):
-                    file.descriptor = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)
-            if file.descriptor < 0:
+            size = self._descriptors.size(file)
+            if size <= (file.offset if file.shipped else file.seen):
+                continue
+            descriptor = self._descriptors.get(file)
+            if descriptor is None:
                 continue
             if file.shipped and self._uplink is not None and not self._keep:
-                self._skip(file, self._uplink)
-            start = file.offset if file.shipped else max(file.seen, _size(file) - _TAIL_BYTES)
-            data = os.pread(file.descriptor, frames.MAX_LOG, start)
+                self._skip(file, descriptor, self._uplink)
+            start = file.offset if file.shipped else max(file.seen, size - _TAIL_BYTES)
+            data = os.pread(descriptor, frames.MAX_LOG, start)
             if not data:
                 continue
-            behind = behind or len(data) == frames.MAX_LOG
+            longest = max(longest, len(data))
             # Counted before the await, so that the data is not sent twice if this round is cancelled.
             file.offset = start + len(data)
             if file.offset > file.seen:
@@ -143,19 +187,19 @@ class Tailing:
                 await self._uplink.send_log(outcome.Log(file.rank, file.stream, start, data))
             elif not self._keep:
                 self._release(file, file.offset)
-        return behind
+        return longest
 
-    def _skip(self, file: _File, uplink: Uplink) -> None:
+    def _skip(self, file: _File, descriptor: int, uplink: Uplink) -> None:
         """Skip ahead if the live view is far behind: to the start of a line near the end of the file."""
-        size = _size(file)
+        size = self._descriptors.size(file)
         if size - file.offset <= MAX_LAG:
             return
         lines, offset = 0, file.offset
         while offset < size - _KEEP_OF_LAG:
-            piece = os.pread(file.descriptor, min(1 << 20, size - _KEEP_OF_LAG - offset), offset)
+            piece = os.pread(descriptor, min(1 << 20, size - _KEEP_OF_LAG - offset), offset)
             lines += piece.count(b"\n")
             offset += len(piece)
-        rest = os.pread(file.descriptor, _KEEP_OF_LAG, offset)
+        rest = os.pread(descriptor, _KEEP_OF_LAG, offset)
         newline = rest.find(b"\n")
         if newline >= 0:
             lines, offset = lines + 1, offset + newline + 1
@@ -166,16 +210,9 @@ class Tailing:
     def _release(self, file: _File, until: int) -> None:
         """Free a file's disk space up to an offset. The file's size and all offsets stay the same (fallocate(2))."""
         size = until - file.released
-        if size < _RELEASE_STEP or file.descriptor < 0 or sys.platform != "linux":
+        if size < _RELEASE_STEP or sys.platform != "linux" or (descriptor := self._descriptors.get(file)) is None:
             return
         where, length = ctypes.c_longlong(file.released), ctypes.c_longlong(size)
         # On a file system without support the call has no effect: no space is freed.
-        ctypes.CDLL(None).fallocate(file.descriptor, _KEEP_SIZE | _PUNCH_HOLE, where, length)
+        ctypes.CDLL(None).fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, where, length)
         file.released = until
-
-
-def _size(file: _File) -> int:
-    try:
-        return file.path.stat().st_size
-    except FileNotFoundError:
-        return 0

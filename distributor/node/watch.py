@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from distributor.machine import bootstrap
+from distributor.machine import bootstrap, limits
 from distributor.machine.processes import die_with_parent, pidfd_open, readable
+from distributor.node import launching
 from distributor.rank import process
 from distributor.values import layout, messages
 from distributor.values.plan import NodeOrder
@@ -72,6 +73,8 @@ class Watch:
         self._order = order
         self._tell = tell
         self._ranks: list[_Rank] = []
+        needed = launching.files_needed(order.placement, order.plan.node)
+        self._files = limits.raise_open_files(needed)  # the limit of before, which the ranks get
         self._gate: int | None = None  # write end of the pipe on which forked ranks wait until they may begin
         self._begun = False
         self._told = False
@@ -178,7 +181,8 @@ class Watch:
         # A signal between the fork and the reset of its handler would be noted in the rank, and lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
         try:
-            pid = start()
+            with limits.opening(self._files):
+                pid = start()
             self._ranks.append(_Rank(local_rank, pid, pidfd_open(pid)))
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
@@ -189,6 +193,8 @@ class Watch:
         if pid == 0:
             signal.set_wakeup_fd(-1)
             die_with_parent(parent)
+            for rank in self._ranks:
+                os.close(rank.pidfd)
             let_go = os.read(waiting, 1)
             if self._gate is None or not let_go:
                 os._exit(1)

@@ -1,5 +1,7 @@
 """Shared and locked memory that is too little."""
 
+import resource
+
 import pytest
 
 from distributor.machine import limits
@@ -8,9 +10,9 @@ from distributor.machine.limits import Limits
 GIB = 1 << 30
 
 
-def shortages(ranks=2, use_gpu=True, **fields):
+def shortages(ranks=2, use_gpu=True, needed=100, **fields):
     good = {"shared_memory": 8 * GIB, "locked_memory": None, "address_space": None, "infiniband": True}
-    return limits.shortages(Limits(**{**good, **fields}), ranks, use_gpu)
+    return limits.shortages(Limits(**{**good, **fields}), ranks, use_gpu, needed)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +25,8 @@ def shortages(ranks=2, use_gpu=True, **fields):
         ({"locked_memory": 8 << 20}, ["8 MiB of memory (ulimit -l)", "ibv_reg_mr", "NCCL_IB_DISABLE=1"]),
         ({"locked_memory": 8 << 20, "infiniband": False}, None),
         ({"locked_memory": 8 << 20, "use_gpu": False}, None),
+        ({"files": 100}, None),
+        ({"files": 99, "ranks": 3}, ["open only 99 files (ulimit -Hn)", "starts 3 ranks needs about 100", "nofile="]),
         ({"address_space": 2 * GIB}, ["2,048 MiB (ulimit -v", "spark.executor.pyspark.memory"]),
     ],
 )
@@ -31,6 +35,25 @@ def test_what_is_too_little(fields, words):
     assert len(found) == (words is not None)
     for word in words or ():
         assert word in found[0]
+
+
+def test_the_limit_of_open_files_is_raised_and_is_as_before_for_what_is_started():
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+    try:
+        assert limits.open_files() == 200
+        was = limits.raise_open_files(150)
+        assert limits.open_files() == 200  # it was enough
+        assert was == limits.raise_open_files(300) == (200, hard)
+        assert limits.open_files() == 300
+        with limits.opening(was):
+            assert limits.open_files() == 200
+        assert limits.open_files() == 300
+        limits.raise_open_files(1 << 40)
+        assert limits.open_files() == limits.here().files == hard
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_this_machine():

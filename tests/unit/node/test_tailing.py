@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -128,6 +130,50 @@ def test_the_rest_is_what_the_driver_does_not_have(tmp_path: Path) -> None:
     assert files.rest() == (Rest(0, 1, str(path), 4),)
     files.driver_has({(0, 1): 10}, False)
     assert files.rest() == ()
+
+
+def test_more_files_than_may_be_open_are_followed(tmp_path: Path) -> None:
+    """With few descriptors left, as where many ranks print."""
+    paths = [tmp_path / f"rank-{rank}.stdout" for rank in range(300)]
+    for path in paths:
+        path.write_bytes(b"first\n")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, before[1]))
+    try:
+        files, uplink = Tailing([(rank, 1, path) for rank, path in enumerate(paths)], None, False), Uplink()
+        files.ship_to(uplink)  # type: ignore[arg-type]
+        drain(files)
+        with paths[7].open("ab") as file:
+            file.write(b"more\n")
+        drain(files)
+        assert len(os.listdir("/proc/self/fd")) < 128 // 2 + 64
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert [uplink.text(rank) for rank in range(300) if rank != 7] == [b"first\n"] * 299
+    assert uplink.text(7) == b"first\nmore\n"
+
+
+def test_output_that_a_rank_has_removed_is_left_out(tmp_path: Path) -> None:
+    kept, removed = tmp_path / "rank-0.stdout", tmp_path / "rank-1.stdout"
+    for path in (kept, removed):
+        path.write_bytes(b"first\n")
+    files, uplink = Tailing([(0, 1, kept), (1, 1, removed)], None, False), Uplink()
+    files.ship_to(uplink)  # type: ignore[arg-type]
+    removed.unlink()
+    drain(files)
+    assert (uplink.text(0), uplink.text(1)) == (b"first\n", b"")
+
+
+def test_output_is_read_to_its_end_after_a_rank_has_removed_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.stdout"
+    path.write_bytes(b"first\n")
+    files, uplink = follow(path)
+    drain(files)
+    with path.open("ab") as file:
+        path.unlink()
+        file.write(b"more\n")
+    drain(files)
+    assert uplink.text() == b"first\nmore\n"
 
 
 @pytest.mark.parametrize("shipped", [None, ()])

@@ -1,0 +1,63 @@
+"""More ranks and log files than the limit of open files allows a process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import watch
+
+DRIVER = """
+import json, os, resource, sys
+
+from distributor import TorchDistributor
+
+ranks, soft, hard = map(int, sys.argv[1:])
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def train():
+    import torch.distributed as dist
+
+    print("out of rank", os.environ["RANK"])
+    print("err of rank", os.environ["RANK"], file=sys.stderr)
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    store.add("here", 1)
+    store.wait(["all"]) if store.add("here", 0) < ranks else store.set("all", "")
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+values = TorchDistributor(ranks, True, False).submit(train).results()
+here = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+print(json.dumps({"ranks": sorted(set(values)), "count": len(values), "here": here}), file=sys.__stdout__)
+"""
+
+
+def drive(tmp_path: Path, ranks: int, soft: int, hard: int) -> subprocess.CompletedProcess[str]:
+    """Train with these limits of open files, in a driver of its own."""
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    command = [sys.executable, str(script), str(ranks), str(soft), str(hard)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=2 * watch.DEADLINE, check=False)
+
+
+@pytest.mark.slow
+def test_more_ranks_print_than_files_may_be_open(tmp_path: Path) -> None:
+    """All are connected to the store at the same time. The limits of driver and ranks stay as they are."""
+    done = drive(tmp_path, 140, 256, 4096)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told == {"ranks": [256], "count": 140, "here": 256}
+    for name, shown in (("out", done.stdout), ("err", done.stderr)):
+        assert all(f"{name} of rank {rank}\n" in shown for rank in range(140))
+
+
+def test_a_limit_that_cannot_be_raised_is_told(tmp_path: Path) -> None:
+    done = drive(tmp_path, 2, 90, 90)
+    assert done.returncode == 0, done.stderr
+    assert (
+        "lets a process open only 90 files (ulimit -Hn), but the one that starts 2 ranks needs about 101" in done.stderr
+    )
