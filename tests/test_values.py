@@ -137,7 +137,7 @@ def test_bytes_that_were_not_announced_are_not_unpickled(
     sessions.get("local[4]")
     trace, send = str(tmp_path / "trace"), task.send_value
 
-    def lie(endpoint: task.Endpoint, rank: int, path: str, patience: float) -> tuple[int, bytes]:
+    def lie(endpoint: task.Endpoint, value: Any, path: str, patience: float) -> tuple[int, bytes]:
         import hashlib
         import pickle
 
@@ -150,7 +150,7 @@ def test_bytes_that_were_not_announced_are_not_unpickled(
         pickled = pickle.dumps((Leave(), bytes(len(honest))))
         with open(path, "wb") as file:
             file.write(pickled[: len(honest)] if what == "other bytes" else pickled[: len(honest) // 2])
-        send(endpoint, rank, path, patience)
+        send(endpoint, value, path, patience)
         return len(honest), hashlib.sha256(honest).digest()
 
     scheduler._portable_task.cache_clear()

@@ -16,8 +16,8 @@ from distributor.values.plan import Endpoint
 #: Seconds that a new connection may take for the TLS handshake, and again to show the token.
 _HELLO_TIMEOUT = 10.0
 
-#: The largest number of connections that have not shown the token yet, or twice the number of tasks if that is more.
-#: One more ends the oldest, so that a flood keeps no node out for long.
+#: The largest number of connections that have not shown the token or sent a first message yet, or twice the number of
+#: tasks if that is more. One more ends the oldest, so that a flood keeps no node out for long.
 _MAX_STRANGERS = 128
 
 _TOKEN_BYTES = 32
@@ -33,7 +33,7 @@ class Door:
     """The door of one run.
 
     Args:
-        serve: serves each connection that has shown the token.
+        serve: serves each connection that has shown the token, and calls :meth:`admit` once it knows whose it is.
         tasks: number of tasks that may connect at the same time.
     """
 
@@ -74,6 +74,12 @@ class Door:
             if len(self._strangers) > self._most:
                 next(iter(self._strangers)).cancel()
 
+    def admit(self) -> None:
+        """Note that the connection that the current task serves is no stranger's."""
+        task = asyncio.current_task()
+        if task is not None:
+            self._strangers.pop(task, None)
+
     def close(self) -> None:
         if self._listening is not None:
             self._listening.close()
@@ -92,9 +98,6 @@ class Door:
             shown = await asyncio.wait_for(reader.readexactly(_TOKEN_BYTES), _HELLO_TIMEOUT)
             if not hmac.compare_digest(shown, self._token):
                 return
-            task = asyncio.current_task()
-            assert task is not None
-            self._strangers.pop(task, None)
             writer, transport = asyncio.StreamWriter(transport, protocol, reader, loop), None
         except (OSError, EOFError):
             return

@@ -8,6 +8,9 @@ from typing import Any
 
 from distributor.values.messages import AllFacts, Gather, Message, Stop, TaskFacts
 
+#: Number of connections for each task: some may be of tasks of before, or broken without having ended.
+_CONNECTIONS_PER_TASK = 8
+
 
 class Facts:
     """The facts of the connected tasks, and the answer to all of them once the facts are complete.
@@ -21,6 +24,10 @@ class Facts:
 
     def __init__(self, tasks: int) -> None:
         self.tasks = tasks
+        #: Whether a node is up, so that tasks that come now were started again, unless they only missed the answer.
+        self.over = False
+        #: The timer after which the missing tasks are given up.
+        self.fallback: asyncio.TimerHandle | None = None
         #: Whether the driver no longer expects all facts to arrive here.
         self.given_up = False
         #: What was told over each open connection.
@@ -33,7 +40,18 @@ class Facts:
         self.accept: Callable[[list[dict[str, Any]]], bool] = lambda facts: True
         self._refused = False
 
+    def knows(self, told: TaskFacts) -> bool:
+        """Return whether these facts are among those that were complete."""
+        return self._complete.get(told.partition) == told
+
     def take(self, writer: asyncio.StreamWriter, told: TaskFacts) -> None:
+        """Take note of what a task has told.
+
+        Raises:
+            ValueError: more tasks are connected than can be, even if Spark has started them again.
+        """
+        if len(self.here) >= _CONNECTIONS_PER_TASK * max(1, self.tasks):
+            raise ValueError("there are not so many tasks")
         self.here[writer] = told
         current = self._current()
         if writer not in current:

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from distributor.channel import frames
 from distributor.channel.door import Door
 from distributor.channel.facts import Facts
+from distributor.channel.guard import Guard
 from distributor.channel.intake import Intake
 from distributor.values import messages, outcome
 from distributor.values.messages import Message, Offset
@@ -26,6 +27,22 @@ RETURN_WINDOW = 3.0
 
 #: Seconds after the first task's facts until the driver assumes that the missing tasks cannot reach it.
 _FACTS_TIMEOUT = 10.0
+
+#: Seconds that a connection may take for its first message, and to end once the driver has ended it.
+_FIRST_TIMEOUT = 10.0
+_LINGER = 10.0
+
+#: Number of frames of one connection that are read before it is the others' turn.
+_TURN = 64
+
+#: Bytes that may wait for a connection that does not read. With more, it is ended.
+_MOST_UNREAD = 1 << 20
+
+#: Why tasks end that Spark has started once more.
+_AGAIN = "Spark has started the tasks again"
+
+#: Number of characters of the reason for a stop, which every node is told.
+_LONGEST_REASON = 2000
 
 T = TypeVar("T")
 
@@ -71,10 +88,12 @@ class ChannelServer:
         listener: receives what the nodes tell.
         timeout: seconds of silence after which a node is lost.
         tasks: number of tasks that exchange facts before the nodes start.
+        guard: decides what nodes may say; by default, it knows of no ranks.
     """
 
-    def __init__(self, listener: Listener, timeout: float = 30.0, tasks: int = 0) -> None:
+    def __init__(self, listener: Listener, timeout: float = 30.0, tasks: int = 0, guard: Guard | None = None) -> None:
         self._listener = listener
+        self._guard = Guard(tasks=tasks) if guard is None else guard
         self._timeout = timeout
         self._facts = Facts(tasks)
         self._loop = asyncio.new_event_loop()
@@ -82,7 +101,6 @@ class ChannelServer:
         self._peers: dict[str, _Peer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._standing = _Standing()
-        self._fallback: asyncio.TimerHandle | None = None
         self._door = Door(partial(self._serve, window=RETURN_WINDOW), tasks)
         #: The return values that come over the channel.
         self.intake = Intake()
@@ -158,7 +176,7 @@ class ChannelServer:
             grace: whether ranks get the grace period; ``False`` also ends a grace period that has already begun.
         """
         with suppress(RuntimeError):  # the run has just ended, and the loop with it
-            self._loop.call_soon_threadsafe(self._order_stop, messages.Stop(reason, grace))
+            self._loop.call_soon_threadsafe(self._order_stop, messages.Stop(reason[:_LONGEST_REASON], grace))
 
     def begin(self, attempt: int, port: int) -> None:
         """Order all nodes to begin another attempt, including nodes that connect again later.
@@ -205,78 +223,110 @@ class ChannelServer:
         """Read the frames of one connection until it ends; its node may come back within ``window`` seconds."""
         node, why = None, "its agent ended without saying why"
         try:
-            while (message := await frames.read(reader)) is not None:
-                if node is None:
-                    self.reached = True
-                    if await self._serve_task(message, reader, writer):
-                        return
-                    node = self._welcome(message, writer)
-                    continue
-                self._peers[node].heard = self._loop.time()
-                if isinstance(message, outcome.Log):
-                    self._listener.on_log(message)
-                    continue
-                self._listener.on_message(node, message)
-                if isinstance(message, messages.Beat):
-                    self._send(writer, messages.Heard(self._listener.offsets(node)))
-                    await writer.drain()  # do not keep writing to a node that never reads
-                if isinstance(message, messages.Bye):
-                    self._send(writer, messages.Farewell(self._listener.offsets(node), self._standing.stop is not None))
-                    await writer.drain()
-                    del self._peers[node]
-                    return
+            first = await asyncio.wait_for(
+                frames.read(reader, self._guard.first_limit), _FIRST_TIMEOUT if window else None
+            )
+            if isinstance(first, messages.Hello):
+                node = self._welcome(first, writer)
+                await self._follow(node, reader, writer)
+            elif first is not None:
+                await self._serve_task(first, reader, writer)
         except frames.CutError:
             pass
         except OSError:  # broken by the network rather than ended by the node, which may take longer to return
             window = self._timeout if window else 0.0
-        except (frames.ProtocolError, KeyError, TypeError, ValueError) as error:  # not, or no longer, one of our nodes
-            window, why = 0.0, f"it sent an invalid message ({error})"
-        finally:
-            writer.close()
-        peer = self._peers.get(node) if node is not None else None
-        if node is not None and peer is not None and peer.writer is writer:
+        except (frames.ProtocolError, KeyError, TypeError, ValueError) as error:
+            why = f"it sent an invalid message ({error})"
+            self._refuse(writer, f"sent an invalid message ({error})")
+        except BaseException:  # the server closes, or other strangers need the place
+            writer.transport.abort()
+            raise
+        if node is not None and (peer := self._peers.get(node)) is not None and peer.writer is writer:
             peer.leaving = self._loop.call_later(window, self._lose, node, why)
+        await self._end(writer)
 
     async def _serve_task(
         self, message: Message | outcome.Log, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> bool:
-        """Serve a connection to its end if its first message is a task's. Return whether it is."""
+    ) -> None:
+        """Serve a connection of a task to its end.
+
+        Raises:
+            ProtocolError: the message is not the first message of a task of this run.
+        """
         match message:
             case messages.TaskFacts():
+                self._guard.check_facts(message)
+                self.reached = True
                 await self._exchange(message, reader, writer)
             case messages.Importing():
+                self._guard.check_importing(message)
+                self.reached = True
                 self._listener.on_message(message.node, message)  # its node is not up yet
             case messages.Value() if self._standing.stop is not None:
                 self._send(writer, self._standing.stop)
             case messages.Value():
+                self._guard.check_value(message)
+                self._door.admit()
                 await self.intake.receive(message, writer)
             case _:
-                return False
-        return True
+                raise frames.ProtocolError(f"{type(message).__name__} is no first message")
+
+    async def _follow(self, node: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Read what a node says until it says good-bye, its connection ends, or another one takes its place."""
+        turn = 0
+        while (message := await frames.read(reader)) is not None:
+            peer = self._peers.get(node)
+            if peer is None or peer.writer is not writer:
+                return
+            peer.heard = self._loop.time()
+            if self._guard.passes(node, message):
+                if isinstance(message, outcome.Log):
+                    self._listener.on_log(message)
+                else:
+                    self._listener.on_message(node, message)
+            if isinstance(message, messages.Beat):
+                self._send(writer, messages.Heard(self._listener.offsets(node)))
+                await writer.drain()  # do not keep writing to a node that never reads
+            if isinstance(message, messages.Bye):
+                self._send(writer, messages.Farewell(self._listener.offsets(node), self._standing.stop is not None))
+                del self._peers[node]
+                return
+            turn += 1
+            if turn % _TURN == 0:
+                await asyncio.sleep(0)
 
     async def _exchange(
         self, message: messages.TaskFacts, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Keep a task's facts while its connection lasts, and answer when all facts are here or cannot come."""
+        """Keep a task's facts while its connection lasts, and answer when all facts are here or cannot come.
+
+        Raises:
+            ProtocolError: more comes from the task, or there are too many tasks.
+        """
+        facts = self._facts
+        if facts.over and not facts.knows(message):
+            self._send(writer, messages.Stop(_AGAIN))
+            return
         if self._standing.stop is not None:
             self._send(writer, self._standing.stop)
-        facts = self._facts
         facts.take(writer, message)
-        if self._fallback is not None and facts.settled:
-            self._fallback.cancel()
-            self._fallback = None
-        elif self._fallback is None and not facts.settled:
-            self._fallback = self._loop.call_later(_FACTS_TIMEOUT, self._give_facts_up)
+        self._door.admit()
+        if facts.fallback is not None and facts.settled:
+            facts.fallback.cancel()
+            facts.fallback = None
+        elif facts.fallback is None and not facts.settled:
+            facts.fallback = self._loop.call_later(_FACTS_TIMEOUT, self._give_facts_up)
         self._answer_facts()
         try:
-            await reader.read()  # until the task has its answer, or has ended
+            if await reader.read(1):  # until the task has its answer, or has ended
+                raise frames.ProtocolError("more than the facts of a task")
         finally:
             facts.forget(writer)
 
     def _give_facts_up(self) -> None:
         """Send all tasks to Spark's ``allGather``, since some cannot reach the driver; stop the run if it has begun."""
         if self._facts.begun:
-            self._order_stop(messages.Stop("Spark has started the tasks again"))
+            self._order_stop(messages.Stop(_AGAIN))
             return
         self._facts.give_up()
         self._answer_facts()
@@ -287,15 +337,23 @@ class ChannelServer:
             for writer in self._facts.waiting():
                 self._send(writer, answer)
 
-    def _welcome(self, message: Message | outcome.Log, writer: asyncio.StreamWriter) -> str:
+    def _welcome(self, message: messages.Hello, writer: asyncio.StreamWriter) -> str:
         """Register a connection for the node that its hello names, in place of an older connection.
 
         Raises:
-            TypeError: the message is not a hello.
+            ProtocolError: there is no such node, or another process is this node.
         """
-        if not isinstance(message, messages.Hello):
-            raise TypeError("no hello")
         node = message.node
+        try:
+            self._guard.admit(message)
+        except frames.ProtocolError:
+            if self._standing.stop is not None:  # perhaps a task that Spark has started again: it must not begin
+                self._send(writer, self._standing.stop)
+                self._send(writer, messages.Farewell((), True))
+            raise
+        self._door.admit()
+        self.reached = True
+        self._facts.over = self._facts.over or bool(message.placement)
         before = self._peers.get(node)
         self._peers[node] = _Peer(writer, self._loop.time())
         if before is not None:
@@ -308,6 +366,19 @@ class ChannelServer:
             if order is not None:
                 self._send(writer, order)
         return node
+
+    @staticmethod
+    async def _end(writer: asyncio.StreamWriter) -> None:
+        """End a connection once the other side has read what it was told, but soon.
+
+        If it is nobody's, it counts as a stranger's until then.
+        """
+        writer.close()
+        try:
+            with suppress(OSError):  # TimeoutError is one
+                await asyncio.wait_for(writer.wait_closed(), _LINGER)
+        finally:
+            writer.transport.abort()
 
     async def _watch_silence(self) -> None:
         interval = self._timeout / 10
@@ -328,6 +399,7 @@ class ChannelServer:
             if peer.leaving is not None:
                 peer.leaving.cancel()
             peer.writer.transport.abort()
+            self._guard.forget(node)
             self._listener.on_lost(node, why)
 
     def _order_stop(self, order: messages.Stop) -> None:
@@ -340,6 +412,8 @@ class ChannelServer:
                 self._send(writer, order)
 
     def _order_next(self, order: messages.Begin | messages.End) -> None:
+        if order == self._standing.next:
+            return
         if isinstance(order, messages.Begin):
             self._standing.stop = None
         self._standing.next = order
@@ -350,8 +424,17 @@ class ChannelServer:
             self._send(peer.writer, order)
 
     def _send(self, writer: asyncio.StreamWriter, message: Message) -> None:
-        if not writer.is_closing():
-            writer.write(frames.pack(message))
+        if writer.is_closing():
+            return
+        if writer.transport.get_write_buffer_size() > _MOST_UNREAD:
+            self._refuse(writer, "does not read what the driver sends")
+            return
+        writer.write(frames.pack(message))
+
+    def _refuse(self, writer: asyncio.StreamWriter, why: str) -> None:
+        address = writer.get_extra_info("peername")
+        self._guard.log(address[0] if address else "this machine", why)
+        writer.transport.abort()
 
     async def _close(self) -> None:
         tasks = list(self._tasks)

@@ -91,12 +91,12 @@ def tell(endpoint: Endpoint, told: Iterable[Message], timeout: float = CONNECT_T
             pass
 
 
-def send_value(endpoint: Endpoint, rank: int, path: str, patience: float) -> tuple[int, bytes]:
+def send_value(endpoint: Endpoint, value: Value, path: str, patience: float) -> tuple[int, bytes]:
     """Send a rank's return value to the driver.
 
     Args:
         endpoint: the driver.
-        rank: the rank.
+        value: says whose value it is; its size is that of the file.
         path: the file that holds the value.
         patience: number of seconds without progress after which the driver counts as lost.
 
@@ -109,17 +109,17 @@ def send_value(endpoint: Endpoint, rank: int, path: str, patience: float) -> tup
     """
     for _ in range(_SENDINGS - 1):
         try:
-            return _send_value(endpoint, rank, path, patience)
+            return _send_value(endpoint, value, path, patience)
         except OSError:
             pass
-    return _send_value(endpoint, rank, path, patience)
+    return _send_value(endpoint, value, path, patience)
 
 
-def _send_value(endpoint: Endpoint, rank: int, path: str, patience: float) -> tuple[int, bytes]:
+def _send_value(endpoint: Endpoint, value: Value, path: str, patience: float) -> tuple[int, bytes]:
     with open(path, "rb", buffering=0) as file, _connect(endpoint) as line:
         line.settimeout(patience)
         size = os.fstat(file.fileno()).st_size
-        line.sendall(_pack(Value(rank, size)))
+        line.sendall(_pack(Value(value.rank, size, value.node, value.secret)))
         _expect(Proceed, line)
         digest, buffer = hashlib.sha256(), memoryview(bytearray(_PIECE))
         while count := file.readinto(buffer):

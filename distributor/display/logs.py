@@ -85,6 +85,11 @@ class Logs:
                 self._offsets[rank, stream] = offset
                 self._console.skipped(rank, stream, lines)
 
+    def received(self, rank: int, stream: int) -> int:
+        """Return how many bytes of a rank's stream have arrived."""
+        with self._lock:
+            return self._offsets.get((rank, stream), 0)
+
     def offsets(self, ranks: Iterable[int]) -> tuple[Offset, ...]:
         """Return how many bytes of each stream of the given ranks have arrived."""
         with self._lock:

@@ -91,7 +91,10 @@ class DriverLink:
         if self._job.deadlines.stall_timeout is not None:
             interval = min(interval, self._job.deadlines.stall_timeout / 4)
         rhythm = Rhythm(self._job.deadlines.heartbeat_timeout, interval, redial=not self.is_private)
-        return Uplink(dial, messages.Hello(self._order.executor, self._nodes), self._receiver, rhythm)
+        return Uplink(dial, self._hello(), self._receiver, rhythm)
+
+    def _hello(self) -> messages.Hello:
+        return messages.Hello(self._order.executor, self._nodes, self._order.secret)
 
     def carry(self, logs: Tailing) -> None:
         """Send the ranks' output to the driver from now on."""
@@ -125,7 +128,7 @@ class DriverLink:
         """
         self._nodes = nodes
         if self._uplink is not None:
-            self._uplink.renew(messages.Hello(self._order.executor, nodes))
+            self._uplink.renew(self._hello())
 
     def tell_importing(self, module: str) -> None:
         """Say which module this node is importing; "" once it has finished."""

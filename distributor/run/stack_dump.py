@@ -43,10 +43,10 @@ class Dumps:
         return Dump(number, all_threads, timeout)
 
     def answer(self, answer: Answer) -> None:
-        """Note one rank's answer; ignored if nobody waits for it any more."""
+        """Note one rank's first answer; ignored if nobody waits for it any more."""
         with self._changed:
             answers = self._answers.get(answer.number)
-            if answers is None:
+            if answers is None or answer.rank in answers or answer.rank not in range(self._world_size):
                 return
             answers[answer.rank] = cells.readable(answer.text)
             complete = len(answers) == self._world_size

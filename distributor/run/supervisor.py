@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from distributor.channel.guard import Guard
 from distributor.channel.server import ChannelServer
 from distributor.display.display import Display
 from distributor.outcomes import advice, timings
@@ -51,6 +52,7 @@ class Supervisor:
         self._alarm = Alarm()
         self._dumps = Dumps(job.resources.num_processes)
         self._where: Dump | None = None  # a request whose answers are shown, when the user interrupts the run
+        self._stalling: Dump | None = None  # a request whose answers say whether and where the run stalls
         self.attempt = Attempt(AttemptState(job, time.monotonic(), margins, nodes), self, self._alarm, display)
 
     @property
@@ -74,7 +76,8 @@ class Supervisor:
         error: BaseException | None = None
         self._alarm.start()
         try:
-            with ChannelServer(self, self._job.deadlines.heartbeat_timeout, self._job.num_tasks) as self.server:
+            timeout, tasks = self._job.deadlines.heartbeat_timeout, self._job.num_tasks
+            with ChannelServer(self, timeout, tasks, self._guard()) as self.server:
                 self.attempt.begin()
                 cancelled = isinstance(self.state.cause, Cancelled)
                 collected = Collected() if cancelled else self._scheduler.run(self._job, self.server)
@@ -84,6 +87,16 @@ class Supervisor:
         except BaseException as raised:
             error = raised
         return self._judge(None, error)
+
+    def _guard(self) -> Guard:
+        return Guard(
+            self._job.label,
+            self._job.num_tasks,
+            self._job.resources.num_processes,
+            lambda: self.state.nodes.placement,
+            self._display.logs.received,
+            skips=not self._job.output.keep_logs,
+        )
 
     def end(self, result: Verdict) -> None:
         """Stop all activity: the run has ended with this verdict."""
@@ -167,15 +180,19 @@ class Supervisor:
         return state.Asked(deadline, step, server.address, server.reached)
 
     def ask_stacks(self, then: Callable[[Event], object]) -> None:
+        if self._stalling is not None:
+            return  # the answers to that request are still coming
         patience = self._margins.stall_answer
 
         def report() -> None:
+            self._stalling = None
             stacks = None if request is None else self._dumps.take(request)
             if stacks is not None:
                 then(state.Stood(stacks))
 
-        request = self._ask(patience, all_threads=True, then=lambda: self._alarm.after(0.0, report))
-        self._alarm.after(patience + self._margins.transfer, report)
+        request = self._stalling = self._ask(patience, all_threads=True, then=lambda: self._alarm.after(0.0, report))
+        if request is not None:
+            self._alarm.after(patience + self._margins.transfer, report)
 
     def rest(self, port: int | None) -> None:
         ended, server = self.attempt, self.server

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import secrets
 import socket
 import sys
 import threading
@@ -207,6 +208,7 @@ class LocalScheduler:
                 endpoint=None,
                 on_driver=True,
                 note=agent.note,
+                secret=secrets.token_hex(16),
             )
             return _part(node.converse(order))
 

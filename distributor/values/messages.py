@@ -64,11 +64,14 @@ class Importing(Message):
 class Value(Message):
     """A task has the return value of a rank, of ``size`` bytes. They follow the driver's :class:`Proceed` as they are.
 
-    The task sends it as the first message of a connection, after its node has ended.
+    The task sends it as the first message of a connection, after its node has ended. ``node`` and ``secret`` are those
+    of the node's :class:`Hello`.
     """
 
     rank: int
     size: int
+    node: str = ""
+    secret: str = dataclasses.field(default="", repr=False)
 
 
 # From a node to the driver.
@@ -76,10 +79,14 @@ class Value(Message):
 
 @dataclass(frozen=True)
 class Hello(Message):
-    """The first message of each connection of a node. ``placement`` is empty for a node whose agent has died."""
+    """The first message of each connection of a node. ``placement`` is empty for a node whose agent has died.
+
+    ``secret`` is known to the node's task and agent only. Once the driver has heard it, nobody else can be this node.
+    """
 
     node: str
     placement: tuple[Node, ...] = ()
+    secret: str = dataclasses.field(default="", repr=False)
 
 
 @dataclass(frozen=True)

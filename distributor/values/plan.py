@@ -174,6 +174,7 @@ class AgentOrder:
         reached: whether the driver has already been reached from here in this run.
         times: moments before the agent started, by name, in seconds since the epoch.
         note: a note for the user.
+        secret: proves to the driver that this agent, or its owner, is the node. No rank knows it.
     """
 
     job: bytes = field(repr=False)
@@ -188,3 +189,4 @@ class AgentOrder:
     times: dict[str, float] = field(default_factory=dict)
     note: str | None = None
     parts: dict[str, bytes] = field(default_factory=dict, repr=False)
+    secret: str = field(default="", repr=False)

@@ -158,18 +158,20 @@ def _lead(
         )
         if not keep_listening:
             listener.close()
-        about = {"reached": reached, "times": times, "note": agent.note}
+        secret = os.urandom(16).hex()
+        about = {"reached": reached, "times": times, "note": agent.note, "secret": secret}
         result = node.converse(_order(shipment, facts, mine, node.folder, root, **about))
         if result is None:
-            _tell_lost(shipment["endpoint"], str(mine["executor"]))
+            _tell_lost(shipment["endpoint"], str(mine["executor"]), secret)
             return [b"L" + str(mine["host"]).encode()]
         told = b"R" + result.report
         if result.failed and sum(os.path.getsize(file.path) - file.offset for file in result.rest) <= _MAX_LOGS:
             return [told, *_output(result.rest, shipment["chunk"])]
         yield told
         yield from _output(result.rest, shipment["chunk"])
-        for rank, value in result.values.items():
-            yield from _value(shipment, rank, value, reached)
+        for rank, content in result.values.items():
+            value = messages.Value(rank, 0, str(mine["executor"]), secret)
+            yield from _value(shipment, value, content, reached)
         return None
 
 
@@ -199,30 +201,30 @@ def _order(
     )
 
 
-def _value(shipment: Shipment, rank: int, value: bytes | str, reached: bool) -> Iterator[bytes]:
+def _value(shipment: Shipment, value: messages.Value, content: bytes | str, reached: bool) -> Iterator[bytes]:
     """Yield the rows of a rank's return value: its digest if the channel has taken it, otherwise its pieces.
 
     Args:
         shipment: what the job sent.
-        rank: the rank.
-        value: its pickled return value, or the path of a file that holds it.
+        value: whose value it is.
+        content: the pickled value, or the path of a file that holds it.
         reached: whether the driver can be reached.
     """
     endpoint = shipment["endpoint"]
-    if isinstance(value, str) and reached and endpoint is not None and os.path.getsize(value) >= _LARGE:
+    if isinstance(content, str) and reached and endpoint is not None and os.path.getsize(content) >= _LARGE:
         sent = None
         try:
-            sent = exchange.send_value(endpoint, rank, value, shipment["silence"])
+            sent = exchange.send_value(endpoint, value, content, shipment["silence"])
         except exchange.StoppedError:
             return
         except (OSError, ValueError):  # ValueError: what answers is not the driver
             pass
         if sent is not None:
             size, digest = sent
-            yield b"D" + struct.pack("!IQ", rank, size) + digest
+            yield b"D" + struct.pack("!IQ", value.rank, size) + digest
             return
-    for piece in pieces(value, shipment["chunk"]):
-        yield b"V" + struct.pack("!I", rank) + piece
+    for piece in pieces(content, shipment["chunk"]):
+        yield b"V" + struct.pack("!I", value.rank) + piece
 
 
 def _content(what: bytes | str) -> bytes:
@@ -260,8 +262,9 @@ class _Importing:
                 self._endpoint = None
 
 
-def _tell_lost(endpoint: exchange.Endpoint | None, executor: str) -> None:
+def _tell_lost(endpoint: exchange.Endpoint | None, executor: str, secret: str) -> None:
     """Tell the driver that this node's agent has died: it may never have reached the channel, and other nodes wait."""
     if endpoint is not None:
         with suppress(OSError):
-            exchange.tell(endpoint, [messages.Hello(executor), messages.Dead(), messages.Bye()])
+            hello = messages.Hello(executor, secret=secret)
+            exchange.tell(endpoint, [hello, messages.Dead(), messages.Bye()])

@@ -11,8 +11,10 @@ import pytest
 
 from distributor.channel import task as exchange
 from distributor.schedulers.spark import task
+from distributor.values import messages
 
 CONTENT = b"0123456789"
+VALUE = messages.Value(3, 0, "executor", "secret")
 DIGEST = hashlib.sha256(CONTENT).digest()
 IN_BAND = [b"V" + struct.pack("!I", 3) + piece for piece in (b"01234567", b"89")]
 ANNOUNCED = [b"D" + struct.pack("!IQ", 3, len(CONTENT)) + DIGEST]
@@ -40,8 +42,8 @@ def test_the_way_of_a_value(
     end: Exception | None,
     rows: list[bytes],
 ) -> None:
-    def send(to: exchange.Endpoint, rank: int, path: str, patience: float) -> tuple[int, bytes]:
-        assert (to, rank, patience) == (endpoint, 3, 2.0)
+    def send(to: exchange.Endpoint, value: messages.Value, path: str, patience: float) -> tuple[int, bytes]:
+        assert (to, value, patience) == (endpoint, VALUE, 2.0)
         if end is not None:
             raise end
         return len(CONTENT), DIGEST
@@ -51,4 +53,4 @@ def test_the_way_of_a_value(
     path = tmp_path / "rank-3.value"
     path.write_bytes(CONTENT)
     shipment: Any = {"endpoint": endpoint, "silence": 2.0, "chunk": 8}
-    assert list(task._value(shipment, 3, str(path), reached)) == rows
+    assert list(task._value(shipment, VALUE, str(path), reached)) == rows

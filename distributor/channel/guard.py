@@ -1,0 +1,315 @@
+"""Decides what a process that has the run's token may say, and how much. Pure, but for the log.
+
+Any rank can read the token. So a node is believed only about itself and its own ranks, and only once it has shown that
+it is the node. What is refused ends the connection on which it came, and nothing else.
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from distributor.channel.frames import MAX_BODY, ProtocolError
+from distributor.text import notices
+from distributor.values import messages
+from distributor.values.messages import Message
+from distributor.values.outcome import UNCAUGHT, Failure, Log, Outcome
+from distributor.values.placement import Node, Placement
+
+_log = notices.logger
+
+T = TypeVar("T")
+
+#: Number of refusals that are logged in a run.
+_MOST_LOGGED = 10
+
+#: Number of different warnings of one node that are shown.
+_MOST_WARNINGS = 64
+
+#: Number of names of nodes that the run may hear for each task, while it is not known which nodes it has.
+_NAMES_PER_TASK = 4
+
+#: Number of characters of names, of warnings, and of the stacks of one rank.
+_LONGEST_NAME = 512
+_LONGEST_WARNING = 16 << 10
+_LONGEST_STACKS = 512 << 10
+
+#: Bytes of the first message of a connection: at least, and for each task.
+_FIRST = 64 << 10
+_FIRST_PER_TASK = 4 << 10
+
+#: The largest whole number that a message may hold.
+_LARGEST = 2**63 - 1
+
+_STREAMS = range(1, UNCAUGHT + 1)
+
+
+class Guard:
+    """What is known of a run's nodes, and so who may say what. Used in the channel's thread only.
+
+    Without arguments it knows of no ranks, and only looks at names and secrets.
+
+    Args:
+        label: the run's label in the log.
+        tasks: number of tasks of the run.
+        world_size: number of ranks of the run; ``None`` if it is not known.
+        placement: returns which ranks run on which nodes, once a node has told it.
+        received: returns how many bytes of a rank's stream have come.
+        skips: whether nodes may leave out output that the driver is too slow for.
+    """
+
+    def __init__(
+        self,
+        label: str = "",
+        tasks: int = 0,
+        world_size: int | None = None,
+        placement: Callable[[], Placement | None] = lambda: None,
+        received: Callable[[int, int], int] | None = None,
+        *,
+        skips: bool = True,
+    ) -> None:
+        self._label = label
+        self._tasks = tasks
+        self._world_size = world_size
+        self._placement = placement
+        self._received = received
+        self._skips = skips
+        self._known: tuple[Placement | None, dict[str, Node]] = (None, {})
+        self._secrets: dict[str, str] = {}
+        self._importing: set[str] = set()
+        self._warned: dict[str, set[str]] = {}
+        self._refused = 0
+
+    @property
+    def first_limit(self) -> int:
+        """The most bytes of the first message of a connection."""
+        return min(MAX_BODY, _FIRST + _FIRST_PER_TASK * self._tasks)
+
+    def log(self, peer: str, why: str) -> None:
+        """Log that a connection was ended for what came over it, unless that was logged often enough."""
+        self._refused += 1
+        if self._refused <= _MOST_LOGGED:
+            last = "; the next ones are not logged" if self._refused == _MOST_LOGGED else ""
+            run = f"run {self._label}: " if self._label else ""
+            _log.warning("%sended a connection from %s, which %s%s", run, peer, why, last)
+
+    def check_facts(self, told: messages.TaskFacts) -> None:
+        """Check the facts of a task.
+
+        Raises:
+            ProtocolError: no task of this run has told them.
+        """
+        if told.partition not in range(self._tasks):
+            raise ProtocolError(f"there is no task {told.partition}")
+        _check_number("the number of a task attempt", told.attempt)
+        _check_length("the name of a wave", told.wave, _LONGEST_NAME)
+
+    def check_importing(self, told: messages.Importing) -> None:
+        """Check what a node that need not be up yet says it imports.
+
+        Raises:
+            ProtocolError: there is no such node, or there cannot be so many.
+        """
+        _check_length("the name of a module", told.module, _LONGEST_NAME)
+        _check_length("the name of a node", told.node, _LONGEST_NAME)
+        if self._world_size is None:
+            return
+        if not 0 < told.nodes <= self._tasks:
+            raise ProtocolError(f"the run has {self._tasks} tasks, and cannot have {told.nodes} nodes")
+        placement, nodes = self._nodes()
+        if placement is not None and told.node not in nodes:
+            raise ProtocolError(f"there is no node {told.node!r}")
+        self._check_count({*self._importing, told.node})
+        self._importing.add(told.node)
+
+    def check_value(self, value: messages.Value) -> None:
+        """Check who announces a return value.
+
+        Raises:
+            ProtocolError: it is not the task of the rank's node.
+        """
+        if not _equal(self._secrets.get(value.node, ""), value.secret):
+            raise ProtocolError(f"the value of rank {value.rank} without the secret of its node")
+        self._check_rank(value.node, value.rank)
+
+    def admit(self, hello: messages.Hello) -> None:
+        """Take note of a node that says hello.
+
+        Raises:
+            ProtocolError: there is no such node in this run, or another process is this node.
+        """
+        _check_length("the name of a node", hello.node, _LONGEST_NAME)
+        _check_length("the secret of a node", hello.secret, _LONGEST_NAME)
+        if not _equal(self._secrets.get(hello.node, hello.secret), hello.secret):
+            raise ProtocolError(f"another process is node {hello.node!r}")
+        if self._world_size is not None:
+            self._check_placed(hello, self._world_size)
+        self._secrets[hello.node] = hello.secret
+
+    def forget(self, node: str) -> None:
+        """Take note that a node is lost: Spark may start another one under its name."""
+        self._secrets.pop(node, None)
+
+    def passes(self, node: str, message: Message | Log) -> bool:
+        """Return whether what a node says is to be passed on; what it says too often is not.
+
+        Raises:
+            ProtocolError: the node cannot say that.
+        """
+        match message:
+            case Log():
+                self._check_log(node, message)
+            case messages.Beat():
+                self._check_beat(node, message)
+            case messages.Skipped():
+                self._check_skipped(node, message)
+            case messages.Stacks():
+                _check_number("the number of a request", message.number)
+                _check_length("stacks", message.text, _LONGEST_STACKS)
+                self._check_rank(node, message.rank)
+            case messages.Failed():
+                _check_times(message)
+                self._check_failure(node, message.failure)
+            case messages.Stopped():
+                self._check_stopped(node, message)
+            case messages.Importing():
+                if message.node != node:
+                    raise ProtocolError(f"it is not node {message.node!r}")
+                self.check_importing(message)
+            case messages.Warnings():
+                return self._is_new(node, message)
+            case messages.Started() | messages.Dead() | messages.Orphaned() | messages.Bye():
+                pass
+            case _:
+                raise ProtocolError(f"a node does not send {type(message).__name__}")
+        return True
+
+    def _nodes(self) -> tuple[Placement | None, dict[str, Node]]:
+        """Return the placement, and its nodes by name."""
+        placement = self._placement()
+        if placement is not self._known[0]:
+            nodes = () if placement is None else placement.nodes
+            self._known = placement, {node.executor: node for node in nodes}
+        return self._known
+
+    def _ranks(self, name: str) -> range | None:
+        """Return the ranks of a node; ``None`` while they are not known."""
+        placement, nodes = self._nodes()
+        if placement is None:
+            return None
+        return nodes[name].ranks if name in nodes else range(0)
+
+    def _check_placed(self, hello: messages.Hello, world_size: int) -> None:
+        placement, nodes = self._nodes()
+        if placement is None and hello.placement:
+            _check_placement(hello.placement, world_size)
+            nodes = {node.executor: node for node in hello.placement}
+        if nodes and hello.node not in nodes:
+            raise ProtocolError(f"there is no node {hello.node!r}")
+        if not nodes:
+            self._check_count({*self._secrets, hello.node})
+
+    def _check_count(self, names: set[str]) -> None:
+        """Check the number of nodes that are known by name only. Their names change if Spark starts tasks again."""
+        if len(names) > _NAMES_PER_TASK * max(1, self._tasks):
+            raise ProtocolError("there are not so many nodes")
+
+    def _check_rank(self, node: str, rank: int) -> None:
+        ranks = self._ranks(node)
+        if ranks is not None and rank not in ranks:
+            raise ProtocolError(f"rank {rank} is not on node {node!r}")
+
+    def _check_log(self, node: str, log: Log) -> None:
+        self._check_rank(node, log.rank)
+        if log.stream not in _STREAMS:
+            raise ProtocolError(f"there is no stream {log.stream}")
+        if log.offset + len(log.data) > _LARGEST:
+            raise ProtocolError(f"no output has {log.offset} bytes")
+        if self._received is not None and log.offset > (had := self._received(log.rank, log.stream)):
+            raise ProtocolError(f"bytes {had}-{log.offset} of the output of rank {log.rank} are left out")
+
+    def _check_skipped(self, node: str, skipped: messages.Skipped) -> None:
+        self._check_rank(node, skipped.rank)
+        if skipped.stream not in _STREAMS:
+            raise ProtocolError(f"there is no stream {skipped.stream}")
+        _check_number("a number of lines", skipped.lines)
+        _check_number("a position", skipped.offset)
+        if not self._skips:
+            raise ProtocolError(f"output of rank {skipped.rank} is left out, but the driver keeps all of it")
+
+    def _check_beat(self, node: str, beat: messages.Beat) -> None:
+        ranks = self._ranks(node)
+        if beat.alive < 0 or (ranks is not None and beat.alive > len(ranks)):
+            raise ProtocolError(f"node {node!r} cannot have {beat.alive} living ranks")
+        if beat.idle is not None and not 0 <= beat.idle < math.inf:
+            raise ProtocolError(f"no rank is idle for {beat.idle} s")
+
+    def _check_failure(self, node: str, failure: Failure | None) -> None:
+        if failure is not None:
+            self._check_rank(node, failure.rank)
+            _check_times(failure)
+
+    def _check_stopped(self, node: str, stopped: messages.Stopped) -> None:
+        if stopped.port not in range(1, 1 << 16):
+            raise ProtocolError(f"there is no port {stopped.port}")
+        for outcome in stopped.outcomes:
+            self._check_rank(node, outcome.rank)
+            _check_times(outcome)
+            self._check_failure(node, outcome.failure)
+
+    def _is_new(self, node: str, warnings: messages.Warnings) -> bool:
+        """Return whether warnings are to be shown. Those that were shown before are told again after a break."""
+        placed = self._nodes()[1].get(node)
+        if placed is not None and warnings.host != placed.host:
+            raise ProtocolError(f"node {node!r} is not on host {warnings.host!r}")
+        _check_length("the name of a host", warnings.host, _LONGEST_NAME)
+        for text in warnings.texts:
+            _check_length("a warning", text, _LONGEST_WARNING)
+        known = self._warned.setdefault(node, set())
+        if len(known | {*warnings.texts}) > _MOST_WARNINGS:
+            return False
+        known.update(warnings.texts)
+        return True
+
+
+def _check_placement(nodes: tuple[Node, ...], world_size: int) -> None:
+    """Check that nodes hold all ranks of the run, in order."""
+    first = 0
+    for number, node in enumerate(nodes):
+        if (node.node_rank, node.first_rank) != (number, first) or not 0 < node.local_world_size <= world_size:
+            raise ProtocolError(f"node {number} of the placement is out of order")
+        first += node.local_world_size
+    if len({node.executor for node in nodes}) != len(nodes):
+        raise ProtocolError("the placement has a node twice")
+    if first != world_size:
+        raise ProtocolError(f"the placement has {first} ranks, but the run has {world_size}")
+    for text in _texts(nodes):
+        _check_length("a name in the placement", text, _LONGEST_NAME)
+
+
+def _texts(nodes: Iterable[Node]) -> Iterable[str]:
+    return (text for node in nodes for text in (node.executor, node.host, node.address, *node.gpus))
+
+
+def _check_length(what: str, text: str, longest: int) -> None:
+    if len(text) > longest:
+        raise ProtocolError(f"{what} has {len(text)} characters, more than {longest}")
+
+
+def _check_number(what: str, number: int) -> None:
+    if not 0 <= number <= _LARGEST:
+        raise ProtocolError(f"{what} is {number}")
+
+
+def _check_times(told: Message | Failure | Outcome) -> None:
+    """Check that all times are finite, so that they can be compared."""
+    for name, value in vars(told).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ProtocolError(f"{name} is {value}")
+
+
+def _equal(left: str, right: str) -> bool:
+    """Compare two texts in constant time."""
+    return hmac.compare_digest(left.encode(errors="backslashreplace"), right.encode(errors="backslashreplace"))
