@@ -70,7 +70,9 @@ class _Descriptors:
         self._open: dict[_File, int] = {}  # the last used one is at the end
 
     def size(self, file: _File) -> int:
-        """Return the size of a file; 0 if there is none."""
+        """Return the size of a file; 0 if there is none. While there is room, open it."""
+        if file not in self._open and len(self._open) < self._most:
+            self.get(file)
         try:
             return os.stat(self._open.get(file, file.path)).st_size
         except OSError:
@@ -89,10 +91,6 @@ class _Descriptors:
         self._open[file] = descriptor
         return descriptor
 
-    def close(self) -> None:
-        while self._open:
-            os.close(self._open.popitem()[1])
-
 
 class Tailing:
     """A follower of the ranks' log files.
@@ -107,7 +105,7 @@ class Tailing:
         wanted = None if shipped is None else set(shipped)
         self._files = [_File(*file, shipped=keep or wanted is None or file[0] in wanted) for file in files]
         self._keep = keep
-        self._descriptors = _Descriptors(min(_MOST_OPEN, limits.open_files() // _SHARE_OF_OPEN))
+        self._descriptors = _Descriptors(max(1, min(_MOST_OPEN, limits.open_files() // _SHARE_OF_OPEN)))
         self._uplink: Uplink | None = None
         #: The last bytes of each rank's stdout and stderr, in the order read. Uncaught exceptions are not included.
         self.tails: dict[int, bytes] = {}

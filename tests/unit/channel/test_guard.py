@@ -116,6 +116,11 @@ def test_a_node_is_who_has_shown_its_secret_first() -> None:
     it.admit(Hello("a", secret="t"))
 
 
+def test_secrets_are_not_shown() -> None:
+    shown = repr([Hello("a", secret="horse"), messages.Value(0, 1, "a", "horse")])
+    assert "horse" not in shown
+
+
 @pytest.mark.parametrize(
     ("hello", "why"),
     [

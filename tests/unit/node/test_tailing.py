@@ -166,14 +166,14 @@ def test_output_that_a_rank_has_removed_is_left_out(tmp_path: Path) -> None:
 
 def test_output_is_read_to_its_end_after_a_rank_has_removed_the_file(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.stdout"
-    path.write_bytes(b"first\n")
+    path.touch()
     files, uplink = follow(path)
     drain(files)
     with path.open("ab") as file:
         path.unlink()
-        file.write(b"more\n")
+        file.write(b"all of it\n")
     drain(files)
-    assert uplink.text() == b"first\nmore\n"
+    assert uplink.text() == b"all of it\n"
 
 
 @pytest.mark.parametrize("shipped", [None, ()])
