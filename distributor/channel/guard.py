@@ -260,15 +260,18 @@ class Guard:
             self._check_failure(node, outcome.failure)
 
     def _is_new(self, node: str, warnings: messages.Warnings) -> bool:
-        """Return whether warnings are to be shown. Those that were shown before are told again after a break."""
+        """Return whether warnings are to be shown now. All of them come again with the node's report.
+
+        Those that were shown before are told again after a break, and do not count twice.
+        """
         placed = self._nodes()[1].get(node)
         if placed is not None and warnings.host != placed.host:
             raise ProtocolError(f"node {node!r} is not on host {warnings.host!r}")
         _check_length("the name of a host", warnings.host, _LONGEST_NAME)
-        for text in warnings.texts:
-            _check_length("a warning", text, _LONGEST_WARNING)
         known = self._warned.setdefault(node, set())
-        if len(known | {*warnings.texts}) > _MOST_WARNINGS:
+        if len(known | {*warnings.texts}) > _MOST_WARNINGS or any(
+            len(text) > _LONGEST_WARNING for text in warnings.texts
+        ):
             return False
         known.update(warnings.texts)
         return True

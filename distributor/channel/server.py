@@ -36,7 +36,7 @@ _LINGER = 10.0
 _TURN = 64
 
 #: Bytes that may wait for a connection that does not read. With more, it is ended.
-_MOST_UNREAD = 1 << 20
+_MOST_UNREAD = frames.MAX_BODY
 
 #: Why tasks end that Spark has started once more.
 _AGAIN = "Spark has started the tasks again"
