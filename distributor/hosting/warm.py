@@ -105,7 +105,7 @@ def _folder(root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]) -
         OSError: the folder cannot be created, or others than this user have access to it.
     """
     package: object = root
-    if root.endswith(".zip"):
+    if os.path.isfile(root):
         with open(root, "rb") as file:
             package = hashlib.sha256(file.read()).hexdigest()
     same = {
@@ -192,7 +192,7 @@ def _start(folder: str, short: str, root: str, owner: int, warmth: Warmth, envir
     for name in ("socket", "importing", "ready", "owner", "pid"):
         with suppress(FileNotFoundError):
             os.unlink(f"{short}/{name}")
-    if root.endswith(".zip"):  # the run's own copy is removed with the run
+    if os.path.isfile(root):  # a zip; the run's own copy is removed with the run
         shutil.copyfile(root, f"{short}/package.new")
         os.rename(f"{short}/package.new", f"{short}/package.zip")
         root = os.path.join(folder, "package.zip")

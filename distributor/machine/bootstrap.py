@@ -51,11 +51,11 @@ PARTS = {_PARTS}
 import sys
 root, part, *args = sys.argv[1:]
 sys.path[:] = [path for path in sys.path if path]
-import importlib.util
-if root.endswith(".zip"):
+import importlib.util, os
+at = root + "/distributor"
+if not os.path.isdir(at):  # in a zip
     sys.path.insert(0, root)
 else:
-    at = root + "/distributor"
     spec = importlib.util.spec_from_file_location("distributor", at + "/__init__.py", submodule_search_locations=[at])
     sys.modules["distributor"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules["distributor"])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from distributor.values.job import Function, Job
@@ -26,14 +28,23 @@ def package_zip() -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
         for package in (distributor, cloudpickle):
-            (root,) = package.__path__
-            for path in sorted(Path(root).rglob("*.py")):
-                archive.write(path, f"{package.__name__}/{path.relative_to(root)}")
+            for name, source in _modules_of(files(package), package.__name__):
+                archive.writestr(zipfile.ZipInfo(name), source, zipfile.ZIP_DEFLATED)
     return buffer.getvalue()
 
 
+def _modules_of(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the modules in a package's folder, which may lie in a zip: path within the archive, and source."""
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        inside = f"{name}/{entry.name}"
+        if entry.is_dir():
+            yield from _modules_of(entry, inside)
+        elif entry.name.endswith(".py"):
+            yield inside, entry.read_bytes()
+
+
 def package_root() -> str:
-    """Return the folder from which this package can be imported on this machine."""
+    """Return the folder, or the zip or folder within one, from which this package can be imported on this machine."""
     import distributor
 
     (root,) = distributor.__path__

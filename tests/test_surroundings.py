@@ -1,0 +1,42 @@
+"""Drivers in odd places."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import distributor
+from distributor.shipping.package import package_zip
+
+
+@pytest.mark.parametrize("inside", ["", "/lib"])
+def test_a_package_that_is_imported_from_a_zip(inside: str, tmp_path: Path) -> None:
+    """Ranks on this machine, and what would be sent to executors."""
+    package = Path(distributor.__file__).parent
+    with zipfile.ZipFile(tmp_path / "dist.zip", "w") as archive:
+        for path in package.rglob("*.py"):
+            archive.write(path, f"{inside}/distributor/{path.relative_to(package)}".lstrip("/"))
+    script = tmp_path / "driver.py"
+    script.write_text(
+        "import io, zipfile, trainings, distributor\n"
+        "from distributor.shipping.package import package_zip\n"
+        "print(distributor.__file__)\n"
+        "print(len(zipfile.ZipFile(io.BytesIO(package_zip())).namelist()))\n"
+        "for keep_warm in (600, 0):\n"
+        "    print(distributor.TorchDistributor(2, True, False, keep_warm=keep_warm).run(trainings.all_reduce))\n"
+    )
+    own = [path for path in sys.path if path and Path(path) != package.parent]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([f"{tmp_path}/dist.zip{inside}", *own])}
+    ended = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, env=env, timeout=200, cwd=tmp_path
+    )
+    where, shipped, *values = ended.stdout.splitlines() or [ended.stderr] * 4
+    assert where == f"{tmp_path}/dist.zip{inside}/distributor/__init__.py"
+    assert int(shipped) == len(zipfile.ZipFile(io.BytesIO(package_zip())).namelist())
+    assert values == ["3.0", "3.0"], ended.stderr
