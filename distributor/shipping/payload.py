@@ -21,8 +21,13 @@ import cloudpickle
 
 from distributor.errors import PayloadError, ResultError
 from distributor.shipping import modules
+from distributor.shipping.guarded import guarded
 
 _PROTOCOL = 5
+
+#: Number of seconds that the driver waits while unpickling a value, or an exception, makes no progress.
+_VALUE_PATIENCE = 60.0
+_EXCEPTION_PATIENCE = 10.0
 
 #: Number of bytes from which a tensor's memory is written as it is. Torch's own way makes three copies of it.
 _LARGE_STORAGE = 64 << 10
@@ -47,7 +52,7 @@ def dump_function(
         try:
             pickled: bytes = cloudpickle.dumps((function, tuple(args), dict(kwargs)), protocol=_PROTOCOL)
             return pickled
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             label, value = _find_culprit(function, args, kwargs)
             told = f"{name_of(function)} cannot be pickled for the ranks"
             if type(value).__module__.startswith("pyspark."):
@@ -101,8 +106,8 @@ def load_exception(pickled: bytes | None) -> BaseException | None:
     if pickled is None:
         return None
     try:
-        loaded = pickle.loads(pickled)
-    except Exception:
+        loaded = guarded(functools.partial(pickle.loads, pickled), _EXCEPTION_PATIENCE)
+    except BaseException:  # code of the user's, which may also try to exit
         return None
     return loaded if isinstance(loaded, BaseException) else None
 
@@ -113,14 +118,25 @@ def load_value(chunks: Sequence[bytes | memoryview], rank: int) -> Any:
     Raises:
         ResultError: the driver cannot unpickle the value, typically because it lacks a package.
     """
+    reader = _ChunkReader(chunks)
+
+    def load() -> tuple[Any, BaseException | None, str]:
+        try:
+            return pickle.load(io.BufferedReader(reader, buffer_size=1 << 20)), None, ""
+        except BaseException as error:  # code of the user's, which may also try to exit
+            return None, error, _one_line(error)
+
     try:
-        return pickle.load(io.BufferedReader(_ChunkReader(chunks), buffer_size=1 << 20))
-    except Exception as error:
+        value, error, told = guarded(load, _VALUE_PATIENCE, lambda: reader.position)
+    except TimeoutError as late:
+        error, told = late, str(late)
+    if error is not None:
         raise ResultError(
-            f"the return value of rank {rank} cannot be unpickled on the driver: {_one_line(error).rstrip('.')}. "
+            f"the return value of rank {rank} cannot be unpickled on the driver: {told.rstrip('.')}. "
             "Return plain data (numbers, strings, a state dict; model.module.state_dict() for a "
             "DistributedDataParallel), or install on the driver what it needs"
         ) from error
+    return value
 
 
 class _ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no type hints
@@ -156,6 +172,10 @@ class _ChunkReader(io.RawIOBase):
 
     def readable(self) -> bool:
         return True
+
+    @property
+    def position(self) -> tuple[int, int]:
+        return self._index, self._offset
 
     def readinto(self, buffer: Any) -> int:
         while self._index < len(self._chunks):
@@ -229,11 +249,14 @@ def _find_culprit(function: Callable[..., Any], args: Sequence[Any], kwargs: Map
 def _pickles(value: Any) -> bool:
     try:
         cloudpickle.dumps(value)
-    except Exception:
+    except (Exception, SystemExit):
         return False
     return True
 
 
 def _one_line(error: BaseException) -> str:
-    text = str(error).strip()
+    try:
+        text = str(error).strip()
+    except Exception:  # a class of the user's
+        text = ""
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__

@@ -415,3 +415,55 @@ def test_tensors_that_came_back_can_be_changed_and_saved():
 def test_a_value_that_cannot_be_pickled():
     with pytest.raises(TypeError):
         dumped(threading.Lock())
+
+
+class Hostile:
+    """Something that does strange things where it is unpickled."""
+
+    def __init__(self, code):
+        self.code = code
+
+    def __reduce__(self):
+        return exec, (self.code, {"Unspeakable": Unspeakable})
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+
+
+ENDLESS = "while True: __import__('time').sleep(0.001)"
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("raise Unspeakable", "Unspeakable"),
+        (ENDLESS, "it did not end within 0.2 s"),
+    ],
+)
+def test_values_that_do_strange_things_as_they_are_loaded(monkeypatch, code, text):
+    monkeypatch.setattr(payload, "_VALUE_PATIENCE", 0.2)
+    with pytest.raises(ResultError) as caught:
+        payload.load_value([pickle.dumps(Hostile(code))], 3)
+    assert str(caught.value).startswith(f"the return value of rank 3 cannot be unpickled on the driver: {text}. Return")
+
+
+@pytest.mark.parametrize("code", ["raise SystemExit(3)", "raise KeyboardInterrupt", ENDLESS])
+def test_exceptions_that_do_strange_things_as_they_are_loaded(monkeypatch, code):
+    monkeypatch.setattr(payload, "_EXCEPTION_PATIENCE", 0.2)
+    assert payload.load_exception(pickle.dumps(Hostile(code))) is None
+
+
+class Leaver:
+    """Something that tries to exit as it is pickled."""
+
+    def __reduce__(self):
+        raise SystemExit(3)
+
+
+def test_arguments_that_try_to_exit_as_they_are_pickled():
+    with pytest.raises(PayloadError, match=r"argument 1 is a .*Leaver, which cannot be pickled \(SystemExit: 3\)"):
+        payload.dump_function(print, (Leaver(),), {})
