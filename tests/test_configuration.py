@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,21 @@ async def asleep() -> None:
     """Does nothing unless somebody runs it."""
 
 
+def batches() -> Iterator[int]:
+    """Does nothing unless somebody iterates over it."""
+    yield 1
+
+
+async def batches_later() -> AsyncIterator[int]:
+    """Does nothing unless somebody runs it and iterates over it."""
+    yield 1
+
+
+class Batches:
+    def __call__(self) -> Iterator[int]:
+        yield 1
+
+
 def on_cpu(**options: Any) -> TorchDistributor:
     return TorchDistributor(1, True, False, **options)
 
@@ -132,6 +148,19 @@ def on_cpu(**options: Any) -> TorchDistributor:
             ConfigurationError,
             "asleep is a coroutine function, and calling it runs nothing: pass a function",
         ),
+        (
+            (batches,),
+            {},
+            ConfigurationError,
+            "batches is a generator function, and calling it runs nothing: pass a function that iterates over it and",
+        ),
+        (
+            (functools.partial(batches_later),),
+            {},
+            ConfigurationError,
+            "batches_later is an asynchronous generator function, and calling it runs nothing: pass a function that",
+        ),
+        ((Batches(),), {}, ConfigurationError, "Batches is a generator function, and calling it runs nothing"),
         (("script.py",), {"lr": 1}, ConfigurationError, "no keyword arguments (lr): pass them as '--name', 'value'"),
         (
             ("script.py", "--lr", [0.1]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -92,10 +93,12 @@ def places_of(working_dir: Path | None) -> dict[str, Path]:
 
 def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Check that the function can be called with these arguments, since otherwise every rank would fail at once."""
-    if inspect.iscoroutinefunction(function):
+    runs_later = _runs_later(function)
+    if runs_later is not None:
+        kind, remedy = runs_later
         raise ConfigurationError(
-            f"{payload.name_of(function)} is a coroutine function, and calling it runs nothing: pass a function that "
-            "runs it with asyncio.run"
+            f"{payload.name_of(function)} is {kind} function, and calling it runs nothing: pass a function that "
+            f"{remedy}"
         )
     try:
         # A decorated function may take other arguments than the function that it wraps.
@@ -110,6 +113,22 @@ def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
         raise ConfigurationError(
             f"{payload.name_of(function)}{told} cannot be called with these arguments: {error}"
         ) from None
+
+
+def _runs_later(function: Callable[..., Any]) -> tuple[str, str] | None:
+    """Return what kind of function only prepares its body when it is called, and how to run that; else ``None``."""
+    called = function
+    while isinstance(called, functools.partial):
+        called = called.func
+    # Calling an instance runs its class's __call__.
+    for candidate in (called, inspect.getattr_static(type(called), "__call__", None)):
+        if inspect.iscoroutinefunction(candidate):
+            return "a coroutine", "runs it with asyncio.run"
+        if inspect.isasyncgenfunction(candidate):
+            return "an asynchronous generator", "iterates over it inside asyncio.run and returns the result"
+        if inspect.isgeneratorfunction(candidate):
+            return "a generator", "iterates over it and returns the result, such as a list"
+    return None
 
 
 def check_argv(args: Sequence[Any]) -> tuple[str, ...]:
