@@ -11,13 +11,16 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import hosts
 import pytest
 import trainings
 import watch
 
 from distributor import ConfigurationError, DeepspeedTorchDistributor, PayloadError, ResourceError, TorchDistributor
+from distributor.api.build import make_log_folder, pack_working_dir
 from distributor.schedulers import local
 from distributor.values.job import Module, Script
+from distributor.values.options import Project
 
 
 @pytest.fixture(autouse=True)
@@ -339,6 +342,51 @@ def test_a_current_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.Mo
         on_cpu().run(trainings.rank)
 
 
+@pytest.mark.parametrize("local", [True, False])
+@pytest.mark.parametrize("option", ["log_dir", "working_dir"])
+def test_options_that_are_relative_to_a_directory_that_is_gone(
+    option: str, local: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    if local:
+        here = on_cpu(**{option: "folder"})
+        with pytest.raises(ConfigurationError, match="current directory no longer exists: change to another"):
+            here.run(trainings.rank)
+    else:
+        call = {"log_dir": lambda: make_log_folder(Path("folder"), "3f2a"), "working_dir": lambda: pack(Path("folder"))}
+        with pytest.raises(ConfigurationError, match="current directory no longer exists: change to another"):
+            call[option]()
+    assert make_log_folder(tmp_path, "3f2a") == tmp_path / "3f2a"
+    assert pack(tmp_path) is not None
+
+
+def pack(folder: Path) -> Any:
+    return pack_working_dir(Project(working_dir=folder), local=False, view=None)
+
+
+def test_a_temporary_folder_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    told = f"the temporary folder cannot be used \\(No such file or directory in {tmp_path}/gone\\): make it usable"
+    with pytest.raises(ConfigurationError, match=told):
+        on_cpu().run(trainings.rank)
+
+
+def test_no_temporary_folder_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile._get_default_tempdir", lambda: os.stat(tmp_path / "absent"))
+    with pytest.raises(ConfigurationError, match="the temporary folder cannot be used"):
+        on_cpu().run(trainings.rank)
+
+
+@pytest.mark.parametrize("python", ["/no/such/python", "", None])
+def test_a_python_that_is_gone(python: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", python)
+    with pytest.raises(ConfigurationError, match=f"with sys.executable, but that is {python!r}, which is no program"):
+        on_cpu().run(trainings.rank)
+
+
 def test_platforms_other_than_linux_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local.sys, "platform", "darwin")
     with pytest.raises(ConfigurationError, match="local mode needs Linux, but this is darwin"):
@@ -427,3 +475,15 @@ def test_more_than_this_machine_has(arguments: Any, text: str, monkeypatch: pyte
     with pytest.raises(ResourceError) as caught:
         TorchDistributor(2, local_mode=True, use_gpu=False, **arguments).run(trainings.rank)
     assert text in str(caught.value)
+
+
+def test_a_machine_without_loopback() -> None:
+    hosts.require()
+    command = "from distributor import TorchDistributor; TorchDistributor(1, True, False).run(print)"
+    ended = subprocess.run(
+        ["unshare", "--net", sys.executable, "-c", command], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.stderr.splitlines()[-1] == (
+        "distributor.errors.ConfigurationError: ranks of one machine talk over loopback, but 127.0.0.1 cannot be "
+        "reached here: bring loopback up (ip link set lo up)"
+    )

@@ -10,9 +10,27 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import trainings
+from sessions import Make
 
 import distributor
 from distributor.shipping.package import package_zip
+
+
+def test_a_temporary_folder_whose_name_is_not_utf8(
+    make_local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/t\xff")
+    os.mkdir(folder, 0o1777)
+    monkeypatch.setattr("tempfile.tempdir", folder)
+    monkeypatch.setenv("TMPDIR", folder)
+    for keep_warm in (600.0, 0.0):
+        assert make_local(2, keep_warm=keep_warm).run(trainings.all_reduce) == 3.0
+    script = tmp_path / "train.py"
+    script.write_text("print('trained')")
+    make_local(1, log_dir=os.path.join(folder, "logs")).run(script)
+    (kept,) = Path(folder).glob("logs/*/rank-0.stdout")
+    assert kept.read_text() == "trained\n"
 
 
 @pytest.mark.parametrize("inside", ["", "/lib"])

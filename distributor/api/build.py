@@ -104,10 +104,11 @@ def pack_working_dir(asked: Project, *, local: bool, view: View | None) -> Worki
 
     Raises:
         PayloadError: it is not a folder, or too large.
+        ConfigurationError: it is relative, and the current directory does not exist.
     """
     if asked.working_dir is None:
         return None
-    folder = asked.working_dir.absolute()
+    folder = project.absolute(asked.working_dir)
     if not folder.is_dir():
         raise PayloadError(f"working_dir {str(asked.working_dir)!r} is not a folder on the driver")
     if local:
@@ -120,11 +121,11 @@ def make_log_folder(log_dir: Path | None, run_id: str) -> Path | None:
     """Make the folder for a run's output; ``None`` if the user wants none.
 
     Raises:
-        ConfigurationError: the folder cannot be made.
+        ConfigurationError: the folder cannot be made, or it is relative and the current directory does not exist.
     """
     if log_dir is None:
         return None
-    folder = log_dir.absolute() / run_id
+    folder = project.absolute(log_dir) / run_id
     try:
         folder.mkdir(parents=True)
     except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
@@ -243,7 +244,10 @@ class Distributor:
         if session is None and self.local_mode is None and spark_is_there and active_session() is None:
             notes.append("training on this machine, because no Spark session is active")
         if log_folder is not None:
-            notes.append(f"all output goes to {min(str(log_folder), os.path.relpath(log_folder), key=len)}")
+            shown = str(log_folder)
+            with suppress(FileNotFoundError):  # the current directory may be gone
+                shown = min(shown, os.path.relpath(log_folder), key=len)
+            notes.append(f"all output goes to {shown}")
         return notes
 
     def plan(self, train_object: Any, *args: Any, **kwargs: Any) -> Job:

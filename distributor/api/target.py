@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from distributor.errors import ConfigurationError, PayloadError
-from distributor.shipping import modules, payload
+from distributor.shipping import modules, payload, project
 from distributor.values.checks import is_module_name
 from distributor.values.job import Function, Module, Script, Target
 
@@ -83,11 +83,8 @@ def find_script(script: str | os.PathLike[str], working_dir: Path | None) -> Pat
 
 def places_of(working_dir: Path | None) -> dict[str, Path]:
     """Return the folders that are searched for scripts and modules, in order, by a readable name for messages."""
-    try:
-        here = Path.cwd()
-    except FileNotFoundError:
-        raise ConfigurationError("the driver's current directory no longer exists: change to another") from None
-    first = {} if working_dir is None else {f"working_dir {working_dir}": working_dir.absolute()}
+    here = project.current_folder()
+    first = {} if working_dir is None else {f"working_dir {working_dir}": here / working_dir}
     return {**first, f"the current directory {here}": here}
 
 
@@ -150,7 +147,7 @@ def _read_script(path: Path, args: Sequence[Any], working_dir: Path | None) -> S
     inside = None
     if working_dir is not None:  # the script then runs inside it, beside the modules it imports
         with suppress(ValueError):
-            inside = str(path.resolve().relative_to(working_dir.resolve()))
+            inside = str(path.resolve().relative_to(project.absolute(working_dir).resolve()))
     return Script(str(path.absolute()), source, check_argv(args), inside)
 
 

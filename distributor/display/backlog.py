@@ -84,7 +84,7 @@ class Backlog:
 
     def note(self, text: str) -> None:
         """Take a line that comes from this package and not from a rank."""
-        self._queue.append(((NOBODY, 2), text.encode(errors="backslashreplace") + b"\n"))
+        self._queue.append(((NOBODY, 2), text.encode(errors="backslashreplace") + b"\n"))  # paths need not be UTF-8
         self.size += len(text) + OVERHEAD
 
     def skipped(self, key: Key, lines: int) -> None:

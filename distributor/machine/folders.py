@@ -33,6 +33,15 @@ def make(run_id: str) -> str:
     return tempfile.mkdtemp(prefix=f"{PREFIX}{run_id}-")
 
 
+def unusable() -> str | None:
+    """Return why no private folder can be created in the temporary directory; ``None`` if one can."""
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=PREFIX))
+    except OSError as error:
+        return " ".join(filter(None, [error.strerror or str(error), tempfile.tempdir and f"in {tempfile.tempdir}"]))
+    return None
+
+
 def is_private(folder: str | os.PathLike[str]) -> bool:
     """Return whether a path is a folder private to this user: anybody can write to the temporary directory."""
     about = os.lstat(folder)
@@ -64,13 +73,13 @@ def claim(folder: str | os.PathLike[str]) -> IO[bytes]:
 def note_elsewhere(folder: str | os.PathLike[str], paths: Sequence[str]) -> None:
     """Record files outside a folder, so that any process that removes the folder removes them too."""
     if paths:
-        Path(folder, _ELSEWHERE).write_text("\n".join(paths))
+        Path(folder, _ELSEWHERE).write_bytes(os.fsencode("\n".join(paths)))
 
 
 def remove_elsewhere(folder: str | os.PathLike[str]) -> None:
     """Remove the files that :func:`note_elsewhere` recorded for a folder."""
     with suppress(OSError):
-        for path in Path(folder, _ELSEWHERE).read_text().splitlines():
+        for path in Path(folder, _ELSEWHERE).read_bytes().split(b"\n"):
             with suppress(OSError):
                 os.unlink(path)
 

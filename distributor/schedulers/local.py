@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from distributor.channel.server import ChannelServer
@@ -20,8 +19,8 @@ from distributor.hosting import agents
 from distributor.hosting.host_node import host_node
 from distributor.hosting.report import pieces, rest
 from distributor.launch import placement
-from distributor.machine import devices, limits, network, processes
-from distributor.shipping import package
+from distributor.machine import devices, folders, limits, network, processes
+from distributor.shipping import package, project
 from distributor.text import wording
 from distributor.values.job import Job, Module, Step, Target, TaskProfile, warmth
 from distributor.values.messages import Importing, NodeResult
@@ -67,17 +66,29 @@ class LocalScheduler:
         """Find every problem that can be known before anything starts.
 
         Raises:
-            ConfigurationError: this platform cannot run the job, or the current directory does not exist.
+            ConfigurationError: this platform cannot run the job, or this machine or process lacks what each run needs.
         """
         if sys.platform != "linux":
             raise ConfigurationError(
                 f"local mode needs Linux, but this is {sys.platform}: use a Linux machine or container, or "
                 "local_mode=False with Spark executors on Linux"
             )
-        try:
-            Path.cwd()
-        except FileNotFoundError:
-            raise ConfigurationError("the driver's current directory no longer exists: change to another") from None
+        project.current_folder()
+        if not os.access(sys.executable or "", os.X_OK):
+            raise ConfigurationError(
+                f"ranks are started with sys.executable, but that is {sys.executable!r}, which is no program here: set "
+                "it to the path of this Python, or train on Spark executors (local_mode=False)"
+            )
+        if (reason := folders.unusable()) is not None:
+            raise ConfigurationError(
+                f"the temporary folder cannot be used ({reason}): make it usable, or set TMPDIR to another folder "
+                "before Python starts"
+            )
+        if network.address_towards(_ADDRESS) is None:
+            raise ConfigurationError(
+                f"ranks of one machine talk over loopback, but {_ADDRESS} cannot be reached here: bring loopback up "
+                "(ip link set lo up)"
+            )
 
     def shape(self, resources: Resources) -> tuple[int, TaskProfile | None]:
         """Check that this machine has the resources. Each task hosts one rank and needs no profile.

@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from distributor.errors import PayloadError
+from distributor.errors import ConfigurationError, PayloadError
 from distributor.text.wording import size
 
 #: Names of folders that are never part of a shipped project folder.
@@ -20,6 +20,27 @@ SKIPPED_DIRS = frozenset(
 
 #: Says in a zip entry that its attributes are those of Unix.
 _UNIX = 3
+
+
+def current_folder() -> Path:
+    """Return the current directory.
+
+    Raises:
+        ConfigurationError: the current directory does not exist.
+    """
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise ConfigurationError("the driver's current directory no longer exists: change to another") from None
+
+
+def absolute(path: Path) -> Path:
+    """Return a path with the current directory in front, if it is relative.
+
+    Raises:
+        ConfigurationError: the path is relative, and the current directory does not exist.
+    """
+    return path if path.is_absolute() else current_folder() / path
 
 
 def pack_folder(folder: Path, limit: int, packed: Callable[[int, int], object] | None = None) -> bytes:
