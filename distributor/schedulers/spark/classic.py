@@ -76,9 +76,7 @@ class ClassicSession:
         """
         slots = Slots(self._session, self._cluster, job)
         while not slots.ready():
-            total, free = slots.total(), slots.free()
-            few = Step("waiting for executors", f": {slots.too_few(total)}")
-            self._held_up = few if total < job.num_tasks else _held_by_others(job.num_tasks, free)
+            self._held_up = _held_up(slots, job)
             self._pause(job)
         self._held_up = None
 
@@ -121,13 +119,11 @@ class ClassicSession:
         if self._held_up is not None:
             return self._held_up
         # Read before the stages: tasks of this run may start in between.
-        free = Slots(self._session, self._cluster, job).free()
+        held_up = _held_up(Slots(self._session, self._cluster, job), job)
         stages = status.stages_of(self._session, self._tag)
         if stages and status.have_started(self._session, stages):
             return None
-        if free < job.num_tasks:
-            return _held_by_others(job.num_tasks, free)
-        return Step(
+        return held_up or Step(
             f"waiting for Spark to start {count(job.num_tasks, 'task')}" if stages else "sending the job to Spark"
         )
 
@@ -200,11 +196,16 @@ class ClassicSession:
                 scala.cancelJobsWithTag(self._tag)
 
 
-def _held_by_others(needed: int, free: int) -> Step:
-    """Return the step of a run that waits for slots, some of which other jobs may hold."""
-    there = f"{free or 'none'} {'is' if free < 2 else 'are'} free"
-    why = "; other jobs hold the rest" if free < needed else ""
-    return Step(f"waiting for {count(needed, 'task slot')}", f": {there}{why}")
+def _held_up(slots: Slots, job: Job) -> Step | None:
+    """Return the step of a run that waits for executors, or for slots that other jobs hold; ``None`` if it need not."""
+    total, free = slots.total(), slots.free()
+    if total < job.num_tasks:
+        return Step("waiting for executors", f": {slots.too_few(total)}")
+    if free < job.num_tasks:
+        why = "; other jobs hold the rest" if slots.busy() else ""
+        there = f"{free or 'none'} {'is' if free < 2 else 'are'} free"
+        return Step(f"waiting for {count(job.num_tasks, 'task slot')}", f": {there}{why}")
+    return None
 
 
 def _refuse(job: Job, times: int, too_late: bool) -> None:

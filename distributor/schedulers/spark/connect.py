@@ -78,7 +78,7 @@ class ConnectSession:
         if self._held_up is not None:
             return self._held_up
         busy = self._query is not None and self._query.waiting
-        return Step("waiting for task slots", ": other jobs hold them") if busy else None
+        return Step("waiting for task slots", ": other jobs may hold them") if busy else None
 
     def cancel(self) -> None:
         if self._tag:

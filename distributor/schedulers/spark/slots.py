@@ -286,6 +286,10 @@ class Slots:
         free = sum(self._usable(cores, running) for cores, running in executors(self._session))
         return free if self.limited else min(self.total(), free)  # with a limit, total() sums the same terms
 
+    def busy(self) -> bool:
+        """Return whether any task runs on an executor. Classic sessions only."""
+        return any(running for _, running in executors(self._session))
+
     def ready(self) -> bool:
         """Return whether the run can be submitted to Spark, which then waits for busy slots. Classic sessions only.
 

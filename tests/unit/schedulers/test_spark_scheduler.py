@@ -151,25 +151,33 @@ def test_a_cancel_ends_the_wait_for_slots(session: classic.ClassicSession, monke
 
 
 @pytest.mark.parametrize(
-    ("free", "stages", "started", "told"),
+    ("there", "free", "stages", "started", "told"),
     [
-        (1, [], None, "waiting for 2 task slots: 1 is free; other jobs hold the rest"),
-        (0, [], None, "waiting for 2 task slots: none is free; other jobs hold the rest"),
-        (4, [], None, "sending the job to Spark"),
-        (4, ["stage"], False, "waiting for Spark to start 2 tasks"),
-        (0, ["stage"], False, "waiting for 2 task slots: none is free; other jobs hold the rest"),
-        (0, ["stage"], True, None),
+        (4, 1, [], None, "waiting for 2 task slots: 1 is free; other jobs hold the rest"),
+        (4, 0, [], None, "waiting for 2 task slots: none is free; other jobs hold the rest"),
+        (4, 4, [], None, "sending the job to Spark"),
+        (4, 4, ["stage"], False, "waiting for Spark to start 2 tasks"),
+        (4, 0, ["stage"], False, "waiting for 2 task slots: none is free; other jobs hold the rest"),
+        (4, 0, ["stage"], True, None),
+        # Executors have gone, or are too small: nobody holds their slots.
+        (0, 0, ["stage"], False, "waiting for executors: 0 only"),
+        (1, 0, [], None, "waiting for executors: 1 only"),
+        (2, 1, [], None, "waiting for 2 task slots: 1 is free"),  # and no task runs
     ],
 )
 def test_what_a_classic_run_waits_for(
     session: classic.ClassicSession,
     monkeypatch: pytest.MonkeyPatch,
+    there: int,
     free: int,
     stages: list[str],
     started: bool,
     told: str | None,
 ) -> None:
-    monkeypatch.setattr(classic, "Slots", lambda *_: SimpleNamespace(free=lambda: free))
+    slots = SimpleNamespace(
+        free=lambda: free, total=lambda: there, busy=lambda: there == 4, too_few=lambda total: f"{total} only"
+    )
+    monkeypatch.setattr(classic, "Slots", lambda *_: slots)
     monkeypatch.setattr("distributor.schedulers.spark.status.stages_of", lambda *_: stages)
     monkeypatch.setattr(
         "distributor.schedulers.spark.status.have_started", lambda _, them: them.index("stage") or started
