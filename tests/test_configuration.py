@@ -107,6 +107,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"progress": "no"}, "progress must be True or False, not 'no'"),
         ({"fold_logs": 1}, "fold_logs must be True or False, not 1"),
         ({"log_prefix": None}, "log_prefix must be True or False, not None"),
+        ({"log_escapes": 1}, "log_escapes must be True or False, not 1"),
     ],
 )
 def test_arguments_of_the_distributor(arguments: dict[str, Any], text: str) -> None:

@@ -17,7 +17,7 @@ import watch
 from proxy import Proxy
 from sessions import Make, Sessions
 
-from distributor import NodeLostError, StallError, Status, TorchDistributor
+from distributor import NodeLostError, StallError, Status, TorchDistributor, TrainingError
 from distributor.channel.server import ChannelServer
 from distributor.values.plan import Endpoint
 
@@ -237,3 +237,25 @@ def test_logs_arrive_in_band_where_the_driver_cannot_be_reached(
     warnings = [record for record in caplog.records if "cannot reach the driver" in record.getMessage()]
     assert len(warnings) == 1
     assert re.search(r"cannot reach the driver at \S+:1 \(", warnings[0].getMessage())
+
+
+STRANGE = "\x1b]0;title\x07\x1b]52;c;aGVs\x1b\\\x1b[2J\x1b[31mloss\x1b[0m 0.5\n"
+
+
+@pytest.mark.parametrize("log_escapes", [False, True])
+def test_escape_sequences_of_ranks(
+    make_local: Make, log_escapes: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The screen gets colours; the files get what was written; so does the screen where that is wanted."""
+
+    def write() -> None:
+        print(STRANGE, end="")
+        raise ValueError(STRANGE)
+
+    run = make_local(1, log_dir=tmp_path, log_prefix=False, log_escapes=log_escapes).submit(write)
+    with pytest.raises(TrainingError) as caught:
+        run.result()
+    assert capfd.readouterr().out == (STRANGE if log_escapes else "\x1b[31mloss\x1b[0m 0.5\n")
+    assert (tmp_path / run.id / "rank-0.stdout").read_text() == STRANGE
+    assert "\x1b[31mloss\x1b[0m 0.5" in str(caught.value)
+    assert not re.search(r"\x1b\]|\x1b\[2J|title|aGVs", str(caught.value).replace("STRANGE", ""))

@@ -74,8 +74,10 @@ class Distributor:
         logs: the ranks whose lines are shown: ``"all"`` (default), ``"rank0"``, ``"none"``, or a list of ranks.
         fold_logs: show identical lines of several ranks once, as ``[ranks 0-15] ...``, up to half a second later.
         log_prefix: start each line with its rank and host, ``[rank 3 host-b]`` (default).
-        log_dir: a folder on the driver that receives every rank's whole output, whatever ``logs`` shows, in
-            ``<run id>/rank-3.stdout`` and ``rank-3.stderr``.
+        log_escapes: show all escape sequences that ranks write. By default only colours (SGR) are shown: other
+            sequences move the cursor, set the terminal's title or write to the clipboard.
+        log_dir: a folder on the driver that receives every rank's whole output, byte for byte and whatever ``logs``
+            shows, in ``<run id>/rank-3.stdout`` and ``rank-3.stderr``.
         progress: show what the run is doing (default): a live status while you wait in a terminal, a status that stays
             below the cell in Jupyter, and elsewhere an occasional line on stderr about a step that takes long.
         driver_ports: first and last port on which the driver may listen for executors, for firewalls that open only
@@ -124,6 +126,7 @@ class Distributor:
         logs: Literal["all", "rank0", "none"] | Sequence[int] = "all",
         fold_logs: bool = False,
         log_prefix: bool = True,
+        log_escapes: bool = False,
         log_dir: str | os.PathLike[str] | None = None,
         progress: bool = True,
         driver_ports: tuple[int, int] | None = None,

@@ -27,7 +27,8 @@ class Console:
         fold: show identical lines of several ranks once, ``[ranks 0-15] ...`` (default no). Lines wait for each other
             for at most half a second.
         world_size: the number of ranks (default 1). A line that all ranks have written does not wait any longer.
-        prefix: begin each line with its rank and host (default). Without it, lines are shown as ranks wrote them.
+        prefix: begin each line with its rank and host (default).
+        escapes: show all escape sequences of ranks (default no). Otherwise only colours (SGR) are shown.
         limit: number of bytes that may wait to be shown (default 8 MiB); what exceeds it is skipped.
 
     Example:
@@ -45,6 +46,7 @@ class Console:
         fold: bool = False,
         world_size: int = 1,
         prefix: bool = True,
+        escapes: bool = False,
         limit: int = 8 << 20,
     ) -> None:
         self._ranks = None if ranks is None else frozenset(ranks)
@@ -56,7 +58,7 @@ class Console:
         self._closing = False
         self._thread: threading.Thread | None = None
         folded = Fold(world_size if ranks is None else len(ranks), limit) if fold else None
-        self._printer = Printer(host_of, prefix=prefix, fold=folded)
+        self._printer = Printer(host_of, prefix=prefix, fold=folded, all_escapes=escapes)
 
     def write(self, rank: int, stream: int, data: bytes) -> None:
         """Take a piece of output. Never waits for the display.

@@ -113,6 +113,11 @@ def make_logs(host_of: Callable[[int], str], world_size: int, output: Output, fo
         folder: the folder for files with the whole output; ``None`` (default) for no files.
     """
     console = Console(
-        host_of, ranks=output.log_ranks, fold=output.fold_logs, world_size=world_size, prefix=output.log_prefix
+        host_of,
+        ranks=output.log_ranks,
+        fold=output.fold_logs,
+        world_size=world_size,
+        prefix=output.log_prefix,
+        escapes=output.log_escapes,
     )
     return Logs(console, folder)

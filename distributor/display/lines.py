@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 
 from distributor.display.backlog import Blocks
 from distributor.display.folding import NOBODY, Fold, Key, _Entry
-from distributor.display.screen import _CONTROL, Screen, can_redraw, coloured, is_terminal, output
+from distributor.display.screen import Screen, can_redraw, coloured, is_terminal, output, unmoving
+from distributor.text import escapes
 from distributor.text.wording import ranges
 
 #: Number of seconds that a line waits for equal lines of other ranks.
@@ -24,12 +25,14 @@ class Printer:
         host_of: returns the host of a rank, for the prefix.
         prefix: begin each line with its rank and host.
         fold: lines that wait for equal lines of other ranks; ``None`` to show each line at once.
+        all_escapes: show all escape sequences of ranks, not only colours.
     """
 
-    def __init__(self, host_of: Callable[[int], str], *, prefix: bool, fold: Fold | None) -> None:
+    def __init__(self, host_of: Callable[[int], str], *, prefix: bool, fold: Fold | None, all_escapes: bool) -> None:
         self._host_of = host_of
         self._prefixed = prefix
         self._fold = fold
+        self._all_escapes = all_escapes
         self._bars: dict[Key, tuple[float, bytes]] = {}  # when the next line is due, and the last one shown
         self._screen = Screen()
 
@@ -56,7 +59,7 @@ class Printer:
             self._show_folded(self._fold.leave(float("inf") if ending else time.monotonic() - _FOLD_WAIT))
         if footer and is_terminal(output(2)):
             bar = "" if live is None else f"{self._bar_prefix(live[0])} {live[1]}".lstrip()
-            self._screen.draw_block(output(2), _CONTROL.sub("", bar), footer)
+            self._screen.draw_block(output(2), unmoving(bar), footer)
         elif live is None:
             self._screen.erase()
         else:
@@ -67,6 +70,8 @@ class Printer:
     def _show_lines(self, key: Key, block: bytes) -> None:
         rank, stream = key
         text = _newest(block).decode(errors="replace")[:-1]
+        if rank == NOBODY or not self._all_escapes:
+            text = escapes.colours(text)
         if self._fold is None or rank == NOBODY:
             self._print(stream, [rank], text)
             return

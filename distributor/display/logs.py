@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from distributor.display.console import Console
+from distributor.text import escapes
 from distributor.values.messages import Offset
 from distributor.values.outcome import UNCAUGHT, Log
 
@@ -17,8 +18,11 @@ _NAMES = {1: "stdout", _STDERR: "stderr", UNCAUGHT: "stderr"}
 #: Number of bytes to hold back of what Python prints for a rank's uncaught exception. The file has all of it.
 _MOST_HELD = 1 << 20
 
-#: Number of bytes of a rank's last line that views and errors show.
+#: Number of characters of a rank's last line that views and errors show.
 _LAST_LINE = 200
+
+#: Number of bytes at the end of a piece in which the last line is looked for.
+_RECENT = 64 << 10
 
 
 class Logs:
@@ -35,10 +39,11 @@ class Logs:
         self.folder = folder
         self._offsets: dict[tuple[int, int], int] = {}
         self._held: dict[int, bytes] = {}
+        self._open: dict[tuple[int, int], str] = {}  # escape sequences that the next piece goes on with
         self._lock = threading.Lock()
         #: The first error in writing the files; they are not complete after it.
         self.error: OSError | None = None
-        #: The last line of each rank, for views and for the text of an error.
+        #: The last line of each rank, for views and for the text of an error. It may have colours, as escape sequences.
         self.last_lines: dict[int, str] = {}
 
     def take(self, log: Log) -> None:
@@ -55,9 +60,7 @@ class Logs:
                 self._held[log.rank] = (self._held.get(log.rank, b"") + data)[-_MOST_HELD:]
             else:
                 self._console.write(log.rank, log.stream, data)
-            last = data[-_LAST_LINE:].replace(b"\r", b"\n").rstrip().rpartition(b"\n")[2]
-            if last:
-                self.last_lines[log.rank] = last.decode(errors="replace")
+            self._note_last_line(key, data)
 
     def release(self, told: Iterable[int]) -> None:
         """Show what Python printed for uncaught exceptions, which is held until the end of the run.
@@ -103,6 +106,16 @@ class Logs:
     def close(self) -> None:
         """Show the remaining output."""
         self._console.close()
+
+    def _note_last_line(self, key: tuple[int, int], data: bytes) -> None:
+        start = data.rfind(b"\n", 0, max(0, len(data) - _RECENT)) + 1
+        before = self._open.pop(key, "")
+        text = ("" if start else before) + data[start:].decode(errors="replace")
+        if open_end := escapes.open_end(text):
+            self._open[key] = open_end
+        last = escapes.colours(text).replace("\r", "\n").rstrip().rpartition("\n")[2]
+        if escapes.plain(last).strip():
+            self.last_lines[key[0]] = escapes.end_of(last, _LAST_LINE)
 
     def _write(self, key: tuple[int, int], offset: int, data: bytes) -> None:
         if self.folder is None or self.error is not None:

@@ -14,7 +14,7 @@ from distributor.display.snapshot import Snapshot, folded, reason, timed
 from distributor.display.view import Packed, Shown
 from distributor.errors import TrainingError
 from distributor.outcomes.timings import MEANING
-from distributor.text import cells
+from distributor.text import cells, escapes
 from distributor.text.wording import count, duration, ranges, shortened, size
 from distributor.values.job import Status
 
@@ -127,7 +127,7 @@ def render(snapshot: Snapshot, *, unfolded: bool = False) -> str:
     """
     parts = [_head(snapshot)]
     if snapshot.status is Status.FAILED:
-        parts.append(f'<div style="margin-top:.3em">{escape(shortened(reason(snapshot), _LONGEST))}</div>')
+        parts.append(f'<div style="margin-top:.3em">{_text(shortened(reason(snapshot), _LONGEST))}</div>')
     if snapshot.ended and snapshot.timings:
         parts.append(_timings(snapshot))
     if snapshot.lines and not snapshot.ended:
@@ -137,9 +137,14 @@ def render(snapshot: Snapshot, *, unfolded: bool = False) -> str:
     told = snapshot.raised and not unfolded  # by the error that appears below the status
     if isinstance(snapshot.error, TrainingError) and snapshot.error.traceback and not told:
         what = f"traceback of rank {snapshot.error.rank} on {escape(snapshot.error.host or '?')}"
-        trace = escape(shortened(snapshot.error.traceback, _LONGEST))
+        trace = _text(shortened(snapshot.error.traceback, _LONGEST))
         parts.append(_fold(what, f'<pre style="{_MONO}">{trace}</pre>', opened=unfolded))
     return f'<div style="{_BOX}">{"".join(parts)}</div>'
+
+
+def _text(told: str) -> str:
+    """Return text that a rank may have written as HTML, without escape sequences."""
+    return escape(escapes.plain(told))
 
 
 def _head(snapshot: Snapshot) -> str:
@@ -150,7 +155,7 @@ def _head(snapshot: Snapshot) -> str:
     about = [count(snapshot.world_size, "rank"), duration(snapshot.seconds), f"run {snapshot.label}"]
     if snapshot.nodes:
         about.insert(1, count(snapshot.nodes, "node"))
-    words = "" if snapshot.ended else f" {escape(timed(snapshot))}"
+    words = "" if snapshot.ended else f" {_text(timed(snapshot))}"
     return (
         f"<div>{badge} <b>{escape(snapshot.title)}</b>{words} "
         f'<span style="{_FAINT};white-space:nowrap">{escape(" · ".join(about))}</span></div>'
@@ -165,7 +170,7 @@ def _fold(title: str, body: str, *, opened: bool) -> str:
 def _last_lines(snapshot: Snapshot) -> str:
     rows = "".join(
         f'<tr style="background:none"><td style="{_CELL};{_FAINT};white-space:nowrap">{escape(ranks)}</td>'
-        f'<td style="{_CELL};font-family:ui-monospace,monospace">{escape(line)}</td></tr>'
+        f'<td style="{_CELL};font-family:ui-monospace,monospace">{_text(line)}</td></tr>'
         for ranks, line in folded(snapshot.lines, _LINES)
     )
     return f'<table style="border:none;border-collapse:collapse;font-size:12px">{rows}</table>'

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from distributor.display.snapshot import Snapshot, folded, state, timed
 from distributor.display.view import Packed, Shown
+from distributor.text import escapes
 from distributor.text.wording import duration, size
 from distributor.values.job import Status
 
@@ -59,10 +60,10 @@ class PlainView:
         if snapshot.since < self._due(text):
             return Shown()
         self._said, self._last = text, snapshot.since
-        notes = [f"run {snapshot.label}: {timed(snapshot)}"]
+        notes = [f"run {snapshot.label}: {escapes.plain(timed(snapshot))}"]
         if snapshot.status is Status.RUNNING:
             notes = [f"{notes[0]} after {duration(snapshot.seconds)}"]
-            notes += [f"  {ranks}: {line}" for ranks, line in folded(snapshot.lines, _LINES)]
+            notes += [f"  {ranks}: {escapes.plain(line)}" for ranks, line in folded(snapshot.lines, _LINES)]
         return Shown(notes=tuple(notes))
 
     def _due(self, text: str) -> float:

@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TextIO
 
+from distributor.text import escapes
+
 _COLOURS = (36, 33, 32, 35, 34, 31)  # cyan, yellow, green, magenta, blue, red
 
 
-#: Characters that move a terminal's cursor or change its colours.
-_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x1f\x7f-\x9f]")
+#: Characters that move a terminal's cursor.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class Screen:
@@ -36,7 +38,7 @@ class Screen:
         if out is None:
             return
         terminal = is_terminal(out)
-        text = _CONTROL.sub("", f"{prefix} {text}" if prefix else text)
+        text = unmoving(f"{prefix} {text}" if prefix else text)
         with suppress(Exception):
             text = encodable(out, text)
         if terminal:  # a wrapped line could not be erased
@@ -125,6 +127,11 @@ def coloured(out: TextIO | None, rank: int, text: str) -> str:
     if os.environ.get("NO_COLOR") or not is_terminal(out):
         return text
     return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m"
+
+
+def unmoving(text: str) -> str:
+    """Return the text without characters and escape sequences that move a terminal's cursor or change its colours."""
+    return _CONTROL.sub("", escapes.plain(text))
 
 
 def encodable(out: TextIO, text: str) -> str:

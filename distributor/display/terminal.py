@@ -21,6 +21,7 @@ from rich.text import Text
 
 from distributor.display.snapshot import Snapshot, folded, timed
 from distributor.display.view import Packed, Shown
+from distributor.text import escapes
 from distributor.text.wording import count, duration
 from distributor.values.job import Status
 
@@ -86,7 +87,7 @@ class TerminalView:
         head = Text(no_wrap=True, overflow="ellipsis")
         spinner = self._spinner.render(time.monotonic())
         head.append(spinner.plain if isinstance(spinner, Text) else "*", style=style)
-        head.append(f" {timed(snapshot)}", style=f"bold {style}")
+        head.append(f" {escapes.plain(timed(snapshot))}", style=f"bold {style}")
         about = [f"run {snapshot.label}"]
         if snapshot.lasting < 1:  # otherwise the head shows the time of the step
             about.insert(0, duration(snapshot.seconds))
@@ -98,7 +99,7 @@ class TerminalView:
         lines.add_column(no_wrap=True, style="cyan", min_width=max((len(ranks) + 2 for ranks, _ in entries), default=0))
         lines.add_column(no_wrap=True, overflow="ellipsis")
         for ranks, line in entries:
-            lines.add_row(f"  {ranks}", Text(line, no_wrap=True, overflow="ellipsis"))
+            lines.add_row(f"  {ranks}", Text.from_ansi(line, no_wrap=True, overflow="ellipsis"))
         return Group(head, lines) if snapshot.lines else head
 
 

@@ -16,7 +16,7 @@ from distributor import errors
 from distributor.outcomes.causes import Cancelled, Cause, NodeLost, RankFailed, Stalled, StartTimeout
 from distributor.outcomes.failures import describe, has_cause, is_echo, order_failures
 from distributor.shipping import payload
-from distributor.text import cells
+from distributor.text import cells, escapes
 from distributor.text.wording import who
 from distributor.values.job import Status
 from distributor.values.outcome import Collected, Failure
@@ -129,7 +129,7 @@ def values(
     for report in collected.reports:
         if report.error is not None:
             kind, message = report.error
-            raise getattr(errors, kind)(message)
+            raise getattr(errors, kind)(escapes.colours(message))
     outcomes = {outcome.rank: outcome for report in collected.reports for outcome in report.outcomes}
     failures = [outcome.failure for outcome in outcomes.values() if outcome.state == "failed" and outcome.failure]
     if failures:
@@ -152,7 +152,8 @@ def values(
     unreturned = [outcomes[rank] for rank in sorted(outcomes) if outcomes[rank].state == "unreturned"]
     if unreturned and unreturned[0].failure is not None:
         failure = unreturned[0].failure
-        raise errors.ResultError(f"rank {failure.rank} on {failure.host} finished, but {failure.message}")
+        told = escapes.colours(failure.message)
+        raise errors.ResultError(f"rank {failure.rank} on {failure.host} finished, but {told}")
     return {rank: payload.load_value(chunks, rank) for rank, chunks in sorted(collected.values.items())}
 
 
@@ -196,7 +197,7 @@ def training_error(
     gone = [rank for rank, moment in returned.items() if moment < ordered[0].time]
     if gone and is_echo(ordered[0]):
         advice = f"{who(gone).capitalize()} had already returned: all ranks must take part in each collective"
-    return errors.TrainingError(describe(ordered, advice), ordered, cause)
+    return errors.TrainingError(escapes.colours(describe(ordered, advice)), ordered, cause)
 
 
 def node_lost(nodes: Sequence[str]) -> errors.NodeLostError:

@@ -198,6 +198,7 @@ class Output(Group):
         logs: the ranks whose lines are shown, or ``"all"``.
         fold_logs: whether identical lines of several ranks are shown once.
         log_prefix: whether lines begin with their rank and host.
+        log_escapes: whether all escape sequences of ranks are shown, not only colours.
         log_dir: folder on the driver for every rank's whole output; ``None``: no files are kept.
         progress: whether to show what the run is doing.
     """
@@ -213,6 +214,12 @@ class Output(Group):
         check_flag,
         "Begin each line with its rank and host (default).",
         Flag(panel=OUTPUT, kind="switch", names=("--prefix/--no-prefix",)),
+    )
+    log_escapes: bool = option(
+        False,
+        check_flag,
+        "Show all escape sequences of ranks, not only colours.",
+        Flag(panel=OUTPUT, kind="switch"),
     )
     log_dir: Path | None = option(
         None,

@@ -21,7 +21,7 @@ from distributor.schedulers.spark.rows import FailedRows, Task, sort
 from distributor.schedulers.spark.session import conf, context_for_tasks, without_bar
 from distributor.schedulers.spark.slots import Cluster, Slots, profile
 from distributor.shipping import package as shipping
-from distributor.text import notices
+from distributor.text import escapes, notices
 from distributor.text.wording import count
 from distributor.values.job import Job, Step
 from distributor.values.outcome import Collected
@@ -244,4 +244,4 @@ def _why(collected: Collected, stopped_for: str) -> str:
         text = str(verdict.node_lost(collected.lost_hosts))
     else:
         text = f"the ranks were stopped: {stopped_for or 'the run was cancelled, or a node was lost'}"
-    return text.partition("\n")[0]
+    return escapes.plain(text.partition("\n")[0])

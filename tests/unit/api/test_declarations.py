@@ -127,6 +127,7 @@ GIVEN: dict[str, Any] = {
     "logs": (0, 3),
     "fold_logs": True,
     "log_prefix": False,
+    "log_escapes": True,
     "log_dir": "logs",
     "progress": False,
     "driver_ports": (4700, 4710),

@@ -69,7 +69,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
 def test_options_are_the_arguments_of_the_api(fake: type[Fake]) -> None:
     given = (
         "run -n 4 --local --no-gpu --env A=1 --env B=x=y --forward-env WANDB_* --working-dir . --log-dir logs "
-        "--logs 0,3 --fold-logs --no-prefix --no-progress "
+        "--logs 0,3 --fold-logs --no-prefix --log-escapes --no-progress "
         "--cpus-per-process 2 --memory-per-process 8g "
         "--max-processes-per-node 2 --start-timeout 5 --stall-timeout 6 --grace-period 7 --heartbeat-timeout 8 "
         "--start-method spawn --name digits train.py --lr 0.1 --local"
@@ -88,6 +88,7 @@ def test_options_are_the_arguments_of_the_api(fake: type[Fake]) -> None:
         "logs": [0, 3],
         "fold_logs": True,
         "log_prefix": False,
+        "log_escapes": True,
         "progress": False,
         "driver_ports": None,
         "gpus_per_process": None,

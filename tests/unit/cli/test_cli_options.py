@@ -26,7 +26,7 @@ def test_panels_list_what_belongs_together() -> None:
             *("--use-gpu", "--gpus-per-process", "--cpus-per-process", "--memory-per-process", "--env"),
             *("--forward-env", "--start-method"),
         ],
-        ["--logs", "--fold-logs", "--prefix", "--log-dir", "--progress"],
+        ["--logs", "--fold-logs", "--prefix", "--log-escapes", "--log-dir", "--progress"],
         ["--start-timeout", "--grace-period", "--heartbeat-timeout", "--stall-timeout"],
     ]
 

@@ -918,3 +918,43 @@ def test_ranks_that_say_the_same_are_folded_however_far_apart_they_are(use, monk
         console.write(rank, 1, numbered(0, 500))
     console.close()
     assert out.lines() == [f"[ranks 0-2] line {number}" for number in range(500)]
+
+
+#: A title, a clipboard, a cleared screen, and a colour.
+STRANGE = b"\x1b]0;title\x07\x1b]52;c;aGVs\x1b\\\x1b[2J\x1b[31mloss\x1b[0m 0.5\n"
+
+
+@pytest.mark.parametrize("kind", [Stream, Terminal, Notebook])
+@pytest.mark.parametrize("fold", [False, True])
+def test_of_escape_sequences_only_colours_are_shown(use, kind, fold):
+    out = use(kind)
+    show((0, 1, STRANGE[:5]), (0, 1, STRANGE[5:]), fold=fold, prefix=False)
+    assert out.getvalue() == "\x1b[31mloss\x1b[0m 0.5\n"
+
+
+@pytest.mark.parametrize("fold", [False, True])
+def test_all_escape_sequences_are_shown_where_they_are_wanted(use, fold):
+    out = use(Terminal)
+    show((0, 1, STRANGE), fold=fold, prefix=False, escapes=True)
+    assert out.getvalue() == STRANGE.decode()
+
+
+def test_the_distributors_own_lines_pass_on_no_escape_sequences(use):
+    """They may quote what a rank has raised."""
+    out = use(Terminal)
+    console = Console(host_of, escapes=True)
+    console.note("rank 0 failed: \x1b]0;title\x07no")
+    console.close()
+    assert out.getvalue() == "[distributor] rank 0 failed: no\n"
+
+
+@pytest.mark.parametrize("escapes", [False, True])
+def test_a_bar_has_no_escape_sequences(use, escapes):
+    out = use(Terminal)
+    console = Console(host_of, prefix=False, escapes=escapes)
+    console.write(0, 2, b"\r\x1b]0;title\x07\x1b[1A\x1b[32m50 %")
+    out.until("50 %")
+    assert "title" not in out.getvalue()
+    assert "\x1b[1A" not in out.getvalue()
+    console.write(0, 2, b"\r")
+    console.close()

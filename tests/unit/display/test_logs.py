@@ -97,3 +97,17 @@ def test_a_full_disk_ends_the_files_and_not_the_run(tmp_path: Path) -> None:
     assert isinstance(logs.error, FileNotFoundError)
     assert console.shown[0, 1] == b"abcdef"
     assert console.closed == 1
+
+
+def test_a_last_line_has_colours_and_no_other_escape_sequence() -> None:
+    logs, console = make()
+    text = b"\x1b]52;c;" + b"A" * 1000 + b"\x07\x1b[31mloss\x1b[0m\x1b[2K\n\x1b]0;title\x07\n"
+    for place, byte in enumerate(text):
+        logs.take(Log(0, 1, place, bytes([byte])))
+        assert "A" not in logs.last_lines.get(0, "")
+        assert "title" not in logs.last_lines.get(0, "")
+    logs.take(Log(1, 1, 0, text))
+    assert logs.last_lines[1] == "\x1b[31mloss\x1b[0m"
+    assert console.shown[0, 1] == console.shown[1, 1] == text
+    logs.take(Log(1, 1, len(text), b"x" * (1 << 20) + b"\nend \x1b[32m" + b"9" * 198))
+    assert logs.last_lines[1] == "9" * 198

@@ -98,6 +98,10 @@ class TestPlain:
         again = self.shown(view, replace(running, since=2400, seconds=2402))
         assert again == ["run 3f2a: running: 4 of 4 ranks up after 40 min 02 s", "  ranks 0-1: epoch 3"]
 
+    def test_lines_have_no_escape_sequences(self) -> None:
+        running = at(Status.RUNNING, ranks_up=4, since=700, lines={0: "\x1b[31mepoch\x1b[0m 3"})
+        assert self.shown(PlainView(), running)[1:] == ["  rank 0: epoch 3"]
+
     def test_a_status_that_comes_back_is_news(self) -> None:
         view = PlainView()
         assert self.shown(view, at(Status.STARTING, since=5)) != []
@@ -141,6 +145,15 @@ class TestTerminal:
         assert plain[1].startswith("  rank 0  loss 999")
         assert plain[2].rstrip() == "  rank 1  [bold]no markup[/bold]"
         assert all(len(line) <= 59 for line in plain)
+
+    def test_a_line_of_a_rank_keeps_its_colours_and_fits(self) -> None:
+        lines = {0: "\x1b[31m" + "9" * 100 + "\x1b[0m"}
+        detail = "a rank failed: \x1b]0;title\x07\x1b[2Jno"
+        shown = TerminalView().show(at(Status.STOPPING, detail=detail, lines=lines), True)
+        assert re.search(r"\x1b\[31m9{30}", shown.footer[1])
+        plain = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in shown.footer]
+        assert "stopping: a rank failed: no" in plain[0]
+        assert not any("\x1b" in line or len(line) > 59 for line in plain)
 
     def test_no_colours_where_they_are_not_wanted(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NO_COLOR", "1")
@@ -278,6 +291,18 @@ class TestNotebook:
         raised = replace(failed, raised=True)  # the error below it has the traceback
         assert "traceback of" not in notebook.render(raised)
         assert "traceback of rank 3" in notebook.render(raised, unfolded=True)
+
+    def test_no_escape_sequences(self) -> None:
+        """HTML knows none, and what is between them is text."""
+        failure = replace(FAILURE, message="\x1b[31mno", traceback="Traceback \x1b[1m...")
+        error = TrainingError("rank 3 failed: \x1b[31mno", [failure])
+        for snapshot in (
+            at(Status.RUNNING, lines={0: "\x1b[31mloss\x1b[0m"}),
+            at(Status.STOPPING, detail="a rank failed: \x1b]0;title\x07no"),
+            at(Status.FAILED, error=error),
+        ):
+            html = notebook.render(snapshot, unfolded=True)
+            assert not re.search(r"[\x00-\x08\x0e-\x1f]|0;title|\[31m|\[1m", html)
 
     @pytest.mark.parametrize("status", list(Status))
     def test_every_status(self, status: Status) -> None:

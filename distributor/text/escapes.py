@@ -1,0 +1,89 @@
+"""Escape sequences in the text of ranks, by which a program controls its terminal. Pure functions."""
+
+from __future__ import annotations
+
+import re
+
+# Sources: ECMA-48; https://invisible-island.net/xterm/ctlseqs/ctlseqs.html. Each sequence has a second form, in which
+# one character from U+0080 to U+009F replaces the first two.
+
+#: The start of a control string (OSC, DCS, SOS, PM, APC), whose text a terminal does not show, and its end.
+_STRING = r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])"
+_END = r"(?:\x07|\x1b\\|\x9c)"
+
+#: Any sequence, and the characters by which a terminal answers (ENQ) or changes its character set (SO, SI). No text
+#: between two sequences is searched twice, so the time that a search takes is proportional to the text.
+_SEQUENCE = re.compile(
+    rf"{_STRING}[^\x07\x1b\x80-\x9f]*{_END}"  # the end may be some lines below
+    rf"|{_STRING}(?:[^\n\x07\x1b\x80-\x9f]|\x1b\x1b)*{_END}?"  # a string without an end goes to the end of its line
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"
+    r"|\x1b[ -/]*[0-~]?"
+    r"|[\x05\x0e\x0f\x80-\x9f]"
+)
+
+#: A sequence that sets colours and other attributes of characters (SGR).
+_COLOUR = re.compile(r"(?:\x1b\[|\x9b)([0-9;:]*)m")
+
+#: A sequence at the end of a text that may go on in the text after it: what is needed to recognise the rest.
+_OPEN = re.compile(
+    rf"({_STRING})(?:[^\n\x07\x1b\x80-\x9f]|\x1b\x1b)*(\x1b?)\Z|((?:\x1b\[|\x9b)[0-?]*[ -/]*|\x1b[ -/]*)\Z"
+)
+
+#: Number of characters of an unfinished sequence to keep. No sequence that a terminal knows is longer.
+_LONGEST_OPEN = 64
+
+_EIGHT_BIT = re.compile(r"[\x80-\x9f]")
+
+
+def colours(text: str) -> str:
+    """Return a text with its colours and other attributes of characters (SGR), and without any other sequence.
+
+    >>> colours("\\x1b]0;title\\x07\\x1b[31mloss\\x1b[0m 0.5\\x1b[2K")
+    '\\x1b[31mloss\\x1b[0m 0.5'
+    """
+    return _SEQUENCE.sub(_colour, text) if _has_any(text) else text
+
+
+def plain(text: str) -> str:
+    """Return a text without escape sequences.
+
+    >>> plain("\\x1b]0;title\\x07\\x1b[31mloss\\x1b[0m 0.5")
+    'loss 0.5'
+    """
+    return _SEQUENCE.sub("", text) if _has_any(text) else text
+
+
+def open_end(text: str) -> str:
+    """Return what to put before the text that follows, so that a sequence which ends there is recognised.
+
+    >>> open_end("loss 0.5\\x1b]52;c;aGVs"), open_end("loss 0.5\\x1b[3"), open_end("loss 0.5")
+    ('\\x1b]', '\\x1b[3', '')
+    """
+    found = _OPEN.search(text) if _has_any(text) else None
+    if found is None:
+        return ""
+    return str(found[3])[:_LONGEST_OPEN] if found[1] is None else found[1] + found[2]
+
+
+def end_of(text: str, most: int) -> str:
+    """Return the last ``most`` characters of a text, or fewer where that would cut a colour in two.
+
+    >>> end_of("loss \\x1b[31m0.5", 6), end_of("loss", 6)
+    ('0.5', 'loss')
+    """
+    start = max(0, len(text) - most)
+    for colour in _COLOUR.finditer(text):
+        if colour.start() < start < colour.end():
+            start = colour.end()
+    return text[start:]
+
+
+def _colour(sequence: re.Match[str]) -> str:
+    colour = _COLOUR.fullmatch(sequence[0])
+    return "" if colour is None else f"\x1b[{colour[1]}m"
+
+
+def _has_any(text: str) -> bool:
+    if any(character in text for character in "\x1b\x05\x0e\x0f"):
+        return True
+    return not text.isascii() and _EIGHT_BIT.search(text) is not None
