@@ -455,3 +455,61 @@ def test_sparks_workers_stay_usable(one_jvm: Any) -> None:
     assert on_executors(2).run(trainings.all_reduce) == 3.0
     assert context_for_tasks(one_jvm).parallelize(range(4), 4).map(lambda x: x + 1).collect() == [1, 2, 3, 4]
     watch.gone()
+
+
+def test_a_session_that_is_stopped_cancels_its_runs(
+    sessions: Sessions, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    session = sessions.get("local[4]", **{"spark.app.name": "to be stopped"})
+    run = on_executors(2, grace_period=1, progress=False).submit(trainings.wait_for, str(tmp_path / "never"))
+    watch.until(lambda: run.status is Status.RUNNING)
+    capfd.readouterr()
+    session.stop()
+    with pytest.raises(RunCancelledError, match=f"run {run.id} was cancelled, because its Spark session was stopped"):
+        run.result(watch.DEADLINE)
+    watch.gone(run.id, watch.DEADLINE)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+WITHOUT_JVM = """
+    import os, signal, sys
+    import trainings
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+    from distributor import ConfigurationError, NodeLostError, Status, TorchDistributor
+    SparkSession.builder.master(sys.argv[1]).config("spark.ui.enabled", "false").getOrCreate()
+    run = TorchDistributor(1, False, False, progress=False, grace_period=1).submit(trainings.wait_for, sys.argv[2])
+    while run.status is not Status.RUNNING:
+        run.wait(0.05)
+    SparkContext._gateway.proc.kill()
+    try:
+        run.result(90)
+    except NodeLostError as error:
+        print("run:", error)
+    for local_mode in (None, False, True):
+        try:
+            print(local_mode, TorchDistributor(1, local_mode, False, progress=False).run(trainings.rank))
+        except ConfigurationError as error:
+            print(local_mode, error)
+"""
+
+
+@pytest.mark.slow
+def test_after_the_end_of_sparks_jvm_errors_say_so(tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(textwrap.dedent(WITHOUT_JVM))
+    ended = subprocess.run(
+        [sys.executable, str(script), CLUSTER, str(tmp_path / "never")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=250,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    shown = [line for line in ended.stdout.splitlines() if line.startswith(("run", "None", "False", "True"))]
+    assert len(shown) == 4, ended.stdout + ended.stderr
+    assert "because Spark's JVM on the driver ended, and the executors with it" in shown[0]
+    for line in shown[1:3]:
+        assert f"the active Spark session (master {CLUSTER}) cannot be used: its JVM has ended" in line
+    assert shown[3] == "True 0"
+    assert "distributor/" not in ended.stderr  # no traceback of ours

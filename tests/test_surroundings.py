@@ -1,4 +1,4 @@
-"""Drivers in odd places."""
+"""Drivers in odd places: no room for threads, a strange temporary folder, the package in a zip."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+import textwrap
 import zipfile
 from pathlib import Path
 
@@ -15,6 +16,32 @@ from sessions import Make
 
 import distributor
 from distributor.shipping.package import package_zip
+
+NO_THREADS = """
+    import resource, sys, threading
+    import trainings
+    from distributor import StartError, Status, TorchDistributor
+    local = TorchDistributor(1, True, False, progress=False)
+    assert local.run(trainings.rank) == 0
+    threading.stack_size(256 << 20)  # no room for another thread's stack
+    with open("/proc/self/statm") as sizes:
+        used = int(sizes.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
+    try:
+        run = local.submit(trainings.rank)
+        run.result(60)
+    except StartError as error:
+        print(error)
+"""
+
+
+def test_without_further_threads_a_run_cannot_start(tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(textwrap.dedent(NO_THREADS))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=env, timeout=200)
+    assert ended.stdout.startswith("no further thread can be started: end other threads and processes"), ended.stderr
+    assert ended.stderr == ""
 
 
 def test_a_temporary_folder_whose_name_is_not_utf8(

@@ -22,7 +22,8 @@ def choose_session(local_mode: bool | None, *, needed: bool = True) -> SparkSess
         needed: whether a missing session is an error if the user asks for Spark.
 
     Raises:
-        ConfigurationError: training on Spark is requested, and there is no pyspark or no session.
+        ConfigurationError: training on Spark is requested, and there is no pyspark or no session, or the session has
+            ended.
     """
     if local_mode is True:
         return None
@@ -40,8 +41,10 @@ def choose_session(local_mode: bool | None, *, needed: bool = True) -> SparkSess
             "pip install 'distributor[spark]'"
         ) from error
     if local_mode is None:
-        return session if session is not None and spark_session.is_cluster(session) else None
-    if session is None and needed:
+        session = session if session is not None and spark_session.is_cluster(session) else None
+    if session is not None:
+        spark_session.check_alive(session)
+    if session is None and needed and local_mode is False:
         raise ConfigurationError(
             "local_mode=False trains on Spark, but there is no active Spark session: create one first "
             "(SparkSession.builder.getOrCreate()), or pass local_mode=True to train on this machine"
@@ -79,7 +82,7 @@ def check_gpus(local_mode: bool | None, resources: Resources) -> None:
     if local_mode:
         choose_scheduler(None, use_gpu=True).shape(resources)
         return
-    session = active_session()
+    session = choose_session(False, needed=False) if sys.modules.get("pyspark") is not None else None
     if session is not None:
         choose_scheduler(session, use_gpu=True).shape(resources)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 
 from distributor.display.backlog import Backlog
 from distributor.display.folding import Fold
@@ -132,8 +133,10 @@ class Console:
     def _wake(self) -> None:
         self._news = True
         if self._thread is None:
-            self._thread = threading.Thread(target=self._display, name="distributor-display", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._display, name="distributor-display", daemon=True)
+            with suppress(RuntimeError):  # there can be no further thread: what is next tries again
+                thread.start()
+                self._thread = thread
         self._changed.notify_all()
 
     def _display(self) -> None:

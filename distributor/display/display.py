@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from distributor.display.console import Console
@@ -60,7 +61,8 @@ class Display:
     def follow(self) -> None:
         """Keep the view up to date, in a thread, until the display is closed."""
         if self._view is not None:
-            threading.Thread(target=self._follow, args=(self._view,), name="distributor-view", daemon=True).start()
+            with suppress(RuntimeError):  # there can be no further thread: the run goes on without
+                threading.Thread(target=self._follow, args=(self._view,), name="distributor-view", daemon=True).start()
 
     def announce(self, text: str) -> None:
         """Say where the ranks run, if the view does not."""

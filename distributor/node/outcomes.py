@@ -166,7 +166,7 @@ def describe_exit(code: int, oom: bool) -> tuple[str, str]:
     if -code == signal.SIGKILL and oom:
         return "signal", (
             f"killed by {name}, most likely for lack of memory: the kernel's out-of-memory killer was active at that "
-            "time. Use smaller batches or fewer ranks per node, or give the executor more memory"
+            "time. Use smaller batches or fewer ranks per node, or give the node more memory"
         )
     return "signal", f"killed by {name}"
 

@@ -15,6 +15,7 @@ from typing import Any
 from distributor import errors
 from distributor.outcomes.causes import Cancelled, Cause, NodeLost, RankFailed, Stalled, StartTimeout
 from distributor.outcomes.failures import describe, has_cause, is_echo, order_failures
+from distributor.outcomes.mishaps import is_final, typed
 from distributor.shipping import payload
 from distributor.text import cells, escapes
 from distributor.text.wording import who
@@ -52,6 +53,7 @@ def verdict(
     run_id: str,
     world_size: int,
     advise: Advise = lambda failure: "",
+    local: bool = False,
 ) -> Verdict:
     """Decide between a run's values and the exception that best explains why there are none.
 
@@ -62,6 +64,7 @@ def verdict(
         run_id: identifier of the run.
         world_size: number of ranks.
         advise: returns advice on the root failure.
+        local: whether the run was on this machine, without Spark.
 
     Example:
         >>> verdict(Cancelled(), None, None, run_id="3f2a", world_size=2).error
@@ -76,26 +79,26 @@ def verdict(
         return Verdict(error=errors.StartError(cause.message))
     if collected is not None:
         try:
-            return Verdict(_judged(cause, collected, world_size, advise))
+            return Verdict(_judged(cause, collected, world_size, advise, local))
         except BaseException as raised:
             error = raised
     assert error is not None
     with suppress(Exception):  # a node may have sent what cannot be explained: the run has failed all the same
-        error = _best(cause, error, advise)
-    return Verdict(error=error)
+        error = _best(cause, error, advise, local)
+    return Verdict(error=typed(error))
 
 
 def _judged(
-    cause: RankFailed | NodeLost | None, collected: Collected, world_size: int, advise: Advise
+    cause: RankFailed | NodeLost | None, collected: Collected, world_size: int, advise: Advise, local: bool
 ) -> dict[int, Any]:
     """Return the ranks' values, or raise the exception that says why there are none."""
     failures = [o.failure for report in collected.reports for o in report.outcomes if o.state == "failed"]
     if isinstance(cause, NodeLost) and not has_cause(failures):
-        raise node_lost(cause.nodes)
-    return values(collected, world_size, advise, () if cause is None else cause.failures)
+        raise node_lost(cause.nodes, local)
+    return values(collected, world_size, advise, () if cause is None else cause.failures, local)
 
 
-def _best(cause: RankFailed | NodeLost | None, error: BaseException, advise: Advise) -> BaseException:
+def _best(cause: RankFailed | NodeLost | None, error: BaseException, advise: Advise, local: bool) -> BaseException:
     """Return the exception that best explains a run that ended with ``error``."""
     if isinstance(error, (errors.StartError, errors.CompanionError)):
         return error
@@ -106,11 +109,15 @@ def _best(cause: RankFailed | NodeLost | None, error: BaseException, advise: Adv
     # A failure that was reported live explains more than the loss of its node or job after it.
     if cause.failures and (isinstance(cause, RankFailed) or has_cause(cause.failures)):
         return training_error(cause.failures, advise)
-    return node_lost(cause.nodes) if isinstance(cause, NodeLost) else error
+    return node_lost(cause.nodes, local) if isinstance(cause, NodeLost) and not is_final(error) else error
 
 
 def values(
-    collected: Collected, world_size: int, advise: Advise = lambda failure: "", told: Sequence[Failure] = ()
+    collected: Collected,
+    world_size: int,
+    advise: Advise = lambda failure: "",
+    told: Sequence[Failure] = (),
+    local: bool = False,
 ) -> dict[int, Any]:
     """Return the return values by rank, as far as they were sent; none for a script or a module.
 
@@ -119,6 +126,7 @@ def values(
         world_size: the number of ranks.
         advise: returns advice on the root failure.
         told: the failures that were told while the run went on, with their times by the driver's clock.
+        local: whether the run was on this machine, without Spark.
 
     Raises:
         TrainingError: a rank failed.
@@ -137,7 +145,7 @@ def values(
         returned = {rank: outcome.returned for rank, outcome in sorted(outcomes.items()) if outcome.returned}
         raise training_error(failures, advise, returned)
     if collected.lost_hosts:
-        raise node_lost(collected.lost_hosts)
+        raise node_lost(collected.lost_hosts, local)
     missing = sorted(set(range(world_size)) - {rank for rank, o in outcomes.items() if o.state != "stopped"})
     if missing:
         gave_up = [f"the node on {report.host} {report.gave_up}" for report in collected.reports if report.gave_up]
@@ -146,7 +154,8 @@ def values(
             f"{who(missing)} {were}: "
             + (
                 "; ".join(gave_up)
-                or "an executor was lost, or the Spark job was ended from outside; no rank reported why"
+                or ("the agent ended" if local else "an executor was lost, or the Spark job was ended from outside")
+                + "; no rank reported why"
             )
         )
     unreturned = [outcomes[rank] for rank in sorted(outcomes) if outcomes[rank].state == "unreturned"]
@@ -200,10 +209,20 @@ def training_error(
     return errors.TrainingError(escapes.colours(describe(ordered, advice)), ordered, cause)
 
 
-def node_lost(nodes: Sequence[str]) -> errors.NodeLostError:
-    """Return the exception for lost nodes. ``nodes`` are their hosts, with whatever else is known of them."""
+def node_lost(nodes: Sequence[str], local: bool = False) -> errors.NodeLostError:
+    """Return the exception for lost nodes.
+
+    Args:
+        nodes: their hosts, with whatever else is known of them.
+        local: whether the run was on this machine, without Spark.
+    """
+    lost = f"lost the node on {escapes.colours('; '.join(sorted(set(nodes))))}."
+    if local:
+        return errors.NodeLostError(
+            f"{lost} Its agent, the process that watches the ranks, ended while they were running (killed, perhaps for "
+            "lack of memory): see the kernel's log"
+        )
     return errors.NodeLostError(
-        f"lost the node on {'; '.join(sorted(set(nodes)))}. Its agent, Python worker or executor ended or was cut off "
-        "while ranks were running (killed, out of memory, or the machine or its network failed): see the executor's "
-        "own log"
+        f"{lost} Its agent, Python worker or executor ended or was cut off while ranks were running (killed, out of "
+        "memory, or the machine or its network failed): see the executor's own log"
     )

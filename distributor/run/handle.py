@@ -17,6 +17,7 @@ from distributor.display.display import Display, make_logs
 from distributor.display.snapshot import Snapshot
 from distributor.display.view import View
 from distributor.errors import DistributorError, RunCancelledError, TrainingError
+from distributor.outcomes.mishaps import typed
 from distributor.outcomes.stacks import Stacks
 from distributor.outcomes.verdict import Verdict
 from distributor.run import state
@@ -68,7 +69,7 @@ class Run:
         """Start the run, after showing ``notes``, and return it.
 
         Raises:
-            RuntimeError: Spark's context was stopped, or no thread can be started.
+            StartError: Spark's context was stopped, or no thread can be started.
         """
         weakref.finalize(self, _tell_untold, self._callers.untold)
         self._times.submitted = time.time()
@@ -77,8 +78,10 @@ class Run:
             thread = self._scheduler.thread(self._execute)
             thread.daemon = True
             thread.start()
-        except BaseException:
+        except BaseException as error:
             self._display.close()
+            if isinstance(error, Exception):
+                raise typed(error) from error
             raise
         self._display.follow()
         return self
@@ -263,7 +266,7 @@ class Run:
         try:
             self._verdict = self._supervisor.run(self._times.submitted)
         except BaseException as error:
-            self._verdict = Verdict(error=error)
+            self._verdict = Verdict(error=typed(error))
         finally:
             self._times.ended = time.time()
             try:

@@ -74,8 +74,8 @@ class Supervisor:
         """
         collected: Collected | None = None
         error: BaseException | None = None
-        self._alarm.start()
         try:
+            self._alarm.start()
             timeout, tasks = self._job.deadlines.heartbeat_timeout, self._job.num_tasks
             with ChannelServer(self, timeout, tasks, self._guard()) as self.server:
                 self.attempt.begin()
@@ -114,6 +114,7 @@ class Supervisor:
             run_id=self._job.run_id,
             world_size=self._job.resources.num_processes,
             advise=self._advise,
+            local=self._scheduler.on_driver,
         )
 
     def _advise(self, failure: Failure) -> str:

@@ -174,7 +174,8 @@ class LocalScheduler:
         try:
             facts = _facts(job, [listener.getsockname()[1] for listener in listeners], self._gpus or ())
             executors = list(dict.fromkeys(fact.executor for fact in facts))
-            parts = _in_threads([partial(self._node, job, server, facts, *pair) for pair in zip(executors, listeners)])
+            calls = [partial(self._node, job, server, facts, *pair) for pair in zip(executors, listeners)]
+            parts = _in_threads(calls, self.cancel)
         finally:
             for listener in listeners:
                 listener.close()
@@ -235,10 +236,14 @@ def _part(result: NodeResult | None) -> _Part:
     )
 
 
-def _in_threads(calls: list[Callable[[], T]]) -> list[T]:
-    """Run calls concurrently and return their results, or raise the first exception.
+def _in_threads(calls: Sequence[Callable[[], T]], end: Callable[[], object]) -> list[T]:
+    """Run calls concurrently and return their results, or raise the first exception. The last call needs no thread.
 
     The threads are daemons, so that they do not keep the driver from exiting.
+
+    Args:
+        calls: the calls.
+        end: ends calls that have begun, if not all of them can.
     """
     results: dict[int, T] = {}
     raised: list[BaseException] = []
@@ -249,9 +254,16 @@ def _in_threads(calls: list[Callable[[], T]]) -> list[T]:
         except BaseException as error:
             raised.append(error)
 
-    threads = [threading.Thread(target=run, args=item, daemon=True) for item in enumerate(calls)]
-    for thread in threads:
-        thread.start()
+    threads: list[threading.Thread] = []
+    try:
+        for item in enumerate(calls[:-1]):
+            thread = threading.Thread(target=run, args=item, daemon=True)
+            thread.start()
+            threads.append(thread)
+        run(len(calls) - 1, calls[-1])
+    except BaseException as error:
+        raised.append(error)
+        end()
     for thread in threads:
         thread.join()
     if raised:

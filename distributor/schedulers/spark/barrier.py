@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from distributor.channel.server import ChannelServer
+from distributor.errors import DistributorError
 from distributor.schedulers.spark.rows import Task
 from distributor.values.job import Job, Step
 from distributor.values.outcome import Collected
@@ -74,6 +75,9 @@ class BarrierSession(Protocol):
 
     def cancel(self) -> None:
         """End the wait for slots, and cancel the Spark job if there is one."""
+
+    def ended(self, job: Job) -> DistributorError | None:
+        """Return the error of a run whose session has ended; ``None`` if the session can run jobs."""
 
     def failed_hosts(self) -> list[str]:
         """Return the hosts where tasks of this run have failed, as far as the session knows."""

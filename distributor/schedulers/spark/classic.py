@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from distributor.channel import task as exchange
 from distributor.channel.server import ChannelServer
-from distributor.errors import RunCancelledError, StartError
-from distributor.outcomes import verdict
+from distributor.errors import DistributorError, RunCancelledError, StartError
+from distributor.outcomes import mishaps, verdict
 from distributor.outcomes.failures import describe, order_failures
 from distributor.schedulers.spark import errors as spark_errors, status
 from distributor.schedulers.spark.barrier import Delivery
 from distributor.schedulers.spark.rows import FailedRows, Task, sort
-from distributor.schedulers.spark.session import conf, context_for_tasks, without_bar
+from distributor.schedulers.spark.session import Life, conf, context_for_tasks, life_of, without_bar
 from distributor.schedulers.spark.slots import Cluster, Slots, profile
 from distributor.shipping import package as shipping
 from distributor.text import escapes, notices
@@ -131,6 +131,14 @@ class ClassicSession:
         self._cancelled.set()
         if self._tag:
             self._session.sparkContext.cancelJobsWithTag(self._tag)
+
+    def ended(self, job: Job) -> DistributorError | None:
+        life = life_of(self._session)
+        if life is Life.ALIVE:
+            return None
+        if life is Life.DEAD:
+            return mishaps.jvm_ended(job.run_id)
+        return mishaps.context_stopped(job.run_id, by_user=life is Life.STOPPED)
 
     def failed_hosts(self) -> list[str]:
         return status.failed_hosts(self._session, self._tag)

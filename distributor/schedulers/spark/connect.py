@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 from distributor.channel.server import ChannelServer
+from distributor.errors import DistributorError
 from distributor.machine import network
 from distributor.schedulers.spark.barrier import Delivery
 from distributor.schedulers.spark.progress import Progress
@@ -83,6 +84,10 @@ class ConnectSession:
     def cancel(self) -> None:
         if self._tag:
             self._session.interruptTag(self._tag)
+
+    def ended(self, job: Job) -> DistributorError | None:
+        """Return ``None``: what the server says of its end is in the error of the query."""
+        return None
 
     def failed_hosts(self) -> list[str]:
         """Return an empty list: Connect does not tell where tasks ran."""

@@ -13,6 +13,7 @@ from distributor.errors import (
     RunCancelledError,
     StartError,
 )
+from distributor.outcomes import mishaps
 from distributor.values.job import Job
 
 
@@ -24,6 +25,8 @@ def translate(error: Exception, job: Job, hosts: Sequence[str] = ()) -> Distribu
         job: the job that Spark was to run.
         hosts: the hosts where its tasks have failed, if known.
     """
+    if mishaps.is_known(error):
+        return mishaps.typed(error)
     text = str(error)
     where = f" on {', '.join(hosts)}" if hosts else ""
     if "spark.driver.maxResultSize" in text:

@@ -18,7 +18,7 @@ from distributor.schedulers.spark.barrier import BarrierSession, Delivery
 from distributor.schedulers.spark.classic import ClassicSession
 from distributor.schedulers.spark.connect import ConnectSession
 from distributor.schedulers.spark.rows import Task
-from distributor.schedulers.spark.session import conf, is_connect
+from distributor.schedulers.spark.session import answering, conf, is_connect
 from distributor.schedulers.spark.shipment import Shipment
 from distributor.schedulers.spark.task import run_task
 from distributor.text import notices
@@ -48,7 +48,8 @@ class SparkScheduler:
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
-        self._cluster = spark_slots.cluster_of(session)
+        with answering():
+            self._cluster = spark_slots.cluster_of(session)
         self._barrier: BarrierSession = (
             ConnectSession(session) if is_connect(session) else ClassicSession(session, self._cluster)
         )
@@ -57,7 +58,8 @@ class SparkScheduler:
     @property
     def omp_threads(self) -> int | None:
         """The value to which Spark sets OMP_NUM_THREADS for its workers; ``None`` if the user has set it."""
-        return None if conf(self._session, "spark.executorEnv.OMP_NUM_THREADS") else self._cluster.task_cpus
+        with answering():
+            return None if conf(self._session, "spark.executorEnv.OMP_NUM_THREADS") else self._cluster.task_cpus
 
     def shape(self, resources: Resources) -> tuple[int, TaskProfile | None]:
         """Return how many ranks each task hosts, and a task profile if the session's settings do not fit.
@@ -83,9 +85,10 @@ class SparkScheduler:
                 between ranks is not encrypted, and no other setting accepts that.
             ResourceError: the job needs more slots than the cluster can ever have, or GPUs from a local master.
         """
-        checks.check_encryption(self._session, job)
-        checks.check_barrier_mode(self._session, job)
-        spark_slots.Slots(self._session, self._cluster, job).check()
+        with answering():
+            checks.check_encryption(self._session, job)
+            checks.check_barrier_mode(self._session, job)
+            spark_slots.Slots(self._session, self._cluster, job).check()
         self._job = job
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:
@@ -103,6 +106,8 @@ class SparkScheduler:
         except DistributorError:
             raise
         except Exception as error:
+            if (ended := self._barrier.ended(job)) is not None:
+                raise ended from None
             raise spark_errors.translate(error, job, self._barrier.failed_hosts()) from None
 
     def _run(self, job: Job, server: ChannelServer) -> Collected:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import re
 import subprocess
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
-from distributor.errors import ConfigurationError
+from distributor.errors import ConfigurationError, DistributorError
 from distributor.schedulers.spark import java
 
 if TYPE_CHECKING:
@@ -37,7 +38,10 @@ def active_session() -> SparkSession | None:
     """Return the session that is active in this process, classic or Connect. Never create one."""
     from pyspark.sql import SparkSession
 
-    active = SparkSession.getActiveSession()
+    try:
+        active = SparkSession.getActiveSession()
+    except Exception:  # its JVM has ended, which check_alive explains
+        active = None
     if active is not None and is_connect(active):
         return active
     # The active session belongs to the thread, the default session to the process.
@@ -52,6 +56,60 @@ def active_session() -> SparkSession | None:
     return cast("SparkSession | None", remote)
 
 
+class Life(enum.Enum):
+    """Whether a session can run jobs."""
+
+    ALIVE = "it can"
+    STOPPED = "this program has stopped it"
+    HALTED = "its context was stopped, by this program or by Spark"
+    DEAD = "its JVM has ended"
+
+
+def life_of(session: SparkSession) -> Life:
+    """Return whether a session can run jobs. A Connect session can, as far as is known without asking its server."""
+    if is_connect(session):
+        return Life.ALIVE
+    java = session.sparkContext._jsc
+    if java is None:
+        return Life.STOPPED
+    try:
+        return Life.HALTED if java.sc().isStopped() else Life.ALIVE
+    except Exception:  # whatever py4j raises where nothing answers
+        return Life.STOPPED if session.sparkContext._jsc is None else Life.DEAD
+
+
+def check_alive(session: SparkSession) -> None:
+    """Check that a session can run jobs.
+
+    Raises:
+        ConfigurationError: its context was stopped, or its JVM has ended.
+    """
+    life = life_of(session)
+    if life is Life.ALIVE:
+        return
+    which = f"the active Spark session (master {master_of(session)})"
+    if life is Life.DEAD:
+        raise ConfigurationError(
+            f"{which} cannot be used: its JVM has ended (killed, out of memory, or crashed). Start Python, or the "
+            "notebook's kernel, again; or pass local_mode=True to train on this machine"
+        )
+    raise ConfigurationError(
+        f"{which} cannot be used: its context was stopped (Spark's log on the driver says why if you did not stop it). "
+        "Call stop() on it and create a new one (SparkSession.builder.getOrCreate())"
+    )
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """Raise a ConfigurationError if Spark, asked inside the ``with`` block, gives no answer or a strange one."""
+    try:
+        yield
+    except DistributorError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(f"the active Spark session cannot be used: {_first_words(error)}") from error
+
+
 def driver_gpus() -> tuple[str, ...] | None:
     """Return the addresses of the GPUs that Spark discovered for the driver (``spark.driver.resource.gpu.amount``).
 
@@ -59,8 +117,9 @@ def driver_gpus() -> tuple[str, ...] | None:
     """
     from pyspark import SparkContext
 
-    context = SparkContext._active_spark_context
-    found = context.resources.get("gpu") if context is not None else None
+    context, found = SparkContext._active_spark_context, None
+    with suppress(Exception):  # its JVM has ended
+        found = context.resources.get("gpu") if context is not None else None
     return tuple(found.addresses) if found is not None else None
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from distributor import errors
+from distributor.outcomes import mishaps
 from distributor.outcomes.causes import Cancelled, NodeLost, RankFailed, Stalled, StartTimeout
 from distributor.outcomes.stacks import Stacks
 from distributor.outcomes.verdict import Verdict, verdict
@@ -53,10 +54,11 @@ def decide(cause: Any, collected: Collected | None, error: BaseException | None 
         (None, FAILED, None, errors.TrainingError, "rank 1 on host-a failed: ValueError: no"),
         (None, UNFIT, None, errors.ResourceError, "there are 2 GPUs"),
         (None, STOPPED, None, errors.NodeLostError, "ranks 0-1 were stopped before they finished"),
-        (None, None, BROKEN, RuntimeError, "the job has ended"),
+        (None, None, BROKEN, errors.StartError, "RuntimeError: the job has ended"),
+        (None, None, SystemExit(3), errors.StartError, "SystemExit: 3"),
         (RankFailed((ERROR,)), FAILED, None, errors.TrainingError, "ValueError: no"),
         (RankFailed((ERROR,)), None, BROKEN, errors.TrainingError, "ValueError: no"),
-        (RankFailed(), None, BROKEN, RuntimeError, "the job has ended"),
+        (RankFailed(), None, BROKEN, errors.StartError, "the job has ended"),
         (RankFailed((ERROR,)), None, errors.StartError("no torch"), errors.StartError, "no torch"),
         (RankFailed((RESET,)), BEREFT, None, errors.CompanionError, "the companion store"),
         (LOST, FAILED, None, errors.TrainingError, "ValueError: no"),  # the failure is the cause of the loss
@@ -67,6 +69,11 @@ def decide(cause: Any, collected: Collected | None, error: BaseException | None 
         (NodeLost(("host-b",), (RESET,)), None, BROKEN, errors.NodeLostError, "lost the node on host-b"),
         (RankFailed((ERROR,)), None, errors.RunCancelledError("by Spark"), errors.TrainingError, "ValueError: no"),
         (None, None, errors.RunCancelledError("by Spark"), errors.RunCancelledError, "by Spark"),
+        # What nodes ran on has ended: their loss explains no more. A rank that had failed before does.
+        (LOST, None, mishaps.context_stopped("3f2a", True), errors.RunCancelledError, "stopped, by spark.stop()"),
+        (LOST, None, mishaps.jvm_ended("3f2a"), errors.NodeLostError, "Spark's JVM on the driver ended"),
+        (LOST, None, errors.RunCancelledError("by us"), errors.NodeLostError, "lost the node on host-b"),
+        (RankFailed((ERROR,)), None, mishaps.jvm_ended("3f2a"), errors.TrainingError, "ValueError: no"),
     ],
 )
 def test_the_error(
@@ -78,6 +85,36 @@ def test_the_error(
     assert decided.values == {}
     cancelled = kind is errors.RunCancelledError
     assert decided.status is (Status.CANCELLED if cancelled else Status.FAILED)
+
+
+@pytest.mark.parametrize(
+    ("cause", "collected"),
+    [
+        (LOST, STOPPED),
+        (LOST, None),
+        (None, STOPPED),
+        (None, Collected(lost_hosts=("host-b",))),
+    ],
+)
+def test_local_mode_does_not_speak_of_spark(cause: Any, collected: Collected | None) -> None:
+    told = verdict(cause, collected, BROKEN, run_id="3f2a", world_size=2, local=True).error
+    assert isinstance(told, errors.NodeLostError)
+    assert not any(word in str(told) for word in ("Spark", "executor", "worker"))
+    assert "executor" in str(decide(cause, collected, BROKEN).error)
+
+
+def test_an_error_passes_on_no_escape_sequence_but_colours() -> None:
+    strange = "\x1b]0;title\x07\x1b[31mno\x1b[2K"
+    failure = Failure(1, 1, "host-a", "ValueError", strange, traceback=strange, log_tail=strange)
+    for collected in (
+        report(Outcome(1, "host-a", "failed", failure)),
+        report(error=("CompanionError", strange)),
+        report(Outcome(0, "host-a", "unreturned", failure), Outcome(1, "host-a", "finished")),
+        Collected(lost_hosts=(strange,)),
+    ):
+        told = str(decide(None, collected).error)
+        assert "\x1b[31mno" in told
+        assert "title" not in told and "\x1b[2K" not in told
 
 
 def test_values() -> None:

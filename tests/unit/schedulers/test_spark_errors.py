@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 from jobs import make_job
 
-from distributor.errors import ResultError
+from distributor.errors import NodeLostError, ResultError, StartError
 from distributor.schedulers.spark import errors
 
 BARRIER = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
@@ -43,3 +45,18 @@ def test_values_that_spark_does_not_bring_name_the_setting_and_the_ways_around_i
     assert isinstance(told, ResultError)
     assert str(told).startswith("the return values (1032.0 MiB) are larger than spark.driver.maxResultSize allows")
     assert all(word in str(told) for word in ("driver_ports=", "raise that setting", "return its path"))
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "the disk is full"),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "/gone"), "a file or folder is gone"),
+        (RuntimeError("can't start new thread"), "no further thread can be started"),
+    ],
+)
+def test_what_the_driver_itself_lacks_is_no_lost_node(error: Exception, text: str) -> None:
+    told = errors.translate(error, make_job("r1", 2))
+    assert isinstance(told, StartError)
+    assert str(told).startswith(text)
+    assert isinstance(errors.translate(ConnectionResetError(104, "reset"), make_job("r1", 2)), NodeLostError)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from distributor.schedulers.spark.session import task_python
+from distributor.api.choose import choose_session
+from distributor.errors import ConfigurationError, ResourceError
+from distributor.schedulers.spark import session
+from distributor.schedulers.spark.session import Life, answering, check_alive, life_of, task_python
 
 OURS, NAMED = "/venv/bin/python", "/opt/python"
 
@@ -31,3 +37,76 @@ def test_what_the_user_has_set_wins(master: str) -> None:
 
 def test_a_driver_that_does_not_know_its_python() -> None:
     assert task_python("local[4]", {}, None, "") is None
+
+
+class Java:
+    """A context of Spark's in the JVM."""
+
+    def __init__(self, says: Any) -> None:
+        self.says = says
+
+    def sc(self) -> Java:
+        return self
+
+    def isStopped(self) -> bool:
+        if isinstance(self.says, Exception):
+            raise self.says
+        return bool(self.says)
+
+
+def spark(says: Any, master: str = "spark://host:7077") -> Any:
+    java = None if says is None else Java(says)
+    return SimpleNamespace(sparkContext=SimpleNamespace(_jsc=java, master=master))
+
+
+@pytest.mark.parametrize(
+    ("says", "life", "text"),
+    [
+        (False, Life.ALIVE, None),
+        (True, Life.HALTED, "its context was stopped (Spark's log on the driver says why if you did not stop it)"),
+        (None, Life.STOPPED, "its context was stopped"),
+        (ConnectionRefusedError(111, "refused"), Life.DEAD, "its JVM has ended (killed, out of memory, or crashed)"),
+    ],
+)
+def test_a_session_that_has_ended_is_refused_with_the_reason(says: Any, life: Life, text: str | None) -> None:
+    session = spark(says)
+    assert life_of(session) is life
+    if text is None:
+        check_alive(session)
+    else:
+        with pytest.raises(ConfigurationError) as caught:
+            check_alive(session)
+        told = f"the active Spark session (master spark://host:7077) cannot be used: {text}"
+        assert str(caught.value).startswith(told)
+
+
+@pytest.mark.parametrize(("master", "refused"), [("local[4]", False), ("local-cluster[2,1,1024]", True)])
+def test_where_a_run_goes_after_the_jvm_has_ended(master: str, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that would not have been used is not missed."""
+    monkeypatch.setattr(session, "active_session", lambda: spark(OSError("no"), master))
+    assert choose_session(True) is None
+    for local_mode in (None, False):
+        if refused or local_mode is False:
+            with pytest.raises(ConfigurationError, match=r"its JVM has ended"):
+                choose_session(local_mode)
+        else:
+            assert choose_session(local_mode) is None
+
+
+def test_what_spark_cannot_answer_is_one_of_our_errors() -> None:
+    with pytest.raises(ConfigurationError, match="the active Spark session cannot be used: no route to the server"):
+        with answering():
+            raise RuntimeError("no route to the server\n\tat java.lang.A")
+    with pytest.raises(ResourceError, match="as it is"):
+        with answering():
+            raise ResourceError("as it is")
+
+
+def test_gpus_of_a_driver_whose_jvm_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dead:
+        @property
+        def resources(self) -> Any:
+            raise ConnectionRefusedError(111, "refused")
+
+    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", Dead())
+    assert session.driver_gpus() is None

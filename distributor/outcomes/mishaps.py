@@ -1,0 +1,82 @@
+"""What this package raises where its own code could not go on: the driver lacks something, or what it used is gone."""
+
+from __future__ import annotations
+
+import errno
+from typing import TypeVar
+
+from distributor.errors import DistributorError, NodeLostError, RunCancelledError, StartError
+
+E = TypeVar("E", bound=DistributorError)
+
+#: What an error number of the system means for a run, and what to do.
+_NUMBERS = {
+    errno.ENOSPC: "the disk is full: make room there, or set TMPDIR to another folder before Python starts",
+    errno.EDQUOT: "the disk quota is used up: make room there, or set TMPDIR to another folder before Python starts",
+    errno.EROFS: "the file system is read-only: set TMPDIR to another folder before Python starts",
+    errno.EMFILE: "this process has too many open files: raise ulimit -n",
+    errno.ENFILE: "this machine has too many open files",
+    errno.EAGAIN: "no further process can be started: end other processes, or raise ulimit -u or the container's limit",
+    errno.ENOMEM: "there is too little memory",
+}
+
+_NO_THREAD = (
+    "no further thread can be started: end other threads and processes, or raise ulimit -u, ulimit -v or the "
+    "container's limit"
+)
+
+
+def is_known(error: BaseException) -> bool:
+    """Return whether an error says by itself what this machine or process lacks."""
+    return (isinstance(error, OSError) and error.errno in {*_NUMBERS, errno.ENOENT}) or _is_no_thread(error)
+
+
+def typed(error: BaseException) -> DistributorError:
+    """Return the error of this package for any error that ended a run on the driver.
+
+    Example:
+        >>> typed(OSError(errno.EMFILE, "Too many open files"))
+        StartError('this process has too many open files: raise ulimit -n ([Errno 24] Too many open files)')
+    """
+    if isinstance(error, DistributorError):
+        return error
+    told = f"{type(error).__name__}: {error}".rstrip(": ")
+    if isinstance(error, OSError) and error.errno in _NUMBERS:
+        told = f"{_NUMBERS[error.errno]} ({error})"
+    elif _is_no_thread(error):
+        told = f"{_NO_THREAD} ({error})"
+    elif isinstance(error, FileNotFoundError):
+        told = f"a file or folder is gone: {error}"
+    ours = StartError(told)
+    ours.__cause__ = error
+    return ours
+
+
+def context_stopped(run_id: str, by_user: bool) -> RunCancelledError:
+    """Return the error of a run whose Spark context was stopped."""
+    who = "by spark.stop()" if by_user else "by spark.stop(), or by Spark itself, whose log on the driver then says why"
+    return _final(RunCancelledError(f"run {run_id} was cancelled, because its Spark session was stopped, {who}"))
+
+
+def jvm_ended(run_id: str) -> NodeLostError:
+    """Return the error of a run whose Spark driver's JVM has ended."""
+    return _final(
+        NodeLostError(
+            f"run {run_id} was lost, because Spark's JVM on the driver ended, and the executors with it (killed, out "
+            "of memory, or crashed: see the driver's log). Start Python, or the notebook's kernel, again"
+        )
+    )
+
+
+def is_final(error: BaseException) -> bool:
+    """Return whether an error says that all nodes were bound to be lost, so that their loss explains nothing more."""
+    return getattr(error, "_final", False)
+
+
+def _is_no_thread(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError) and "start new thread" in str(error)
+
+
+def _final(error: E) -> E:
+    error._final = True  # type: ignore[attr-defined]
+    return error
