@@ -161,8 +161,8 @@ def values(
     unreturned = [outcomes[rank] for rank in sorted(outcomes) if outcomes[rank].state == "unreturned"]
     if unreturned and unreturned[0].failure is not None:
         failure = unreturned[0].failure
-        told = escapes.colours(failure.message)
-        raise errors.ResultError(f"rank {failure.rank} on {failure.host} finished, but {told}")
+        message = escapes.colours(failure.message)
+        raise errors.ResultError(f"rank {failure.rank} on {failure.host} finished, but {message}")
     return {rank: payload.load_value(chunks, rank) for rank, chunks in sorted(collected.values.items())}
 
 
