@@ -11,12 +11,12 @@ from distributor.machine import bootstrap, processes
 
 
 class Agent:
-    """A started agent. Its parent is this process, or a warm process.
+    """A started agent. Its parent is a guard, which is a child of this process, or a warm process.
 
     Args:
-        pid: process id of the agent.
+        pid: process id of the agent, or of its guard.
         descriptor: process descriptor of an agent that a warm process forked, otherwise -1; this object closes it.
-        child: the agent as a child of this process, if it is one.
+        child: the agent's guard as a child of this process, if there is one.
         note: a note for the user.
     """
 
@@ -31,7 +31,7 @@ class Agent:
     def kill(self) -> None:
         """Send SIGKILL to the agent, unless it has ended."""
         if self._child is not None:
-            self._child.kill()
+            self._child.terminate()  # the guard kills the agent, and whatever that leaves behind
         elif self._descriptor >= 0:
             processes.kill_by(self._descriptor, self.pid)
 
@@ -47,7 +47,7 @@ class Agent:
 
 
 def anew(root: str, inherit: Mapping[str, socket.socket], note: str | None = None) -> tuple[Agent, socket.socket]:
-    """Start an agent as a child of this process; return it with this side of its control line."""
+    """Start an agent below a child of this process; return it with this side of its control line."""
     ours, theirs = socket.socketpair()
     with theirs:
         sockets = {"control": theirs, **inherit}

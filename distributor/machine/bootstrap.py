@@ -63,6 +63,16 @@ importlib.import_module(PARTS[part]).main(*args)
 """
 
 
+def is_part(pid: int, part: str) -> bool:
+    """Return whether a process runs a part of this package, by the arguments that it shows."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as shown:
+            arguments = shown.read().split(b"\0")
+    except OSError:
+        return False
+    return arguments[1:2] == [b"-c"] and arguments[4:5] == [part.encode()]
+
+
 def command(root: str, part: str, *args: str) -> list[str]:
     """Return the command line that runs a part's ``main(*args)``, with the package imported from ``root``."""
     return [sys.executable, "-c", _BOOTSTRAP, root, part, *args]

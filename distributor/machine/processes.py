@@ -97,6 +97,18 @@ def processes_of(node_id: str) -> list[int]:
     return found
 
 
+def children(parent: int) -> list[int]:
+    """Return the pids of the children of a process, zombies perhaps included."""
+    try:
+        found = []
+        for thread in os.listdir(f"/proc/{parent}/task"):
+            with open(f"/proc/{parent}/task/{thread}/children") as file:
+                found += [int(pid) for pid in file.read().split()]
+        return found
+    except OSError:  # it has ended, or the kernel has no such file
+        return _children().get(parent, [])
+
+
 def descendants(ancestor: int) -> list[int]:
     """Return the pids of the live children of a process, of their children, and so on."""
     return _below(ancestor, _children())

@@ -22,7 +22,7 @@ from distributor.channel import control
 from distributor.channel.node import Offsets
 from distributor.launch import placement
 from distributor.machine import folders, limits, network, processes, versions
-from distributor.node import launching, outcomes, staging
+from distributor.node import guard, launching, outcomes, staging
 from distributor.node.attempt import Assignment, Attempt, Ended, Notes
 from distributor.node.driver_link import DriverLink
 from distributor.node.launching import Launcher, SpawnedLauncher
@@ -37,11 +37,10 @@ from distributor.values.plan import AgentOrder, Site
 
 
 def main(owner_pid: str, *inherited: str) -> None:
-    """Run the agent in a new process: ``main("4711", "control=3", "store=4", "channel=5")``."""
-    sockets = {}
-    for item in inherited:
-        name, _, descriptor = item.partition("=")
-        sockets[name] = socket.socket(fileno=int(descriptor))
+    """Run the agent, and above it its guard, which is a new process: ``main("4711", "control=3", "store=4", "channel=5")``."""
+    descriptors = {name: int(number) for name, _, number in (item.partition("=") for item in inherited)}
+    guard.fork("agent", "guard", descriptors.values())
+    sockets = {name: socket.socket(fileno=descriptor) for name, descriptor in descriptors.items()}
     _run(sockets, int(owner_pid), SpawnedLauncher(), [])
 
 

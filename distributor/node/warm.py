@@ -27,6 +27,7 @@ from typing import NoReturn
 from distributor.channel import control
 from distributor.channel.control import OUTDATED, UNFIT, peer_user
 from distributor.machine import bootstrap, folders, processes
+from distributor.node import guard
 from distributor.rank import lookups
 from distributor.values import messages
 
@@ -43,10 +44,12 @@ _MOST_DESCRIPTORS = 6
 
 
 def main(_placeholder: str, folder: str, owner_pid: str, listener: str, keep: str, preload: str) -> None:
-    """Start the warm process as an orphan, and return (entry point)."""
+    """Start the warm process below a guard, which is an orphan, and return (entry point)."""
     if os.fork() == 0:
         try:
-            _serve(folder, int(owner_pid), socket.socket(fileno=int(listener)), float(keep), json.loads(preload))
+            warm, owner = bootstrap.title("warm"), int(owner_pid)
+            guard.fork(warm, bootstrap.title("guard", owner), [int(listener)], owner, folder)
+            _serve(folder, owner, socket.socket(fileno=int(listener)), float(keep), json.loads(preload))
         except BaseException:
             traceback.print_exc()  # into the log in the process's folder
         finally:

@@ -253,3 +253,13 @@ def test_what_an_executor_calls_its_host(arguments, host):
 
 def test_the_machine_of_devices():
     assert processes.machine() == processes.machine() != ""
+
+
+def test_children_are_those_of_one_process_only(spawn):
+    parent = spawn(["sh", "-c", "sh -c 'sleep 1000 & echo $!; echo $$; wait' & wait"])
+    grandchild, child = int(parent.stdout.readline()), int(parent.stdout.readline())
+    spawn.adopt(grandchild)
+    spawn.adopt(child)
+    assert processes.children(parent.pid) == [child]
+    assert processes.children(child) == [grandchild]
+    assert processes.children(grandchild) == []

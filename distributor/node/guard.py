@@ -1,0 +1,168 @@
+"""The guard: the parent of an agent or a warm process, which leaves nothing of its charge behind, however that ends.
+
+An agent ends its node's processes itself, unless it is killed. The kernel then gives what is left of them to the guard
+(PR_SET_CHILD_SUBREAPER), whatever their session and environment, and the guard kills them. The guard of a warm process
+also ends it when its owner or its folder is gone, since a process that imports looks at nothing else. A guard is small:
+it is forked before its charge imports torch.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+import traceback
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+
+from distributor.machine import bootstrap, processes
+
+#: Number of seconds between looks at what no signal tells: the owner, the folder, the orphans of an agent.
+_LOOK = 1.0
+
+#: Number of seconds between two rounds of kills.
+_NEXT_ROUND = 0.05
+
+#: Number of seconds that a warm process may take to leave by itself when its owner has ended.
+_PATIENCE = 1.0
+
+#: Number of seconds that killed processes may take to end; those in uninterruptible sleep end after it.
+_KILL_PATIENCE = 10.0
+
+#: All but SIGCHLD end the charge.
+_AWAITED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def fork(shown: str, instead: str, close: Iterable[int], owner: int | None = None, folder: str | None = None) -> None:
+    """Fork the charge of a guard, and return in it. The calling process becomes the guard, and does not return.
+
+    Args:
+        shown: what the arguments of this process show; see :func:`~distributor.machine.bootstrap.overwrite_argument`.
+        instead: what those of the guard show instead.
+        close: descriptors of the charge's sockets, which must close when the charge ends.
+        owner: pid of the owner of a warm process.
+        folder: the folder of a warm process.
+    """
+    processes.adopt_orphans()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+    charge = os.fork()
+    if charge == 0:
+        os.setsid()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return
+    try:
+        for descriptor in close:
+            os.close(descriptor)
+        bootstrap.overwrite_argument(shown, instead)
+        _Guard(charge, owner, folder).run()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+def strays(children: Iterable[int], charge: int | None, agents: Collection[int]) -> list[int]:
+    """Return the children that the guard kills: all but its charge, and the agents of a warm process that was killed.
+
+    >>> strays([10, 11, 12], 10, [12])
+    [11]
+    """
+    return [pid for pid in children if pid != charge and pid not in agents]
+
+
+class _Guard:
+    """The guard of one process.
+
+    Args:
+        charge: pid of the process, a child of this one.
+        owner: pid of the owner, for a warm process.
+        folder: the folder, for a warm process.
+    """
+
+    def __init__(self, charge: int, owner: int | None, folder: str | None) -> None:
+        self._charge: int | None = charge
+        self._owner = None if owner is None else _Owner(owner)
+        self._folder = folder
+        self._inode = None if folder is None else _inode(folder)
+        self._killing_since: float | None = None
+
+    def run(self) -> None:
+        """Return when no process is left, or only such as SIGKILL has not ended yet."""
+        while self._reap() and not self._in_vain():
+            if self._is_useless():
+                self._kill([self._charge])
+            left = self._strays()
+            self._kill(each for pid in left for each in (pid, *processes.descendants(pid)))
+            told = signal.sigtimedwait(_AWAITED, _NEXT_ROUND if left else _LOOK)
+            if told is not None and told.si_signo != signal.SIGCHLD:
+                self._kill([self._charge])
+        if self._folder is not None and self._owner is not None and self._owner.gone_for is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _reap(self) -> bool:
+        """Reap all children that have ended; return whether others are left. The kernel knows that for certain."""
+        with suppress(ChildProcessError):
+            while ended := os.waitpid(-1, os.WNOHANG)[0]:
+                if ended == self._charge:
+                    self._charge = None
+            return True
+        return False
+
+    def _strays(self) -> list[int]:
+        children = processes.children(os.getpid())
+        agents = [] if self._folder is None else [pid for pid in children if bootstrap.is_part(pid, "agent")]
+        found = strays(children, self._charge, agents)
+        if not found or self._charge is not None or agents:
+            self._killing_since = None
+        elif self._killing_since is None:
+            self._killing_since = time.monotonic()
+        return found
+
+    def _in_vain(self) -> bool:
+        return self._killing_since is not None and time.monotonic() - self._killing_since > _KILL_PATIENCE
+
+    def _is_useless(self) -> bool:
+        """Return whether no run can come to a warm process any more, and none uses it."""
+        if self._charge is None or self._folder is None:
+            return False
+        if self._owner is not None and (self._owner.gone_for or 0.0) > _PATIENCE:
+            return True
+        if _inode(self._folder) == self._inode:
+            return False
+        return not any(bootstrap.is_part(pid, "agent") for pid in processes.children(self._charge))
+
+    def _kill(self, pids: Iterable[int | None]) -> None:
+        for pid in pids:
+            if pid is not None:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+class _Owner:
+    """The owner of a warm process, seen through a process descriptor."""
+
+    def __init__(self, pid: int) -> None:
+        self._since: float | None = None
+        self._descriptor: int | None = None
+        try:
+            self._descriptor = processes.pidfd_open(pid)
+        except ProcessLookupError:
+            self._since = time.monotonic()
+        except OSError:  # the kernel has no process descriptors: the warm process says so itself
+            pass
+
+    @property
+    def gone_for(self) -> float | None:
+        """For how many seconds the owner is known to have ended; ``None`` if it has not."""
+        if self._since is None and self._descriptor is not None and processes.readable([self._descriptor], 0):
+            self._since = time.monotonic()
+        return None if self._since is None else time.monotonic() - self._since
+
+
+def _inode(folder: str) -> int | None:
+    """Return the inode of a folder; ``None`` if it is gone."""
+    try:
+        return os.stat(folder).st_ino
+    except OSError:
+        return None
