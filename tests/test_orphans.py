@@ -1,4 +1,4 @@
-"""Nothing outlives its owner: orphans that nothing marks, warm processes that nobody needs."""
+"""Nothing outlives its owner: orphans that nothing marks, warm processes that nobody needs, zombies."""
 
 from __future__ import annotations
 
@@ -108,3 +108,22 @@ def test_a_warm_process_whose_folder_was_deleted_serves_its_run(make_local: Make
     (tmp_path / "go").touch()
     assert run.result(timeout=watch.DEADLINE) == 0
     watch.until(lambda: not warm.is_running())
+
+
+def abandon(count: int) -> int:
+    """Starts processes whose parents end before them; waits, and returns how many stay as zombies of the agent."""
+    for _ in range(count):
+        subprocess.run(["/bin/sh", "-c", "sleep 0.1 &"], check=True)
+    agent = psutil.Process().parents()[1]
+
+    def left() -> int:
+        return len(agent.children()) - 1  # the launcher
+
+    end = time.monotonic() + 20.0
+    while left() and time.monotonic() < end:
+        time.sleep(0.05)
+    return left()
+
+
+def test_no_orphan_stays_a_zombie(make_local: Make) -> None:
+    assert make_local(1).run(abandon, 118) == 0

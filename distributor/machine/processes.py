@@ -158,6 +158,15 @@ def kill_node(
         wait_gone(left, min(1.0, deadline))
 
 
+def reap(keep: Collection[int] = ()) -> None:
+    """Reap the children of this process that have ended, up to the first one to keep: another thread waits for that."""
+    with suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            if ended.si_pid in keep:
+                return
+            os.waitpid(ended.si_pid, os.WNOHANG)
+
+
 def readable(descriptors: Iterable[int], timeout: float) -> list[int]:
     """Wait until some of the descriptors are readable, or for ``timeout`` seconds; return the readable ones."""
     poll = select.poll()  # select() cannot handle descriptors above 1023

@@ -33,7 +33,7 @@ _STOP_MARGIN = 3.0
 #: Number of bytes of pickled exceptions that a node's report holds, at most.
 _MOST_EXCEPTIONS = 8 << 20
 
-#: Number of seconds between searches for adopted processes that have ended.
+#: Number of seconds between searches for adopted processes that have ended, beside those when the kernel tells of one.
 _REAP_INTERVAL = 1.0
 
 
@@ -292,9 +292,12 @@ class Attempt:
 
 
 async def _reap_orphans(own: Collection[int]) -> None:
-    """Reap adopted processes that have ended, which would otherwise stay zombies. Leave the agent's children alone."""
-    while True:
-        await asyncio.sleep(_REAP_INTERVAL)
-        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if ended is not None and ended.si_pid not in own:
-            os.waitpid(ended.si_pid, os.WNOHANG)
+    """Reap adopted processes as they end, which would otherwise stay zombies. Leave the agent's children alone."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGCHLD, processes.reap, own)
+    try:
+        while True:  # those that were left out because one of the agent's own came first
+            await asyncio.sleep(_REAP_INTERVAL)
+            processes.reap(own)
+    finally:
+        loop.remove_signal_handler(signal.SIGCHLD)

@@ -263,3 +263,22 @@ def test_children_are_those_of_one_process_only(spawn):
     assert processes.children(parent.pid) == [child]
     assert processes.children(child) == [grandchild]
     assert processes.children(grandchild) == []
+
+
+REAPS = """
+import os, subprocess, sys
+from distributor.machine import processes
+first, kept, last = (subprocess.Popen(["true"]) for _ in range(3))
+for each in (first, kept, last):
+    os.waitid(os.P_PID, each.pid, os.WEXITED | os.WNOWAIT)
+processes.reap([kept.pid])
+left = processes.children(os.getpid())
+assert kept.pid in left and first.pid not in left, left
+processes.reap()
+assert processes.children(os.getpid()) == []
+processes.reap()
+"""
+
+
+def test_ended_children_are_reaped_up_to_one_that_is_kept(spawn):
+    assert spawn([sys.executable, "-c", REAPS]).wait() == 0
