@@ -127,3 +127,44 @@ def abandon(count: int) -> int:
 
 def test_no_orphan_stays_a_zombie(make_local: Make) -> None:
     assert make_local(1).run(abandon, 118) == 0
+
+
+def code_of_child() -> int:
+    """The exit code of a rank's own child, as the rank sees it."""
+    return subprocess.run([sys.executable, "-c", "raise SystemExit(7)"], check=False).returncode
+
+
+IGNORING = """
+    import sys
+    from distributor import TorchDistributor, TrainingError
+    from test_orphans import code_of_child
+
+    def fail():
+        raise SystemExit(3)
+
+    distributor = TorchDistributor(2, True, False, keep_warm=float(sys.argv[1]), progress=False)
+    assert distributor.run(code_of_child) == 7
+    try:
+        distributor.run(fail)
+    except TrainingError as error:
+        assert "exited with code 3" in str(error), error
+    else:
+        raise AssertionError
+"""
+
+
+@pytest.mark.parametrize("keep_warm", [600, 0])
+def test_a_shell_that_ignores_sigchld_is_no_reason_to_fail(keep_warm: int, tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(textwrap.dedent(IGNORING))
+    path = [str(Path(__file__).parent), str(Path(__file__).parent / "support")]
+    done = subprocess.run(
+        [sys.executable, str(script), str(keep_warm)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=2 * watch.DEADLINE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -45,10 +45,11 @@ _PARTS = {
 }
 
 #: Code for ``python -c``. It imports the package from a given path; neither the package's siblings nor the current
-#: directory can shadow other modules.
+#: directory can shadow other modules. Children can be waited for, although a shell may have SIGCHLD ignored.
 _BOOTSTRAP = f"""
 PARTS = {_PARTS}
-import sys
+import signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 root, part, *args = sys.argv[1:]
 sys.path[:] = [path for path in sys.path if path]
 import importlib.util, os
