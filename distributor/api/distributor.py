@@ -184,7 +184,7 @@ class Distributor:
         Example:
             >>> Distributor(4, use_gpu=False).run("train.py", "--lr", "0.1")  # doctest: +SKIP
         """
-        return self._wait(self._submit(train_object, args, kwargs, "rank0"))
+        return self._wait(*self._prepare(train_object, args, kwargs, "rank0"))
 
     def submit(self, train_object: Any, *args: Any, **kwargs: Any) -> Run:
         """Start training and return the run's handle at once. Arguments and input errors are as in :meth:`run`.
@@ -193,52 +193,67 @@ class Distributor:
             >>> run = Distributor(4, use_gpu=False).submit(train, 1e-3)  # doctest: +SKIP
             >>> run.results()  # doctest: +SKIP
         """
-        return self._submit(train_object, args, kwargs, "all")
+        return self._begin(*self._prepare(train_object, args, kwargs, "all"))
 
     def run_module(self, module: str, /, *args: str) -> None:
         """Train with a module, run as ``python -m module args...``. Raises the errors of :meth:`run`."""
-        self._wait(self.submit_module(module, *args))
+        self._wait(*self._prepare(named_module(module, args), (), {}, "rank0"))
 
     def submit_module(self, module: str, /, *args: str) -> Run:
         """Start training with a module and return the run's handle at once."""
-        return self._submit(named_module(module, args), (), {}, "rank0")
+        return self._begin(*self._prepare(named_module(module, args), (), {}, "rank0"))
 
-    def _wait(self, run: Run) -> Any:
+    def _wait(self, run: Run, notes: Sequence[str]) -> Any:
+        """Start a run and return its result. Nothing of the run is left if this is interrupted at any moment."""
         with plain_interrupts():
             try:
-                return run.result()
+                return run.start(notes).result()
             except DistributorError as error:
                 error.__traceback__ = None  # hides the frames of this package
                 raise
             except BaseException as error:
-                # Ctrl-C, or another exception from a signal handler: stop the ranks, since nothing would wait for them.
-                try:
-                    run.cancel("interrupted (interrupt again to end all ranks at once)", say_where=True)
-                    run.wait(self._options.deadlines.grace_period + MARGIN)
-                except BaseException:
-                    run.kill()
-                    run.wait(MARGIN)
+                self._stop(run)
                 if isinstance(error, KeyboardInterrupt):
                     show_shortly(error)
                     error.__traceback__ = None
                 raise
 
-    def _submit(
+    def _begin(self, run: Run, notes: Sequence[str]) -> Run:
+        """Start a run and return it. If this is interrupted, the caller gets no handle, so the run is stopped."""
+        try:
+            return run.start(notes)
+        except BaseException:
+            self._stop(run)
+            raise
+
+    def _stop(self, run: Run) -> None:
+        """Stop the ranks after Ctrl-C, or another exception from a signal handler: nothing would wait for them."""
+        try:
+            if not run.withdraw():
+                run.cancel("interrupted (interrupt again to end all ranks at once)", say_where=True)
+                run.wait(self._options.deadlines.grace_period + MARGIN)
+        except BaseException:
+            run.kill()
+            run.wait(MARGIN)
+
+    def _prepare(
         self, train_object: Any, args: Sequence[Any], kwargs: Mapping[str, Any], collect: Literal["rank0", "all"]
-    ) -> Run:
+    ) -> tuple[Run, Sequence[str]]:
+        """Return a run that is still to be started, and the notes to show then."""
         session, output = choose_session(self.local_mode), self._options.output
         view = choose_view() if output.progress else None
         scheduler = choose_scheduler(session, self.use_gpu)
         job = self._job(train_object, args, kwargs, collect, scheduler, local=session is None, view=view)
         scheduler.check(job)
         log_folder = make_log_folder(output.log_dir, job.run_id)
-        return Run(
+        run = Run(
             job,
             scheduler,
             log_folder=log_folder,
             announce=view is not None and view.announces and session is not None,
             view=view,
-        ).start(() if view is None else self._notes(session, log_folder))
+        )
+        return run, () if view is None else self._notes(session, log_folder)
 
     def _notes(self, session: SparkSession | None, log_folder: Path | None) -> list[str]:
         """Return notes on what may surprise the user when the run starts."""

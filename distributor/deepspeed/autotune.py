@@ -232,23 +232,26 @@ def _try(
     def ended(state: Any, measured: float | None = None, reason: str = "") -> Experiment:
         return Experiment(values, state, measured, time.monotonic() - begun, reason, config)
 
+    run: Run | None = None
     try:
         run = submit(config)
-    except (PayloadError, ResourceError):  # not caused by these values
-        raise
-    except ConfigurationError as error:
-        return ended("refused", reason=_first_line(error))
-    try:
         if not run.wait(timeout):
             run.cancel()
             run.wait()
             return ended("too slow", reason=f"longer than {timeout:g} s")
         value = run.result()
+    except (PayloadError, ResourceError):  # not caused by these values
+        raise
+    except ConfigurationError as error:
+        if run is not None:
+            raise
+        return ended("refused", reason=_first_line(error))
     except (TrainingError, StartError) as error:
         state = "out of memory" if isinstance(error, TrainingError) and is_out_of_memory(error) else "failed"
         return ended(state, reason=_first_line(error))
     except BaseException:  # Ctrl-C
-        run.cancel("interrupted", say_where=True)
+        if run is not None:
+            run.cancel("interrupted", say_where=True)
         raise
     return ended("finished", _measured(value, metric))
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from distributor.display.display import Display, make_logs
 from distributor.display.snapshot import Snapshot
@@ -63,7 +63,7 @@ class Run:
         self._callers = _Callers()
         self._verdict = Verdict()
         self._times = _Times()
-        self._done = threading.Event()
+        self._life = _Life()
 
     def start(self, notes: Sequence[str] = ()) -> Run:
         """Start the run, after showing ``notes``, and return it.
@@ -73,18 +73,29 @@ class Run:
         """
         weakref.finalize(self, _tell_untold, self._callers.untold)
         self._times.submitted = time.time()
-        self._display.open([f"run {self._job.label}: {note}" for note in notes])
         try:
+            self._display.open([f"run {self._job.label}: {note}" for note in notes])
             thread = self._scheduler.thread(self._execute)
             thread.daemon = True
             thread.start()
-        except BaseException as error:
-            self._display.close()
+        except BaseException as error:  # Ctrl-C too: the thread may have started by then
+            if not self.withdraw():
+                self.cancel()
             if isinstance(error, Exception):
                 raise typed(error) from error
             raise
         self._display.follow()
         return self
+
+    def withdraw(self) -> bool:
+        """End the run if its thread has not begun, and return whether it had not. Its thread does nothing then."""
+        if not self._life.begin():
+            return False
+        self._verdict = Verdict(error=RunCancelledError(f"run {self.id} was interrupted before it began"))
+        self._supervisor.end(self._verdict)
+        self._display.close()
+        self._life.done.set()
+        return True
 
     def __repr__(self) -> str:
         return f"<Run {self._job.label}: {self._job.resources.num_processes} processes, {self.status.value}>"
@@ -175,13 +186,13 @@ class Run:
             lines=dict(self._display.logs.last_lines),
             timings=self.timings,
             error=self._verdict.error,
-            raised=self._callers.asking > 0,
+            raised=bool(self._callers.asking),
         )
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the run has ended, for at most ``timeout`` seconds, and return whether it has."""
-        with self._callers.counted("waiting"):
-            return self._done.wait(timeout)
+        with self._callers.counted(self._callers.waiting):
+            return self._life.done.wait(timeout)
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait for the run and return rank 0's return value; ``None`` for a script or a module.
@@ -247,7 +258,7 @@ class Run:
         return self._supervisor.dump_stacks(timeout, all_threads=all_threads)
 
     def _await(self, timeout: float | None) -> None:
-        with self._callers.counted("asking"):
+        with self._callers.counted(self._callers.asking):
             ended = self.wait(timeout)
         if not ended:
             raise TimeoutError(f"run {self.id} has not ended within {timeout} s; it is {self.status.value}")
@@ -259,10 +270,12 @@ class Run:
             raise error
 
     def _look(self) -> tuple[Snapshot, bool]:
-        return self.snapshot(), self._callers.waiting > 0
+        return self.snapshot(), bool(self._callers.waiting)
 
     def _execute(self) -> None:
         """Run the job to its end, in a thread of its own."""
+        if not self._life.begin():
+            return
         try:
             self._verdict = self._supervisor.run(self._times.submitted)
         except BaseException as error:
@@ -275,7 +288,7 @@ class Run:
                 self._tell_end()
             finally:
                 self._display.close()
-                self._done.set()
+                self._life.done.set()
 
     def _tell_end(self) -> None:
         """Make sure that a failure is shown: by the exception if a caller waits for the result, otherwise by a note."""
@@ -298,23 +311,32 @@ class _Callers:
     ``untold`` says why the run failed, until a caller has received the error.
     """
 
-    waiting: int = 0
-    asking: int = 0
+    waiting: list[object] = field(default_factory=list)
+    asking: list[object] = field(default_factory=list)
     untold: list[str] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
+    @staticmethod
     @contextmanager
-    def counted(self, what: Literal["waiting", "asking"]) -> Iterator[None]:
-        """Count a caller while it waits."""
-        self._add(what, 1)
+    def counted(callers: list[object]) -> Iterator[None]:
+        """Add a caller while it waits. Needs no lock, which an interrupt at the wrong moment would leave locked."""
+        caller = object()
+        callers.append(caller)
         try:
             yield
         finally:
-            self._add(what, -1)
+            callers.remove(caller)
 
-    def _add(self, what: str, number: int) -> None:
-        with self.lock:
-            setattr(self, what, getattr(self, what) + number)
+
+@dataclass
+class _Life:
+    """Whether a run has begun or was withdrawn before that, and whether it is over."""
+
+    done: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin(self) -> bool:
+        """Return ``True`` to the first caller only: the run's thread, or whoever withdraws the run."""
+        return self.lock.acquire(blocking=False)
 
 
 @dataclass
