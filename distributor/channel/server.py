@@ -118,6 +118,11 @@ class ChannelServer:
         return self._facts.begun or self._facts.given_up
 
     @property
+    def exchanged(self) -> bool:
+        """Whether tasks got the facts of all tasks from the driver, so that none waits in ``allGather``."""
+        return self._facts.begun
+
+    @property
     def told(self) -> int:
         """The number of connected tasks that have told their facts."""
         return self._facts.told

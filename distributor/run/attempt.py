@@ -24,7 +24,7 @@ class Line(Protocol):
         """Order all nodes to stop their ranks."""
 
     def end_job(self) -> None:
-        """End the job through the scheduler. May take as long as calls to Spark take."""
+        """End the job through the scheduler, as soon as it can. May take as long as calls to Spark take."""
 
     def ask_scheduler(self, deadline: Deadline) -> Event:
         """Return what the scheduler waits for. May take as long as calls to Spark take."""

@@ -37,6 +37,7 @@ class Margins:
         transfer: time for the transfer of the ranks' answers, added to the time that they get to answer.
         patience: time until the scheduler is asked what a run waits for.
         ask: time between two such questions.
+        again: time until the scheduler is asked again to end a job that it could not end at that moment.
         view: time to wait for a display that hangs.
     """
 
@@ -50,6 +51,7 @@ class Margins:
     transfer: float = 2.0
     patience: float = 2.0
     ask: float = 0.5
+    again: float = 0.2
     view: float = 2.0
 
 

@@ -166,7 +166,8 @@ class Supervisor:
             self.server.stop(reason, grace=grace)
 
     def end_job(self) -> None:
-        self._scheduler.cancel()
+        if self._scheduler.cancel():
+            self._alarm.after(self._margins.again, self.end_job)
 
     def ask_scheduler(self, deadline: Deadline) -> Event:
         server = self.server

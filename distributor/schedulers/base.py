@@ -69,10 +69,13 @@ class Scheduler(Protocol):
             ResultError: the values are too large to be brought back.
         """
 
-    def cancel(self) -> None:
+    def cancel(self) -> bool:
         """End the run by force, also on nodes that did not hear the order to stop. Do nothing if it has ended.
 
         Local ranks get no grace period. On Spark, an agent whose task has ended still gives its ranks theirs.
+
+        Returns:
+            Whether nothing was ended yet and the caller has to call again, because force would do harm at this moment.
         """
 
     def waiting_for(self) -> Step | None:

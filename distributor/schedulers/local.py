@@ -162,12 +162,13 @@ class LocalScheduler:
     def waiting_for(self) -> Step | None:
         return Step("starting a process on this machine")
 
-    def cancel(self) -> None:
-        """Kill all agents of the run at once. Their ranks end with them."""
+    def cancel(self) -> bool:
+        """Kill all agents of the run at once. Their ranks end with them. Return ``False``: that is all."""
         with self._lock:
             self._cancelled = True
             for agent in self._agents:
                 agent.kill()
+        return False
 
     def run(self, job: Job, server: ChannelServer) -> Collected:
         listeners = [network.listen(_ADDRESS) for _ in range(self._nodes)]

@@ -73,8 +73,13 @@ class BarrierSession(Protocol):
     def waiting_for(self, job: Job) -> Step | None:
         """Return what the run's tasks wait for; ``None`` if they run or it is not known."""
 
-    def cancel(self) -> None:
-        """End the wait for slots, and cancel the Spark job if there is one."""
+    def cancel(self) -> bool:
+        """End the wait for slots, and cancel the Spark job if there is one.
+
+        Returns:
+            Whether the job goes on because its tasks may wait in ``allGather``: a task that is killed there takes its
+            executor along (Spark 4.3). They end by themselves if the driver can tell them; otherwise, call again.
+        """
 
     def ended(self, job: Job) -> DistributorError | None:
         """Return the error of a run whose session has ended; ``None`` if the session can run jobs."""

@@ -15,7 +15,7 @@ from distributor.channel.server import ChannelServer
 from distributor.errors import DistributorError, RunCancelledError, StartError
 from distributor.outcomes import mishaps, verdict
 from distributor.outcomes.failures import describe, order_failures
-from distributor.schedulers.spark import errors as spark_errors, status
+from distributor.schedulers.spark import errors as spark_errors, gathering, status
 from distributor.schedulers.spark.barrier import Delivery
 from distributor.schedulers.spark.rows import FailedRows, Task, sort
 from distributor.schedulers.spark.session import Life, conf, context_for_tasks, life_of, without_bar
@@ -41,6 +41,10 @@ _EARLIEST = exchange.CONNECT_TIMEOUT + 1.0
 #: How many times a run is submitted to Spark if Spark loses its tasks before they begin.
 _ATTEMPTS = 3
 
+#: Most seconds that tasks take to end which Spark kills as they start, and between two looks at them.
+_KILLED_TASKS = 6.0
+_KILLED_POLL = 0.1
+
 #: Number of seconds between checks of the cluster's slots while they are too few.
 _SLOT_POLL = 0.5
 
@@ -57,6 +61,7 @@ class ClassicSession:
         self._session = session
         self._cluster = cluster
         self._tag = ""  # of the run's Spark jobs, once there may be one
+        self._server: ChannelServer | None = None  # once there may be a Spark job
         self._cancelled = threading.Event()
         self._held_up: Step | None = None  # before there is a Spark job
 
@@ -94,7 +99,7 @@ class ClassicSession:
             StartError: Spark kept placing too many ranks on an executor until the run's start timeout.
             RunCancelledError: the run was cancelled.
         """
-        self._tag = f"distributor-{job.run_id}"
+        self._server, self._tag = server, f"distributor-{job.run_id}"
         deadline = time.monotonic() + job.deadlines.start_timeout
         lost = refused = 0
         while True:
@@ -102,11 +107,13 @@ class ClassicSession:
             try:
                 collected = sort(self._submit(job, task, server), server.intake.take)
             except Exception as error:
+                self._await_killed(server)
                 lost += 1
                 if lost >= _ATTEMPTS or not self._costs_nothing(error, server, time.monotonic() - submitted):
                     raise
                 server.start_again()
                 _log.warning("starting run %s again: %s", job.run_id, spark_errors.reason(str(error)))
+                self.await_slots(job)
                 continue
             if not server.start_again():
                 return replace(collected, times=status.times(self._session, self._tag))
@@ -127,10 +134,15 @@ class ClassicSession:
             f"waiting for Spark to start {count(job.num_tasks, 'task')}" if stages else "sending the job to Spark"
         )
 
-    def cancel(self) -> None:
+    def cancel(self) -> bool:
         self._cancelled.set()
-        if self._tag:
-            self._session.sparkContext.cancelJobsWithTag(self._tag)
+        if not self._tag:
+            return False
+        may_gather = gathering.may_last(status.running_for(self._session, self._tag), gathering.CLASSIC)
+        if may_gather and self._server is not None and not self._server.exchanged:
+            return True
+        self._session.sparkContext.cancelJobsWithTag(self._tag)
+        return False
 
     def ended(self, job: Job) -> DistributorError | None:
         life = life_of(self._session)
@@ -152,14 +164,22 @@ class ClassicSession:
         if self._cancelled.wait(_SLOT_POLL):
             raise RunCancelledError(f"run {job.run_id} was cancelled while it waited for slots")
 
+    def _await_killed(self, server: ChannelServer) -> None:
+        """Keep the channel open until tasks that were killed just as they started have heard that the run is over."""
+        end = time.monotonic() + _KILLED_TASKS
+        while self._cancelled.is_set() and not server.begun and time.monotonic() < end:
+            if not status.are_running(self._session, self._tag):
+                return
+            time.sleep(_KILLED_POLL)
+
     def _costs_nothing(self, error: Exception, server: ChannelServer, elapsed: float) -> bool:
-        """Return whether the job failed because Spark lost a worker before any task can have begun.
+        """Return whether the job failed because Spark lost a worker or an executor before any task can have begun.
 
         Spark fails a barrier job when it loses one task, for example because it gave the task a worker that was about
         to end with the previous job. If no task can have begun, starting again is safe. A cancelled run does
         not start again.
         """
-        if server.begun or not spark_errors.is_lost_worker(error):
+        if server.begun or not (spark_errors.is_lost_worker(error) or spark_errors.is_lost_executor(error)):
             return False
         waiting = server.reached or status.longest_failed(self._session, self._tag, elapsed) < _EARLIEST
         return waiting and not self._cancelled.is_set()

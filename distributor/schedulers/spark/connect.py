@@ -6,6 +6,7 @@ import hashlib
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
@@ -14,6 +15,7 @@ from weakref import WeakKeyDictionary
 from distributor.channel.server import ChannelServer
 from distributor.errors import DistributorError
 from distributor.machine import network
+from distributor.schedulers.spark import gathering
 from distributor.schedulers.spark.barrier import Delivery
 from distributor.schedulers.spark.progress import Progress
 from distributor.schedulers.spark.rows import Task, sort
@@ -49,6 +51,8 @@ class ConnectSession:
         self._session = session
         self._tag = ""  # of the run's query, once there may be one
         self._query: Progress | None = None
+        self._server: ChannelServer | None = None
+        self._left: float | None = None  # when a task was first known to have left allGather
         self._held_up: Step | None = None  # before there is a query
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:
@@ -72,7 +76,7 @@ class ConnectSession:
         return Delivery(rest, names, package, exchange=False, chunk=_CHUNK)
 
     def collect(self, job: Job, task: Task, server: ChannelServer) -> Collected:
-        self._tag = f"distributor-{job.run_id}"
+        self._server, self._tag = server, f"distributor-{job.run_id}"
         return sort(self._submit(job, task), server.intake.take)
 
     def waiting_for(self, job: Job) -> Step | None:
@@ -81,9 +85,20 @@ class ConnectSession:
         busy = self._query is not None and self._query.waiting
         return Step("waiting for task slots", ": other jobs may hold them") if busy else None
 
-    def cancel(self) -> None:
-        if self._tag:
-            self._session.interruptTag(self._tag)
+    def cancel(self) -> bool:
+        if not self._tag:
+            return False
+        if self._query is not None and self._may_gather(self._query, time.monotonic()):
+            return True
+        self._session.interruptTag(self._tag)
+        return False
+
+    def _may_gather(self, query: Progress, now: float) -> bool:
+        """Return whether tasks may wait in ``allGather``. None has reached the driver before it left that."""
+        if self._left is None and self._server is not None and self._server.reached:
+            self._left = now
+        left_for = None if self._left is None else now - self._left
+        return gathering.may_last(query.running_for(now), gathering.CONNECT, left_for)
 
     def ended(self, job: Job) -> DistributorError | None:
         """Return ``None``: what the server says of its end is in the error of the query."""
@@ -123,12 +138,11 @@ class ConnectSession:
                 yield pa.RecordBatch.from_arrays([pa.array([piece], pa.binary())], ["piece"])
 
         session: Any = self._session
-        query = Progress(job.num_tasks)
+        self._query = query = Progress(job.num_tasks)
         session.addTag(self._tag)
         try:
             if hasattr(session, "registerProgressHandler"):
                 session.registerProgressHandler(query)
-                self._query = query
             set_connect_python(self._session)
             rows = self._session.range(0, job.num_tasks, 1, job.num_tasks)
             options: dict[str, Any] = {}
@@ -141,5 +155,5 @@ class ConnectSession:
         finally:
             with suppress(Exception):  # the user may have cleared all tags and handlers
                 session.removeTag(self._tag)
-                if self._query is not None:
+                if hasattr(session, "registerProgressHandler"):
                     session.removeProgressHandler(query)

@@ -62,6 +62,11 @@ def is_lost_worker(error: Exception) -> bool:
     return bool(re.search(r"Python worker exited unexpectedly|java\.net\.SocketException", str(error)))
 
 
+def is_lost_executor(error: Exception) -> bool:
+    """Return whether Spark says that it lost an executor, which may end because of what ran on it before."""
+    return "ExecutorLostFailure" in str(error)
+
+
 def _line_with(word: str, text: str) -> str:
     return next(line.strip() for line in text.splitlines() if word in line).partition(f"[{word}] ")[2]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,16 +16,24 @@ class Progress:
 
     def __init__(self, tasks: int) -> None:
         self._tasks = tasks
+        self._submitted = time.monotonic()
         self._queued = False
-        self._started = False
+        self._started: float | None = None
 
     @property
     def waiting(self) -> bool:
         """Whether the server knows the query and has not yet run any of its tasks."""
-        return self._queued and not self._started
+        return self._queued and self._started is None
+
+    def running_for(self, now: float) -> float | None:
+        """Return for how many seconds tasks have run, or may have run; ``None`` if the server has not started them."""
+        if self.waiting:
+            return None
+        return now - (self._submitted if self._started is None else self._started)
 
     def __call__(self, stages: Iterable[Any], inflight_tasks: int, operation_id: str, done: bool) -> None:
         """Record the progress of a query. PySpark calls this about every two seconds."""
         if any(stage.num_tasks == self._tasks for stage in stages):
             self._queued = True
-            self._started = self._started or inflight_tasks > 0
+            if self._started is None and inflight_tasks > 0:
+                self._started = time.monotonic()

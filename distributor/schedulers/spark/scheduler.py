@@ -97,8 +97,8 @@ class SparkScheduler:
     def waiting_for(self) -> Step | None:
         return None if self._job is None else self._barrier.waiting_for(self._job)
 
-    def cancel(self) -> None:
-        self._barrier.cancel()
+    def cancel(self) -> bool:
+        return self._barrier.cancel()
 
     def run(self, job: Job, server: ChannelServer) -> Collected:
         try:

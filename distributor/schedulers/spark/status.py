@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-#: Most tasks of a failed stage that are examined, and milliseconds that Spark gets to record their ends.
+#: Most tasks of a stage that are examined, and milliseconds that Spark gets to record their ends.
 _MOST_TASKS = 1000
 _LISTENERS_MS = 2000
 
@@ -46,6 +47,19 @@ def longest_failed(session: SparkSession, tag: str, at_most: float) -> float:
     return at_most
 
 
+def running_for(session: SparkSession, tag: str) -> float | None:
+    """Return the number of seconds since Spark started the run's latest task; ``None`` if it has started none."""
+    with suppress(Exception):
+        launched = max(float(task.launchTime().getTime()) for task in _tasks(session, tag))
+        return max(0.0, time.time() - launched / 1000)
+    return None
+
+
+def are_running(session: SparkSession, tag: str) -> bool:
+    """Return whether tasks of the run have started and have not ended, as far as Spark knows."""
+    return any(task.status() == "RUNNING" for task in _tasks(session, tag))
+
+
 def times(session: SparkSession, tag: str) -> dict[str, float]:
     """Return when Spark submitted the last stage, in seconds since the epoch, if it still knows."""
     with suppress(Exception):
@@ -55,13 +69,17 @@ def times(session: SparkSession, tag: str) -> dict[str, float]:
 
 def _failed_tasks(session: SparkSession, tag: str) -> list[Any]:
     """Return Spark's records of the failed tasks of the run, as far as it has any."""
-    failed = []
+    return [task for task in _tasks(session, tag) if task.status() == "FAILED"]
+
+
+def _tasks(session: SparkSession, tag: str) -> list[Any]:
+    """Return Spark's records of the tasks of the run, as far as it has any."""
+    found = []
     with suppress(Exception):  # the context may have just stopped
         scala = session.sparkContext._jsc.sc()
         scala.listenerBus().waitUntilEmpty(_LISTENERS_MS)  # the status store lags a little
         store = scala.statusStore()
         for stage in stages_of(session, tag):
             tasks = store.taskList(stage.stageId(), stage.currentAttemptId(), _MOST_TASKS)
-            every = (tasks.apply(index) for index in range(tasks.size()))
-            failed += [task for task in every if task.status() == "FAILED"]
-    return failed
+            found += [tasks.apply(index) for index in range(tasks.size())]
+    return found

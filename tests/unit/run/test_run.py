@@ -428,3 +428,20 @@ def test_a_run_that_cannot_begin_leaves_no_display() -> None:
     with pytest.raises(RuntimeError, match="the context was stopped"):
         module.Run(make_job("3f2a", 1, Module("train"), False, launch=Torchrun()), Stopped()).start()
     assert notices._handler.displays == before
+
+
+def test_a_job_that_cannot_be_ended_at_once_is_ended_soon() -> None:
+    class Starting(Scheduler):
+        refused = 0
+
+        def cancel(self) -> bool:
+            self.refused += 1
+            if self.refused < 3:
+                return True
+            self.ended.set()
+            return False
+
+    scheduler = Starting()
+    with running(scheduler, again=0.01):
+        watch.until(lambda: scheduler.at)
+    assert scheduler.refused == 3

@@ -32,6 +32,7 @@ Most recent failure reason: Stage failed because barrier task ResultTask(8, 1) f
 def test_a_worker_that_spark_lost(why: str, lost: bool) -> None:
     error = Exception(BARRIER.format(why=why))
     assert errors.is_lost_worker(error) is lost
+    assert errors.is_lost_executor(error) is ("ExecutorLostFailure" in why)
     told = errors.reason(str(error))
     assert told.startswith("Job aborted due to stage failure: ")
     assert "\tat " not in told
