@@ -9,16 +9,13 @@ That call sends no query, changes no setting of the resolver, and forks inherit 
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.util
 import os
 import socket
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+
+from distributor.rank.imports import on_import
 
 #: The torch module that a process imports before it uses a store.
 _RENDEZVOUS = "torch.distributed.rendezvous"
@@ -79,32 +76,9 @@ def warning(seconds: float, address: str) -> str | None:
     )
 
 
-class _OnImport(importlib.abc.MetaPathFinder):
-    """An import hook that switches the look-ups off once torch's rendezvous module has been imported."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-        self._seen = False  # the hook stays in sys.meta_path, which another thread may be iterating over
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != _RENDEZVOUS or self._seen:
-            return None
-        self._seen = True
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def execute_and_switch_off(module: ModuleType) -> None:
-                execute(module)
-                switch_off(self._folder)
-
-            spec.loader.exec_module = execute_and_switch_off  # type: ignore[method-assign]
-        return spec
-
-
 def switch_off_on_import(folder: str) -> None:
     """Call :func:`switch_off` when this process imports torch's rendezvous module, if it ever does."""
-    sys.meta_path.insert(0, _OnImport(folder))
+    on_import(_RENDEZVOUS, lambda module: switch_off(folder))
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 from distributor.channel.rank_slots import Slot
 from distributor.machine import allocator
 from distributor.machine.processes import die_with_parent
-from distributor.rank import lookups, parting
+from distributor.rank import lookups, parting, spark
 from distributor.rank.ending import PATIENCE, Account, deadline
 from distributor.shipping import modules, payload
 from distributor.values import layout
@@ -67,6 +67,7 @@ def _live(order: NodeOrder, local_rank: int, launcher_pid: int, slots: int) -> N
         os.close(slots)
         try:
             _leave_launcher(order, local_rank, order.plan.rank_env[local_rank])
+            spark.refuse()
         except BaseException as error:
             account.raised(error)
             raise

@@ -1,0 +1,43 @@
+"""Refuse a classic Spark session inside a rank: every rank would start a JVM, and compute what all others compute.
+
+A session of a Spark Connect server starts no JVM, and is let through.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import ModuleType
+from typing import Any, NoReturn
+
+from distributor.rank.imports import on_import
+
+#: The environment variable that lets sessions through.
+_ALLOW = "DISTRIBUTOR_ALLOW_SPARK"
+
+#: Where pyspark starts JVMs, and the modules that have that function by name.
+_GATEWAY = "pyspark.java_gateway"
+_USERS = (_GATEWAY, "pyspark.core.context", "pyspark.context")
+
+_TEXT = (
+    "a SparkSession cannot be created inside a rank: each rank would start a JVM of its own. Prepare data with Spark "
+    "on the driver, before the run, and write it to files, such as Parquet, that the ranks read. If each rank is to "
+    f'have its own JVM, pass env={{"{_ALLOW}": "1"}}'
+)
+
+
+def refuse() -> None:
+    """Make pyspark raise an error where it would start a JVM in this process, unless the user allows it."""
+    if os.environ.get(_ALLOW) != "1":
+        on_import(_GATEWAY, _replace)
+
+
+def _replace(_gateway: ModuleType) -> None:
+    """Replace the function that starts a JVM, wherever it is known: a warm process may have imported pyspark."""
+    for name in _USERS:
+        if hasattr(sys.modules.get(name), "launch_gateway"):
+            sys.modules[name].launch_gateway = _launch_gateway  # type: ignore[attr-defined]
+
+
+def _launch_gateway(*_: Any, **__: Any) -> NoReturn:
+    raise RuntimeError(_TEXT)
