@@ -37,7 +37,7 @@ from distributor.values.plan import AgentOrder, Site
 
 
 def main(owner_pid: str, *inherited: str) -> None:
-    """Run the agent, and above it its guard, which is a new process: ``main("4711", "control=3", "store=4", "channel=5")``."""
+    """Run the agent below its guard, which is this new process: ``main("4711", "control=3", "channel=5")``."""
     descriptors = {name: int(number) for name, _, number in (item.partition("=") for item in inherited)}
     guard.fork("agent", "guard", descriptors.values())
     sockets = {name: socket.socket(fileno=descriptor) for name, descriptor in descriptors.items()}

@@ -256,7 +256,7 @@ def test_a_verdict_that_cannot_be_had_is_no_success(monkeypatch: pytest.MonkeyPa
     scheduler = Scheduler()
     scheduler.ended.set()
     run = module.Run(make_job("3f2a", 1, Module("train"), False, launch=Torchrun()), scheduler).start()
-    with pytest.raises(TypeError, match="a field of the wrong type"):
+    with pytest.raises(StartError, match="TypeError: a field of the wrong type"):
         run.results(watch.DEADLINE)
     assert run.status is Status.FAILED
 
