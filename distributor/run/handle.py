@@ -81,7 +81,7 @@ class Run:
         except BaseException as error:  # Ctrl-C too: the thread may have started by then
             if not self.withdraw():
                 self.cancel()
-            if isinstance(error, Exception):
+            if isinstance(error, Exception) and not isinstance(error, DistributorError):
                 raise typed(error) from error
             raise
         self._display.follow()
