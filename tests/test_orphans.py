@@ -19,6 +19,7 @@ from sessions import Make
 from test_warm import folder_of, started_by
 
 from distributor import NodeLostError
+from distributor.machine import bootstrap
 
 
 def leave_orphan(path: str) -> None:
@@ -40,6 +41,7 @@ def test_an_agent_that_is_killed_leaves_no_orphan(
     (agent,) = [process for process in watch.processes(run.id) if watch.is_agent(process)]
     parent = agent.parent()
     assert parent is not None
+    assert bootstrap.is_part(parent.pid, "warm" if keep_warm else "guard")
     if victims == "guard":
         parent.kill()
         assert not run.wait(0.5)  # the agent goes on, and leaves nothing behind
