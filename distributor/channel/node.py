@@ -139,7 +139,7 @@ class Uplink:
         self._write(frames.pack(message))
 
     async def send_log(self, log: outcome.Log) -> None:
-        """Send a piece of a log, after waiting until the driver keeps up.
+        """Send a piece of a log, and return once the driver keeps up.
 
         While the connection is down, wait for the next one. The driver then says how much it has. A piece that does not
         follow on that is not sent: what comes before it must be sent again first.

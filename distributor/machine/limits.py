@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from distributor.text.wording import mebibytes
@@ -69,29 +67,23 @@ def open_files() -> int:
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
-def raise_open_files(needed: int) -> tuple[int, int]:
-    """Let this process open ``needed`` files, or as many as it may. Return the limit as it was, for :func:`opening`."""
+def raise_open_files(needed: int) -> None:
+    """Let this process open ``needed`` files, or as many as it may."""
     import resource
 
-    soft, hard = before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
-        resource.setrlimit(
-            resource.RLIMIT_NOFILE, (needed if hard == resource.RLIM_INFINITY else min(needed, hard), hard)
-        )
-    return before
+        raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
 
 
-@contextmanager
-def opening(limit: tuple[int, int]) -> Iterator[None]:
-    """Have this limit of open files inside the block. Processes that are started there inherit it."""
+def set_open_files(pid: int, most: int) -> None:
+    """Let another process open at most this number of files, as :func:`open_files` returned it; it may raise that."""
     import resource
 
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, limit)
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft = resource.RLIM_INFINITY if most == sys.maxsize else most
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def total_memory() -> int:

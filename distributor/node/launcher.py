@@ -118,6 +118,7 @@ def _launch(order: NodeOrder) -> NoReturn:
             signal.signal(stacks_signal, signal.SIG_IGN)  # by default it would kill a rank that has no handler yet
         tell(messages.LauncherReady(time.time()))
         lookups.switch_off(order.folder)
+        watch.raise_limits()
         watch.fork_ranks()
         Meeting(order, watch, tell).start()
         watch.run()

@@ -73,14 +73,17 @@ class Watch:
         self._order = order
         self._tell = tell
         self._ranks: list[_Rank] = []
-        needed = launching.files_needed(order.placement, order.plan.node)
-        self._files = limits.raise_open_files(needed)  # the limit of before, which the ranks get
         self._gate: int | None = None  # write end of the pipe on which forked ranks wait until they may begin
         self._begun = False
         self._told = False
         self._end: float | None = None  # end of the grace period, once ranks have been told to stop
         self._wishes = _Wishes()
+        self._files = limits.open_files()  # which the ranks get
         self._changed = threading.Condition()
+
+    def raise_limits(self) -> None:
+        """Let this process open as many files as it needs for its ranks and the rendezvous store, if it may."""
+        limits.raise_open_files(launching.files_needed(self._order.placement, self._order.plan.node))
 
     def handle_signals(self) -> None:
         """Stop the ranks on the signals that ask for it. The handler only takes a note, whatever it interrupts."""
@@ -181,8 +184,8 @@ class Watch:
         # A signal between the fork and the reset of its handler would be noted in the rank, and lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
         try:
-            with limits.opening(self._files):
-                pid = start()
+            pid = start()
+            limits.set_open_files(pid, self._files)
             self._ranks.append(_Rank(local_rank, pid, pidfd_open(pid)))
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
