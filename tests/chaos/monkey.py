@@ -36,7 +36,7 @@ from sessions import LOCAL, MASTERS, Sessions
 from distributor import DistributorError, Run, TorchDistributor
 
 #: Seconds within which any run has to end.
-DEADLINE = 90.0
+DEADLINE = 180.0
 
 #: Training steps: about three seconds.
 STEPS = 200
