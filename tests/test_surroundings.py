@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -58,6 +59,7 @@ def test_a_temporary_folder_whose_name_is_not_utf8(
     make_local(1, log_dir=os.path.join(folder, "logs")).run(script)
     (kept,) = Path(folder).glob("logs/*/rank-0.stdout")
     assert kept.read_text() == "trained\n"
+    shutil.rmtree(folder)  # so that its warm process ends
 
 
 @pytest.mark.parametrize("inside", ["", "/lib"])

@@ -225,7 +225,10 @@ def _start(folder: str, short: str, root: str, owner: int, warmth: Warmth, envir
 
 
 def _retire_oldest(newest: str) -> None:
-    """End the oldest warm process of this owner if there are too many."""
+    """End the oldest warm processes of this owner if there are too many.
+
+    A folder whose process was killed counts until it is removed.
+    """
     owner = os.path.basename(newest).rpartition("-")[0]
     parent = os.path.dirname(newest)
     others = [os.path.join(parent, name) for name in os.listdir(parent) if name.startswith(f"{owner}-")]
@@ -233,10 +236,9 @@ def _retire_oldest(newest: str) -> None:
     for other in others:
         with suppress(OSError):
             ages.append((os.stat(os.path.join(other, "socket")).st_mtime, other))
-    if len(ages) > _MOST:
-        oldest = min(ages)[1]
-        with suppress(OSError), _short(oldest) as (short, _), _connect(short) as connection:
-            _send(connection, oldest, messages.Retire(), [])
+    for _, old in sorted(ages)[:-_MOST]:
+        with suppress(OSError), _short(old) as (short, _), _connect(short) as connection:
+            _send(connection, old, messages.Retire(), [])
 
 
 def _send(connection: socket.socket, folder: str, request: messages.Message, descriptors: list[int]) -> None:

@@ -66,15 +66,21 @@ def shared_memory() -> list[Path]:
     return list(Path("/dev/shm").glob("deepspeed_*"))
 
 
-def warm_processes(owner: int | None = None) -> list[psutil.Process]:
-    """Warm processes of an executor or driver; by default those of this process and all below it."""
+def warm_processes(owner: int | None = None, temporary: str = "/") -> list[psutil.Process]:
+    """Warm processes of an executor or driver; by default those of this process and all below it.
+
+    Args:
+        owner: pid of the executor or driver.
+        temporary: the folder in which their folders lie.
+    """
     this = psutil.Process()
     owners = {owner} if owner is not None else {this.pid, *(child.pid for child in this.children(recursive=True))}
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             if _part(process) == "warm" and int(process.cmdline()[7]) in owners:
-                found.append(process)
+                if Path(process.cmdline()[6]).is_relative_to(temporary):
+                    found.append(process)
     return found
 
 

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+
+from distributor.hosting import warm
+
+
+def test_the_oldest_beyond_three_are_told_to_end(tmp_path: Path) -> None:
+    """Those of the same owner, also if the oldest was killed."""
+    with ExitStack() as stack:
+        listeners = {}
+        for age, name in enumerate(("mine-killed", "mine-a", "mine-b", "mine-c", "mine-d", "others-e")):
+            folder = tmp_path / name
+            folder.mkdir()
+            (folder / "token").write_bytes(b"t" * 32)
+            listeners[name] = listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(str(folder / "socket"))
+            listener.listen()
+            listener.setblocking(False)
+            os.utime(folder / "socket", (age, age))
+        listeners.pop("mine-killed").close()
+        warm._retire_oldest(str(tmp_path / "mine-d"))
+        told = []
+        for name, listener in listeners.items():
+            try:
+                listener.accept()[0].close()
+                told.append(name)
+            except BlockingIOError:
+                pass
+        assert told == ["mine-a"]
