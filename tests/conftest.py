@@ -10,14 +10,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import deepspeed_trainings
 import pytest
+from proxy import Proxy
 from sessions import LOCAL, MASTERS, Make, Sessions
 
 from distributor import Run, TorchDistributor
+from distributor.channel.server import ChannelServer
+from distributor.values.plan import Endpoint
 
 # Several processes run tests side by side. What a test looks for, files and processes, is found by this folder, which
 # all that it starts has in its environment. The name is short: paths of sockets are bounded.
@@ -127,3 +131,18 @@ def make(local: bool) -> Make:
 def make_local() -> Make:
     """Makes a distributor for this machine, on CPUs."""
     return lambda num_processes=2, **options: TorchDistributor(num_processes, True, False, **options)
+
+
+@pytest.fixture
+def wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """What is between executors and the driver of the next run."""
+    listen = ChannelServer.listen
+    with Proxy("127.0.0.1", 0) as proxy:
+
+        def through_a_wire(self: ChannelServer, *args: Any) -> Endpoint:
+            endpoint = listen(self, *args)
+            proxy.to = (endpoint.host, endpoint.port)
+            return replace(endpoint, host="127.0.0.1", port=proxy.port)
+
+        monkeypatch.setattr(ChannelServer, "listen", through_a_wire)
+        yield proxy

@@ -26,6 +26,7 @@ from test_channel import Listener, hello, stranger, trusted
 from distributor import Status, TorchDistributor, TrainingError
 from distributor.channel import door, frames, task
 from distributor.channel.intake import Intake
+from distributor.channel.returns import Returns
 from distributor.channel.server import ChannelServer
 from distributor.values import messages
 from distributor.values.outcome import Log
@@ -155,7 +156,7 @@ def test_a_name_is_no_token(served: tuple[Listener, Endpoint]) -> None:
 def expecting() -> Iterator[tuple[ChannelServer, Endpoint]]:
     """A driver that expects the values of ranks 0 and 1, up to a mebibyte together."""
     with ChannelServer(Listener()) as server:
-        server.intake = Intake(limit=1 << 20)
+        server.returns = Returns(Intake(limit=1 << 20))
         server.intake.expect(range(2))
         yield server, server.listen("127.0.0.1", "127.0.0.1")
 

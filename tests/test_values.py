@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import pickle
 import random
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,8 @@ from proxy import Proxy
 from sessions import Sessions
 
 from distributor import ResultError, Run, RunCancelledError, TorchDistributor
-from distributor.channel import task
 from distributor.channel.intake import Arrived, Intake
 from distributor.channel.server import ChannelServer
-from distributor.schedulers.spark import scheduler
-from distributor.values.plan import Endpoint
 
 pytestmark = pytest.mark.spark
 
@@ -58,21 +56,6 @@ def arrived(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
 
     monkeypatch.setattr(Intake, "take", remember)
     return sizes
-
-
-@pytest.fixture
-def wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """What is between executors and the driver of the next run."""
-    listen = ChannelServer.listen
-    with Proxy("127.0.0.1", 0) as proxy:
-
-        def through_a_wire(self: ChannelServer, *args: Any) -> Endpoint:
-            endpoint = listen(self, *args)
-            proxy.to = (endpoint.host, endpoint.port)
-            return replace(endpoint, host="127.0.0.1", port=proxy.port)
-
-        monkeypatch.setattr(ChannelServer, "listen", through_a_wire)
-        yield proxy
 
 
 def test_large_values_take_the_channel(spark: Any, arrived: dict[int, int]) -> None:
@@ -129,40 +112,33 @@ def test_a_driver_that_is_not_reached_gets_values_through_spark(
     assert arrived == {}
 
 
+class Leave:
+    """Leaves a file when it is unpickled: pickles can do anything."""
+
+    def __init__(self, trace: str) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> Any:
+        return open, (self.trace, "w")
+
+
 @pytest.mark.parametrize("what", ["other bytes", "fewer bytes"])
 def test_bytes_that_were_not_announced_are_not_unpickled(
-    sessions: Sessions, arrived: dict[int, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
 ) -> None:
-    """Pickles can do anything: this one, which a task sends in place of the value, would leave a file."""
     sessions.get("local[4]")
-    trace, send = str(tmp_path / "trace"), task.send_value
+    trace, take = str(tmp_path / "trace"), Intake.take
 
-    def lie(endpoint: task.Endpoint, value: Any, path: str, patience: float) -> tuple[int, bytes]:
-        import hashlib
-        import pickle
+    def exchanged(self: Intake, rank: int) -> Arrived | None:
+        honest = take(self, rank)
+        assert honest is not None
+        pickled = pickle.dumps((Leave(trace), bytes(len(honest.data))))
+        other = pickled[: len(honest.data) // (1 if what == "other bytes" else 2)]
+        return Arrived(memoryview(other), hashlib.sha256(other).digest())
 
-        class Leave:
-            def __reduce__(self) -> Any:
-                return open, (trace, "w")
-
-        with open(path, "rb") as file:
-            honest = file.read()
-        pickled = pickle.dumps((Leave(), bytes(len(honest))))
-        with open(path, "wb") as file:
-            file.write(pickled[: len(honest)] if what == "other bytes" else pickled[: len(honest) // 2])
-        send(endpoint, value, path, patience)
-        return len(honest), hashlib.sha256(honest).digest()
-
-    scheduler._portable_task.cache_clear()
-    monkeypatch.setattr(task, "send_value", lie)
-    try:
-        with pytest.raises(
-            ResultError, match=r"rank 0 was not unpickled: .* announced \d+ bytes with sha256 \w+\.\.\. "
-        ):
-            submit(value).result(timeout=watch.DEADLINE)
-    finally:
-        scheduler._portable_task.cache_clear()
-    assert set(arrived) == {0}
+    monkeypatch.setattr(Intake, "take", exchanged)
+    with pytest.raises(ResultError, match=r"rank 0 was not unpickled: .* announced \d+ bytes with sha256 \w+\.\.\. "):
+        submit(value).result(timeout=watch.DEADLINE)
     assert not Path(trace).exists()
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hmac
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TypeVar
 
+from distributor.channel import proof
 from distributor.channel.frames import MAX_BODY, ProtocolError
 from distributor.text import notices
 from distributor.values import messages
@@ -45,6 +46,9 @@ _LARGEST = 2**63 - 1
 
 _STREAMS = range(1, UNCAUGHT + 1)
 
+#: States of ranks that have succeeded.
+_SUCCEEDED = ("finished", "unreturned")
+
 
 class Guard:
     """What is known of a run's nodes, and so who may say what. Used in the channel's thread only.
@@ -78,6 +82,8 @@ class Guard:
         self._skips = skips
         self._known: tuple[Placement | None, dict[str, Node]] = (None, {})
         self._secrets: dict[str, str] = {}
+        #: What secrets of nodes are made with; without one, the first secret that a node shows counts.
+        self.seal: bytes | None = None
         self._importing: set[str] = set()
         self._warned: dict[str, set[str]] = {}
         self._refused = 0
@@ -94,6 +100,12 @@ class Guard:
             last = "; the next ones are not logged" if self._refused == _MOST_LOGGED else ""
             run = f"run {self._label}: " if self._label else ""
             _log.warning("%sended a connection from %s, which %s%s", run, peer, why, last)
+
+    @property
+    def names(self) -> Collection[str] | None:
+        """The names of the run's nodes; ``None`` while they are not known."""
+        placement, nodes = self._nodes()
+        return None if placement is None else nodes.keys()
 
     def check_facts(self, told: messages.TaskFacts) -> None:
         """Check the facts of a task.
@@ -142,6 +154,8 @@ class Guard:
         """
         _check_length("the name of a node", hello.node, _LONGEST_NAME)
         _check_length("the secret of a node", hello.secret, _LONGEST_NAME)
+        if self.seal is not None and not proof.holds(self.seal, hello.node, hello.secret):
+            raise ProtocolError(f"a process without a secret of node {hello.node!r}")
         if not _equal(self._secrets.get(hello.node, hello.secret), hello.secret):
             raise ProtocolError(f"another process is node {hello.node!r}")
         if self._world_size is not None:
@@ -174,6 +188,8 @@ class Guard:
                 self._check_failure(node, message.failure)
             case messages.Stopped():
                 self._check_stopped(node, message)
+            case messages.Finished():
+                self._check_finished(node, message)
             case messages.Importing():
                 if message.node != node:
                     raise ProtocolError(f"it is not node {message.node!r}")
@@ -258,6 +274,23 @@ class Guard:
             self._check_rank(node, outcome.rank)
             _check_times(outcome)
             self._check_failure(node, outcome.failure)
+
+    def _check_finished(self, node: str, finished: messages.Finished) -> None:
+        report = finished.report
+        placed = self._nodes()[1].get(node)
+        if placed is not None and (report.host, report.node_rank) != (placed.host, placed.node_rank):
+            raise ProtocolError(f"node {node!r} is not node {report.node_rank} on host {report.host!r}")
+        if placed is not None and [outcome.rank for outcome in report.outcomes] != list(placed.ranks):
+            raise ProtocolError(f"node {node!r} does not tell the outcomes of its ranks")
+        if report.error is not None or any(each.state not in _SUCCEEDED for each in report.outcomes):
+            raise ProtocolError(f"node {node!r} has not succeeded")
+        for outcome in report.outcomes:
+            _check_times(outcome)
+            self._check_failure(node, outcome.failure)
+        if not all(map(math.isfinite, report.times.values())):
+            raise ProtocolError("a time is not finite")
+        for rank in (*dict(finished.values), *finished.following):
+            self._check_rank(node, rank)
 
     def _is_new(self, node: str, warnings: messages.Warnings) -> bool:
         """Return whether warnings are to be shown now. All of them come again with the node's report.

@@ -1,7 +1,7 @@
 """The driver's side of large return values, which tasks send over the channel.
 
-The bytes are not trusted here. Before they are unpickled, their digest is compared with the one that arrives through
-Spark.
+Only who has the secret of the rank's node can send one. Before it is unpickled, its digest is compared with the one
+that arrives through Spark, unless Spark has failed.
 """
 
 from __future__ import annotations
@@ -60,6 +60,16 @@ class Intake:
         """The ranks whose values are arriving."""
         return set(self._coming)
 
+    @property
+    def received(self) -> int:
+        """Number of bytes that have arrived and were not taken."""
+        coming = (delivery.filled for delivery in self._coming.values())
+        return sum(coming) + sum(len(arrived.data) for arrived in self._arrived.values())
+
+    def has(self, rank: int) -> bool:
+        """Return whether the value of a rank has arrived, or is not expected."""
+        return rank in self._arrived or rank not in self._ranks
+
     def expect(self, ranks: Collection[int]) -> None:
         """Set the ranks that return values. The values of others are refused."""
         self._ranks = ranks
@@ -105,7 +115,7 @@ class Intake:
 
 
 class _Delivery(asyncio.BufferedProtocol):
-    """The bytes of one value. The connection writes them directly into their final place.
+    """The bytes of one value, of which ``filled`` are here. The connection writes them directly into their final place.
 
     Args:
         size: number of bytes. Memory is used as they arrive.
@@ -119,17 +129,17 @@ class _Delivery(asyncio.BufferedProtocol):
         self.data = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.data))
         self._ready = 0
-        self._filled = 0
+        self.filled = 0
         self._lost = False
         self._transport = transport
         self._news = asyncio.Event()
         self._excess = memoryview(bytearray(_EXCESS))
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self.data[self._filled :] or self._excess
+        return self.data[self.filled :] or self._excess
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._filled = min(self._filled + nbytes, len(self.data))
+        self.filled = min(self.filled + nbytes, len(self.data))
         self._news.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -150,7 +160,7 @@ class _Delivery(asyncio.BufferedProtocol):
         while done < len(self.data):
             await self._news.wait()
             self._news.clear()
-            end = self._filled
+            end = self.filled
             if end == len(self.data) or end - done >= _STEP:
                 await asyncio.get_running_loop().run_in_executor(None, self._hash, found, done, end)
                 done = end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
 import threading
 from collections.abc import Callable, Coroutine
@@ -17,6 +18,8 @@ from distributor.channel.door import Door
 from distributor.channel.facts import Facts
 from distributor.channel.guard import Guard
 from distributor.channel.intake import Intake
+from distributor.channel.proof import SEAL_BYTES
+from distributor.channel.returns import Returns
 from distributor.values import messages, outcome
 from distributor.values.messages import Message, Offset
 from distributor.values.plan import Endpoint
@@ -102,8 +105,8 @@ class ChannelServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._standing = _Standing()
         self._door = Door(partial(self._serve, window=RETURN_WINDOW), tasks)
-        #: The return values that come over the channel.
-        self.intake = Intake()
+        #: What nodes bring back over the channel.
+        self.returns = Returns(Intake())
         #: Whether a task or a node has ever reached the driver.
         self.reached = False
 
@@ -111,6 +114,11 @@ class ChannelServer:
     def address(self) -> str | None:
         """``host:port`` that nodes are given, once the server listens for them."""
         return self._door.address
+
+    @property
+    def intake(self) -> Intake:
+        """The larger return values that come over the channel."""
+        return self.returns.intake
 
     @property
     def begun(self) -> bool:
@@ -152,6 +160,22 @@ class ChannelServer:
         endpoint = self._door.listen(bind, advertise, ports)
         self._call(self._start(self._door.accept(self._start))).result()
         return endpoint
+
+    def seal(self) -> bytes:
+        """Return what the secrets of nodes must be made with from now on; see :mod:`distributor.channel.proof`."""
+        self._guard.seal = secrets.token_bytes(SEAL_BYTES)
+        return self._guard.seal
+
+    def returned(self, patience: float) -> outcome.Collected | None:
+        """Wait for what nodes bring back over the channel, and return it once it is complete.
+
+        Args:
+            patience: number of seconds to wait while nothing arrives.
+
+        Returns:
+            The reports and values of all nodes; ``None`` if a node has not succeeded, or is gone.
+        """
+        return self._call(self.returns.wait(lambda: self._guard.names, self._expects_nothing, patience)).result()
 
     def attach(self, sock: socket.socket) -> None:
         """Serve a node over a connected socket whose other end the node inherits; the server owns the socket then."""
@@ -287,6 +311,8 @@ class ChannelServer:
             if self._guard.passes(node, message):
                 if isinstance(message, outcome.Log):
                     self._listener.on_log(message)
+                elif isinstance(message, messages.Finished):
+                    self.returns.note(node, message)
                 else:
                     self._listener.on_message(node, message)
             if isinstance(message, messages.Beat):
@@ -397,6 +423,10 @@ class ChannelServer:
             for node, peer in list(self._peers.items()):
                 if now - peer.heard > self._timeout:
                     self._lose(node, f"nothing was heard from it for {self._timeout:g} s")
+
+    def _expects_nothing(self) -> bool:
+        """Return whether no node brings back anything more: the run is stopped, or no node has come."""
+        return self._standing.stop is not None or not (self._peers or self.returns)
 
     def _lose(self, node: str, why: str) -> None:
         peer = self._peers.pop(node, None)

@@ -1,4 +1,4 @@
-"""A task's side of the channel: the exchange of facts between all tasks of a run, and large return values at its end.
+"""A task's side of the channel: the exchange of facts between all tasks of a run, and return values at its end.
 
 Facts are exchanged once, before any task starts its work. Over the channel, the driver answers as soon as it has heard
 from all tasks. Spark's own ``allGather`` polls once a second. Either all tasks use the channel or all use
@@ -11,8 +11,8 @@ This module uses the standard library only, and is pickled by value into workers
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-import os
 import socket
 import struct
 import time
@@ -21,7 +21,7 @@ from typing import Any
 
 from distributor.machine import network
 from distributor.values import messages
-from distributor.values.messages import AllFacts, Message, Proceed, Received, Stop, TaskFacts, Value
+from distributor.values.messages import AllFacts, Message, Proceed, Received, Sent, Stop, TaskFacts, Value
 
 #: Where the driver listens: host, port, certificate (PEM), token.
 Endpoint = tuple[str, int, str, bytes]
@@ -91,17 +91,14 @@ def tell(endpoint: Endpoint, told: Iterable[Message], timeout: float = CONNECT_T
             pass
 
 
-def send_value(endpoint: Endpoint, value: Value, path: str, patience: float) -> tuple[int, bytes]:
+def send_value(endpoint: Endpoint, value: Value, content: bytes | str, patience: float) -> Sent:
     """Send a rank's return value to the driver.
 
     Args:
         endpoint: the driver.
-        value: says whose value it is; its size is that of the file.
-        path: the file that holds the value.
+        value: says whose value it is, and how large.
+        content: the pickled value, or the path of a file that holds it.
         patience: number of seconds without progress after which the driver counts as lost.
-
-    Returns:
-        The number of bytes that were sent, and their digest (sha256).
 
     Raises:
         StoppedError: the run was stopped.
@@ -109,24 +106,24 @@ def send_value(endpoint: Endpoint, value: Value, path: str, patience: float) -> 
     """
     for _ in range(_SENDINGS - 1):
         try:
-            return _send_value(endpoint, value, path, patience)
+            return _send_value(endpoint, value, content, patience)
         except OSError:
             pass
-    return _send_value(endpoint, value, path, patience)
+    return _send_value(endpoint, value, content, patience)
 
 
-def _send_value(endpoint: Endpoint, value: Value, path: str, patience: float) -> tuple[int, bytes]:
-    with open(path, "rb", buffering=0) as file, _connect(endpoint) as line:
+def _send_value(endpoint: Endpoint, value: Value, content: bytes | str, patience: float) -> Sent:
+    source = io.BytesIO(content) if isinstance(content, bytes) else open(content, "rb", buffering=0)
+    with source as file, _connect(endpoint) as line:
         line.settimeout(patience)
-        size = os.fstat(file.fileno()).st_size
-        line.sendall(_pack(Value(value.rank, size, value.node, value.secret)))
+        line.sendall(_pack(value))
         _expect(Proceed, line)
         digest, buffer = hashlib.sha256(), memoryview(bytearray(_PIECE))
         while count := file.readinto(buffer):
             digest.update(buffer[:count])
             line.sendall(buffer[:count])
         _expect(Received, line)
-    return size, digest.digest()
+    return Sent(value.size, digest.digest())
 
 
 def _expect(kind: type[Message], line: socket.socket) -> None:

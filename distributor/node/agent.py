@@ -25,6 +25,7 @@ from distributor.machine import folders, limits, network, processes, versions
 from distributor.node import guard, launching, outcomes, staging
 from distributor.node.attempt import Assignment, Attempt, Ended, Notes
 from distributor.node.driver_link import DriverLink
+from distributor.node.handover import Handover
 from distributor.node.launching import Launcher, SpawnedLauncher
 from distributor.node.restarts import Restarts
 from distributor.node.tailing import Tailing
@@ -99,8 +100,7 @@ class _Agent:
                 told = outcomes.explain(error, folder)
                 report, small, failed = NodeReport(-1, socket.gethostname(), error=told), {}, True
                 self._link.tell(messages.Failed())
-            stopped = await self._link.close()
-            self._report(report, small, failed or stopped)
+            await self._hand_over(report, small, failed)
             await self._owner_gone.wait()
         finally:
             lock.close()
@@ -216,16 +216,22 @@ class _Agent:
         ]
         return Tailing(files, self._job.output.log_ranks, self._job.output.keep_logs)
 
-    def _report(self, report: NodeReport, small: Mapping[int, bytes], failed: bool) -> None:
+    async def _hand_over(self, report: NodeReport, small: Mapping[int, bytes], failed: bool) -> None:
+        """Bring everything that the node has to the driver, over the channel and through the owner."""
         finished = [outcome.rank for outcome in report.outcomes if outcome.state == "finished"]
         files = {rank: layout.value(self._order.folder, rank) for rank in finished}
         values: dict[int, bytes | str] = {
             **{rank: str(path) for rank, path in files.items() if path.exists()},
             **{rank: small[rank] for rank in finished if rank in small},
         }
+        handover = Handover(self._order, self._link, self._job.deadlines.heartbeat_timeout)
+        if not failed:
+            handover.announce(report, values)
+        failed = await self._link.close() or failed
+        left = dict[int, bytes | str | messages.Sent](values) if failed else await handover.send(values)
         rest = self._logs.rest() if self._logs is not None else ()
         try:
-            result = messages.NodeResult(pickle.dumps(report), values, rest, failed)
+            result = messages.NodeResult(pickle.dumps(report), left, rest, failed)
             control.send(self._control, messages.encode(result))
         except OSError:  # the owner is gone, and no process waits for the report
             self._owner_gone.set()
@@ -255,9 +261,8 @@ class _Agent:
     def _on_owner_gone(self) -> None:
         self._owner_gone.set()
         self._restarts.end()
-        self._link.orphan()
-        if self._attempt is not None:
-            self._attempt.stop()
+        returned = self._attempt is not None and self._attempt.on_owner_gone()
+        self._link.orphan(lost=not returned)
 
     def _on_control(self) -> None:
         """Treat the control line as closed: after the first message, only its end can arrive."""

@@ -30,6 +30,9 @@ from distributor.values.plan import NodeOrder
 #: Number of seconds after the grace period when the launcher is killed, if it has not stopped its ranks by then.
 _STOP_MARGIN = 3.0
 
+#: Number of seconds that ranks of other nodes get to succeed too, once the owner is gone.
+_OTHERS_PATIENCE = 10.0
+
 #: Number of bytes of pickled exceptions that a node's report holds, at most.
 _MOST_EXCEPTIONS = 8 << 20
 
@@ -234,6 +237,18 @@ class Attempt:
         if self._ranks.alive:
             self._notes.gave_up = why
             self.stop()
+
+    def on_owner_gone(self) -> bool:
+        """Stop the ranks. If all of them have succeeded, give those of other nodes a little time to do so too.
+
+        Returns:
+            Whether the node's ranks have succeeded.
+        """
+        if self._ranks.succeeded:
+            asyncio.get_running_loop().call_later(_OTHERS_PATIENCE, self.stop)
+            return True
+        self.stop()
+        return False
 
     def stop(self, *, grace: bool = True) -> None:
         """Make the launcher stop its ranks within the grace period. Without grace or living ranks, kill it at once."""

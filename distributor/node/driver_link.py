@@ -144,9 +144,10 @@ class DriverLink:
         if self._uplink is not None:
             self._uplink.send(message)
 
-    def orphan(self) -> None:
-        """Note that the agent's owner is gone, and say so."""
-        self.tell(messages.Orphaned())
+    def orphan(self, *, lost: bool) -> None:
+        """Note that the agent's owner is gone. Say so if the node is lost with it: its ranks have not succeeded."""
+        if lost:
+            self.tell(messages.Orphaned())
         self._orphaned.set()
 
     async def close(self) -> bool:

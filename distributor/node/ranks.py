@@ -48,6 +48,11 @@ class Ranks:
         return any(exit.code != 0 and exit.stopped is None for exit in self.exits.values())
 
     @property
+    def succeeded(self) -> bool:
+        """Whether all ranks have ended without a failure."""
+        return self.started and not self.alive and all(exit.code == 0 for exit in self.exits.values())
+
+    @property
     def alive(self) -> bool:
         return bool(self.alive_pids)
 

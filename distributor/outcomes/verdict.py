@@ -93,9 +93,16 @@ def _judged(
 ) -> dict[int, Any]:
     """Return the ranks' values, or raise the exception that says why there are none."""
     failures = [o.failure for report in collected.reports for o in report.outcomes if o.state == "failed"]
-    if isinstance(cause, NodeLost) and not has_cause(failures):
+    if isinstance(cause, NodeLost) and not has_cause(failures) and not _is_whole(collected, world_size):
         raise node_lost(cause.nodes, local)
     return values(collected, world_size, advise, () if cause is None else cause.failures, local)
+
+
+def _is_whole(collected: Collected, world_size: int) -> bool:
+    """Return whether all ranks have succeeded and everything of them is here, whatever was lost after that."""
+    outcomes = [outcome for report in collected.reports for outcome in report.outcomes]
+    succeeded = {outcome.rank for outcome in outcomes if outcome.state in ("finished", "unreturned")}
+    return not collected.lost_hosts and len(succeeded) == world_size
 
 
 def _best(cause: RankFailed | NodeLost | None, error: BaseException, advise: Advise, local: bool) -> BaseException:

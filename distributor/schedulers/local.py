@@ -23,7 +23,7 @@ from distributor.machine import devices, folders, limits, network, processes
 from distributor.shipping import package, project
 from distributor.text import wording
 from distributor.values.job import Job, Module, Step, Target, TaskProfile, warmth
-from distributor.values.messages import Importing, NodeResult
+from distributor.values.messages import Importing, NodeResult, Sent
 from distributor.values.options import Resources
 from distributor.values.outcome import Collected, Log, NodeReport
 from distributor.values.placement import NodeFacts, Placement
@@ -232,7 +232,7 @@ def _part(result: NodeResult | None) -> _Part:
         return _Part(None)
     return _Part(
         pickle.loads(result.report),
-        {rank: list(pieces(path, _CHUNK)) for rank, path in result.values.items()},
+        {rank: list(pieces(value, _CHUNK)) for rank, value in result.values.items() if not isinstance(value, Sent)},
         [Log(*piece) for piece in rest(result.rest, _CHUNK)],
     )
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from distributor.values.outcome import Failure, Outcome
+from distributor.values.outcome import Failure, NodeReport, Outcome
 from distributor.values.placement import Node
 
 M = TypeVar("M", bound="Message")
@@ -62,10 +62,9 @@ class Importing(Message):
 
 @dataclass(frozen=True)
 class Value(Message):
-    """A task has the return value of a rank, of ``size`` bytes. They follow the driver's :class:`Proceed` as they are.
+    """A node has the return value of a rank, of ``size`` bytes. They follow the driver's :class:`Proceed` as they are.
 
-    The task sends it as the first message of a connection, after its node has ended. ``node`` and ``secret`` are those
-    of the node's :class:`Hello`.
+    It is the first message of a connection. ``node`` and ``secret`` are those of the node's :class:`Hello`.
     """
 
     rank: int
@@ -155,6 +154,19 @@ class Stopped(Message):
     port: int
     outcomes: tuple[Outcome, ...]
     error: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Finished(Message):
+    """All ranks of the node have succeeded. The same comes through Spark, if that does not fail.
+
+    ``values`` are small return values: rank, and the pickled value in base64. The values of the ranks in ``following``
+    come over connections of their own; see :class:`Value`.
+    """
+
+    report: NodeReport
+    values: tuple[tuple[int, str], ...] = dataclasses.field(default=(), repr=False)
+    following: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -343,15 +355,24 @@ class Rest:
 
 
 @dataclass(frozen=True)
+class Sent:
+    """A return value that the driver has got over the channel: number of bytes, and digest (sha256)."""
+
+    size: int
+    digest: bytes
+
+
+@dataclass(frozen=True)
 class NodeResult(Message):
     """Everything that a node brings back.
 
     ``report`` is the pickled :class:`~distributor.values.outcome.NodeReport`. ``values`` are pickled return values by
-    rank, or the paths of files that hold them. ``failed`` says whether the run has failed, as far as the node knows.
+    rank, or the paths of files that hold them, or what was sent of them. ``failed`` says whether the run has failed, as
+    far as the node knows.
     """
 
     report: bytes = dataclasses.field(repr=False)
-    values: dict[int, bytes | str] = dataclasses.field(repr=False)
+    values: dict[int, bytes | str | Sent] = dataclasses.field(repr=False)
     rest: tuple[Rest, ...]
     failed: bool
 
@@ -360,7 +381,7 @@ _KINDS = {
     kind.__name__: kind
     for kind in (
         *(TaskFacts, Importing, Value),
-        *(Hello, Started, Beat, Stacks, Warnings, Skipped, Failed, Stopped, Dead, Orphaned, Bye),
+        *(Hello, Started, Beat, Stacks, Warnings, Skipped, Failed, Stopped, Finished, Dead, Orphaned, Bye),
         *(AllFacts, Gather, Proceed, Received, Welcome, Heard, Farewell, Stop, Begin, End, Dump),
         *(StartRanks, LauncherReady, RanksStarted, RankExited, AllPassed, LauncherWarning, LauncherFailed),
         *(Fork, Retire, NodeResult),

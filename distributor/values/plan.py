@@ -174,7 +174,8 @@ class AgentOrder:
         reached: whether the driver has already been reached from here in this run.
         times: moments before the agent started, by name, in seconds since the epoch.
         note: a note for the user.
-        secret: proves to the driver that this agent, or its owner, is the node. No rank knows it.
+        secret: proves to the driver that this agent, or its owner, is the node, as
+            :mod:`distributor.channel.proof` makes it on Spark. No rank knows it.
     """
 
     job: bytes = field(repr=False)

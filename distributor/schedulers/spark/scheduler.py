@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 _log = notices.logger
 
+#: Number of seconds to wait for the results of nodes after Spark has failed, while nothing of them arrives.
+_RETURN_PATIENCE = 10.0
+
 #: Number of seconds beyond the grace period in which all tasks of a failed run end. After that, its handle cancels it.
 _FAILED_MARGIN = 5.0
 
@@ -103,10 +106,15 @@ class SparkScheduler:
 
     def run(self, job: Job, server: ChannelServer) -> Collected:
         try:
-            return self._run(job, server)
+            collected = self._run(job, server)
+            return (collected.lost_hosts and server.returned(_RETURN_PATIENCE)) or collected
         except DistributorError:
             raise
         except Exception as error:
+            if (returned := server.returned(_RETURN_PATIENCE)) is not None:
+                why = spark_errors.reason(str(error))
+                _log.warning("run %s: Spark failed after training had ended; all results are here: %s", job.label, why)
+                return returned
             if (ended := self._barrier.ended(job)) is not None:
                 raise ended from None
             raise spark_errors.translate(error, job, self._barrier.failed_hosts()) from None
@@ -117,7 +125,8 @@ class SparkScheduler:
         endpoint = _listen(job, server, host, bind)
         # A report has tracebacks and log lines: where encryption is requested, it must not travel unencrypted.
         key = None if checks.encryption(self._session) else secrets.token_bytes(32)
-        task = _make_task(_shipment(job, self._barrier.deliver(job), endpoint, host, key))
+        delivery = self._barrier.deliver(job)
+        task = _make_task(_shipment(job, delivery, endpoint, host, server.seal(), key))
         server.intake.expect(range(job.resources.num_processes if job.collect == "all" else 1))
         server.accept_if(partial(spark_slots.is_spread, job))
         return self._barrier.collect(job, task, server)
@@ -139,7 +148,7 @@ def _listen(job: Job, server: ChannelServer, host: str, bind: str) -> exchange.E
 
 
 def _shipment(
-    job: Job, delivery: Delivery, endpoint: exchange.Endpoint | None, host: str, key: bytes | None
+    job: Job, delivery: Delivery, endpoint: exchange.Endpoint | None, host: str, seal: bytes, key: bytes | None
 ) -> Shipment:
     """Return the input of the job's tasks."""
     return {
@@ -155,6 +164,7 @@ def _shipment(
         "gpu": spark_slots.GPU if job.resources.use_gpu else None,
         "chunk": delivery.chunk,
         "patience": job.deadlines.grace_period + _FAILED_MARGIN,
+        "seal": seal,
         "key": key,
     }
 

@@ -15,7 +15,8 @@ class Shipment(TypedDict):
     such a name, or the zip itself. ``exchange``: whether facts go over the channel if it can be reached. ``silence``:
     number of seconds after which a driver that does not answer counts as lost. ``warmth``: what the job asks of warm
     processes. ``gpu``: name of the GPU resource or ``None``. ``chunk``: bytes of one piece of a return value.
-    ``patience``: number of seconds within which all nodes of a failed run end. ``key`` authenticates the rows that one
+    ``patience``: number of seconds within which all nodes of a failed run end. ``seal`` makes the secrets of nodes; see
+    :mod:`distributor.channel.proof`. ``key`` authenticates the rows that one
     task sends to another; it is ``None`` if rows must not go from one executor to another.
     """
 
@@ -31,4 +32,5 @@ class Shipment(TypedDict):
     gpu: str | None
     chunk: int
     patience: float
+    seal: bytes
     key: bytes | None

@@ -17,7 +17,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from distributor.channel import task as exchange
+from distributor.channel import proof, task as exchange
 from distributor.hosting.host_node import host_node
 from distributor.hosting.report import pieces, rest
 from distributor.machine import devices, network, processes, versions
@@ -29,9 +29,6 @@ from distributor.values.plan import AgentOrder
 
 #: Number of seconds to try to tell the driver which module is being imported. The import does not wait for this.
 _IMPORTING_TIMEOUT = 1.0
-
-#: Number of bytes from which a return value goes over the channel. For smaller ones, Spark is as fast.
-_LARGE = 1 << 20
 
 #: Most bytes of logs that a failed node sends by the accumulator, which passes through Spark's scheduler.
 _MAX_LOGS = 16 << 20
@@ -158,7 +155,7 @@ def _lead(
         )
         if not keep_listening:
             listener.close()
-        secret = os.urandom(16).hex()
+        secret = proof.make(shipment["seal"], str(mine["executor"]))
         about = {"reached": reached, "times": times, "note": agent.note, "secret": secret}
         result = node.converse(_order(shipment, facts, mine, node.folder, root, **about))
         if result is None:
@@ -169,9 +166,8 @@ def _lead(
             return [told, *_output(result.rest, shipment["chunk"])]
         yield told
         yield from _output(result.rest, shipment["chunk"])
-        for rank, content in result.values.items():
-            value = messages.Value(rank, 0, str(mine["executor"]), secret)
-            yield from _value(shipment, value, content, reached)
+        for rank, value in result.values.items():
+            yield from _value(rank, value, shipment["chunk"])
         return None
 
 
@@ -201,30 +197,13 @@ def _order(
     )
 
 
-def _value(shipment: Shipment, value: messages.Value, content: bytes | str, reached: bool) -> Iterator[bytes]:
-    """Yield the rows of a rank's return value: its digest if the channel has taken it, otherwise its pieces.
-
-    Args:
-        shipment: what the job sent.
-        value: whose value it is.
-        content: the pickled value, or the path of a file that holds it.
-        reached: whether the driver can be reached.
-    """
-    endpoint = shipment["endpoint"]
-    if isinstance(content, str) and reached and endpoint is not None and os.path.getsize(content) >= _LARGE:
-        sent = None
-        try:
-            sent = exchange.send_value(endpoint, value, content, shipment["silence"])
-        except exchange.StoppedError:
-            return
-        except (OSError, ValueError):  # ValueError: what answers is not the driver
-            pass
-        if sent is not None:
-            size, digest = sent
-            yield b"D" + struct.pack("!IQ", value.rank, size) + digest
-            return
-    for piece in pieces(content, shipment["chunk"]):
-        yield b"V" + struct.pack("!I", value.rank) + piece
+def _value(rank: int, value: bytes | str | messages.Sent, chunk: int) -> Iterator[bytes]:
+    """Yield the rows of a rank's return value: its digest if the channel has taken it, otherwise its pieces."""
+    if isinstance(value, messages.Sent):
+        yield b"D" + struct.pack("!IQ", rank, value.size) + value.digest
+        return
+    for piece in pieces(value, chunk):
+        yield b"V" + struct.pack("!I", rank) + piece
 
 
 def _content(what: bytes | str) -> bytes:

@@ -1,0 +1,74 @@
+"""The driver's side of what nodes bring back over the channel, once all their ranks have succeeded.
+
+Spark brings the same. If it fails after training has ended, for example because it loses an executor on the way, what
+has come over the channel counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Callable, Collection
+
+from distributor.channel.intake import Intake
+from distributor.values.messages import Finished
+from distributor.values.outcome import Collected
+
+#: Number of seconds between two looks at what has arrived.
+_LOOK = 0.05
+
+
+class Returns:
+    """The results of a run's nodes, as far as they have come over the channel. Used in the channel's thread only.
+
+    Args:
+        intake: receives the larger return values.
+    """
+
+    def __init__(self, intake: Intake) -> None:
+        self.intake = intake
+        self._finished: dict[str, Finished] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._finished)
+
+    def note(self, node: str, finished: Finished) -> None:
+        """Take what a node brings back."""
+        self._finished[node] = finished
+
+    async def wait(
+        self, nodes: Callable[[], Collection[str] | None], hopeless: Callable[[], bool], patience: float
+    ) -> Collected | None:
+        """Wait until everything has arrived, and return it; ``None`` if it does not come.
+
+        Args:
+            nodes: returns the names of the run's nodes; ``None`` while they are not known.
+            hopeless: returns whether what is missing cannot come any more.
+            patience: number of seconds to wait while nothing arrives.
+        """
+        loop = asyncio.get_running_loop()
+        seen, since = (-1, -1), loop.time()
+        while not self._complete(nodes()):
+            now = len(self._finished), self.intake.received
+            if now != seen:
+                seen, since = now, loop.time()
+            if hopeless() or loop.time() - since > patience:
+                return None
+            await asyncio.sleep(_LOOK)
+        return self._collected()
+
+    def _complete(self, nodes: Collection[str] | None) -> bool:
+        if nodes is None or not set(nodes) <= set(self._finished):
+            return False
+        return all(self.intake.has(rank) for finished in self._finished.values() for rank in finished.following)
+
+    def _collected(self) -> Collected:
+        values: dict[int, list[bytes | memoryview]] = {}
+        for finished in self._finished.values():
+            for rank, text in finished.values:
+                values[rank] = [base64.b64decode(text)]
+            for rank in finished.following:
+                if (arrived := self.intake.take(rank)) is not None:
+                    values[rank] = [arrived.data]
+        reports = sorted((each.report for each in self._finished.values()), key=lambda report: report.node_rank)
+        return Collected(tuple(reports), values)

@@ -1,0 +1,86 @@
+"""How a node whose ranks have succeeded hands over what they return: over the channel, beside its owner.
+
+The owner, a task's Python worker, passes everything on through Spark. It may die on the way, and its executor with it.
+The agent outlives both, so it sends the same over the channel, where that can be reached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+
+from distributor.channel import task as exchange
+from distributor.node.driver_link import DriverLink
+from distributor.values import messages
+from distributor.values.messages import Finished, Sent
+from distributor.values.outcome import NodeReport
+from distributor.values.plan import AgentOrder
+
+#: Bytes of values that a message of the node holds in all. Others are sent over connections of their own.
+_INLINE = 1 << 20
+
+
+class Handover:
+    """Sends what a node's ranks return to the driver.
+
+    Args:
+        order: the agent's order.
+        link: the agent's link to the driver.
+        silence: number of seconds without progress after which the driver counts as lost.
+    """
+
+    def __init__(self, order: AgentOrder, link: DriverLink, silence: float) -> None:
+        self._order = order
+        self._link = link
+        self._silence = silence
+        self._following: tuple[int, ...] = ()
+
+    def announce(self, report: NodeReport, values: Mapping[int, bytes | str]) -> None:
+        """Tell the driver how the ranks have ended, with their small values.
+
+        Args:
+            report: the node's report.
+            values: pickled return values by rank, or the paths of files that hold them.
+        """
+        if self._order.endpoint is None or not self._link.is_open:
+            return
+        small = within(values, _INLINE)
+        self._following = tuple(rank for rank in values if rank not in small)
+        texts = tuple((rank, base64.b64encode(value).decode()) for rank, value in small.items())
+        self._link.tell(Finished(replace(report, placement=None), texts, self._following))
+
+    async def send(self, values: Mapping[int, bytes | str]) -> dict[int, bytes | str | Sent]:
+        """Send the values that were announced to follow. Return all values; instead of those, what was sent of them."""
+        left: dict[int, bytes | str | Sent] = dict(values)
+        loop = asyncio.get_running_loop()
+        for rank in self._following:
+            try:
+                left[rank] = await loop.run_in_executor(None, self._send, rank, values[rank])
+            except exchange.StoppedError:
+                break
+            except (OSError, ValueError):  # ValueError: what answers is not the driver
+                pass  # it goes through Spark
+        return left
+
+    def _send(self, rank: int, content: bytes | str) -> Sent:
+        assert self._order.endpoint is not None
+        size = len(content) if isinstance(content, bytes) else os.path.getsize(content)
+        value = messages.Value(rank, size, self._order.executor, self._order.secret)
+        return exchange.send_value(self._order.endpoint, value, content, self._silence)
+
+
+def within(values: Mapping[int, bytes | str], most: int) -> dict[int, bytes]:
+    """Return the values that are in memory, in order, as many as have ``most`` bytes together.
+
+    >>> within({0: b"abc", 1: "/tmp/value", 2: b"d", 3: b"e"}, 4)
+    {0: b'abc', 2: b'd'}
+    """
+    kept: dict[int, bytes] = {}
+    for rank, value in values.items():
+        if isinstance(value, bytes) and len(value) <= most:
+            kept[rank] = value
+            most -= len(value)
+    return kept

@@ -1,0 +1,105 @@
+"""Training has ended, and then something dies that passes on what it returns: the run has succeeded all the same."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch.distributed as dist
+import watch
+from proxy import Proxy
+from sessions import Sessions
+
+from distributor import NodeLostError, Run, TorchDistributor
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+SMALL, LARGE = 1000, 24 << 20
+
+WARNING = "Spark failed after training had ended; all results are here: "
+
+
+def train(size: int, stop: tuple[str, ...], folder: str) -> bytes:
+    """Trains, and before it returns stops its Python worker or executor, so that Spark brings nothing back."""
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo")
+    agent = psutil.Process().parents()[1]
+    worker = psutil.Process(int(agent.cmdline()[5]))
+    (executor,) = [each for each in worker.parents() if "CoarseGrained" in " ".join(each.cmdline())][:1] or [worker]
+    dist.barrier()
+    if stop[rank] != "":
+        victim = {"worker": worker, "executor": executor}[stop[rank]]
+        victim.send_signal(signal.SIGSTOP)
+        Path(folder, f"{rank}.pid").write_text(str(victim.pid))
+    dist.barrier()
+    dist.destroy_process_group()
+    return random.Random(rank).randbytes(size)
+
+
+def submit(size: int, folder: Path, *stop: str, **options: Any) -> tuple[Run[Any], list[psutil.Process]]:
+    """Starts a run of two ranks on two nodes, and returns it when they have returned, with what is stopped."""
+    distributor = TorchDistributor(2, False, False, max_processes_per_node=1, **options)
+    run = distributor.submit(train, size, stop, str(folder))
+    files = [folder / f"{rank}.pid" for rank, what in enumerate(stop) if what]
+    stopped = [psutil.Process(int(watch.until(lambda file=file: file.exists() and file.read_text()))) for file in files]
+    return run, stopped
+
+
+def has_succeeded(run: Run[Any], size: int) -> bool:
+    values = run.results(timeout=watch.DEADLINE)
+    watch.gone(run.id, watch.ORPHAN_DEADLINE)
+    watch.until(lambda: not [folder for folder in watch.folders() if run.id in folder.name])
+    return values == [random.Random(rank).randbytes(size) for rank in range(2)]
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+@pytest.mark.parametrize("stop", [("", "executor"), ("worker", ""), ("executor", "executor"), ("worker", "worker")])
+def test_who_passes_on_values_dies(
+    sessions: Sessions, stop: tuple[str, str], size: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sessions.get("local-cluster[2,2,1024]")
+    run, stopped = submit(size, tmp_path, *stop)
+    watch.until(lambda: run.snapshot().ranks_up == 0)
+    for process in stopped:
+        process.kill()
+    assert has_succeeded(run, size)
+    assert WARNING in caplog.text
+
+
+@pytest.mark.parametrize("end", ["cancelAllJobs", "stop"])
+def test_sparks_job_is_cancelled_from_outside(sessions: Sessions, end: str, tmp_path: Path) -> None:
+    spark = sessions.get("local-cluster[2,2,1024]")
+    run, stopped = submit(SMALL, tmp_path, "worker", "worker")
+    watch.until(lambda: run.snapshot().ranks_up == 0)
+    getattr(spark.sparkContext, end)()
+    for process in stopped:
+        process.kill()
+    assert has_succeeded(run, SMALL)
+
+
+def test_a_worker_dies_while_values_travel(sessions: Sessions, wire: Proxy, tmp_path: Path) -> None:
+    sessions.get("local-cluster[2,2,1024]")
+    wire.stop_after(LARGE // 2, times=1, hang=True)
+    run, stopped = submit(LARGE, tmp_path, "", "worker", heartbeat_timeout=5)
+    watch.until(lambda: wire.stopped)
+    (worker,) = stopped
+    worker.kill()
+    assert has_succeeded(run, LARGE)
+
+
+def test_an_agent_that_dies_too_takes_its_values_along(sessions: Sessions, wire: Proxy, tmp_path: Path) -> None:
+    sessions.get("local-cluster[2,2,1024]")
+    wire.stop_after(LARGE // 2, hang=True)
+    run, (worker,) = submit(LARGE, tmp_path, "", "worker")
+    watch.until(lambda: wire.stopped)
+    (agent,) = watch.agents_of(worker.pid)
+    agent.kill()
+    worker.kill()
+    with pytest.raises(NodeLostError):
+        run.result(timeout=watch.DEADLINE)
+    watch.gone(run.id, watch.ORPHAN_DEADLINE)
