@@ -241,6 +241,7 @@ session.sparkContext.parallelize(range(2), 2).foreach(wait)
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_sparks_bar_stays_away_while_a_run_goes(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ON_A_SESSION)
     terminal = Terminal([sys.executable, str(tmp_path / "train.py")])

@@ -111,6 +111,7 @@ def test_more_slots_than_there_can_be() -> None:
         on_executors(5).run(trainings.rank)
 
 
+@pytest.mark.slow
 def test_deepspeed() -> None:
     pytest.importorskip("deepspeed")
     run = DeepspeedTorchDistributor(2, useGpu=False, deepspeedConfig=deepspeed_trainings.config(3)).submit(

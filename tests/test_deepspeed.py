@@ -33,7 +33,7 @@ MakeDeepspeed = Callable[..., DeepspeedTorchDistributor]
 CLUSTER = MASTERS[-1]
 
 
-@pytest.fixture(scope="session", params=[LOCAL, pytest.param(CLUSTER, marks=pytest.mark.spark)])
+@pytest.fixture(scope="session", params=[LOCAL, pytest.param(CLUSTER, marks=[pytest.mark.spark, pytest.mark.slow])])
 def mode(request: pytest.FixtureRequest) -> str:
     """One node, or two executors."""
     return str(request.param)
@@ -121,8 +121,8 @@ def test_a_script_gets_deepspeeds_arguments(make: MakeDeepspeed, tmp_path: Path)
     ("config", "options", "expected"),
     [
         ({"bf16": {"enabled": True}}, {}, ["--deepspeed", "--deepspeed_config"]),
-        (None, {}, ["--deepspeed"]),
-        ({"bf16": {"enabled": True}}, {"script_arguments": False}, []),
+        pytest.param(None, {}, ["--deepspeed"], marks=pytest.mark.slow),
+        pytest.param({"bf16": {"enabled": True}}, {"script_arguments": False}, [], marks=pytest.mark.slow),
     ],
 )
 def test_arguments_of_a_module(config: Any, options: dict[str, Any], expected: list[str], tmp_path: Path) -> None:

@@ -356,6 +356,7 @@ def test_ranks_see_their_nodes_gpus_in_order(sessions: Sessions, gpu_settings: d
         on_executors(5, use_gpu=True).run(trainings.rank)
 
 
+@pytest.mark.slow
 def test_executors_that_share_gpus_are_refused(sessions: Sessions, same_gpus: dict[str, str]) -> None:
     sessions.get(CLUSTER, **same_gpus, **{"spark.task.resource.gpu.amount": "1"})
     with pytest.raises(ResourceError, match=r"ranks \d and \d on \S+ would share GPU [01]: give each task whole"):

@@ -93,7 +93,7 @@ def ranks(master: str) -> int:
     return 2 if master == ONE_TASK_EACH else 4
 
 
-@pytest.mark.parametrize("how", ["diverge", "SIGKILL"])
+@pytest.mark.parametrize("how", ["diverge", pytest.param("SIGKILL", marks=pytest.mark.slow)])
 def test_a_failed_run_is_a_failed_job(session: Any, ranks: int, how: str, tmp_path: Path) -> None:
     from pyspark import accumulators
 

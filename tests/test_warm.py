@@ -319,6 +319,7 @@ def test_its_end_does_not_disturb_the_run_that_goes(make: Make, tmp_path: Path) 
     watch.gone(run.id)
 
 
+@pytest.mark.slow
 def test_the_end_of_an_executor_is_its_end(sessions: Any, tmp_path: Path) -> None:
     sessions.get("local-cluster[2,2,1024]")
     distributor = TorchDistributor(2, False, False)

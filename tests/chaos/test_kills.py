@@ -82,6 +82,7 @@ KILLS: dict[str, tuple[Callable[[Run], psutil.Process], type[Exception], str]] =
 }
 
 
+@pytest.mark.slow_on_executors
 @pytest.mark.parametrize("victim", KILLS)
 def test_a_kill_is_a_true_error_and_leaves_nothing(
     victim: str, make_on_path: Make, path: str, mode: str, tmp_path: Path
@@ -123,6 +124,7 @@ def test_an_agent_that_is_killed_before_it_has_said_a_word(make_on_path: Make, t
     assert make_on_path(2).run(trainings.all_reduce) == 3.0
 
 
+@pytest.mark.slow_on_executors
 def test_a_stopped_rank_does_not_hold_up_the_end(make_on_path: Make, path: str, tmp_path: Path) -> None:
     """SIGSTOP: it cannot react to SIGTERM."""
     training = train(make_on_path, path, tmp_path)
