@@ -37,6 +37,9 @@ _HEADER = struct.Struct("!IB")
 _LOG = struct.Struct("!IBQ")
 _JSON_KIND, _LOG_KIND = 1, 2
 
+#: What may be half of a character (a surrogate), in JSON.
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+
 #: A text in JSON. Possessive, so that one without an end takes no longer than others.
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
@@ -111,7 +114,7 @@ async def read(reader: asyncio.StreamReader, limit: int = MAX_BODY) -> Message |
 
 
 def parse(body: bytes) -> Any:
-    """Return the values that a body holds as JSON (UTF-8).
+    """Return the values that a body holds as JSON (UTF-8). Halves of characters, which no log can hold, are escaped.
 
     Raises:
         ValueError: it is not JSON, would take too much time, memory or stack to parse, or holds NaN or a field twice.
@@ -120,7 +123,23 @@ def parse(body: bytes) -> Any:
     {'kind': 'Beat', 'alive': 2}
     """
     _check_size(body)
-    return _DECODER.decode(body.decode())
+    values = _DECODER.decode(body.decode())
+    return _encodable(values) if _HALF.search(body) else values
+
+
+def _encodable(value: Any) -> Any:
+    """Return plain values whose texts can be encoded.
+
+    >>> _encodable(["half a \\ud800 character"])
+    ['half a \\\\ud800 character']
+    """
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, list):
+        return [_encodable(entry) for entry in value]
+    if isinstance(value, dict):
+        return {_encodable(name): _encodable(entry) for name, entry in value.items()}
+    return value
 
 
 def _check_size(body: bytes) -> None:

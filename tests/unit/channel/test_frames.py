@@ -219,3 +219,9 @@ def test_messages_of_private_lines_may_hold_bytes(message):
 def test_what_is_no_message_is_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         messages.decode(wrong)
+
+
+def test_halves_of_characters_are_escaped() -> None:
+    """No log and no file could hold them."""
+    told = Warnings("host \udce4", ("half a \ud800 character", "a whole \U0001f600"))
+    assert read_all(frames.pack(told)) == [Warnings("host \\udce4", ("half a \\ud800 character", "a whole \U0001f600"))]
