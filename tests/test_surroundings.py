@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 import trainings
-from sessions import Make
+from sessions import Make, Sessions
 
 import distributor
+from distributor import StartError, TorchDistributor
 from distributor.shipping.package import package_zip
 
 NO_THREADS = """
@@ -87,3 +88,19 @@ def test_a_package_that_is_imported_from_a_zip(inside: str, tmp_path: Path) -> N
     assert where == f"{tmp_path}/dist.zip{inside}/distributor/__init__.py"
     assert int(shipped) == len(zipfile.ZipFile(io.BytesIO(package_zip())).namelist())
     assert values == ["3.0", "3.0"], ended.stderr
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_an_executor_without_a_temporary_folder(sessions: Sessions, tmp_path: Path) -> None:
+    folder = tmp_path / "t"
+    folder.mkdir()
+    sessions.get("local-cluster[1,1,1024]", **{"spark.executorEnv.TMPDIR": str(folder)})
+    one = TorchDistributor(1, False, False)
+    assert one.run(trainings.rank) == 0  # from now on, Python takes the same folder in this worker
+    shutil.rmtree(folder)
+    told = rf"the temporary folder on .* cannot be used \(No such file or directory in {folder}\): make it usable there"
+    with pytest.raises(StartError, match=told):
+        one.run(trainings.rank)
+    folder.mkdir()
+    assert one.run(trainings.rank) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from distributor.outcomes.stacks import Stacks
+from distributor.text.wording import no_temporary_folder
 from distributor.values.job import Step
 from distributor.values.outcome import Failure
 
@@ -41,6 +42,19 @@ class StartTimeout:
 
 
 @dataclass(frozen=True)
+class Unfit:
+    """The node on ``host`` has no place for its files; ``why`` is a short text."""
+
+    host: str
+    why: str
+
+    @property
+    def message(self) -> str:
+        """The text of the error."""
+        return no_temporary_folder(self.host, self.why)
+
+
+@dataclass(frozen=True)
 class RankFailed:
     """A rank failed. ``failures`` were reported while the run went on; others may be reported only at its end."""
 
@@ -55,14 +69,14 @@ class NodeLost:
     failures: tuple[Failure, ...] = ()
 
 
-Cause = Cancelled | Stalled | StartTimeout | RankFailed | NodeLost
+Cause = Cancelled | Stalled | StartTimeout | Unfit | RankFailed | NodeLost
 
 
 def joined(first: Cause, then: Cause) -> Cause:
     """Return the cause of a stop that began with ``first``, after ``then`` has been reported too.
 
-    A cancelled, stalled or late run keeps its cause. Failed ranks and lost nodes are kept together, since which of the
-    two the driver hears first is chance.
+    A run that was cancelled, stalls or does not start keeps its cause. Failed ranks and lost nodes are kept together,
+    since which of the two the driver hears first is chance.
 
     >>> joined(RankFailed(), NodeLost(("host-b",)))
     NodeLost(nodes=('host-b',), failures=())

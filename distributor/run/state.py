@@ -11,7 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from distributor.channel import frames
-from distributor.outcomes.causes import Cancelled, Cause, NodeLost, RankFailed, Stalled, StartTimeout, joined
+from distributor.outcomes.causes import (
+    Cancelled,
+    Cause,
+    NodeLost,
+    RankFailed,
+    Stalled,
+    StartTimeout,
+    Unfit,
+    joined,
+)
 from distributor.outcomes.failures import order_failures
 from distributor.outcomes.stacks import Stacks
 from distributor.run.nodes import Nodes
@@ -344,6 +353,8 @@ class AttemptState:
                     return [AskStacks()]
             case messages.Warnings():
                 return self._warn({text: [message.host] for text in message.texts})
+            case messages.Unfit():
+                return self._stop(Unfit(message.host, message.why), f"the node on {message.host} cannot start", now)
             case messages.Dead():
                 return self._on_lost(Lost(node, "its agent died"), now)
             case messages.Orphaned():

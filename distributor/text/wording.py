@@ -116,3 +116,11 @@ def parse_memory(text: str, unit: str = "") -> int:
     if match is None:
         raise ValueError(text)
     return int(float(match[1]) * (1 << _UNITS[match[2] or ("" if match[3] else unit)]))
+
+
+def no_temporary_folder(host: str, why: str) -> str:
+    """Return the text of an error about an executor's machine."""
+    return (
+        f"the temporary folder on {host} cannot be used ({why}): make it usable there, or set another one for "
+        "executors (spark.executorEnv.TMPDIR)"
+    )

@@ -170,6 +170,14 @@ class Finished(Message):
 
 
 @dataclass(frozen=True)
+class Unfit(Message):
+    """The node has no place for its files, and so no agent; its task says so. ``why`` is a short text."""
+
+    host: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Dead(Message):
     """The node's agent has died; its task says so."""
 
@@ -381,7 +389,7 @@ _KINDS = {
     kind.__name__: kind
     for kind in (
         *(TaskFacts, Importing, Value),
-        *(Hello, Started, Beat, Stacks, Warnings, Skipped, Failed, Stopped, Finished, Dead, Orphaned, Bye),
+        *(Hello, Started, Beat, Stacks, Warnings, Skipped, Failed, Stopped, Finished, Unfit, Dead, Orphaned, Bye),
         *(AllFacts, Gather, Proceed, Received, Welcome, Heard, Farewell, Stop, Begin, End, Dump),
         *(StartRanks, LauncherReady, RanksStarted, RankExited, AllPassed, LauncherWarning, LauncherFailed),
         *(Fork, Retire, NodeResult),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import json
 import pickle
 import struct
 import threading
@@ -11,7 +12,8 @@ from typing import Any
 
 from distributor.channel.intake import Arrived
 from distributor.errors import ResultError
-from distributor.values.outcome import Collected, Log
+from distributor.text.wording import no_temporary_folder
+from distributor.values.outcome import Collected, Log, NodeReport
 
 #: The function of one barrier task: takes the accumulator for the rows of a failed run, if there is one; yields rows.
 Task = Callable[..., Iterator[bytes]]
@@ -87,9 +89,16 @@ def sort(pieces: Iterable[bytes], arrived: Callable[[int], Arrived | None] = lam
         elif kind == b"G":
             rank, stream, offset = OUTPUT.unpack_from(body)
             logs.append(Log(rank, stream, offset, bytes(body[OUTPUT.size :])))
+        elif kind == b"E":
+            reports.append(_unplaced(*json.loads(bytes(body))))
         else:
             lost.append(bytes(body).decode())
     return Collected(tuple(reports), values, tuple(lost), tuple(logs))
+
+
+def _unplaced(host: str, why: str) -> NodeReport:
+    """Return the report of a node that has no place for its files."""
+    return NodeReport(-1, host, error=("StartError", no_temporary_folder(host, why)))
 
 
 def _announced(rank: int, size: int, digest: bytes, arrived: Arrived | None) -> memoryview:

@@ -8,6 +8,7 @@ If a run fails, the holder (:mod:`holder`) sees to it that its Spark job fails a
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import socket
 import struct
@@ -20,7 +21,7 @@ from typing import Any
 from distributor.channel import proof, task as exchange
 from distributor.hosting.host_node import host_node
 from distributor.hosting.report import pieces, rest
-from distributor.machine import devices, network, processes, versions
+from distributor.machine import devices, folders, network, processes, versions
 from distributor.schedulers.spark.executor import executor_host, executor_of_this
 from distributor.schedulers.spark.holder import await_end, choose_roles, hand_over, tell_siblings
 from distributor.schedulers.spark.shipment import Shipment
@@ -44,8 +45,9 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
     Yields:
         ``b"R" + pickled NodeReport``, ``b"V" + uint32 rank + piece of its pickled value``, ``b"D" + uint32 rank +
         uint64 size + sha256`` of a value that the channel has taken, ``b"G" + uint32 rank + uint8 stream + uint64
-        offset + piece of its output``, or ``b"L" + host`` if the agent died; nothing if another task leads this
-        executor, or if the run is stopped before it begins.
+        offset + piece of its output``, ``b"L" + host`` if the agent died, or ``b"E" + JSON`` of host and reason if the
+        node has no place for its files; nothing if another task leads this executor, or if the run is stopped before
+        it begins.
     """
     from pyspark import BarrierTaskContext
 
@@ -141,6 +143,10 @@ def _lead(
 
     If the run has failed, return the rows instead, unless their logs exceed ``_MAX_LOGS``.
     """
+    secret = proof.make(shipment["seal"], str(mine["executor"]))
+    if (why := folders.unusable()) is not None:
+        _tell_end(shipment["endpoint"], str(mine["executor"]), secret, messages.Unfit(str(mine["host"]), why))
+        return [b"E" + json.dumps([mine["host"], why]).encode()]
     with host_node(shipment["run_id"], mine["partition"]) as node:
         root = _unpack(shipment, node.folder)
         agent = node.start(
@@ -155,11 +161,10 @@ def _lead(
         )
         if not keep_listening:
             listener.close()
-        secret = proof.make(shipment["seal"], str(mine["executor"]))
         about = {"reached": reached, "times": times, "note": agent.note, "secret": secret}
         result = node.converse(_order(shipment, facts, mine, node.folder, root, **about))
         if result is None:
-            _tell_lost(shipment["endpoint"], str(mine["executor"]), secret)
+            _tell_end(shipment["endpoint"], str(mine["executor"]), secret, messages.Dead())
             return [b"L" + str(mine["host"]).encode()]
         told = b"R" + result.report
         if result.failed and sum(os.path.getsize(file.path) - file.offset for file in result.rest) <= _MAX_LOGS:
@@ -241,9 +246,9 @@ class _Importing:
                 self._endpoint = None
 
 
-def _tell_lost(endpoint: exchange.Endpoint | None, executor: str, secret: str) -> None:
-    """Tell the driver that this node's agent has died: it may never have reached the channel, and other nodes wait."""
+def _tell_end(endpoint: exchange.Endpoint | None, executor: str, secret: str, end: messages.Message) -> None:
+    """Tell the driver that this node has no agent: it may never have reached the channel, and other nodes wait."""
     if endpoint is not None:
         with suppress(OSError):
             hello = messages.Hello(executor, secret=secret)
-            exchange.tell(endpoint, [hello, messages.Dead(), messages.Bye()])
+            exchange.tell(endpoint, [hello, end, messages.Bye()])
