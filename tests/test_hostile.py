@@ -265,7 +265,7 @@ def test_a_rank_has_one_value_the_newest(expecting: tuple[ChannelServer, Endpoin
 
 def test_memory_is_used_as_a_value_arrives(expecting: tuple[ChannelServer, Endpoint]) -> None:
     server, endpoint = expecting
-    server.intake = Intake(limit=64 << 30)
+    server.returns = Returns(Intake(limit=64 << 30))
     server.intake.expect(range(2))
     before = psutil.Process().memory_info().rss
     with trusted(endpoint) as connection:

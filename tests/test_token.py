@@ -24,6 +24,7 @@ from distributor import Run, Status, TorchDistributor
 from distributor.channel import door, frames, server as channel
 from distributor.channel.guard import Guard
 from distributor.channel.intake import Intake
+from distributor.channel.returns import Returns
 from distributor.channel.server import ChannelServer
 from distributor.display.logs import Logs
 from distributor.values import messages
@@ -228,7 +229,7 @@ def test_tasks_that_cannot_be_are_refused() -> None:
 
 def test_only_the_task_of_its_node_brings_a_value(served: Served) -> None:
     _, it, endpoint = served
-    it.intake = Intake(limit=1 << 20)
+    it.returns = Returns(Intake(limit=1 << 20))
     it.intake.expect(range(4))
     for value in (
         messages.Value(0, 5),

@@ -6,6 +6,7 @@ it is the node. What is refused ends the connection on which it came, and nothin
 
 from __future__ import annotations
 
+import base64
 import hmac
 import math
 from collections.abc import Callable, Collection, Iterable
@@ -196,6 +197,9 @@ class Guard:
                 self.check_importing(message)
             case messages.Warnings():
                 return self._is_new(node, message)
+            case messages.Unfit():
+                _check_length("the name of a host", message.host, _LONGEST_NAME)
+                _check_length("a reason", message.why, _LONGEST_WARNING)
             case messages.Started() | messages.Dead() | messages.Orphaned() | messages.Bye():
                 pass
             case _:
@@ -291,6 +295,11 @@ class Guard:
             raise ProtocolError("a time is not finite")
         for rank in (*dict(finished.values), *finished.following):
             self._check_rank(node, rank)
+        for rank, text in finished.values:
+            try:
+                base64.b64decode(text, validate=True)
+            except ValueError as error:
+                raise ProtocolError(f"the value of rank {rank} is not base64: {error}") from None
 
     def _is_new(self, node: str, warnings: messages.Warnings) -> bool:
         """Return whether warnings are to be shown now. All of them come again with the node's report.

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from distributor import errors
-from distributor.outcomes.causes import Cancelled, Cause, NodeLost, RankFailed, Stalled, StartTimeout
+from distributor.outcomes.causes import Cancelled, Cause, NodeLost, RankFailed, Stalled, StartTimeout, Unfit
 from distributor.outcomes.failures import describe, has_cause, is_echo, order_failures
 from distributor.outcomes.mishaps import is_final, typed
 from distributor.shipping import payload
@@ -75,7 +75,7 @@ def verdict(
         return Verdict(error=errors.RunCancelledError(f"run {run_id} was cancelled"))
     if isinstance(cause, Stalled):
         return Verdict(error=errors.StallError(cause.message, stacks=cause.stacks))
-    if isinstance(cause, StartTimeout):
+    if isinstance(cause, StartTimeout | Unfit):
         return Verdict(error=errors.StartError(cause.message))
     if collected is not None:
         try:

@@ -33,7 +33,7 @@ import paths
 import watch
 from sessions import LOCAL, MASTERS, Sessions
 
-from distributor import DistributorError, Run, TorchDistributor
+from distributor import DistributorError, Run, RunCancelledError, TorchDistributor
 
 #: Seconds within which any run has to end.
 DEADLINE = 180.0
@@ -227,6 +227,31 @@ def interrupted(source: random.Random, sessions: Sessions, folder: Path) -> Told
     return f"{where}, Ctrl-C after {delay:.3f} s", end
 
 
+def returning(source: random.Random, sessions: Sessions, folder: Path) -> Told:
+    """A run whose training has ended: who passes on its values is killed, or Spark's job is cancelled."""
+    spark = sessions.get(source.choice(MASTERS))
+    ranks, size = source.randint(1, 4), source.choice([1000, source.randint(1 << 20, 64 << 20)])
+    kind, delay = source.choice(["worker", "executor", "job"]), source.choice([0.0, source.uniform(0.0, 0.3)])
+    run = TorchDistributor(ranks, False, False, logs="none").submit(faults.give, size)
+    watch.until(lambda: run.status.value == "running" or run.wait(0))
+    watch.until(lambda: run.snapshot().ranks_up == 0)
+    time.sleep(delay)
+    if kind == "job":
+        spark.sparkContext.cancelAllJobs()
+        done = "cancelled"
+    else:
+        done = strike(run, kind, source)
+    assert run.wait(DEADLINE), f"has not ended within {DEADLINE} s"
+    end = "success"
+    try:
+        assert run.results(0) == [bytes([rank]) * size for rank in range(ranks)]
+    except RunCancelledError as error:
+        assert kind == "job"
+        end = type(error).__name__
+    gone(run)
+    return f"{ranks} values of {size} bytes, {kind} after {delay:.2f} s: {done}", end
+
+
 def runs() -> list[Run]:
     return [found for found in gc.get_objects() if type(found) is Run]
 
@@ -245,7 +270,7 @@ def deaf(source: random.Random, sessions: Sessions, folder: Path) -> Told:
 
 Play = Callable[[random.Random, Sessions, Path], Told]
 
-PLAYS: tuple[Play, ...] = (broken, long_message, full_disk, apart, interrupted, deaf)
+PLAYS: tuple[Play, ...] = (broken, long_message, full_disk, apart, interrupted, deaf, returning)
 
 
 def play(seed: int, sessions: Sessions, folder: str) -> Told:

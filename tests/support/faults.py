@@ -84,6 +84,12 @@ def fill(folder: str) -> None:
 
 
 def break_then(what: str, then: str) -> str:
+    """Breaks something once all ranks are there: what they share breaks for all."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    dist.barrier()
+    dist.destroy_process_group()
     BREAKS[what]()
     if then == "raise" and os.environ["RANK"] == "1":
         raise ValueError("the learning rate must be positive")
@@ -171,3 +177,8 @@ def fail_after(path: str, failing: int = 1) -> None:
 def nap(seconds: float) -> float:
     time.sleep(seconds)
     return seconds
+
+
+def give(size: int) -> bytes:
+    """Returns so many bytes, each of which is the rank."""
+    return bytes([int(os.environ["RANK"])]) * size

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from distributor.channel import task as exchange
 from distributor.channel.server import ChannelServer
-from distributor.errors import DistributorError
+from distributor.errors import DistributorError, RunCancelledError
 from distributor.schedulers.spark import checks, errors as spark_errors, slots as spark_slots
 from distributor.schedulers.spark.barrier import BarrierSession, Delivery
 from distributor.schedulers.spark.classic import ClassicSession
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _log = notices.logger
 
 #: Number of seconds to wait for the results of nodes after Spark has failed, while nothing of them arrives.
-_RETURN_PATIENCE = 10.0
+_PATIENCE = 10.0
 
 #: Number of seconds beyond the grace period in which all tasks of a failed run end. After that, its handle cancels it.
 _FAILED_MARGIN = 5.0
@@ -107,17 +107,16 @@ class SparkScheduler:
     def run(self, job: Job, server: ChannelServer) -> Collected:
         try:
             collected = self._run(job, server)
-            return (collected.lost_hosts and server.returned(_RETURN_PATIENCE)) or collected
+            return (collected.lost_hosts and server.returned(_PATIENCE)) or collected
         except DistributorError:
             raise
         except Exception as error:
-            if (returned := server.returned(_RETURN_PATIENCE)) is not None:
-                why = spark_errors.reason(str(error))
-                _log.warning("run %s: Spark failed after training had ended; all results are here: %s", job.label, why)
-                return returned
-            if (ended := self._barrier.ended(job)) is not None:
-                raise ended from None
-            raise spark_errors.translate(error, job, self._barrier.failed_hosts()) from None
+            told = self._barrier.ended(job) or spark_errors.translate(error, job, self._barrier.failed_hosts())
+            if (returned := server.returned(_patience(told))) is None:
+                raise told from None
+            why = spark_errors.reason(str(error))
+            _log.warning("run %s: Spark failed after training had ended; all results are here: %s", job.label, why)
+            return returned
 
     def _run(self, job: Job, server: ChannelServer) -> Collected:
         self._barrier.await_slots(job)
@@ -130,6 +129,11 @@ class SparkScheduler:
         server.intake.expect(range(job.resources.num_processes if job.collect == "all" else 1))
         server.accept_if(partial(spark_slots.is_spread, job))
         return self._barrier.collect(job, task, server)
+
+
+def _patience(error: DistributorError) -> float:
+    """Return how long to wait for results after an error of Spark. Nobody waits for those of a cancelled job."""
+    return 0.0 if isinstance(error, RunCancelledError) else _PATIENCE
 
 
 def _listen(job: Job, server: ChannelServer, host: str, bind: str) -> exchange.Endpoint | None:

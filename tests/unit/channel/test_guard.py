@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 
+from distributor.channel import proof
 from distributor.channel.frames import MAX_BODY, ProtocolError
 from distributor.channel.guard import Guard
 from distributor.values import messages
 from distributor.values.messages import Hello, Message
-from distributor.values.outcome import Failure, Log, Outcome
+from distributor.values.outcome import Failure, Log, NodeReport, Outcome
 from distributor.values.placement import Node, Placement
 
 A = Node(0, "a", "host-a", "10.0.0.1", 1, 0, 0, 3)
 B = Node(1, "b", "host-b", "10.0.0.2", 1, 3, 3, 1)
 PLACED = Placement((A, B))
+REPORT = NodeReport(1, "host-b", (Outcome(3, "host-b", "finished", called=1.0, returned=2.0),), times={"task": 1.0})
 FAILURE = Failure(3, 0, "host-b", "exit", "exited with code 3", time=5.0)
 
 
@@ -39,6 +41,8 @@ def guard(placement: Placement | None = PLACED, **options: Any) -> Guard:
         messages.Failed(),
         messages.Failed(FAILURE),
         messages.Stopped(4000, (Outcome(3, "host-b", "failed", FAILURE),)),
+        messages.Finished(REPORT, ((3, "QUI="),), (3,)),
+        messages.Unfit("host-b", "No such file or directory in /tmp"),
         messages.Importing("b", 2, "torch"),
         messages.Warnings("host-b", ("is slow",)),
         messages.Started(),
@@ -55,6 +59,20 @@ def test_what_a_node_says_of_itself_passes(message: Message | Log) -> None:
     ("message", "why"),
     [
         (Log(2, 1, 0, b""), "rank 2 is not on node 'b'"),
+        (messages.Finished(replace(REPORT, host="host-a")), "node 'b' is not node 1 on host 'host-a'"),
+        (messages.Finished(replace(REPORT, node_rank=0)), "node 'b' is not node 0 on host 'host-b'"),
+        (messages.Finished(replace(REPORT, outcomes=())), "node 'b' does not tell the outcomes of its ranks"),
+        (
+            messages.Finished(replace(REPORT, outcomes=(Outcome(3, "host-b", "failed", FAILURE),))),
+            "node 'b' has not succeeded",
+        ),
+        (messages.Finished(replace(REPORT, error=("StartError", "no"))), "node 'b' has not succeeded"),
+        (messages.Finished(replace(REPORT, times={"task": math.inf})), "a time is not finite"),
+        (messages.Finished(REPORT, ((2, "QUI="),)), "rank 2 is not on node 'b'"),
+        (messages.Finished(REPORT, ((3, "QU"),)), "the value of rank 3 is not base64: Incorrect padding"),
+        (messages.Finished(REPORT, (), (2,)), "rank 2 is not on node 'b'"),
+        (messages.Unfit("h" * 1000, ""), "the name of a host has 1000 characters, more than 512"),
+        (messages.Unfit("h", "x" * 20_000), "a reason has 20000 characters, more than 16384"),
         (Log(3, 0, 0, b""), "there is no stream 0"),
         (Log(3, 4, 0, b""), "there is no stream 4"),
         (Log(3, 1, 11, b"x"), "bytes 10-11 of the output of rank 3 are left out"),
@@ -114,6 +132,16 @@ def test_a_node_is_who_has_shown_its_secret_first() -> None:
         it.admit(Hello("a", secret="ß\ud800"))
     it.forget("a")
     it.admit(Hello("a", secret="t"))
+
+
+def test_on_spark_only_tasks_make_secrets() -> None:
+    """Who has the token and was there first is not a node either."""
+    it = guard()
+    it.seal = b"seal"
+    for secret in ("", "s", "ß\ud800", proof.make(b"another", "a"), proof.make(b"seal", "b")):
+        with pytest.raises(ProtocolError, match="a process without a secret of node 'a'"):
+            it.admit(Hello("a", secret=secret))
+    it.admit(Hello("a", secret=proof.make(b"seal", "a")))
 
 
 def test_secrets_are_not_shown() -> None:

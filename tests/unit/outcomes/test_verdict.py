@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from distributor import errors
 from distributor.outcomes import mishaps
-from distributor.outcomes.causes import Cancelled, NodeLost, RankFailed, Stalled, StartTimeout
+from distributor.outcomes.causes import Cancelled, NodeLost, RankFailed, Stalled, StartTimeout, Unfit
 from distributor.outcomes.stacks import Stacks
 from distributor.outcomes.verdict import Verdict, verdict
 from distributor.values.job import Status, Step
@@ -53,6 +54,15 @@ def decide(cause: Any, collected: Collected | None, error: BaseException | None 
         (StartTimeout(60.0, Step("starting ranks")), None, BROKEN, errors.StartError, "60 s: it was starting ranks"),
         (None, FAILED, None, errors.TrainingError, "rank 1 on host-a failed: ValueError: no"),
         (None, UNFIT, None, errors.ResourceError, "there are 2 GPUs"),
+        (
+            Unfit("host-b", "full"),
+            None,
+            BROKEN,
+            errors.StartError,
+            "the temporary folder on host-b cannot be used (full)",
+        ),
+        (LOST, STOPPED, None, errors.NodeLostError, "lost the node on host-b"),
+        (LOST, replace(FINE, lost_hosts=("host-b",)), None, errors.NodeLostError, "lost the node on host-b"),
         (None, STOPPED, None, errors.NodeLostError, "ranks 0-1 were stopped before they finished"),
         (None, None, BROKEN, errors.StartError, "RuntimeError: the job has ended"),
         (None, None, SystemExit(3), errors.StartError, "SystemExit: 3"),

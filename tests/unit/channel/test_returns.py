@@ -1,0 +1,48 @@
+"""What nodes bring back over the channel: when it is complete, and when nobody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import Any
+
+from distributor.channel.intake import Arrived, Intake
+from distributor.channel.returns import Returns
+from distributor.values.messages import Finished
+from distributor.values.outcome import Collected, NodeReport, Outcome
+
+A = NodeReport(0, "host-a", (Outcome(0, "host-a", "finished"), Outcome(1, "host-a", "finished")))
+B = NodeReport(1, "host-b", (Outcome(2, "host-b", "finished"),))
+
+
+def returned(
+    finished: dict[str, Finished], nodes: tuple[str, ...] | None = ("a", "b"), hopeless: bool = False, **arrived: bytes
+) -> Collected | None:
+    """What a driver gets that expects the values of three ranks on two nodes, and waits for 0.1 s."""
+    intake = Intake()
+    intake.expect(range(3))
+    for rank, data in arrived.items():
+        intake._arrived[int(rank.removeprefix("rank_"))] = Arrived(memoryview(data), hashlib.sha256(data).digest())
+    returns = Returns(intake)
+    for node, message in finished.items():
+        returns.note(node, message)
+    return asyncio.run(returns.wait(lambda: nodes, lambda: hopeless, 0.1))
+
+
+def test_all_that_nodes_bring_back_is_there() -> None:
+    both = {"b": Finished(B, ((2, "QUI="),)), "a": Finished(A, (), (0, 1))}
+    found = returned(both, rank_0=b"zero", rank_1=b"one")
+    assert found is not None
+    assert found.reports == (A, B)
+    assert {rank: b"".join(pieces) for rank, pieces in found.values.items()} == {0: b"zero", 1: b"one", 2: b"AB"}
+    assert returned(both, hopeless=True, rank_0=b"zero", rank_1=b"one") is not None
+
+
+def test_what_does_not_come_is_not_waited_for() -> None:
+    both: dict[str, Any] = {"a": Finished(A), "b": Finished(B)}
+    assert returned(both) is not None
+    assert returned({"a": Finished(A)}) is None
+    assert returned({"a": Finished(A)}, hopeless=True) is None
+    assert returned(both, nodes=None) is None
+    assert returned({**both, "a": Finished(A, (), (0,))}) is None
+    assert returned({**both, "a": Finished(A, (), (0,))}, rank_0=b"zero") is not None
