@@ -130,3 +130,7 @@ def test_an_error_passes_on_no_escape_sequence_but_colours() -> None:
 def test_values() -> None:
     decided = decide(None, FINE)
     assert (decided.values, decided.error, decided.status) == ({0: 42}, None, Status.SUCCEEDED)
+
+
+def test_what_is_lost_after_all_is_here_is_no_loss() -> None:
+    assert decide(LOST, FINE) == Verdict({0: 42})
