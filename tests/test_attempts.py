@@ -31,6 +31,20 @@ def spares(driver: Driver) -> list[psutil.Process]:
     return found
 
 
+def has_ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def kill(*processes: psutil.Process) -> None:
+    """Kill processes, and wait until they hold nothing any more."""
+    for process in processes:
+        process.kill()
+    watch.until(lambda: all(has_ended(each) for each in processes))
+
+
 def files(driver: Driver) -> set[str]:
     """Names of what is in the nodes' folders."""
     folders = [folder for folder in watch.folders() if driver.job.run_id in folder.name]
@@ -128,8 +142,7 @@ def test_an_agent_that_is_killed_leaves_nothing(waits: bool, tmp_path: Path) -> 
 def test_a_spare_that_is_killed_is_replaced_by_a_new_process(tmp_path: Path) -> None:
     with driven(trainings.recover, str(tmp_path), "SIGKILL", max_restarts=1) as driver:
         port = driver.port_of_node_0()
-        spares(driver)[0].kill()
-        watch.until(lambda: len(spares(driver)) == 1)
+        kill(spares(driver)[0])
         driver.server.begin(1, port)
         assert driver.values() == [(1, 3.0)] * 2
 
@@ -142,8 +155,7 @@ def test_a_launcher_that_is_killed_costs_an_attempt(with_spare: bool) -> None:
         spare = spares(driver)[0]
         parent = spare.parent()
         assert parent is not None
-        for process in (spare, parent) if with_spare else (parent,):
-            process.kill()
+        kill(*((spare, parent) if with_spare else (parent,)))
         driver.server.begin(1, driver.port_of_node_0())
         assert driver.values() == [1, 1]
 

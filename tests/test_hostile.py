@@ -210,13 +210,13 @@ def test_who_has_no_token_brings_no_value(expecting: tuple[ChannelServer, Endpoi
     with stranger(endpoint) as connection:
         connection.sendall(bytes(32) + frames.pack(messages.Value(0, 10)) + bytes(10))
         assert refused(connection)
-    assert server.intake.take(0) is None
+    assert server.intake.get(0) is None
 
 
 def test_what_follows_a_value_is_not_part_of_it(expecting: tuple[ChannelServer, Endpoint]) -> None:
     server, endpoint = expecting
     assert bring(endpoint, 0, b"value" + bytes(1 << 20), size=5) == messages.Received()
-    arrived = server.intake.take(0)
+    arrived = server.intake.get(0)
     assert arrived is not None
     assert (bytes(arrived.data), arrived.digest) == (b"value", hashlib.sha256(b"value").digest())
 
@@ -228,7 +228,7 @@ def test_a_value_that_ends_early_is_none(expecting: tuple[ChannelServer, Endpoin
         assert answer(connection) == messages.Proceed()
         connection.sendall(bytes((1 << 20) - 1))
     watch.until(lambda: not server.intake.coming)
-    assert server.intake.take(0) is None
+    assert server.intake.get(0) is None
 
 
 def test_values_together_are_bounded(expecting: tuple[ChannelServer, Endpoint]) -> None:
@@ -258,9 +258,10 @@ def test_a_rank_has_one_value_the_newest(expecting: tuple[ChannelServer, Endpoin
         assert all(answer(connection) is None for connection in connections[:-1])
         connections[-1].sendall(bytes(1 << 20))
         assert answer(connections[-1]) == messages.Received()
-    arrived = server.intake.take(0)
+    arrived = server.intake.get(0)
     assert arrived is not None and len(arrived.data) == 1 << 20
-    assert server.intake.take(0) is None
+    server.forget_returned()
+    assert server.intake.get(0) is None
 
 
 def test_memory_is_used_as_a_value_arrives(expecting: tuple[ChannelServer, Endpoint]) -> None:

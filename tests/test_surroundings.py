@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from sessions import Make, Sessions
 
 import distributor
 from distributor import StartError, TorchDistributor
+from distributor.channel.server import ChannelServer
 from distributor.shipping.package import package_zip
 
 NO_THREADS = """
@@ -92,13 +94,19 @@ def test_a_package_that_is_imported_from_a_zip(inside: str, tmp_path: Path) -> N
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_an_executor_without_a_temporary_folder(sessions: Sessions, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reached", [True, False])
+def test_an_executor_without_a_temporary_folder(
+    sessions: Sessions, reached: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     folder = tmp_path / "t"
     folder.mkdir()
     sessions.get("local-cluster[1,1,1024]", **{"spark.executorEnv.TMPDIR": str(folder)})
     one = TorchDistributor(1, False, False)
     assert one.run(trainings.rank) == 0  # from now on, Python takes the same folder in this worker
     shutil.rmtree(folder)
+    if not reached:
+        listen = ChannelServer.listen
+        monkeypatch.setattr(ChannelServer, "listen", lambda self, *args: replace(listen(self, *args), port=1))
     told = rf"the temporary folder on .* cannot be used \(No such file or directory in {folder}\): make it usable there"
     with pytest.raises(StartError, match=told):
         one.run(trainings.rank)

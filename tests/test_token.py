@@ -242,7 +242,7 @@ def test_only_the_task_of_its_node_brings_a_value(served: Served) -> None:
         assert answer(connection) == messages.Proceed()
         connection.sendall(b"value")
         assert answer(connection) == messages.Received()
-    arrived = it.intake.take(0)
+    arrived = it.intake.get(0)
     assert arrived is not None and bytes(arrived.data) == b"value"
 
 

@@ -46,15 +46,15 @@ def submit(function: Any, *args: Any, processes: int = 1, **options: Any) -> Run
 def arrived(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """The bytes of the values that took the channel, by rank."""
     sizes: dict[int, int] = {}
-    take = Intake.take
+    get = Intake.get
 
     def remember(self: Intake, rank: int) -> Arrived | None:
-        found = take(self, rank)
+        found = get(self, rank)
         if found is not None:
             sizes[rank] = len(found.data)
         return found
 
-    monkeypatch.setattr(Intake, "take", remember)
+    monkeypatch.setattr(Intake, "get", remember)
     return sizes
 
 
@@ -127,16 +127,16 @@ def test_bytes_that_were_not_announced_are_not_unpickled(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
 ) -> None:
     sessions.get("local[4]")
-    trace, take = str(tmp_path / "trace"), Intake.take
+    trace, get = str(tmp_path / "trace"), Intake.get
 
     def exchanged(self: Intake, rank: int) -> Arrived | None:
-        honest = take(self, rank)
+        honest = get(self, rank)
         assert honest is not None
         pickled = pickle.dumps((Leave(trace), bytes(len(honest.data))))
         other = pickled[: len(honest.data) // (1 if what == "other bytes" else 2)]
         return Arrived(memoryview(other), hashlib.sha256(other).digest())
 
-    monkeypatch.setattr(Intake, "take", exchanged)
+    monkeypatch.setattr(Intake, "get", exchanged)
     with pytest.raises(ResultError, match=r"rank 0 was not unpickled: .* announced \d+ bytes with sha256 \w+\.\.\. "):
         submit(value).result(timeout=watch.DEADLINE)
     assert not Path(trace).exists()

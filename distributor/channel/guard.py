@@ -141,7 +141,7 @@ class Guard:
         """Check who announces a return value.
 
         Raises:
-            ProtocolError: it is not the task of the rank's node.
+            ProtocolError: it is not the agent of the rank's node.
         """
         if not _equal(self._secrets.get(value.node, ""), value.secret):
             raise ProtocolError(f"the value of rank {value.rank} without the secret of its node")
@@ -286,7 +286,11 @@ class Guard:
             raise ProtocolError(f"node {node!r} is not node {report.node_rank} on host {report.host!r}")
         if placed is not None and [outcome.rank for outcome in report.outcomes] != list(placed.ranks):
             raise ProtocolError(f"node {node!r} does not tell the outcomes of its ranks")
-        if report.error is not None or any(each.state not in _SUCCEEDED for each in report.outcomes):
+        if (
+            report.error is not None
+            or not report.passed
+            or any(each.state not in _SUCCEEDED for each in report.outcomes)
+        ):
             raise ProtocolError(f"node {node!r} has not succeeded")
         for outcome in report.outcomes:
             _check_times(outcome)

@@ -1,4 +1,4 @@
-"""The driver's side of large return values, which tasks send over the channel.
+"""The driver's side of return values that agents send over connections of their own.
 
 Only who has the secret of the rank's node can send one. Before it is unpickled, its digest is compared with the one
 that arrives through Spark, unless Spark has failed.
@@ -42,7 +42,7 @@ class Arrived:
 class Intake:
     """The return values of a run that have arrived or are arriving over the channel, at most one for each rank.
 
-    All methods but ``coming``, ``expect`` and ``take`` are called in the channel's thread.
+    All methods but ``coming``, ``expect`` and ``get`` are called in the channel's thread.
 
     Args:
         limit: largest total size of all values, in bytes; half of this machine's memory by default, since unpickling
@@ -62,7 +62,7 @@ class Intake:
 
     @property
     def received(self) -> int:
-        """Number of bytes that have arrived and were not taken."""
+        """Number of bytes that have arrived."""
         coming = (delivery.filled for delivery in self._coming.values())
         return sum(coming) + sum(len(arrived.data) for arrived in self._arrived.values())
 
@@ -74,9 +74,13 @@ class Intake:
         """Set the ranks that return values. The values of others are refused."""
         self._ranks = ranks
 
-    def take(self, rank: int) -> Arrived | None:
-        """Return the value of a rank that has arrived, and remove it; ``None`` if none has."""
-        return self._arrived.pop(rank, None)
+    def get(self, rank: int) -> Arrived | None:
+        """Return the value of a rank that has arrived; ``None`` if none has."""
+        return self._arrived.get(rank)
+
+    def clear(self) -> None:
+        """Forget what has arrived."""
+        self._arrived.clear()
 
     async def receive(self, value: Value, writer: asyncio.StreamWriter) -> None:
         """Receive a value over the connection that announced it. It replaces an earlier value of the same rank.

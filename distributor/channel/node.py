@@ -117,6 +117,11 @@ class Uplink:
         self._tasks = [asyncio.ensure_future(self._serve(reader)), asyncio.ensure_future(self._beat())]
 
     @property
+    def is_up(self) -> bool:
+        """Whether there is a connection on which the driver has answered."""
+        return self._welcome.is_set() and not self._ended.is_set()
+
+    @property
     def is_lost(self) -> bool:
         """Whether the connection has broken and cannot be made again."""
         return self._ended.is_set() and self._bye is None

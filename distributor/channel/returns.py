@@ -36,6 +36,11 @@ class Returns:
         """Take what a node brings back."""
         self._finished[node] = finished
 
+    async def clear(self) -> None:
+        """Forget everything."""
+        self._finished.clear()
+        self.intake.clear()
+
     async def wait(
         self, nodes: Callable[[], Collection[str] | None], hopeless: Callable[[], bool], patience: float
     ) -> Collected | None:
@@ -68,7 +73,7 @@ class Returns:
             for rank, text in finished.values:
                 values[rank] = [base64.b64decode(text)]
             for rank in finished.following:
-                if (arrived := self.intake.take(rank)) is not None:
+                if (arrived := self.intake.get(rank)) is not None:
                     values[rank] = [arrived.data]
         reports = sorted((each.report for each in self._finished.values()), key=lambda report: report.node_rank)
         return Collected(tuple(reports), values)

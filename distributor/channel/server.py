@@ -177,6 +177,10 @@ class ChannelServer:
         """
         return self._call(self.returns.wait(lambda: self._guard.names, self._expects_nothing, patience)).result()
 
+    def forget_returned(self) -> None:
+        """Free the memory of what nodes have brought back."""
+        self._call(self.returns.clear()).result()
+
     def attach(self, sock: socket.socket) -> None:
         """Serve a node over a connected socket whose other end the node inherits; the server owns the socket then."""
         self._call(self._serve_socket(sock)).result()
@@ -442,7 +446,7 @@ class ChannelServer:
         if stop is None or (stop.grace and not order.grace):
             self._standing.stop = order
             self._send_all(order)
-            self.intake.abort()  # its tasks come back, and are told to stop
+            self.intake.abort()  # the agents connect again, and are told to stop
             for writer in self._facts.waiting():
                 self._send(writer, order)
 

@@ -1,4 +1,4 @@
-"""A task's side of the channel: the exchange of facts between all tasks of a run, and return values at its end.
+"""The channel for those that have no event loop: the facts of tasks, and the return values that agents send.
 
 Facts are exchanged once, before any task starts its work. Over the channel, the driver answers as soon as it has heard
 from all tasks. Spark's own ``allGather`` polls once a second. Either all tasks use the channel or all use

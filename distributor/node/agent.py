@@ -226,12 +226,15 @@ class _Agent:
         }
         handover = Handover(self._order, self._link, self._job.deadlines.heartbeat_timeout)
         if not failed:
-            handover.announce(report, values)
+            handover.announce(replace(report, passed=True), values)
         failed = await self._link.close() or failed
-        left = dict[int, bytes | str | messages.Sent](values) if failed else await handover.send(values)
+        left: dict[int, bytes | str | messages.Sent] = {**values}
+        if not failed:
+            left, failed = await handover.send(values)
         rest = self._logs.rest() if self._logs is not None else ()
         try:
-            result = messages.NodeResult(pickle.dumps(report), left, rest, failed)
+            told = pickle.dumps(replace(report, passed=not failed))
+            result = messages.NodeResult(told, left, rest, failed)
             control.send(self._control, messages.encode(result))
         except OSError:  # the owner is gone, and no process waits for the report
             self._owner_gone.set()
@@ -261,8 +264,7 @@ class _Agent:
     def _on_owner_gone(self) -> None:
         self._owner_gone.set()
         self._restarts.end()
-        returned = self._attempt is not None and self._attempt.on_owner_gone()
-        self._link.orphan(lost=not returned)
+        self._link.orphan(succeeded=self._attempt is not None and self._attempt.on_owner_gone())
 
     def _on_control(self) -> None:
         """Treat the control line as closed: after the first message, only its end can arrive."""

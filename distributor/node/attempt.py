@@ -242,13 +242,25 @@ class Attempt:
         """Stop the ranks. If all of them have succeeded, give those of other nodes a little time to do so too.
 
         Returns:
-            Whether the node's ranks have succeeded.
+            Whether the attempt can still succeed, or has succeeded.
         """
-        if self._ranks.succeeded:
-            asyncio.get_running_loop().call_later(_OTHERS_PATIENCE, self.stop)
+        if self._ranks.passed:
             return True
-        self.stop()
-        return False
+        if self._has_ended or not self._ranks.succeeded:
+            self.stop()
+            return False
+        asyncio.get_running_loop().call_later(_OTHERS_PATIENCE, self._lose_patience)
+        return True
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._launcher.returncode is not None
+
+    def _lose_patience(self) -> None:
+        """Stop the attempt, as the owner has gone and ranks of other nodes have not succeeded."""
+        if not (self._ranks.passed or self._has_ended):
+            self._link.orphan(succeeded=False)
+            self.stop()
 
     def stop(self, *, grace: bool = True) -> None:
         """Make the launcher stop its ranks within the grace period. Without grace or living ranks, kill it at once."""

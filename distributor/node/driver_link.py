@@ -20,7 +20,7 @@ from distributor.values.plan import AgentOrder, Endpoint
 #: Maximum number of seconds between heartbeats. Several heartbeats must fit into each time-out that depends on them.
 _BEAT_INTERVAL = 5.0
 
-#: Number of seconds that an agent whose owner is gone waits for the driver.
+#: Number of seconds that an agent whose owner is gone waits for a driver that may be gone too.
 _ORPHAN_PATIENCE = 3.0
 
 T = TypeVar("T")
@@ -44,6 +44,7 @@ class DriverLink:
         self._nodes: tuple[Node, ...] = ()
         self._uplink: Uplink | None = None
         self._orphaned = asyncio.Event()
+        self._succeeded = False
 
     @property
     def is_private(self) -> bool:
@@ -144,11 +145,20 @@ class DriverLink:
         if self._uplink is not None:
             self._uplink.send(message)
 
-    def orphan(self, *, lost: bool) -> None:
-        """Note that the agent's owner is gone. Say so if the node is lost with it: its ranks have not succeeded."""
-        if lost:
-            self.tell(messages.Orphaned())
+    def orphan(self, *, succeeded: bool) -> None:
+        """Note that the agent's owner is gone, and say so.
+
+        Args:
+            succeeded: whether the node's ranks have succeeded, so that the node is not lost with its owner.
+        """
+        self._succeeded = succeeded
+        self.tell(messages.Orphaned(succeeded))
         self._orphaned.set()
+
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether the agent's owner is gone."""
+        return self._orphaned.is_set()
 
     async def close(self) -> bool:
         """Close the channel. Return whether the driver has stopped the run, as far as it has answered."""
@@ -158,13 +168,16 @@ class DriverLink:
         return bye is not None and bye.failed
 
     async def unless_orphaned(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Wait for the driver to do its part, but not for long once the owner is gone: the driver may be gone too."""
+        """Wait for the driver to do its part, but not for long once the owner is gone: the driver may be gone too.
+
+        What succeeded ranks leave can only come over the channel then, and is waited for as long as the channel is up.
+        """
         working, orphaned = asyncio.ensure_future(work), asyncio.ensure_future(self._orphaned.wait())
         await asyncio.wait({working, orphaned}, return_when=asyncio.FIRST_COMPLETED)
         orphaned.cancel()
-        if not working.done():
-            await asyncio.wait({working}, timeout=_ORPHAN_PATIENCE)
-        if not working.done():
-            working.cancel()
-            return None
+        while not working.done():
+            done, _ = await asyncio.wait({working}, timeout=_ORPHAN_PATIENCE)
+            if not done and not (self._succeeded and self._uplink is not None and self._uplink.is_up):
+                working.cancel()
+                return None
         return working.result()

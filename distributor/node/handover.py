@@ -20,7 +20,7 @@ from distributor.values.outcome import NodeReport
 from distributor.values.plan import AgentOrder
 
 #: Bytes of values that a message of the node holds in all. Others are sent over connections of their own.
-_INLINE = 1 << 20
+_INLINE = 5 << 19
 
 
 class Handover:
@@ -52,18 +52,25 @@ class Handover:
         texts = tuple((rank, base64.b64encode(value).decode()) for rank, value in small.items())
         self._link.tell(Finished(replace(report, placement=None), texts, self._following))
 
-    async def send(self, values: Mapping[int, bytes | str]) -> dict[int, bytes | str | Sent]:
-        """Send the values that were announced to follow. Return all values; instead of those, what was sent of them."""
+    async def send(self, values: Mapping[int, bytes | str]) -> tuple[dict[int, bytes | str | Sent], bool]:
+        """Send the values that were announced to follow.
+
+        Returns:
+            All values, with those that were sent replaced by what was sent, and whether the run has been stopped. No
+            values if it has, since nobody waits for them any more.
+        """
         left: dict[int, bytes | str | Sent] = dict(values)
         loop = asyncio.get_running_loop()
         for rank in self._following:
             try:
                 left[rank] = await loop.run_in_executor(None, self._send, rank, values[rank])
             except exchange.StoppedError:
-                break
+                return {}, True
             except (OSError, ValueError):  # ValueError: what answers is not the driver
-                pass  # it goes through Spark
-        return left
+                if self._link.is_orphaned:
+                    break  # nobody is left to bring it
+                # Otherwise it goes through Spark.
+        return left, False
 
     def _send(self, rank: int, content: bytes | str) -> Sent:
         assert self._order.endpoint is not None

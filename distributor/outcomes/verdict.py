@@ -99,10 +99,14 @@ def _judged(
 
 
 def _is_whole(collected: Collected, world_size: int) -> bool:
-    """Return whether all ranks have succeeded and everything of them is here, whatever was lost after that."""
+    """Return whether all ranks have succeeded and everything of them is here, whatever was lost after that.
+
+    Ranks that are stopped may end with 0, so what each rank says is not enough.
+    """
     outcomes = [outcome for report in collected.reports for outcome in report.outcomes]
     succeeded = {outcome.rank for outcome in outcomes if outcome.state in ("finished", "unreturned")}
-    return not collected.lost_hosts and len(succeeded) == world_size
+    whole = not collected.lost_hosts and len(succeeded) == world_size
+    return whole and all(report.passed for report in collected.reports)
 
 
 def _best(cause: RankFailed | NodeLost | None, error: BaseException, advise: Advise, local: bool) -> BaseException:

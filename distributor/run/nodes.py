@@ -22,6 +22,7 @@ class _State:
     started: bool = False
     ended: bool = False
     lost: bool = False
+    widowed: bool = False  # its owner has gone, but its ranks have succeeded
     port: int | None = None  # at which its ranks can meet next, once it has stopped its ranks and cleaned up
 
     def is_idle(self, limit: float) -> bool:
@@ -91,6 +92,15 @@ class Nodes:
         """Note that a node has gone away without saying good-bye; return ``False`` if that was already known."""
         before, self._states[name].lost = self._states[name].lost, True
         return not before
+
+    def widowed(self, name: str) -> None:
+        """Note that a node's owner has gone after its ranks have succeeded. It has not gone away."""
+        self._states[name].widowed = True
+
+    @property
+    def widows(self) -> list[str]:
+        """The nodes that have no owner any more, are not lost and have not ended."""
+        return [name for name, state in self._states.items() if state.widowed and not (state.ended or state.lost)]
 
     @property
     def step(self) -> Step | None:

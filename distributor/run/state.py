@@ -257,6 +257,8 @@ Action = StopRanks | EndJob | Arm | AskScheduler | AskStacks | Announce | Warn |
 
 _ALIVE = (Waiting, Starting, Running)
 
+_TASK_ENDED = "its Spark task ended: the Python worker or the executor was killed, or the job was cancelled"
+
 
 class AttemptState:
     """The state of one attempt.
@@ -357,9 +359,10 @@ class AttemptState:
                 return self._stop(Unfit(message.host, message.why), f"the node on {message.host} cannot start", now)
             case messages.Dead():
                 return self._on_lost(Lost(node, "its agent died"), now)
+            case messages.Orphaned(succeeded=True):
+                nodes.widowed(node)
             case messages.Orphaned():
-                why = "its Spark task ended: the Python worker or the executor was killed, or the job was cancelled"
-                return self._on_lost(Lost(node, why), now)
+                return self._on_lost(Lost(node, _TASK_ENDED), now)
             case messages.Failed():
                 return self._on_failed(message.failure, now)
             case messages.Stopped():
@@ -396,12 +399,14 @@ class AttemptState:
         nodes = self.nodes
         if not nodes.lost(lost.node):
             return []
+        # Spark ends all tasks when it loses one, so a node that had lost its task before is the reason.
+        before = [f"{nodes.describe(name)}: {_TASK_ENDED}" for name in nodes.widows]
         last_known = nodes.last_known(lost.node, now)
         wrote = next((rank for rank in nodes.ranks_of(lost.node) if rank in lost.wrote), None)
         if last_known and wrote is not None:
             last_known += f", last line of rank {wrote}: {lost.wrote[wrote]!r}"
         name = nodes.describe(lost.node)
-        told = NodeLost((f"{name}: {lost.why}{last_known}",))
+        told = NodeLost((*before, f"{name}: {lost.why}{last_known}"))
         return [*self._stop(told, f"lost the node on {name}", now), *self._if_all_gone(), *self._if_all_rest()]
 
     def _if_all_gone(self) -> list[Action]:

@@ -184,7 +184,9 @@ class Dead(Message):
 
 @dataclass(frozen=True)
 class Orphaned(Message):
-    """The node's owner has gone: its Spark task, or the driver."""
+    """The node's owner, its Spark task, has gone. The node is lost unless its ranks have ``succeeded``."""
+
+    succeeded: bool
 
 
 @dataclass(frozen=True)

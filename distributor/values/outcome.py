@@ -79,7 +79,8 @@ class NodeReport:
 
     ``error`` is ``(class name in distributor.errors, message)``. ``times`` maps names to seconds since the epoch. The
     driver shows ``warnings``. ``gave_up`` says why the node stopped its ranks by itself. ``placement`` is the placement
-    of the whole run, for a driver that no node could reach.
+    of the whole run, for a driver that no node could reach. ``passed`` says that the ranks of all nodes have succeeded,
+    and that nobody has stopped the run: what these ranks return comes with the report.
     """
 
     node_rank: int
@@ -90,6 +91,7 @@ class NodeReport:
     warnings: tuple[str, ...] = ()
     gave_up: str | None = None
     placement: Placement | None = None
+    passed: bool = False
 
 
 #: The number of the stream that holds what Python prints of an uncaught exception.

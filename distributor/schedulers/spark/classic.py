@@ -105,7 +105,7 @@ class ClassicSession:
         while True:
             submitted = time.monotonic()
             try:
-                collected = sort(self._submit(job, task, server), server.intake.take)
+                collected = sort(self._submit(job, task, server), server.intake.get)
             except Exception as error:
                 self._await_killed(server)
                 lost += 1

@@ -77,7 +77,7 @@ class ConnectSession:
 
     def collect(self, job: Job, task: Task, server: ChannelServer) -> Collected:
         self._server, self._tag = server, f"distributor-{job.run_id}"
-        return sort(self._submit(job, task), server.intake.take)
+        return sort(self._submit(job, task), server.intake.get)
 
     def waiting_for(self, job: Job) -> Step | None:
         if self._held_up is not None:

@@ -44,6 +44,8 @@ def translate(error: Exception, job: Job, hosts: Sequence[str] = ()) -> Distribu
             f"num_processes={job.resources.num_processes} needs {job.num_tasks} task slots at once, but the cluster "
             f"has fewer: {reason(text)}"
         )
+    if (raised := re.search(r"^\s*distributor\.errors\.StartError: (.*)$", text, re.MULTILINE)) is not None:
+        return StartError(raised[1])
     if "PYTHON_VERSION_MISMATCH" in text:
         mismatch = _line_with("PYTHON_VERSION_MISMATCH", text)
         return StartError(

@@ -8,6 +8,7 @@ import secrets
 import threading
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +108,7 @@ class SparkScheduler:
     def run(self, job: Job, server: ChannelServer) -> Collected:
         try:
             collected = self._run(job, server)
-            return (collected.lost_hosts and server.returned(_PATIENCE)) or collected
+            return collected if not collected.lost_hosts else _completed(collected, job, server)
         except DistributorError:
             raise
         except Exception as error:
@@ -117,6 +118,8 @@ class SparkScheduler:
             why = spark_errors.reason(str(error))
             _log.warning("run %s: Spark failed after training had ended; all results are here: %s", job.label, why)
             return returned
+        finally:
+            server.forget_returned()
 
     def _run(self, job: Job, server: ChannelServer) -> Collected:
         self._barrier.await_slots(job)
@@ -129,6 +132,16 @@ class SparkScheduler:
         server.intake.expect(range(job.resources.num_processes if job.collect == "all" else 1))
         server.accept_if(partial(spark_slots.is_spread, job))
         return self._barrier.collect(job, task, server)
+
+
+def _completed(collected: Collected, job: Job, server: ChannelServer) -> Collected:
+    """Return what nodes have brought back over the channel, if that is more than came through Spark."""
+    returned = server.returned(_PATIENCE)
+    if returned is None:
+        return collected
+    hosts = ", ".join(collected.lost_hosts)
+    _log.warning("run %s: an agent on %s died after training had ended; all results are here", job.label, hosts)
+    return replace(returned, logs=collected.logs, times=collected.times)
 
 
 def _patience(error: DistributorError) -> float:

@@ -19,12 +19,14 @@ from contextlib import suppress
 from typing import Any
 
 from distributor.channel import proof, task as exchange
+from distributor.errors import StartError
 from distributor.hosting.host_node import host_node
 from distributor.hosting.report import pieces, rest
 from distributor.machine import devices, folders, network, processes, versions
 from distributor.schedulers.spark.executor import executor_host, executor_of_this
 from distributor.schedulers.spark.holder import await_end, choose_roles, hand_over, tell_siblings
 from distributor.schedulers.spark.shipment import Shipment
+from distributor.text.wording import no_temporary_folder
 from distributor.values import messages
 from distributor.values.plan import AgentOrder
 
@@ -145,8 +147,7 @@ def _lead(
     """
     secret = proof.make(shipment["seal"], str(mine["executor"]))
     if (why := folders.unusable()) is not None:
-        _tell_end(shipment["endpoint"], str(mine["executor"]), secret, messages.Unfit(str(mine["host"]), why))
-        return [b"E" + json.dumps([mine["host"], why]).encode()]
+        return _give_up(shipment, mine, secret, why)
     with host_node(shipment["run_id"], mine["partition"]) as node:
         root = _unpack(shipment, node.folder)
         agent = node.start(
@@ -174,6 +175,17 @@ def _lead(
         for rank, value in result.values.items():
             yield from _value(rank, value, shipment["chunk"])
         return None
+
+
+def _give_up(shipment: Shipment, mine: Mapping[str, Any], secret: str, why: str) -> list[bytes]:
+    """Return the rows of a node that has no place for its files.
+
+    Raises:
+        StartError: the driver cannot be told that the tasks of other nodes need not wait. Spark then ends them.
+    """
+    if not _tell_end(shipment["endpoint"], str(mine["executor"]), secret, messages.Unfit(str(mine["host"]), why)):
+        raise StartError(no_temporary_folder(str(mine["host"]), why))
+    return [b"E" + json.dumps([mine["host"], why]).encode()]
 
 
 def _unpack(shipment: Shipment, folder: str) -> str:
@@ -246,9 +258,16 @@ class _Importing:
                 self._endpoint = None
 
 
-def _tell_end(endpoint: exchange.Endpoint | None, executor: str, secret: str, end: messages.Message) -> None:
-    """Tell the driver that this node has no agent: it may never have reached the channel, and other nodes wait."""
-    if endpoint is not None:
-        with suppress(OSError):
-            hello = messages.Hello(executor, secret=secret)
-            exchange.tell(endpoint, [hello, end, messages.Bye()])
+def _tell_end(endpoint: exchange.Endpoint | None, executor: str, secret: str, end: messages.Message) -> bool:
+    """Tell the driver that this node has no agent: it may never have reached the channel, and other nodes wait.
+
+    Returns:
+        Whether the driver has been told.
+    """
+    if endpoint is None:
+        return False
+    with suppress(OSError):
+        hello = messages.Hello(executor, secret=secret)
+        exchange.tell(endpoint, [hello, end, messages.Bye()])
+        return True
+    return False

@@ -20,7 +20,8 @@ from distributor.values.placement import Node, Placement
 A = Node(0, "a", "host-a", "10.0.0.1", 1, 0, 0, 3)
 B = Node(1, "b", "host-b", "10.0.0.2", 1, 3, 3, 1)
 PLACED = Placement((A, B))
-REPORT = NodeReport(1, "host-b", (Outcome(3, "host-b", "finished", called=1.0, returned=2.0),), times={"task": 1.0})
+RETURNED = Outcome(3, "host-b", "finished", called=1.0, returned=2.0)
+REPORT = NodeReport(1, "host-b", (RETURNED,), times={"task": 1.0}, passed=True)
 FAILURE = Failure(3, 0, "host-b", "exit", "exited with code 3", time=5.0)
 
 
@@ -47,7 +48,7 @@ def guard(placement: Placement | None = PLACED, **options: Any) -> Guard:
         messages.Warnings("host-b", ("is slow",)),
         messages.Started(),
         messages.Dead(),
-        messages.Orphaned(),
+        messages.Orphaned(succeeded=True),
         messages.Bye(),
     ],
 )
@@ -67,6 +68,7 @@ def test_what_a_node_says_of_itself_passes(message: Message | Log) -> None:
             "node 'b' has not succeeded",
         ),
         (messages.Finished(replace(REPORT, error=("StartError", "no"))), "node 'b' has not succeeded"),
+        (messages.Finished(replace(REPORT, passed=False)), "node 'b' has not succeeded"),
         (messages.Finished(replace(REPORT, times={"task": math.inf})), "a time is not finite"),
         (messages.Finished(REPORT, ((2, "QUI="),)), "rank 2 is not on node 'b'"),
         (messages.Finished(REPORT, ((3, "QU"),)), "the value of rank 3 is not base64: Incorrect padding"),

@@ -30,8 +30,9 @@ ORDER = AgentOrder(b"", "executor", [], "", "", [], ENDPOINT, False, secret="sec
 class Link:
     """A link to the driver that remembers what it was told."""
 
-    def __init__(self, is_open: bool) -> None:
+    def __init__(self, is_open: bool, is_orphaned: bool = False) -> None:
         self.is_open = is_open
+        self.is_orphaned = is_orphaned
         self.told: list[Finished] = []
 
     def tell(self, message: Finished) -> None:
@@ -47,7 +48,6 @@ class Link:
         pytest.param(True, ENDPOINT, OSError("broken"), {}, id="broken"),
         pytest.param(True, ENDPOINT, TimeoutError("no progress"), {}, id="stuck"),
         pytest.param(True, ENDPOINT, ValueError("no message"), {}, id="not-our-driver"),
-        pytest.param(True, ENDPOINT, exchange.StoppedError("cancelled"), {}, id="stopped"),
     ],
 )
 def test_the_way_of_a_large_value(
@@ -73,7 +73,33 @@ def test_the_way_of_a_large_value(
     values: dict[int, bytes | str] = {3: str(path)}
     hands.announce(REPORT, values)
     assert link.told == ([Finished(REPORT, (), (3,))] if reached and endpoint else [])
-    assert asyncio.run(hands.send(values)) == {**values, **brought}
+    assert asyncio.run(hands.send(values)) == ({**values, **brought}, False)
+
+
+@pytest.mark.parametrize(
+    ("end", "orphaned", "sent"),
+    [
+        pytest.param(exchange.StoppedError("cancelled"), False, ({}, True), id="stopped"),
+        pytest.param(OSError("refused"), True, ({0: CONTENT, 1: CONTENT}, False), id="driver-and-owner-are-gone"),
+    ],
+)
+def test_what_nobody_waits_for_is_sent_once(
+    monkeypatch: pytest.MonkeyPatch, end: Exception, orphaned: bool, sent: tuple[dict[int, bytes], bool]
+) -> None:
+    tried = []
+
+    def send(to: exchange.Endpoint, value: Value, content: str, patience: float) -> Sent:
+        tried.append(value.rank)
+        raise end
+
+    monkeypatch.setattr(handover, "_INLINE", 1)
+    monkeypatch.setattr(exchange, "send_value", send)
+    link: Any = Link(True, orphaned)
+    hands = Handover(ORDER, link, 2.0)
+    values: dict[int, bytes | str] = {0: CONTENT, 1: CONTENT}
+    hands.announce(REPORT, values)
+    assert asyncio.run(hands.send(values)) == sent
+    assert tried == [0]
 
 
 def test_small_values_travel_with_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +112,7 @@ def test_small_values_travel_with_the_report(monkeypatch: pytest.MonkeyPatch) ->
     hands.announce(REPORT, values)
     texts = tuple((rank, base64.b64encode(value).decode()) for rank, value in ((0, CONTENT), (2, b"ab")))
     assert link.told == [Finished(REPORT, texts, (1,))]
-    assert asyncio.run(hands.send(values)) == {0: CONTENT, 1: Sent(10, b"digest"), 2: b"ab"}
+    assert asyncio.run(hands.send(values)) == ({0: CONTENT, 1: Sent(10, b"digest"), 2: b"ab"}, False)
 
 
 def test_the_rows_of_a_value() -> None:

@@ -26,7 +26,12 @@ def report(*outcomes: Outcome, error: tuple[str, str] | None = None) -> Collecte
     return Collected((NodeReport(0, "host-a", outcomes, error),), {0: [pickle.dumps(42)]})
 
 
-FINE = report(Outcome(0, "host-a", "finished"), Outcome(1, "host-a", "finished"))
+def passed(collected: Collected) -> Collected:
+    return replace(collected, reports=tuple(replace(each, passed=True) for each in collected.reports))
+
+
+ENDED = report(Outcome(0, "host-a", "finished"), Outcome(1, "host-a", "finished"))
+FINE = passed(ENDED)
 STOPPED = report(Outcome(0, "host-a", "stopped"), Outcome(1, "host-a", "stopped"))
 FAILED = report(Outcome(0, "host-a", "stopped"), Outcome(1, "host-a", "failed", ERROR))
 ECHOED = report(Outcome(0, "host-a", "failed", RESET), Outcome(1, "host-a", "stopped"))
@@ -62,6 +67,7 @@ def decide(cause: Any, collected: Collected | None, error: BaseException | None 
             "the temporary folder on host-b cannot be used (full)",
         ),
         (LOST, STOPPED, None, errors.NodeLostError, "lost the node on host-b"),
+        (LOST, ENDED, None, errors.NodeLostError, "lost the node on host-b"),  # they were stopped, and ended with 0
         (LOST, replace(FINE, lost_hosts=("host-b",)), None, errors.NodeLostError, "lost the node on host-b"),
         (None, STOPPED, None, errors.NodeLostError, "ranks 0-1 were stopped before they finished"),
         (None, None, BROKEN, errors.StartError, "RuntimeError: the job has ended"),
@@ -134,3 +140,6 @@ def test_values() -> None:
 
 def test_what_is_lost_after_all_is_here_is_no_loss() -> None:
     assert decide(LOST, FINE) == Verdict({0: 42})
+    one = replace(FINE.reports[0], outcomes=(Outcome(0, "host-a", "unreturned"),))
+    other = replace(one, node_rank=1, outcomes=(Outcome(1, "host-a", "finished"),), passed=False)
+    assert isinstance(decide(LOST, Collected((one, other), FINE.values)).error, errors.NodeLostError)

@@ -165,7 +165,7 @@ def test_an_attempt_begins_with_its_deadlines() -> None:
     assert state(start_timeout=60.0).begin() == [Arm(Deadline.START, 60.0), Arm(Deadline.REACH, 5.0)]
 
 
-@pytest.mark.parametrize("event", [DIED, Heard("b", messages.Dead()), Heard("b", messages.Orphaned())])
+@pytest.mark.parametrize("event", [DIED, Heard("b", messages.Dead()), Heard("b", messages.Orphaned(succeeded=False))])
 def test_a_node_that_is_lost_is_told_with_what_was_last_known(event: Any) -> None:
     made = after(*UP, beat("b", 1))
     if event is DIED:
@@ -178,6 +178,25 @@ def test_a_node_that_is_lost_is_told_with_what_was_last_known(event: Any) -> Non
     assert ("; last known state, 6 s earlier: 1 rank running, last line of rank 3: 'epoch 2'" in told) == (
         event.__class__ is Lost
     )
+
+
+def test_the_node_that_lost_its_task_first_is_named_too() -> None:
+    """Its ranks had succeeded. Spark then ended the task of the other node, whose rank had not."""
+    made = after(*UP)
+    assert made.on(Heard("a", messages.Orphaned(succeeded=True)), 7.0) == []
+    assert made.cause is None
+    made.on(Heard("b", messages.Orphaned(succeeded=False)), 7.1)
+    assert isinstance(made.cause, NodeLost)
+    assert [told.partition(" (")[0] for told in made.cause.nodes] == ["host-a", "host-b"]
+
+
+def test_a_node_without_a_task_that_is_lost_later_is_told_once() -> None:
+    made = after(*UP, Heard("b", messages.Orphaned(succeeded=True)), Heard("b", messages.Orphaned(succeeded=False)))
+    assert isinstance(made.cause, NodeLost)
+    assert len(made.cause.nodes) == 1
+    made = after(*UP, Heard("b", messages.Orphaned(succeeded=True)), Heard("b", messages.Bye()), Lost("a", "gone"))
+    assert isinstance(made.cause, NodeLost)
+    assert [told.partition(" (")[0] for told in made.cause.nodes] == ["host-a"]
 
 
 def test_what_a_late_run_was_doing_is_its_cause() -> None:

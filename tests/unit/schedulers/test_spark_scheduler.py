@@ -19,7 +19,7 @@ from distributor.schedulers.spark.barrier import Delivery
 from distributor.schedulers.spark.progress import Progress
 from distributor.schedulers.spark.slots import Cluster
 from distributor.values.job import Function, Step
-from distributor.values.outcome import Collected, Failure, NodeReport, Outcome
+from distributor.values.outcome import Collected, Failure, Log, NodeReport, Outcome
 
 JOB = make_job("r1", 2, Function("train", b"pickled"), False, launch=Torchrun())
 CLUSTER = Cluster("spark://host:7077", executor_cores=4)
@@ -101,6 +101,20 @@ def test_a_worker_that_is_lost(
         with pytest.raises(RuntimeError, match="exited unexpectedly"):
             session.collect(JOB, None, Server(**server))
         assert left == [[b"Lhost"]]
+
+
+@pytest.mark.parametrize("brought", [True, False])
+def test_an_agent_that_dies_after_it_has_told_all(brought: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Its task has nothing to bring then. Output and times are those that the job brought."""
+    spark = Collected(lost_hosts=("host",), logs=(Log(0, 1, 0, b"line"),), times={"submitted": 1.0})
+    channel = Collected((NodeReport(0, "host", passed=True),), {0: [b"value"]})
+    server: Any = SimpleNamespace(returned=lambda patience: channel if brought else None)
+    completed = scheduler._completed(spark, JOB, server)
+    if brought:
+        assert completed == Collected(channel.reports, channel.values, (), spark.logs, spark.times)
+        assert "an agent on host died after training had ended; all results are here" in caplog.text
+    else:
+        assert completed is spark
 
 
 @pytest.mark.parametrize("how", ["other", "often", "cancelled"])

@@ -38,6 +38,17 @@ def test_all_that_nodes_bring_back_is_there() -> None:
     assert returned(both, hopeless=True, rank_0=b"zero", rank_1=b"one") is not None
 
 
+def test_what_was_brought_is_forgotten() -> None:
+    intake = Intake()
+    intake.expect(range(1))
+    intake._arrived[0] = Arrived(memoryview(b"value"), b"")
+    returns = Returns(intake)
+    returns.note("a", Finished(A))
+    assert intake.get(0) is not None and returns
+    asyncio.run(returns.clear())
+    assert (intake.get(0), intake.received, bool(returns)) == (None, 0, False)
+
+
 def test_what_does_not_come_is_not_waited_for() -> None:
     both: dict[str, Any] = {"a": Finished(A), "b": Finished(B)}
     assert returned(both) is not None

@@ -1,0 +1,29 @@
+"""What an agent concludes from how its ranks end."""
+
+from __future__ import annotations
+
+import pytest
+
+from distributor.channel.rank_slots import Slots
+from distributor.node.ranks import Ranks
+from distributor.values.messages import RankExited, RanksStarted
+
+
+@pytest.mark.parametrize(
+    ("exits", "succeeded"),
+    [
+        pytest.param((RankExited(0, 0, None, 1.0), RankExited(1, 0, None, 1.0)), True, id="all-have-returned"),
+        pytest.param((RankExited(0, 0, None, 1.0),), False, id="one-is-alive"),
+        pytest.param((RankExited(0, 0, None, 1.0), RankExited(1, 1, None, 1.0)), False, id="one-has-failed"),
+        pytest.param((RankExited(0, 0, None, 1.0), RankExited(1, 0, 0.5, 1.0)), False, id="one-was-stopped"),
+        pytest.param((), False, id="all-are-alive"),
+    ],
+)
+def test_whether_all_ranks_have_succeeded(exits: tuple[RankExited, ...], succeeded: bool) -> None:
+    ranks = Ranks(Slots(2))
+    assert not ranks.succeeded
+    ranks.note(RanksStarted((4711, 4712), 0.5))
+    for each in exits:
+        ranks.note(each)
+    assert ranks.succeeded == succeeded
+    ranks.slots.close()
