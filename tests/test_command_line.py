@@ -128,6 +128,7 @@ def test_a_module_of_the_current_directory(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["other ['--lr', '0.1']"] * 2
 
 
+@pytest.mark.usefixtures("deepspeed")
 def test_deepspeeds_configuration(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 3}))
     (tmp_path / "train.py").write_text("import json, sys\nprint(json.load(open(sys.argv[-1]))['train_batch_size'])\n")

@@ -19,6 +19,7 @@ from distributor import ResultError, StartError, TrainingError
 from distributor.values import messages
 
 
+@pytest.mark.slow_on_executors
 @pytest.mark.parametrize("what", faults.BREAKS)
 def test_a_rank_that_has_broken_its_surroundings_still_tells_how_it_ended(make: Make, what: str) -> None:
     assert make(2).submit(faults.break_then, what, "return").results() == ["0", "1"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import importlib
+import importlib.util
 import os
 import platform
 import shlex
@@ -149,12 +149,12 @@ def cache_folder(gpus: str = "") -> str:
 
     It lies below ``XDG_CACHE_HOME`` (by default ``~/.cache``), or else below a private folder in ``/tmp``. Each
     combination of Python, torch and DeepSpeed versions and kinds of processor and GPUs has its own folder: extensions
-    are compiled for the machine's own instructions, and machines may share a home folder.
+    are compiled for the machine's own instructions, and machines may share a home folder. So has each environment:
+    torch compiles an extension again if the paths of its headers have changed, while ranks may be using it.
     """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     versions = [
-        _version("torch"),
-        _version("deepspeed"),
+        *_packages(),
         _processor(),
         gpus,
         os.environ.get("TORCH_CUDA_ARCH_LIST", ""),
@@ -181,6 +181,15 @@ def _private_parent() -> str:
     except PermissionError as error:
         raise StartError(f"{error}: remove it, or name another folder in TORCH_EXTENSIONS_DIR") from error
     return folder
+
+
+def _packages() -> list[str]:
+    """Return the versions of torch and DeepSpeed, and where they are installed."""
+    found = []
+    for name in ("torch", "deepspeed"):
+        spec = importlib.util.find_spec(name)
+        found += [_version(name), "" if spec is None else str(spec.origin)]
+    return found
 
 
 def _version(package: str) -> str:

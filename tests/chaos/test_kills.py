@@ -103,6 +103,7 @@ def test_a_kill_is_a_true_error_and_leaves_nothing(
     assert make_on_path(2).run(trainings.all_reduce) == 3.0  # Spark's workers are still of use
 
 
+@pytest.mark.slow_on_executors
 def test_an_agent_that_is_killed_before_it_has_said_a_word(make_on_path: Make, tmp_path: Path) -> None:
     """The others would wait for its ranks until the start timeout."""
 
@@ -163,6 +164,7 @@ def small_memory(tmp_path: Path) -> Iterator[Path]:
     pytest.skip("no memory groups can be made here")
 
 
+@pytest.mark.slow_on_executors
 def test_a_kill_for_lack_of_memory_is_explained(make: Make, small_memory: Path) -> None:
     def devour(group: str) -> None:
         Path(group, "cgroup.procs").write_text(str(os.getpid()))

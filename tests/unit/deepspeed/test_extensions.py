@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
 import tempfile
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -162,6 +164,9 @@ def test_extensions_are_kept_in_the_users_cache(tmp_path: Path, monkeypatch: pyt
     assert folder.is_dir() and folder.is_relative_to(tmp_path / "cache" / "distributor" / "torch_extensions")
     assert folder == Path(extensions.cache_folder())
     assert folder != Path(extensions.cache_folder("13.0 [(9, 0)]"))
+    with monkeypatch.context() as moved:
+        moved.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace(origin=f"/elsewhere/{name}"))
+        assert folder != Path(extensions.cache_folder())
     monkeypatch.setattr(extensions, "_processor", lambda: "another kind of processor")
     assert folder != Path(extensions.cache_folder())
 
