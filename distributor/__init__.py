@@ -18,8 +18,8 @@ does. From a shell: distributor run --help.
     DistributorError       what is raised, as: ConfigurationError (of it
                            PayloadError, ResourceError), StartError,
                            CompanionError, TrainingError (of it
-                           NodeLostError, StallError), ResultError,
-                           RunCancelledError
+                           NodeLostError, StallError), GroupError,
+                           ResultError, RunCancelledError
     runtime                what a function may ask for while it trains
     launch                 launch paths with options, for launch=
     deepspeed_checkpoint   checkpoints for another number of ranks
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         CompanionError as CompanionError,
         ConfigurationError as ConfigurationError,
         DistributorError as DistributorError,
+        GroupError as GroupError,
         NodeLostError as NodeLostError,
         PayloadError as PayloadError,
         ResourceError as ResourceError,
@@ -70,6 +71,7 @@ _WHERE = {
             "CompanionError",
             "ConfigurationError",
             "DistributorError",
+            "GroupError",
             "NodeLostError",
             "PayloadError",
             "ResourceError",

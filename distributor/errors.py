@@ -11,6 +11,7 @@
     ├── TrainingError                     a rank failed: which one, where, why, and its traceback
     │   ├── NodeLostError                 a node was lost with its ranks
     │   └── StallError                    no rank was active for stall_timeout; has the stacks of each
+    ├── GroupError                        ranks trained, but not together (only with require_group=True)
     ├── ResultError                       ranks succeeded, but a return value could not be brought back
     └── RunCancelledError                 the run was cancelled
 
@@ -148,6 +149,10 @@ class TrainingError(DistributorError):
     @__cause__.setter
     def __cause__(self, cause: BaseException | None) -> None:
         _CAUSE.__set__(self, cause)
+
+
+class GroupError(DistributorError):
+    """Ranks trained, and never joined a process group of all ranks, although ``require_group=True`` asks for it."""
 
 
 class NodeLostError(TrainingError):

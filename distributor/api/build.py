@@ -56,6 +56,7 @@ def build_job(
         output=options.output,
         network=options.network,
         startup=options.startup,
+        training=options.training,
         name=options.request.name,
         ranks_per_task=ranks_per_task,
         task_profile=task_profile,

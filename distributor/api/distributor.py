@@ -89,6 +89,9 @@ class Distributor:
             once.
         start_method: ``"fork"`` (default) forks the ranks from a process that has imported torch and none of your code.
             ``"spawn"`` starts each rank as a new process, which imports torch itself.
+        require_group: what happens if ranks train, by a backward pass or an optimizer's step, and never join a process
+            group of all ranks, so that each trains a model of its own. ``None`` (default) warns, ``True`` raises a
+            :class:`GroupError`, ``False`` does nothing.
 
     Raises:
         ConfigurationError: an argument is wrong; the message names the argument, its value, and what to do.
@@ -133,6 +136,7 @@ class Distributor:
         keep_warm: float = 600.0,
         preload: Sequence[str] = (),
         start_method: Literal["fork", "spawn"] = "fork",
+        require_group: bool | None = None,
     ) -> None:
         arguments = dict(locals())  # by name, so that each group takes its own
         del arguments["self"]

@@ -20,6 +20,7 @@ from distributor.values.options import (
     Project,
     Resources,
     Startup,
+    Training,
     Variables,
     declared,
     option,
@@ -82,6 +83,7 @@ class Options:
     output: Output
     network: Network
     startup: Startup
+    training: Training
 
     def __post_init__(self) -> None:
         count = self.resources.num_processes

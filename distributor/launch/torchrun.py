@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from distributor.machine import devices
-from distributor.values import environment
+from distributor.values import environment, layout
 from distributor.values.environment import NODE_ID, node_id
 from distributor.values.plan import Plan, Site
 
@@ -27,8 +27,12 @@ class Torchrun:
         return self
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return the variables that must be set before torch is imported: none."""
-        return {}
+        """Return the variables that all ranks get.
+
+        ``accelerate launch --cpu`` sets the same (``accelerate/utils/launch.py``). Without it, Accelerate and
+        Transformers train on CPUs in each rank without the others. With DeepSpeed, it would make them drop DeepSpeed.
+        """
+        return {} if use_gpu else {"ACCELERATE_USE_CPU": "true"}
 
     def plan(self, site: Site) -> Plan:
         """Return the plan of one node."""
@@ -74,4 +78,6 @@ def _rank_env(site: Site, local_rank: int) -> dict[str, str]:
         "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
         "TORCHELASTIC_RUN_ID": job.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_ERROR_FILE": str(layout.error(site.folder, local_rank)),
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
     }

@@ -76,6 +76,7 @@ def launcher_order(job: Job, agent: AgentOrder, plan: Plan, placement: Placement
         start_method=job.startup.start_method,
         root=agent.root,
         environ=environment.apply(os.environ, plan.node_env),
+        require_group=job.training.require_group,
     )
 
 

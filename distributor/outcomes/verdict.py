@@ -111,7 +111,7 @@ def _is_whole(collected: Collected, world_size: int) -> bool:
 
 def _best(cause: RankFailed | NodeLost | None, error: BaseException, advise: Advise, local: bool) -> BaseException:
     """Return the exception that best explains a run that ended with ``error``."""
-    if isinstance(error, (errors.StartError, errors.CompanionError)):
+    if isinstance(error, (errors.StartError, errors.CompanionError, errors.GroupError)):
         return error
     if isinstance(error, errors.TrainingError) and not isinstance(error, errors.NodeLostError):
         return error
@@ -198,7 +198,7 @@ def training_error(
     failures: Sequence[Failure],
     advise: Advise = lambda failure: "",
     returned: Mapping[int, float] = MappingProxyType({}),
-) -> errors.TrainingError | errors.StartError:
+) -> errors.TrainingError | errors.StartError | errors.GroupError:
     """Return the exception for a run whose ranks failed: the root first, its original exception as ``__cause__``.
 
     It is a ``StartError`` if the root rank found, before it called any user code, that its node lacks something.
@@ -213,6 +213,8 @@ def training_error(
     cause = payload.load_exception(ordered[0].exception)
     if isinstance(cause, errors.StartError):
         return errors.StartError(f"on {ordered[0].host}: {cause}")
+    if isinstance(cause, errors.GroupError):
+        return errors.GroupError(f"{who([failure.rank for failure in ordered])} {cause}")
     advice = advise(ordered[0])
     gone = [rank for rank, moment in returned.items() if moment < ordered[0].time]
     if gone and is_echo(ordered[0]):

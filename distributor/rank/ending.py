@@ -96,9 +96,15 @@ class Account:
                 self._tell(replace(outcome, failure=replace(outcome.failure, exception=pickled)), moment)
         return text
 
-    def returned(self, value: Any) -> None:
-        """Tell that the target has returned a value. A value that is not small goes into a file."""
-        moment, outcome = _monotonic(), Outcome(self._rank, self._order.host, "finished", None, self._called, _wall())
+    def returned(self, value: Any, alone: str | None = None) -> None:
+        """Tell that the target has returned a value. A value that is not small goes into a file.
+
+        Args:
+            value: the value.
+            alone: as in :class:`~distributor.values.outcome.Outcome`.
+        """
+        moment, host = _monotonic(), self._order.host
+        outcome = Outcome(self._rank, host, "finished", None, self._called, _wall(), alone)
         if self._rank != 0 and not self._order.collect_all:
             self._tell(outcome, moment)
             return

@@ -28,11 +28,14 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from distributor.channel.rank_slots import Slot
+from distributor.errors import GroupError
 from distributor.machine import allocator
 from distributor.machine.processes import die_with_parent
 from distributor.rank import lookups, parting, spark
+from distributor.rank.company import Company
 from distributor.rank.ending import PATIENCE, Account, deadline
 from distributor.shipping import modules, payload
+from distributor.text.wording import alone
 from distributor.values import layout
 from distributor.values.job import Function, Module, Script
 from distributor.values.layout import ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL
@@ -145,12 +148,17 @@ def _redirect(source: int, target: int) -> None:
 
 def _run(order: NodeOrder, local_rank: int, account: Account) -> int:
     """Run the target, tell how it ended, and return the exit code."""
+    company = Company(order.placement.world_size)
+    if order.require_group is not False:
+        company.watch()
     account.called()
     try:
         try:
             value = _call(order, local_rank)
         finally:
             _calm_signal_handlers()
+        if order.require_group and (framework := company.missed) is not None:
+            raise GroupError(alone(framework, order.placement.world_size))
     except SystemExit as stop:
         if stop.code is not None and not isinstance(stop.code, int):
             account.exited(str(stop.code))
@@ -166,7 +174,7 @@ def _run(order: NodeOrder, local_rank: int, account: Account) -> int:
         with deadline(PATIENCE, partial(_exit, 1)):
             _print(order, local_rank, error, text, is_rank=account.is_mine)
         return 1
-    account.returned(value)
+    account.returned(value, company.missed)
     return 0
 
 

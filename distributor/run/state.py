@@ -24,6 +24,7 @@ from distributor.outcomes.causes import (
 from distributor.outcomes.failures import order_failures
 from distributor.outcomes.stacks import Stacks
 from distributor.run.nodes import Nodes
+from distributor.text.wording import alone, who
 from distributor.values import messages
 from distributor.values.job import Job, Status, Step
 from distributor.values.messages import Message
@@ -488,7 +489,16 @@ class AttemptState:
         for report in collected.reports:
             for text in report.warnings:
                 warnings.setdefault(text, []).append(report.host)
-        return self._warn(warnings)
+        return [*self._warn(warnings), *self._warn_of_loners(collected)]
+
+    def _warn_of_loners(self, collected: Collected) -> list[Action]:
+        """Return a warning if ranks have trained without each other."""
+        loners = {o.rank: o.alone for report in collected.reports for o in report.outcomes if o.alone is not None}
+        if not loners:
+            return []
+        framework = loners[min(loners)]
+        told = f"{who(sorted(loners))} {alone(framework, self._job.resources.num_processes)}"
+        return [Warn(f"run {self._job.label}: {told}, require_group=True makes it an error")]
 
     def _warn(self, warnings: Mapping[str, Sequence[str]]) -> list[Action]:
         """Return the nodes' warnings that are new, each once per host.

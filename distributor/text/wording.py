@@ -124,3 +124,29 @@ def no_temporary_folder(host: str, why: str) -> str:
         f"the temporary folder on {host} cannot be used ({why}): make it usable there, or set another one for "
         "executors (spark.executorEnv.TMPDIR)"
     )
+
+
+#: What makes processes of a framework find each other, by the framework; ``"torch"`` for none.
+_REMEDIES = {
+    "pytorch_lightning": 'Trainer(strategy="ddp", devices=runtime.local_world_size(), num_nodes=<number of nodes>)',
+    "transformers": "TrainingArguments(use_cpu=True) on CPUs",
+    "accelerate": "Accelerator(cpu=True) on CPUs",
+    "torch": "torch.distributed.init_process_group() before the model is made",
+}
+
+
+def alone(framework: str, world_size: int) -> str:
+    """Return why a rank has trained without the others, in words, and what to do.
+
+    Args:
+        framework: as in :class:`~distributor.values.outcome.Outcome`.
+        world_size: number of ranks.
+
+    >>> alone("accelerate", 2)[:88]
+    'trained without the other ranks: there never was a process group of all 2 ranks, so that'
+    """
+    remedy = _REMEDIES.get("pytorch_lightning" if "lightning" in framework else framework, _REMEDIES["torch"])
+    return (
+        f"trained without the other ranks: there never was a process group of all {world_size} ranks, so that each "
+        f"trained a model of its own. Call {remedy}; require_group=False says that this is meant"
+    )

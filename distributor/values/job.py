@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
-from distributor.values.options import Deadlines, Network, Output, Resources, Startup
+from distributor.values.options import Deadlines, Network, Output, Resources, Startup, Training
 
 if TYPE_CHECKING:
     from distributor.values.launch import LaunchPath
@@ -100,7 +100,7 @@ class Job:
         run_id: unique identifier of the run.
         target: what each rank runs.
         launch: how ranks are started.
-        resources, deadlines, output, network, startup: the user's options.
+        resources, deadlines, output, network, startup, training: the user's options.
         name: the user's name for the run, if it has one.
         ranks_per_task: number of ranks of one Spark task.
         task_profile: resources of each task; ``None``: the session's own settings.
@@ -123,6 +123,7 @@ class Job:
     output: Output
     network: Network
     startup: Startup
+    training: Training
     name: str | None = None
     ranks_per_task: int = 1
     task_profile: TaskProfile | None = None

@@ -64,6 +64,11 @@ def value(folder: Folder, rank: int) -> Path:
     return Path(folder, f"value-{rank}.pickle")
 
 
+def error(folder: Folder, local_rank: int) -> Path:
+    """Return the path of the file that torch's own ``@record`` writes if the rank fails."""
+    return Path(folder, f"error-{local_rank}.json")
+
+
 def working_dir(folder: Folder) -> Path:
     """Return the path of the shipped project folder."""
     return Path(folder, WORKING_DIR)

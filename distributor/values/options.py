@@ -20,6 +20,7 @@ from typing import Any, Literal
 from distributor.errors import ConfigurationError
 from distributor.values.checks import (
     Check,
+    check_choice,
     check_count,
     check_env,
     check_flag,
@@ -275,6 +276,23 @@ class Startup(Group):
                 f"preload={list(self.preload)!r} needs a warm process, but there is none with "
                 f"start_method={self.start_method!r} and keep_warm={self.keep_warm:g}: leave preload out"
             )
+
+
+@dataclass(frozen=True)
+class Training(Group):
+    """What must hold of the training.
+
+    Attributes:
+        require_group: what happens if ranks train and never join a process group of all ranks: ``None``: a warning;
+            ``True``: an error; ``False``: nothing.
+    """
+
+    require_group: bool | None = option(
+        None,
+        check_choice,
+        "Fail if ranks train but never join a process group of all ranks; by default, warn.",
+        Flag(panel=RANKS, kind="switch", names=("--require-group/--no-require-group",)),
+    )
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,8 @@ class Outcome:
     ``state`` is ``"finished"``, ``"failed"``, ``"stopped"`` (by this package, because something else failed or the
     run was cancelled), or ``"unreturned"`` (it finished, but its value could not be pickled; ``failure`` says why).
     ``called`` and ``returned`` are the times in seconds since the epoch when its function, script or module began and
-    ended.
+    ended. ``alone`` names the framework with which it trained without the other ranks, ``"torch"`` if there is none
+    other; ``None`` if it did not.
     """
 
     rank: int
@@ -56,6 +57,7 @@ class Outcome:
     failure: Failure | None = None
     called: float | None = None
     returned: float | None = None
+    alone: str | None = None
 
 
 @dataclass(frozen=True)

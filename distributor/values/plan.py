@@ -123,6 +123,7 @@ class NodeOrder:
         start_method: how ranks are started, as in :class:`Job`.
         root: path from which this package can be imported.
         environ: the launcher's whole environment.
+        require_group: as in :class:`~distributor.values.options.Training`.
     """
 
     run_id: str
@@ -141,6 +142,7 @@ class NodeOrder:
     environ: Mapping[str, str] = field(repr=False)
     spare_fd: int | None = None
     slots_fd: int = -1
+    require_group: bool | None = None
 
     @property
     def host(self) -> str:

@@ -24,7 +24,7 @@ def test_panels_list_what_belongs_together() -> None:
         ["--num-processes", "--local", "--master", "--conf", "--max-processes-per-node", "--driver-ports"],
         [
             *("--use-gpu", "--gpus-per-process", "--cpus-per-process", "--memory-per-process", "--env"),
-            *("--forward-env", "--start-method"),
+            *("--forward-env", "--start-method", "--require-group"),
         ],
         ["--logs", "--fold-logs", "--prefix", "--log-escapes", "--log-dir", "--progress"],
         ["--start-timeout", "--grace-period", "--heartbeat-timeout", "--stall-timeout"],

@@ -1,0 +1,85 @@
+"""Find out whether this rank trained by itself: it took training steps, and never met all other ranks.
+
+A script that creates no process group, or a framework that finds no other processes, trains a model in each rank, and
+each believes that it is the only one. Nothing fails. So a look at each optimizer step, and at the first backward pass,
+tells whether the rank trains; and whether it is in a process group of all ranks by then, or later.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from typing import Any
+
+from distributor.rank.imports import on_import
+
+#: Frameworks that create process groups, the most specific first: what to tell the user depends on which one is there.
+_FRAMEWORKS = ("pytorch_lightning", "lightning", "lightning_fabric", "transformers", "accelerate")
+
+
+class Company:
+    """What is known of this rank and the others.
+
+    Args:
+        world_size: number of ranks.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._trains = False
+        self._met = world_size == 1
+        self._elsewhere = False  # whether it trained in a process group of other ranks
+        self._handle: Any = None
+
+    def watch(self) -> None:
+        """Look at the training steps of this process from now on, if it ever imports torch."""
+        if not self._met:
+            on_import("torch.optim.optimizer", self._watch_steps)
+            on_import("torch.autograd", self._watch_backward)
+
+    @property
+    def missed(self) -> str | None:
+        """The framework that trains in this rank without the others, or ``"torch"``; ``None`` if it does not."""
+        if not self._trains or self._met:
+            return None
+        size = self._group_size()
+        if size == self._world_size or (size is None and not self._elsewhere and self._was_in_group()):
+            return None
+        return next((name for name in _FRAMEWORKS if name in sys.modules), "torch")
+
+    def _watch_steps(self, optimizer: Any) -> None:
+        with suppress(AttributeError):  # torch before 2.0
+            self._handle = optimizer.register_optimizer_step_post_hook(lambda *_: self._note())
+
+    def _watch_backward(self, autograd: Any) -> None:
+        backward = autograd.backward
+
+        def first_backward(*args: Any, **kwargs: Any) -> Any:
+            if autograd.backward is first_backward:
+                autograd.backward = backward
+            self._note()
+            return backward(*args, **kwargs)
+
+        autograd.backward = first_backward
+
+    def _note(self) -> None:
+        """Note that this rank trains, and with whom."""
+        self._trains = True
+        size = self._group_size()
+        self._met = size == self._world_size
+        self._elsewhere = self._elsewhere or size not in (None, self._world_size)
+        if self._met and self._handle is not None:
+            self._handle.remove()
+
+    @staticmethod
+    def _group_size() -> int | None:
+        """Return the number of ranks in the default process group; ``None`` if there is none now."""
+        distributed: Any = sys.modules.get("torch.distributed")
+        if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+            return None
+        return int(distributed.get_world_size())
+
+    @staticmethod
+    def _was_in_group() -> bool:
+        """Return whether there was a process group, which training has left: torch's own hook for exceptions stays."""
+        return getattr(sys.excepthook, "__name__", "") == "_distributed_excepthook"

@@ -1,0 +1,177 @@
+"""Ranks that train without each other are told of; ranks that do not train, or meet, are not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sessions import Make
+
+from distributor import GroupError, TrainingError
+
+ALONE = "ranks 0-1 trained without the other ranks: there never was a process group of all 2 ranks"
+
+
+def backward() -> Any:
+    import torch
+
+    model = torch.nn.Linear(2, 1)
+    model(torch.ones(4, 2)).sum().backward()
+    return model
+
+
+def step() -> None:
+    import torch
+
+    torch.optim.SGD(backward().parameters(), 0.1).step()
+
+
+def step_with_a_group() -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    step()
+    dist.destroy_process_group()
+
+
+def group_after_a_first_step() -> None:
+    import torch.distributed as dist
+
+    step()
+    dist.init_process_group("gloo")
+    step()
+
+
+def group_that_is_left_before_a_last_step() -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    dist.destroy_process_group()
+    step()
+
+
+def group_of_its_own() -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    step()
+
+
+def compute() -> float:
+    import torch
+
+    return float(torch.ones(2).sum())
+
+
+@pytest.mark.parametrize("training", [backward, step, group_of_its_own])
+def test_ranks_that_train_alone_are_told_of(make: Make, training: Any, caplog: pytest.LogCaptureFixture) -> None:
+    make(2).run(training)
+    (told,) = [record.message for record in caplog.records if ALONE in record.message]
+    assert "Call torch.distributed.init_process_group() before the model is made" in told
+    assert told.endswith("require_group=True makes it an error")
+
+
+@pytest.mark.parametrize(
+    "function", [compute, step_with_a_group, group_after_a_first_step, group_that_is_left_before_a_last_step]
+)
+def test_ranks_that_meet_or_do_not_train_are_not(make: Make, function: Any, caplog: pytest.LogCaptureFixture) -> None:
+    make(2, require_group=True).run(function)
+    assert "without the other" not in caplog.text
+
+
+def test_one_rank_is_never_alone(make_local: Make, caplog: pytest.LogCaptureFixture) -> None:
+    make_local(1, require_group=True).run(step)
+    assert "without the other" not in caplog.text
+
+
+def test_who_means_it_hears_nothing(make_local: Make, caplog: pytest.LogCaptureFixture) -> None:
+    make_local(2, require_group=False).run(step)
+    assert "without the other" not in caplog.text
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_it_can_be_an_error(make_local: Make, start_method: str) -> None:
+    with pytest.raises(GroupError, match=r"^ranks? [01-]+ trained without the other ranks: .* of all 2 ranks"):
+        make_local(2, require_group=True, start_method=start_method).run(step)
+
+
+def test_a_failure_is_told_instead(make_local: Make, caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        step()
+        raise ValueError("learning rate")
+
+    with pytest.raises(TrainingError, match="ValueError: learning rate"):
+        make_local(2).run(fail)
+    assert "without the other" not in caplog.text
+
+
+def test_a_script_that_trains_alone_is_told_of(make_local: Make, tmp_path: Path, caplog: Any) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "model(torch.ones(4, 2)).sum().backward()\n"
+        "torch.optim.SGD(model.parameters(), 0.1).step()\n"
+    )
+    make_local(2).run(script)
+    assert ALONE in caplog.text
+
+
+def with_accelerate() -> tuple[int, str]:
+    import torch
+    from accelerate import Accelerator
+
+    accelerator, model = Accelerator(), torch.nn.Linear(2, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    accelerator.backward(model(torch.ones(4, 2)).sum())
+    optimizer.step()
+    return accelerator.num_processes, accelerator.device.type
+
+
+def with_transformers(folder: str) -> tuple[int, str]:
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+
+        def forward(self, x: Any, labels: Any = None) -> dict[str, Any]:
+            y = self.layer(x)
+            return {"loss": ((y - labels) ** 2).mean(), "logits": y}
+
+    data: Any = [{"x": torch.ones(2), "labels": torch.ones(1)}] * 8
+    told = TrainingArguments(folder, max_steps=2, report_to=[], save_strategy="no", disable_tqdm=True)
+    Trainer(Model(), told, train_dataset=data).train()
+    return told.world_size, told.device.type
+
+
+def test_accelerate_and_transformers_find_the_others(make_local: Make, tmp_path: Path) -> None:
+    """On CPUs, without an argument that says so: use_gpu=False is enough."""
+    pytest.importorskip("accelerate")
+    both = make_local(2, require_group=True)
+    assert both.submit(with_accelerate).results() == [(2, "cpu")] * 2
+    pytest.importorskip("transformers")
+    assert both.submit(with_transformers, str(tmp_path)).results() == [(2, "cpu")] * 2
+
+
+def record_an_error() -> None:
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    @record
+    def main() -> None:
+        raise ValueError("learning rate")
+
+    try:
+        main()
+    except ValueError:
+        with open(os.environ["TORCHELASTIC_ERROR_FILE"]) as file:
+            raise RuntimeError(file.read()) from None
+
+
+def test_torchs_record_writes_its_file(make_local: Make) -> None:
+    with pytest.raises(TrainingError, match='RuntimeError: .*"ValueError: learning rate"'):
+        make_local(1).run(record_an_error)
