@@ -149,6 +149,7 @@ def with_transformers(folder: str) -> tuple[int, str]:
     return told.world_size, told.device.type
 
 
+@pytest.mark.slow
 def test_accelerate_and_transformers_find_the_others(make_local: Make, tmp_path: Path) -> None:
     """On CPUs, without an argument that says so: use_gpu=False is enough."""
     pytest.importorskip("accelerate")

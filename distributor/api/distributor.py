@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 from distributor.api.build import build_job, check_packages, make_log_folder, pack_working_dir
 from distributor.api.choose import active_session, check_gpus, choose_scheduler, choose_session
+from distributor.api.forewarn import fsdp_on_cpus
 from distributor.api.interrupt import MARGIN, plain_interrupts
 from distributor.api.options import Options
 from distributor.api.target import find_target, named_module
@@ -18,6 +19,7 @@ from distributor.display.choose import choose as choose_view
 from distributor.display.view import View
 from distributor.errors import DistributorError, show_shortly
 from distributor.run.handle import Run
+from distributor.text import notices
 from distributor.values.job import Job
 from distributor.values.launch import Launch, LaunchPath
 
@@ -249,6 +251,8 @@ class Distributor:
         scheduler = choose_scheduler(session, self.use_gpu)
         job = self._job(train_object, args, kwargs, collect, scheduler, local=session is None, view=view)
         scheduler.check(job)
+        if (told := fsdp_on_cpus(job, os.environ if session is None else {})) is not None:
+            notices.logger.warning("run %s: %s", job.label, told)
         log_folder = make_log_folder(output.log_dir, job.run_id)
         run = Run(
             job,

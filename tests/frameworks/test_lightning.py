@@ -1,0 +1,144 @@
+"""Lightning's Trainer and Fabric: however many devices and nodes the code says, all ranks train together, once each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from driver import driven
+from sessions import Make
+
+pytest.importorskip("pytorch_lightning")
+
+pytestmark = pytest.mark.slow
+
+#: Number of samples: divisible by the numbers of ranks here.
+SAMPLES = 12
+
+
+def train(**options: Any) -> dict[str, Any]:
+    """Trains for one epoch. How many ranks Lightning sees, and which samples this one has seen."""
+    import pytorch_lightning as lightning
+    import torch
+
+    seen: list[int] = []
+
+    class Model(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            seen.extend(int(each) for each in batch[0].flatten())
+            return self.layer(batch[0]).sum()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.01)
+
+    data = torch.utils.data.TensorDataset(torch.arange(SAMPLES, dtype=torch.float32).reshape(-1, 1))
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "max_epochs": 1}
+    trainer = lightning.Trainer(accelerator="cpu", **quiet, **options)
+    model = Model()
+    trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=2))
+    return {
+        "ranks": trainer.world_size,
+        "rank": trainer.global_rank,
+        "strategy": type(trainer.strategy).__name__,
+        "seen": seen,
+        "weight": float(model.layer.weight.detach()),
+    }
+
+
+def assert_together(results: list[dict[str, Any]]) -> None:
+    """All ranks have trained one model, on all samples, each once."""
+    assert [each["ranks"] for each in results] == [len(results)] * len(results)
+    assert [each["rank"] for each in results] == list(range(len(results)))
+    assert sorted(sample for each in results for sample in each["seen"]) == list(range(SAMPLES))
+    assert len({each["weight"] for each in results}) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="nothing-said"),
+        pytest.param({"strategy": "ddp"}, id="ddp"),
+        pytest.param({"strategy": "ddp_notebook"}, id="ddp-of-a-notebook"),
+        pytest.param({"strategy": "ddp", "devices": 1}, id="code-of-one-device"),
+        pytest.param({"devices": 8}, id="more-devices-than-ranks"),
+        pytest.param({"devices": 1, "num_nodes": 2}, id="pysparks-recipe"),
+    ],
+)
+def test_numbers_of_a_trainer_are_those_of_the_run(make_local: Make, options: dict[str, Any]) -> None:
+    run = make_local(2, require_group=True).submit(train, **options)
+    assert_together(run.results())
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("options", [{}, {"devices": 1, "num_nodes": 2}])
+def test_on_executors(sessions: Any, options: dict[str, Any]) -> None:
+    from distributor import TorchDistributor
+
+    sessions.get("local-cluster[2,1,1024]")
+    assert_together(TorchDistributor(2, False, False, require_group=True).submit(train, **options).results())
+
+
+def test_nodes_with_different_numbers_of_ranks() -> None:
+    """Three ranks on two nodes."""
+    with driven(train, num_processes=3) as driver:
+        assert_together(driver.values())
+
+
+def evaluate() -> int | None:
+    """Rank 0 has a Trainer of its own."""
+    import os
+
+    import pytorch_lightning as lightning
+
+    if os.environ["RANK"] != "0":
+        return None
+    return int(lightning.Trainer(accelerator="cpu", devices=1, logger=False).world_size)
+
+
+def test_a_trainer_for_one_rank(make_local: Make) -> None:
+    assert make_local(2).submit(evaluate).results() == [1, None]
+
+
+def fabric(**options: Any) -> tuple[int, int, float]:
+    import torch
+    from lightning_fabric import Fabric
+
+    made = Fabric(accelerator="cpu", **options)
+    made.launch()
+    torch.manual_seed(0)
+    model = torch.nn.Linear(1, 1)
+    model, optimizer = made.setup(model, torch.optim.SGD(model.parameters(), 0.1))
+    made.backward(model(torch.full((1, 1), float(made.global_rank))).sum())
+    optimizer.step()
+    return made.world_size, made.global_rank, float(model.weight.detach())
+
+
+@pytest.mark.parametrize("options", [{}, {"strategy": "ddp", "devices": 4}])
+def test_numbers_of_fabric_are_those_of_the_run(make_local: Make, options: dict[str, Any]) -> None:
+    zero, one = make_local(2, require_group=True).submit(fabric, **options).results()
+    assert (zero[:2], one[:2]) == ((2, 0), (2, 1))
+    assert zero[2] == one[2]
+
+
+def test_other_numbers_are_told_of(make_local: Make, capfd: pytest.CaptureFixture[str]) -> None:
+    make_local(2).run(train, devices=8)
+    told = capfd.readouterr()
+    said = "[distributor] devices=8 and num_nodes=1 are taken as devices=2 and num_nodes=1: so the ranks are placed"
+    assert (told.out + told.err).count(said) == 1
+
+
+def own_environment() -> int:
+    """Brings a cluster environment, whose numbers count."""
+    import pytorch_lightning as lightning
+    from pytorch_lightning.plugins.environments import LightningEnvironment
+
+    trainer = lightning.Trainer(accelerator="cpu", devices=3, plugins=[LightningEnvironment()], logger=False)
+    return int(trainer.num_devices)
+
+
+def test_who_brings_an_environment_says_the_numbers(make_local: Make) -> None:
+    assert make_local(1).run(own_environment) == 3

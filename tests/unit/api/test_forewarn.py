@@ -1,0 +1,31 @@
+"""What is told before a run starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from jobs import make_job
+
+from distributor.api.forewarn import fsdp_on_cpus
+from distributor.values.job import Function, Module, Script
+
+
+@pytest.mark.parametrize(
+    ("job", "environ", "asked"),
+    [
+        pytest.param({"target": Script("train.py", b"", ("--fsdp", "full_shard"))}, {}, "--fsdp", id="argument"),
+        pytest.param({"target": Module("train", ("--fsdp=full_shard",))}, {}, "--fsdp", id="argument-of-a-module"),
+        pytest.param({"env": {"ACCELERATE_USE_FSDP": "True"}}, {}, "ACCELERATE_USE_FSDP", id="variable"),
+        pytest.param({}, {"ACCELERATE_USE_FSDP": "true"}, "ACCELERATE_USE_FSDP", id="inherited"),
+        pytest.param({"target": Script("train.py", b"", ("--fsdp_config", "x"))}, {}, None, id="another-argument"),
+        pytest.param({"target": Function("train", b"")}, {"ACCELERATE_USE_FSDP": "false"}, None, id="switched-off"),
+        pytest.param({"use_gpu": True}, {"ACCELERATE_USE_FSDP": "true"}, None, id="on-gpus"),
+    ],
+)
+def test_fsdp_that_cpus_do_not_have(job: dict[str, Any], environ: dict[str, str], asked: str | None) -> None:
+    told = fsdp_on_cpus(make_job(**job), environ)
+    if asked is None:
+        assert told is None
+    else:
+        assert told is not None and told.startswith(f"{asked} asks for FSDP, for which Accelerate and Transformers")
