@@ -93,7 +93,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"env": {"SEED": 1}}, "env must map strings to strings, but the value of 'SEED' is of type int"),
         ({"env": {"A=B": "1"}}, "env cannot set the variable 'A=B'"),
         ({"env": {"A": "1\0"}}, "env cannot set the variable 'A'"),
-        ({"local_mode": 1, "use_gpu": False}, "local_mode must be True, False or None, not 1"),
+        ({"local_mode": 2, "use_gpu": False}, "local_mode must be True, False or None, not 2"),
         ({"env": {"RANK": "1"}}, "env sets RANK, which the run sets for each rank: leave it out"),
         ({"forward_env": "WANDB_*"}, "forward_env must be a list of patterns such as ['WANDB_*'], not 'WANDB_*'"),
         ({"forward_env": 1}, "forward_env must be a list of patterns such as ['WANDB_*'], not 1"),
@@ -105,9 +105,9 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"working_dir": ["a"]}, "working_dir must be the path of a folder, not ['a']"),
         ({"working_dir_limit": "1g"}, "working_dir_limit must be a positive integer, not '1g'"),
         ({"progress": "no"}, "progress must be True or False, not 'no'"),
-        ({"fold_logs": 1}, "fold_logs must be True or False, not 1"),
+        ({"fold_logs": 1.0}, "fold_logs must be True or False, not 1.0"),
         ({"log_prefix": None}, "log_prefix must be True or False, not None"),
-        ({"log_escapes": 1}, "log_escapes must be True or False, not 1"),
+        ({"log_escapes": [1]}, "log_escapes must be True or False, not [1]"),
     ],
 )
 def test_arguments_of_the_distributor(arguments: dict[str, Any], text: str) -> None:
@@ -143,8 +143,9 @@ def on_cpu(**options: Any) -> TorchDistributor:
 @pytest.mark.parametrize(
     ("args", "kwargs", "error", "text"),
     [
-        ((17,), {}, ConfigurationError, "must be a callable or the path of a .py file, not int 17"),
-        (("train.sh",), {}, PayloadError, "'train.sh' is not a .py file"),
+        ((17,), {}, ConfigurationError, "must be a callable or the path of a script, not int 17"),
+        (("train.sh",), {}, PayloadError, "there is no script 'train.sh' in the current directory /"),
+        (("pkg.train",), {}, PayloadError, ": for a module, use run_module('pkg.train'), or -m pkg.train in a shell"),
         (("absent.py",), {}, PayloadError, "there is no script 'absent.py' in the current directory /"),
         (
             (asleep,),
@@ -170,7 +171,7 @@ def on_cpu(**options: Any) -> TorchDistributor:
             ("script.py", "--lr", [0.1]),
             {},
             ConfigurationError,
-            "strings, numbers or paths, but argument 2 is [0.1] (list)",
+            "strings, numbers, paths or enums, but argument 2 is [0.1] (list)",
         ),
     ],
 )

@@ -178,7 +178,7 @@ class Distributor:
 
         Args:
             train_object: a callable, or the path of a ``.py`` file on the driver.
-            args: arguments of the callable; for a file, strings, numbers or paths, which it receives as text.
+            args: arguments of the callable; for a file, strings, numbers, paths or enums, which it receives as text.
             kwargs: keyword arguments of the callable; a file takes none.
 
         Raises:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import enum
 import functools
 import inspect
 import os
@@ -46,7 +48,7 @@ def find_target(
         pickled = payload.dump_function(train_object, args, kwargs, by_value=not local)
         return Function(payload.name_of(train_object), pickled)
     raise ConfigurationError(
-        f"train_object must be a callable or the path of a .py file, not {type(train_object).__name__} {train_object!r}"
+        f"train_object must be a callable or the path of a script, not {type(train_object).__name__} {train_object!r}"
     )
 
 
@@ -65,19 +67,16 @@ def find_script(script: str | os.PathLike[str], working_dir: Path | None) -> Pat
     """Return the path of a script, found in ``working_dir`` or else in the current directory.
 
     Raises:
-        PayloadError: the script is in neither, or is not a ``.py`` file.
+        PayloadError: the script is in neither.
     """
     path = Path(script)
-    if path.suffix != ".py":
-        raise PayloadError(
-            f"{str(path)!r} is not a .py file: pass the path of a Python script, a callable, "
-            "or use run_module('pkg.train') for a module"
-        )
     places = {"": Path()} if path.is_absolute() else places_of(working_dir)
     found = next((folder / path for folder in places.values() if os.path.exists(folder / path)), None)
     if found is None:
         where = "" if path.is_absolute() else f" in {' or '.join(places)}"
-        raise PayloadError(f"there is no script {str(path)!r}{where}")
+        module = str(path) if path.suffix != ".py" and is_module_name(str(path)) else ""
+        instead = f": for a module, use run_module({module!r}), or -m {module} in a shell" if module else ""
+        raise PayloadError(f"there is no script {str(path)!r}{where}{instead}")
     return found
 
 
@@ -129,11 +128,12 @@ def _runs_later(function: Callable[..., Any]) -> tuple[str, str] | None:
 
 
 def check_argv(args: Sequence[Any]) -> tuple[str, ...]:
-    """Return a script's arguments as command-line strings; numbers and paths become text, as in PySpark."""
+    """Return a script's arguments as command-line strings; numbers, paths and enums become text by ``str``."""
     for index, arg in enumerate(args, start=1):
-        if not isinstance(arg, (str, os.PathLike)) and not hasattr(arg, "__float__"):
+        is_number = hasattr(arg, "__float__") and not hasattr(arg, "__len__")  # an array or a tensor is none
+        if not is_number and not isinstance(arg, (str, os.PathLike, enum.Enum)):
             raise ConfigurationError(
-                f"arguments of a script must be strings, numbers or paths, but argument {index} is {arg!r} "
+                f"arguments of a script must be strings, numbers, paths or enums, but argument {index} is {arg!r} "
                 f"({type(arg).__name__})"
             )
     return tuple(map(str, args))
@@ -144,11 +144,21 @@ def _read_script(path: Path, args: Sequence[Any], working_dir: Path | None) -> S
         source = path.read_bytes()
     except OSError as error:
         raise PayloadError(f"the script {str(path)!r} cannot be read: {error.strerror}") from error
+    if path.suffix != ".py" and not _is_python(source):
+        raise PayloadError(f"{str(path)!r} is not a Python script: pass the path of one, or a callable")
     inside = None
     if working_dir is not None:  # the script then runs inside it, beside the modules it imports
         with suppress(ValueError):
             inside = str(path.resolve().relative_to(project.absolute(working_dir).resolve()))
     return Script(str(path.absolute()), source, check_argv(args), inside)
+
+
+def _is_python(source: bytes) -> bool:
+    try:
+        ast.parse(source)
+    except (SyntaxError, ValueError):
+        return False
+    return True
 
 
 def _check_module(name: str, working_dir: Path | None) -> None:

@@ -224,7 +224,6 @@ def as_options(text: str) -> str:
         "local_mode=True": "--local",
         "local_mode=False": "--master URL",
         "deepspeedConfig": "--deepspeed",
-        ", a callable, or use run_module('pkg.train')": ", or -m pkg.train",
         "logs names": "--logs names",
         "logs must be 'all', 'rank0', 'none' or a list of ranks": "--logs takes all, rank0, none or ranks (0,3)",
     }.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import io
 import pickle
 import sys
@@ -50,8 +51,7 @@ def dump_function(
     """
     with _own_modules_by_value() if by_value else nullcontext():
         try:
-            pickled: bytes = cloudpickle.dumps((function, tuple(args), dict(kwargs)), protocol=_PROTOCOL)
-            return pickled
+            return _dumps((function, tuple(args), dict(kwargs)))
         except (Exception, SystemExit) as error:
             label, value = _find_culprit(function, args, kwargs)
             told = f"{name_of(function)} cannot be pickled for the ranks"
@@ -65,6 +65,12 @@ def dump_function(
                 + (f": {label}" if label else "")
                 + f" ({_one_line(error)}). Create such objects inside the function, or pass what they are made from."
             ) from error
+
+
+def _dumps(what: Any) -> bytes:
+    file = io.BytesIO()
+    _CallPickler(file, protocol=_PROTOCOL).dump(what)
+    return file.getvalue()
 
 
 def load_function(pickled: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
@@ -137,6 +143,19 @@ def load_value(chunks: Sequence[bytes | memoryview], rank: int) -> Any:
             "DistributedDataParallel), or install on the driver what it needs"
         ) from error
     return value
+
+
+def _is_special(obj: Any) -> bool:
+    """Return whether an object is a module that can be imported, of a class of its own."""
+    return isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj
+
+
+class _CallPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no type hints
+    def reducer_override(self, obj: Any) -> Any:
+        # Torch's backends are modules with a class of their own, which cloudpickle does not take for modules.
+        if _is_special(obj) and obj.__name__ not in cloudpickle.list_registry_pickle_by_value():
+            return importlib.import_module, (obj.__name__,)
+        return super().reducer_override(obj)
 
 
 class _ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no type hints
@@ -248,7 +267,7 @@ def _find_culprit(function: Callable[..., Any], args: Sequence[Any], kwargs: Map
 
 def _pickles(value: Any) -> bool:
     try:
-        cloudpickle.dumps(value)
+        _dumps(value)
     except (Exception, SystemExit):
         return False
     return True

@@ -92,16 +92,26 @@ def check_memory(name: str, size: Any) -> int:
 
 def check_flag(name: str, value: Any) -> bool:
     """Return ``True`` or ``False``."""
-    if not isinstance(value, bool):
+    flag = _as_flag(value)
+    if flag is None:
         raise ConfigurationError(f"{name} must be True or False, not {value!r}")
-    return value
+    return flag
 
 
 def check_choice(name: str, value: Any) -> bool | None:
     """Return ``True``, ``False`` or ``None``."""
-    if value is not None and not isinstance(value, bool):
+    flag = _as_flag(value)
+    if value is not None and flag is None:
         raise ConfigurationError(f"{name} must be True, False or None, not {value!r}")
-    return value
+    return flag
+
+
+def _as_flag(value: Any) -> bool | None:
+    """Return a flag that may be given as 0, 1 or NumPy's own kind; ``None`` for anything else."""
+    is_numpys = (type(value).__module__, type(value).__name__) in (("numpy", "bool"), ("numpy", "bool_"))
+    if is_numpys or (hasattr(value, "__index__") and not hasattr(value, "__len__") and value in (0, 1)):
+        return bool(value)
+    return None
 
 
 def check_path(name: str, value: Any) -> Path:

@@ -45,7 +45,7 @@ class Lines:
     Args:
         number: which line; ``None`` for none.
         act: what is done there.
-        waits: called when the thread comes to wait for the run.
+        waits: called when the thread comes to wait for the run, if nothing was done before.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Lines:
     def __call__(self, frame: Any, event: str, _: Any) -> Any:
         if frame.f_code.co_filename not in FILES or self._stopped:
             return None
-        if event == "call" and frame.f_code is handle.Run.wait.__code__ and self._number is None:
+        if event == "call" and frame.f_code is handle.Run.wait.__code__:
             self._waits()
         elif event == "return" and frame.f_code is handle.Run.__init__.__code__:
             self.seen = 0
@@ -131,13 +131,16 @@ def test_an_interrupt_leaves_no_run_without_a_handle(
     interrupted = 0
     for number in range(last):
         watch.until(lambda: not going())
-        lines = Lines(number, act)
+        lines = Lines(number, act, lambda: schedulers[-1].cancel())
         try:
-            traced(lines, call)
+            run = traced(lines, call)
         except KeyboardInterrupt:
             interrupted += 1
-        else:  # a thread was faster this time, so that there were fewer lines
-            assert lines.seen <= number
-            schedulers[-1].cancel()
+            continue
+        except RunCancelledError:
+            pass
+        # A thread was faster this time, so that there were fewer lines.
+        assert lines.seen <= number
+        schedulers[-1].cancel()
         watch.until(lambda: not going(), 10.0)
     assert interrupted > 8

@@ -263,7 +263,7 @@ def test_under_spark_submit_its_session_decides(fake: type[Fake], monkeypatch: p
         ("run --master sc://:1 t.py", "the master 'sc://:1' names no host: use spark://host:7077 or sc://host"),
         (
             "run --no-gpu train.sh",
-            "'train.sh' is not a .py file: pass the path of a Python script, or -m pkg.train",
+            "there is no script 'train.sh' in the current directory ",
         ),
         ("run --no-gpu --deepspeed no.json train.py", "no.json"),
     ],

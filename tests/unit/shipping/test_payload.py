@@ -467,3 +467,24 @@ class Leaver:
 def test_arguments_that_try_to_exit_as_they_are_pickled():
     with pytest.raises(PayloadError, match=r"argument 1 is a .*Leaver, which cannot be pickled \(SystemExit: 3\)"):
         payload.dump_function(print, (Leaver(),), {})
+
+
+TORCH_CODE = """
+import torch
+from torch.backends import cudnn
+
+def train():
+    torch.backends.cudnn.benchmark = cudnn.deterministic = True
+    return torch.backends.cudnn.benchmark, cudnn is torch.backends.cudnn
+"""
+
+
+def test_modules_with_a_class_of_their_own_travel_by_name(tmp_path, monkeypatch):
+    """As torch's backends, whose settings code changes before it trains."""
+    name = next(names)
+    (tmp_path / f"{name}.py").write_text(TORCH_CODE)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module(name)
+    value = call_elsewhere(module, payload.dump_function(module.train, (), {}))
+    del sys.modules[name]
+    assert pickle.loads(value) == (True, True)

@@ -1,0 +1,71 @@
+"""What ranks run, and with which arguments."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from distributor.api.options import Options
+from distributor.api.target import check_argv, find_target
+from distributor.errors import ConfigurationError, PayloadError
+from distributor.values.job import Script
+
+
+class Precision(enum.Enum):
+    BF16 = "bf16"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@pytest.mark.parametrize(
+    ("argument", "text"),
+    [
+        (True, "True"),
+        (3, "3"),
+        (0.5, "0.5"),
+        (numpy.float32(0.5), "0.5"),
+        (numpy.int64(3), "3"),
+        (numpy.bool_(True), "True"),
+        (numpy.str_("x"), "x"),
+        (Path("a/b"), "a/b"),
+        (Precision.BF16, "bf16"),
+    ],
+)
+def test_an_argument_becomes_text(argument: Any, text: str) -> None:
+    assert check_argv([argument]) == (text,)
+
+
+@pytest.mark.parametrize("argument", [None, [1], (1,), {"a": 1}, {1}, numpy.zeros(2), torch.zeros(1), object()])
+def test_what_is_no_single_argument(argument: Any) -> None:
+    with pytest.raises(ConfigurationError, match="must be strings, numbers, paths or enums, but argument 2 is "):
+        check_argv(["x", argument])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("train", "print(1)"), ("train", "#!/usr/bin/env python\nprint(1)"), ("train.txt", "print(1)")]
+)
+def test_a_script_may_have_any_name(name: str, text: str, tmp_path: Path) -> None:
+    script = tmp_path / name
+    script.write_text(text)
+    assert find_target(script, ("x",), {}, working_dir=None, local=True) == Script(str(script), text.encode(), ("x",))
+
+
+@pytest.mark.parametrize("content", [b"#!/bin/sh\nif true; then echo x; fi\n", b"\x7fELF\x00"])
+def test_a_program_of_another_language_is_no_script(content: bytes, tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    script.write_bytes(content)
+    with pytest.raises(PayloadError, match="train.sh' is not a Python script: pass the path of one, or a callable"):
+        find_target(script, (), {}, working_dir=None, local=True)
+
+
+@pytest.mark.parametrize("flag", [True, 1, numpy.bool_(True), numpy.int64(1)])
+def test_flags_may_be_numbers(flag: Any) -> None:
+    options = Options.of(num_processes=1, use_gpu=flag, require_group=flag)
+    assert options.resources.use_gpu is True
+    assert options.training.require_group is True
