@@ -65,6 +65,7 @@ def compute() -> float:
     return float(torch.ones(2).sum())
 
 
+@pytest.mark.slow_on_executors
 @pytest.mark.parametrize("training", [backward, step, group_of_its_own])
 def test_ranks_that_train_alone_are_told_of(make: Make, training: Any, caplog: pytest.LogCaptureFixture) -> None:
     make(2).run(training)
@@ -73,6 +74,7 @@ def test_ranks_that_train_alone_are_told_of(make: Make, training: Any, caplog: p
     assert told.endswith("require_group=True makes it an error")
 
 
+@pytest.mark.slow_on_executors
 @pytest.mark.parametrize(
     "function", [compute, step_with_a_group, group_after_a_first_step, group_that_is_left_before_a_last_step]
 )

@@ -67,7 +67,7 @@ def look() -> dict[str, Any]:
     limits = [name for name in dir(resource) if name.startswith("RLIMIT_")]
     own = [name for name, module in sys.modules.items() if "polluting" in str(getattr(module, "__file__", ""))]
     return {
-        "environ": {name: value for name, value in os.environ.items() if name not in mine},
+        "environ": {name: kind_of(value) for name, value in os.environ.items() if name not in mine},
         "cwd": os.getcwd(),
         "umask": Path("/proc/self/status").read_text().split("Umask:")[1][:6],
         "signals": [str(signal.getsignal(number)) for number in range(1, 32)],

@@ -47,12 +47,13 @@ def _about_module(name: str, failure: Failure, job: Job) -> str:
         return ""
     if spec.loader is None and not any(entry.endswith(".py") for entry in os.listdir(places[0])):  # a bare folder
         return ""
-    if modules.is_installed(places[0]):
+    target = modules.target_folder(places[0])
+    if target is None and modules.is_installed(places[0]):
         return (
             f"{package} is installed on the driver, but not on {failure.host}: install it there, or ship an "
             "environment that has it (spark.archives)"
         )
-    folder = os.path.dirname(os.path.abspath(places[0]))
+    folder = target or os.path.dirname(os.path.abspath(places[0]))
     if job.working_dir is not None and job.working_dir.path == folder:
         return ""
     return f"{package} is on the driver, in {folder}. {_ship(folder)}"

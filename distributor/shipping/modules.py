@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import functools
+import glob
 import importlib
 import os
 import sys
 import sysconfig
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
@@ -48,7 +52,51 @@ def find(name: str, folders: Sequence[str] = ()) -> ModuleSpec | None:
 
 def is_installed(path: str) -> bool:
     """Return whether a file or folder belongs to Python or to an installed package."""
+    return _is_in_environment(path) or target_folder(path) is not None
+
+
+def _is_in_environment(path: str) -> bool:
     return os.path.realpath(path).startswith(_installed_roots())
+
+
+def target_folder(path: str) -> str | None:
+    """Return the folder on Python's path into which pip has installed a file or folder (``pip install --target``).
+
+    A package's ``RECORD`` lists its files (https://packaging.python.org/specifications/recording-installed-packages).
+    What else lies in such a folder is not installed.
+    """
+    real = os.path.realpath(path)
+    for entry in search_path() if not _is_in_environment(path) else ():
+        folder = os.path.realpath(entry)
+        if real.startswith(folder + os.sep) and os.path.relpath(real, folder) in _recorded(folder, _changed(folder)):
+            return folder
+    return None
+
+
+@functools.lru_cache(maxsize=64)
+def _recorded(folder: str, changed: float) -> frozenset[str]:
+    """Return the files of a folder that ``RECORD`` files beside them list, and the folders that contain these.
+
+    Args:
+        folder: the folder.
+        changed: when its entries last changed.
+    """
+    found: set[str] = set()
+    for record in glob.glob(os.path.join(glob.escape(folder), "*.dist-info", "RECORD")):
+        with suppress(OSError), open(record, encoding="utf-8", errors="replace", newline="") as file:
+            for row in csv.reader(file):
+                path = os.path.normpath(row[0]) if row else ""
+                while path and path not in found and not path.startswith(os.pardir):
+                    found.add(path)
+                    path = os.path.dirname(path)
+    return frozenset(found)
+
+
+def _changed(folder: str) -> float:
+    try:
+        return os.stat(folder).st_mtime
+    except OSError:
+        return 0.0
 
 
 def own_modules() -> list[ModuleType]:
@@ -57,7 +105,6 @@ def own_modules() -> list[ModuleType]:
     ``__main__`` is left out, because cloudpickle always pickles it by value. This package is left out, because it is
     shipped separately.
     """
-    roots = _installed_roots()
     own = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -66,7 +113,7 @@ def own_modules() -> list[ModuleType]:
         # sys.modules may hold a module under a second name; cloudpickle looks modules up by __name__.
         if getattr(module, "__name__", None) != name or not file.endswith((".py", ".pyc")):
             continue
-        if not os.path.realpath(file).startswith(roots):
+        if not is_installed(file):
             own.append(module)
     return own
 

@@ -82,6 +82,20 @@ def test_a_package_that_is_installed_here_only() -> None:
     )
 
 
+def test_a_package_in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``pip install --target libs``"""
+    (tmp_path / "put_lib").mkdir()
+    (tmp_path / "put_lib" / "__init__.py").touch()
+    (tmp_path / "put_lib-1.0.dist-info").mkdir()
+    (tmp_path / "put_lib-1.0.dist-info" / "RECORD").write_text("put_lib/__init__.py,,")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    ended = failure("ModuleNotFoundError", "No module named 'put_lib'")
+    assert advise(ended, job(Function("train", b""))) == (
+        f"put_lib is on the driver, in {tmp_path}. To ship it to executors, pass working_dir={str(tmp_path)!r} "
+        f"(--working-dir {tmp_path})"
+    )
+
+
 def test_a_file_of_the_current_directory(project: Path, tmp_path: Path) -> None:
     ended = failure("FileNotFoundError", "[Errno 2] No such file or directory: 'settings.json'")
     told = f"settings.json is in the driver's current directory, {project}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import sys
 import types
 from pathlib import Path
@@ -110,3 +112,48 @@ def test_the_main_module_is_left_to_cloudpickle(tmp_path: Path, monkeypatch: pyt
     main.__file__ = str(tmp_path / "train.py")
     monkeypatch.setitem(sys.modules, "__main__", main)
     assert main not in modules.own_modules()
+
+
+@pytest.fixture
+def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as ``pip install --target`` leaves it, with a package, and a module of the user's beside it."""
+    folder = tmp_path / "libs"
+    (folder / "put_package" / "inner").mkdir(parents=True)
+    (folder / "put_package-1.0.dist-info").mkdir()
+    (folder / "put_package-1.0.dist-info" / "RECORD").write_text(
+        "put_package/__init__.py,sha256=x,0\nput_package/inner/__init__.py,,\n../../bin/put,,\n"
+        "put_package-1.0.dist-info/RECORD,,\n"
+    )
+    for name in ("put_package/__init__.py", "put_package/inner/__init__.py", "own_beside.py", "put_package/own.py"):
+        (folder / name).touch()
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
+
+
+def test_what_pip_put_into_a_folder_is_installed(target: Path) -> None:
+    for name in ("put_package", "put_package/__init__.py", "put_package/inner/__init__.py"):
+        assert modules.is_installed(str(target / name))
+        assert modules.target_folder(str(target / name)) == str(target)
+    for name in ("own_beside.py", "put_package/own.py", "absent.py"):
+        assert not modules.is_installed(str(target / name))
+
+
+def test_only_the_users_modules_beside_it_travel(target: Path) -> None:
+    names = ("put_package.inner", "own_beside", "put_package.own")
+    for name in names:
+        importlib.import_module(name)
+    try:
+        own = {module.__name__ for module in modules.own_modules()}
+    finally:
+        for name in ("put_package", *names):
+            del sys.modules[name]
+    assert own & {"put_package", *names} == {"own_beside", "put_package.own"}
+
+
+def test_a_package_that_is_put_there_later_counts(target: Path) -> None:
+    assert not modules.is_installed(str(target / "later.py"))
+    (target / "later.py").touch()
+    (target / "later-2.0.dist-info").mkdir()
+    (target / "later-2.0.dist-info" / "RECORD").write_text("later.py,,\n")
+    os.utime(target, (1.0, 1.0))  # clocks of file systems are coarse
+    assert modules.is_installed(str(target / "later.py"))
