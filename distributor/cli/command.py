@@ -30,6 +30,7 @@ from distributor.cli.dry_run import describe
 from distributor.cli.options import arguments, declared, own, pairs
 from distributor.deepspeed.launch import DeepSpeed
 from distributor.errors import ConfigurationError, DistributorError, StartError, TrainingError
+from distributor.launch.deepspeed import ScriptArguments
 from distributor.launch.torchrun import Torchrun
 from distributor.schedulers.spark import preflight, session as spark_session
 from distributor.values.job import Module
@@ -68,9 +69,11 @@ _OWN = {
         ),
         own(
             WHAT,
-            "--no-script-arguments",
-            is_flag=True,
-            help="Do not append --deepspeed --deepspeed_config PATH to the script's arguments.",
+            "--script-arguments",
+            type=click.Choice(("deepspeed", "trainer", "none")),
+            default="deepspeed",
+            help="How the script gets the configuration: --deepspeed --deepspeed_config PATH, as with DeepSpeed's own "
+            "launcher; --deepspeed PATH, for Hugging Face's TrainingArguments; or not at all.",
         ),
     ],
     "working_dir": [own(WHAT, "--dry-run", is_flag=True, help="Print the plan and start nothing.")],
@@ -103,7 +106,7 @@ def run(
     module: bool,
     dry_run: bool,
     deepspeed: str | None,
-    no_script_arguments: bool,
+    script_arguments: str,
     local: bool,
     master: str | None,
     conf: Sequence[str],
@@ -127,7 +130,7 @@ def run(
         "launch": _launch(
             None if source is ParameterSource.DEFAULT else options["launch"],
             deepspeed,
-            script_arguments=not no_script_arguments,
+            script_arguments,
         ),
         "keep_warm": 0.0,  # this process ends with the run, so no later run could use a warm process
     }
@@ -256,13 +259,14 @@ def _is_on_spark(local: bool, master: str | None, conf: Sequence[str], driver_po
     return on_spark
 
 
-def _launch(name: str | None, deepspeed: str | None, *, script_arguments: bool) -> Launch:
+def _launch(name: str | None, deepspeed: str | None, script_arguments: str) -> Launch:
     """Return the launch path that the options select."""
     if deepspeed is None and name != "deepspeed":
         return Torchrun()
     if name not in (None, "deepspeed"):
         raise ConfigurationError(f"--launch {name} takes no --deepspeed {deepspeed}: leave one of them out")
-    return DeepSpeed(deepspeed, script_arguments=script_arguments)
+    kind: ScriptArguments = "trainer" if script_arguments == "trainer" else "deepspeed"
+    return DeepSpeed(deepspeed, script_arguments=False if script_arguments == "none" else kind)
 
 
 def _train(distributor: Distributor, target: str | Module, args: Sequence[str], session: Any) -> None:

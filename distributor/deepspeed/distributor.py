@@ -11,6 +11,7 @@ from typing import Any
 from distributor.api.distributor import TorchDistributor
 from distributor.deepspeed.launch import DeepSpeed
 from distributor.errors import ConfigurationError
+from distributor.launch.deepspeed import ScriptArguments
 from distributor.values.checks import check_count
 
 
@@ -36,9 +37,10 @@ class DeepspeedTorchDistributor(TorchDistributor):
             Batch sizes are computed from each other; the rest gets the defaults of Hugging Face's
             ``TrainingArguments``. For Accelerate and Transformers only the values given here are filled in, since they
             know the others better.
-        script_arguments: whether to append ``--deepspeed --deepspeed_config PATH`` to the arguments of scripts and
-            modules, as DeepSpeed's own launcher does (default; without a configuration only ``--deepspeed``). Use
-            ``False`` for programs that do not accept these options.
+        script_arguments: what is appended to the arguments of scripts and modules. ``"deepspeed"`` (default):
+            ``--deepspeed --deepspeed_config PATH``, as DeepSpeed's own launcher does; without a configuration only
+            ``--deepspeed``. ``"trainer"``: ``--deepspeed PATH``, for scripts that parse ``TrainingArguments`` of
+            Transformers or TRL. ``False``: nothing.
         extensions_timeout: number of seconds (default 600) that ranks wait while another rank of their node compiles
             DeepSpeed's extensions, on first use. The compiled extensions are kept in ``~/.cache/distributor``, or in
             ``TORCH_EXTENSIONS_DIR``.
@@ -65,7 +67,7 @@ class DeepspeedTorchDistributor(TorchDistributor):
         deepspeedConfig: str | os.PathLike[str] | Mapping[str, Any] | None = None,  # noqa: N803
         *,
         auto: Mapping[str, Any] | None = None,
-        script_arguments: bool = True,
+        script_arguments: ScriptArguments = "deepspeed",
         extensions_timeout: float = 600.0,
         **options: Any,
     ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from distributor.deepspeed import config as deepspeed_config, reading
 from distributor.deepspeed.reading import Config
 from distributor.errors import ConfigurationError
-from distributor.launch.deepspeed import DeepspeedRanks
+from distributor.launch.deepspeed import DeepspeedRanks, ScriptArguments
 from distributor.text import notices
 from distributor.values.checks import check_seconds
 
@@ -31,9 +31,10 @@ class DeepSpeed:
             Batch sizes are computed from each other; the rest gets the defaults of Hugging Face's
             ``TrainingArguments``. For Accelerate and Transformers only the values given here are filled in, since they
             know the others better.
-        script_arguments: whether to append ``--deepspeed --deepspeed_config PATH`` to the arguments of scripts and
-            modules, as DeepSpeed's own launcher does (default; without a configuration only ``--deepspeed``). Use
-            ``False`` for programs that do not accept these options.
+        script_arguments: what is appended to the arguments of scripts and modules. ``"deepspeed"`` (default):
+            ``--deepspeed --deepspeed_config PATH``, as DeepSpeed's own launcher does; without a configuration only
+            ``--deepspeed``. ``"trainer"``: ``--deepspeed PATH``, for scripts that parse ``TrainingArguments`` of
+            Transformers or TRL. ``False``: nothing.
         extensions_timeout: number of seconds (default 600) that ranks wait while another rank of their node compiles
             DeepSpeed's extensions, on first use. The compiled extensions are kept in ``~/.cache/distributor``, or in
             ``TORCH_EXTENSIONS_DIR``.
@@ -45,7 +46,7 @@ class DeepSpeed:
 
     config: str | os.PathLike[str] | Mapping[str, Any] | None = None
     auto: Mapping[str, Any] | None = None
-    script_arguments: bool = True
+    script_arguments: ScriptArguments = "deepspeed"
     extensions_timeout: float = 600.0
 
     def resolve(self, num_processes: int, use_gpu: bool) -> DeepspeedRanks:
@@ -55,12 +56,13 @@ class DeepSpeed:
             ConfigurationError: the configuration or an option is wrong, or does not fit the number of ranks.
         """
         timeout = check_seconds("extensions_timeout", self.extensions_timeout, 1)
+        kind = _check_arguments(self.script_arguments, self.config is not None)
         if self.config is None:
             if self.auto is not None:
                 raise ConfigurationError(
                     f"auto={dict(self.auto)!r} fills in a deepspeedConfig, but there is none: pass one"
                 )
-            return DeepspeedRanks(extensions_timeout=timeout, script_arguments=bool(self.script_arguments))
+            return DeepspeedRanks(extensions_timeout=timeout, script_arguments=kind)
         final, given = _configs(self.config, num_processes, self.auto or {})
         return DeepspeedRanks(
             json.dumps(final),
@@ -69,8 +71,19 @@ class DeepSpeed:
             deepspeed_config.precision(final),
             deepspeed_config.extensions(final, use_gpu),
             timeout,
-            bool(self.script_arguments),
+            kind,
         )
+
+
+def _check_arguments(kind: Any, has_config: bool) -> ScriptArguments:
+    if kind is not False and kind not in ("deepspeed", "trainer"):
+        raise ConfigurationError(f"script_arguments must be 'deepspeed', 'trainer' or False, not {kind!r}")
+    if kind == "trainer" and not has_config:
+        raise ConfigurationError(
+            "script_arguments='trainer' passes a deepspeedConfig to the script, but there is none: pass one"
+        )
+    checked: ScriptArguments = kind
+    return checked
 
 
 def _configs(

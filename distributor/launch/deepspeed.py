@@ -6,12 +6,14 @@ Spark provides the nodes, so there is no ``deepspeed`` runner, no hostfile and n
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from distributor.launch.torchrun import Torchrun
 from distributor.values.job import Function, Target
+from distributor.values.outcome import Failure
 from distributor.values.placement import Node, Placement
 from distributor.values.plan import Call, Plan, Site
 
@@ -19,6 +21,16 @@ from distributor.values.plan import Call, Plan, Site
 CONFIG_PATH = "DISTRIBUTOR_DEEPSPEED_CONFIG"
 
 _CONFIG, _GIVEN = "deepspeed.json", "deepspeed-given.json"
+
+#: Which arguments scripts get.
+ScriptArguments = Literal["deepspeed", "trainer", False]
+
+#: What argparse and Transformers' parser say of arguments that a script does not take.
+_OPTION_UNKNOWN = re.compile(r"(unrecognized arguments:|not used by the HfArgumentParser:).*--deepspeed")
+_PATH_UNKNOWN = re.compile(rf"(unrecognized arguments:|not used by the HfArgumentParser:).*{_GIVEN}")
+
+#: What DeepSpeed says of batch sizes. Source: ``deepspeed/runtime/config.py``, ``_batch_assertion``.
+_BATCH_SIZES = re.compile(r"Check batch related parameters.*?(\d+) != (\d+) \* (\d+) \* (\d+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -33,7 +45,9 @@ class DeepspeedRanks:
         precision: ``"fp32"``, ``"fp16"`` or ``"bf16"``.
         extensions: the builders of the C++ or CUDA extensions that ranks load.
         extensions_timeout: number of seconds that ranks of a node wait for the rank that builds the extensions.
-        script_arguments: whether scripts and modules get ``--deepspeed --deepspeed_config PATH``.
+        script_arguments: the arguments that scripts and modules get: those of ``"deepspeed"``, which are
+            ``--deepspeed --deepspeed_config PATH``, those of Hugging Face's ``"trainer"``, which are
+            ``--deepspeed PATH``, or none (``False``).
     """
 
     name: ClassVar[str] = "deepspeed"
@@ -46,7 +60,7 @@ class DeepspeedRanks:
     precision: str = "fp32"
     extensions: tuple[str, ...] = ()
     extensions_timeout: float = 600.0
-    script_arguments: bool = True
+    script_arguments: ScriptArguments = "deepspeed"
 
     @property
     def needs(self) -> Mapping[str, str]:
@@ -60,6 +74,10 @@ class DeepspeedRanks:
         env = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         return env if use_gpu else {**env, "DS_ACCELERATOR": "cpu"}
 
+    def advise(self, failure: Failure) -> str:
+        """Return advice on arguments that the script does not take, and on batch sizes that DeepSpeed refuses."""
+        return _advice(f"{failure.message}\n{failure.traceback}\n{failure.log_tail}", self.script_arguments)
+
     def plan(self, site: Site) -> Plan:
         """Return the plan of one node."""
         plan, placement, node = Torchrun().plan(site), site.placement, site.node
@@ -67,7 +85,7 @@ class DeepspeedRanks:
         paths = {name: os.path.join(site.folder, name) for name in files}
         return replace(
             plan,
-            target=_with_arguments(plan.target, paths.get(_CONFIG)) if self.script_arguments else plan.target,
+            target=_with_arguments(plan.target, self.script_arguments, paths),
             node_env={**_libraries(self, paths), **plan.node_env},
             rank_env=tuple({**env, **_launcher_env(placement, node)} for env in plan.rank_env),
             files=files,
@@ -80,14 +98,51 @@ class DeepspeedRanks:
         )
 
 
-def _with_arguments(target: Target, path: str | None) -> Target:
-    """Append the arguments that follow a script on the command line of DeepSpeed's own launcher.
+def _with_arguments(target: Target, kind: ScriptArguments, paths: Mapping[str, str]) -> Target:
+    """Append the arguments with which a script gets the configuration. A function has no command line.
 
-    ``deepspeed.add_config_arguments`` parses them. A function has no command line.
+    ``deepspeed.add_config_arguments`` parses those of DeepSpeed's own launcher, ``transformers.TrainingArguments``
+    those of the Trainer, which fills in what is "auto".
     """
-    if isinstance(target, Function):
+    if isinstance(target, Function) or kind is False:
         return target
-    return replace(target, argv=(*target.argv, "--deepspeed", *(("--deepspeed_config", path) if path else ())))
+    if kind == "trainer":
+        return replace(target, argv=(*target.argv, "--deepspeed", paths[_GIVEN]))
+    config = ("--deepspeed_config", paths[_CONFIG]) if _CONFIG in paths else ()
+    return replace(target, argv=(*target.argv, "--deepspeed", *config))
+
+
+def _advice(text: str, kind: ScriptArguments) -> str:
+    """Return advice on what a rank said when it failed."""
+    if kind == "deepspeed" and "argument --deepspeed: expected one argument" in text:
+        return (
+            "The script parses Hugging Face's TrainingArguments, whose --deepspeed takes the path of a configuration: "
+            'pass script_arguments="trainer" (--script-arguments trainer)'
+        )
+    if kind is not False and _OPTION_UNKNOWN.search(text):
+        return (
+            "The script does not take DeepSpeed's options, which are appended to its arguments: pass "
+            "script_arguments=False (--script-arguments none)"
+        )
+    if kind == "trainer" and _PATH_UNKNOWN.search(text):
+        return (
+            "The script's --deepspeed takes no path, as in DeepSpeed's own examples: pass "
+            'script_arguments="deepspeed", the default'
+        )
+    if "arguments are required: --deepspeed_config" in text:
+        return "A function gets no command line: read the configuration with distributor.runtime.deepspeed_config()"
+    if (found := _BATCH_SIZES.search(text)) is not None:
+        total, micro, steps, ranks = map(int, found.groups())
+        if ranks == 1 or total == micro * steps:
+            return (
+                "A library counted one rank, because it had not found the others: on CPUs, pass use_cpu=True to "
+                "TrainingArguments (--use_cpu True)"
+            )
+        return (
+            "The batch sizes of the configuration must fit each other and the number of ranks: leave all but one of "
+            'them out, or set them to "auto"'
+        )
+    return ""
 
 
 def _launcher_env(placement: Placement, node: Node) -> dict[str, str]:

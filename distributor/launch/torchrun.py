@@ -10,6 +10,7 @@ from typing import ClassVar
 from distributor.machine import devices
 from distributor.values import environment, layout
 from distributor.values.environment import NODE_ID, node_id
+from distributor.values.outcome import Failure
 from distributor.values.plan import Plan, Site
 
 
@@ -33,6 +34,10 @@ class Torchrun:
         Transformers train on CPUs in each rank without the others. With DeepSpeed, it would make them drop DeepSpeed.
         """
         return {} if use_gpu else {"ACCELERATE_USE_CPU": "true"}
+
+    def advise(self, failure: Failure) -> str:
+        """Return no advice: torchrun's ways are known."""
+        return ""
 
     def plan(self, site: Site) -> Plan:
         """Return the plan of one node."""

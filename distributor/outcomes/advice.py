@@ -1,4 +1,4 @@
-"""Advice on failures that the driver can explain better than the rank: the driver has a file that the rank did not."""
+"""Advice on failures that the driver can explain better than the rank: it knows the job, and has its own files."""
 
 from __future__ import annotations
 
@@ -12,16 +12,30 @@ from distributor.values.job import Job, Module, Script
 from distributor.values.outcome import Failure
 
 _NO_MODULE = re.compile(r"No module named '?(?P<name>\w+(?:\.\w+)*)")
+_NO_GPU = re.compile(
+    r"'?torch\._C'? has no attribute '_cuda_|not compiled with CUDA enabled|No CUDA GPUs are available|"
+    r"Found no NVIDIA driver|Attempting to deserialize object on a CUDA device"
+)
 _NO_FILE = re.compile(r"No such file or directory: '(?P<path>.+?)'")
 
 
-def advise(failure: Failure, job: Job) -> str:
+def advise(failure: Failure, job: Job, *, local: bool = False) -> str:
     """Return a sentence or two of advice for the user, or ``""`` if there is nothing to add.
 
     Args:
         failure: the root failure.
         job: the job that failed.
+        local: whether ranks had the driver's files and packages.
     """
+    if told := job.launch.advise(failure):
+        return told
+    if not job.resources.use_gpu and _NO_GPU.search(failure.message):
+        return (
+            "The code asks for a GPU, and ranks see none with use_gpu=False: pass use_gpu=True, or let the code choose "
+            '("cuda" if torch.cuda.is_available() else "cpu")'
+        )
+    if local:
+        return ""
     if failure.kind in ("ModuleNotFoundError", "ImportError") and (found := _NO_MODULE.search(failure.message)):
         return _about_module(found["name"], failure, job)
     if failure.kind == "FileNotFoundError" and (found := _NO_FILE.search(failure.message)):

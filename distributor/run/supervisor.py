@@ -118,10 +118,8 @@ class Supervisor:
         )
 
     def _advise(self, failure: Failure) -> str:
-        if self._scheduler.on_driver:  # the ranks had the driver's files and packages
-            return ""
         try:
-            return advice.advise(failure, self._job)
+            return advice.advise(failure, self._job, local=self._scheduler.on_driver)
         except Exception as error:  # third-party import finders may raise anything
             _log.debug("no advice for run %s: %s", self._job.run_id, error)
             return ""

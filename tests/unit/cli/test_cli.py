@@ -112,7 +112,7 @@ def test_a_module_and_its_arguments(fake: type[Fake]) -> None:
 
 
 def test_deepspeed(fake: type[Fake]) -> None:
-    assert command.call(["run", "-n", "2", "--deepspeed", "ds.json", "--no-script-arguments", "train.py"]) == 0
+    assert command.call(["run", "-n", "2", "--deepspeed", "ds.json", "--script-arguments", "none", "train.py"]) == 0
     assert fake.asked[0] == (2, True, True)
     assert fake.asked[1]["launch"] == DeepSpeed("ds.json", script_arguments=False)
 

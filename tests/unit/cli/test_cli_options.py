@@ -20,7 +20,7 @@ def options_of(panel: str) -> list[str]:
 
 def test_panels_list_what_belongs_together() -> None:
     assert [options_of(panel) for panel in PANELS] == [
-        ["--module", "--launch", "--deepspeed", "--no-script-arguments", "--name", "--working-dir", "--dry-run"],
+        ["--module", "--launch", "--deepspeed", "--script-arguments", "--name", "--working-dir", "--dry-run"],
         ["--num-processes", "--local", "--master", "--conf", "--max-processes-per-node", "--driver-ports"],
         [
             *("--use-gpu", "--gpus-per-process", "--cpus-per-process", "--memory-per-process", "--env"),

@@ -11,6 +11,7 @@ from distributor.launch.placement import place, with_port
 from distributor.launch.torchrun import Torchrun
 from distributor.values.environment import CONTRACT, nccl_knows_better, sockets
 from distributor.values.job import Function, Module, Script
+from distributor.values.outcome import Failure
 from distributor.values.placement import NodeFacts
 from distributor.values.plan import NodeOrder, Site
 
@@ -326,3 +327,31 @@ def test_what_has_a_command_line_gets_deepspeeds_arguments(target):
     _, plan = deepspeed_plan(job(target=target, launch=DeepspeedRanks("{}", "{}", script_arguments=False)))
     assert plan.target == target
     assert plan.node_env[CONFIG_PATH] == "/node/deepspeed.json"
+
+
+UNKNOWN = "train.py: error: unrecognized arguments:"
+BATCH = "AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu *"
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "told"),
+    [
+        ("deepspeed", "error: argument --deepspeed: expected one argument", 'script_arguments="trainer"'),
+        ("deepspeed", f"{UNKNOWN} --deepspeed --deepspeed_config /n/deepspeed.json", "script_arguments=False"),
+        ("trainer", f"{UNKNOWN} --deepspeed /n/deepspeed-given.json", "script_arguments=False"),
+        ("trainer", f"{UNKNOWN} /n/deepspeed-given.json", 'script_arguments="deepspeed"'),
+        ("deepspeed", "are not used by the HfArgumentParser: ['--deepspeed_config', 'x']", "script_arguments=False"),
+        (False, f"{UNKNOWN} --deepspeed", ""),
+        ("deepspeed", f"{UNKNOWN} --lr", ""),
+        (False, "the following arguments are required: --deepspeed_config", "runtime.deepspeed_config()"),
+        (False, f"{BATCH} gradient_acc_step * world_size 8 != 8 * 1 * 2", "pass use_cpu=True to TrainingArguments"),
+        (False, f"{BATCH} gradient_acc_step * world_size 16 != 8 * 1 * 1", "pass use_cpu=True to TrainingArguments"),
+        (False, f"{BATCH} gradient_acc_step * world_size 24 != 8 * 1 * 2", "leave all but one of them out"),
+        (False, "ValueError: no", ""),
+    ],
+)
+def test_advice_on_what_scripts_say_under_deepspeed(kind, said, told):
+    failure = Failure(0, 0, "host-a", "exit", "exited with code 2", log_tail=said)
+    advice = DeepspeedRanks("{}", "{}", script_arguments=kind).advise(failure)
+    assert (told in advice) if told else advice == ""
+    assert Torchrun().advise(failure) == ""

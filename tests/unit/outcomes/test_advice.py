@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from jobs import make_job
 
+from distributor.launch.deepspeed import DeepspeedRanks
 from distributor.launch.torchrun import Torchrun
 from distributor.outcomes import verdict
 from distributor.outcomes.advice import advise
@@ -80,6 +81,38 @@ def test_a_package_that_is_installed_here_only() -> None:
         "hypothesis is installed on the driver, but not on elsewhere: install it there, or ship an environment that "
         "has it (spark.archives)"
     )
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "module 'torch._C' has no attribute '_cuda_setDevice'",
+        "Torch not compiled with CUDA enabled",
+        "No CUDA GPUs are available",
+        "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False.",
+    ],
+)
+def test_code_that_demands_a_gpu(message: str) -> None:
+    ended, on_cpus = failure("AttributeError", message), make_job(target=Module("train"))
+    for local in (True, False):
+        assert advise(ended, on_cpus, local=local).startswith(
+            "The code asks for a GPU, and ranks see none with use_gpu"
+        )
+    assert advise(ended, make_job(target=Module("train"), use_gpu=True)) == ""
+
+
+def test_what_the_launch_path_knows_comes_first() -> None:
+    ended = replace(
+        failure("exit", "exited with code 2"), log_tail="error: argument --deepspeed: expected one argument"
+    )
+    told = advise(ended, make_job(launch=DeepspeedRanks("{}", "{}")), local=True)
+    assert told.startswith("The script parses Hugging Face's TrainingArguments")
+    assert advise(ended, make_job()) == ""
+
+
+def test_files_of_this_machine_explain_nothing_in_local_mode(project: Path) -> None:
+    ended = failure("ModuleNotFoundError", "No module named 'lib.model'")
+    assert advise(ended, job(Module("lib.model")), local=True) == ""
 
 
 def test_a_package_in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,129 @@
+"""Transformers' Trainer under DeepSpeed: how its scripts get the configuration, and what is said if they do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distributor import DeepspeedTorchDistributor, TrainingError, zero
+
+pytest.importorskip("transformers")
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("deepspeed")]
+
+#: What Transformers fills in is "auto"; it makes the optimizer.
+CONFIG = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "zero_optimization": {"stage": 2},
+    "zero_allow_untested_optimizer": True,
+}
+
+#: A script as Transformers' own examples are written.
+SCRIPT = """
+import sys
+import torch
+from transformers import HfArgumentParser, Trainer, TrainingArguments
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+        self.config = type("Config", (), {"hidden_size": 2, "to_json_string": lambda self: "{}"})()
+
+    def forward(self, x, labels=None):
+        y = self.layer(x)
+        return {"loss": ((y - labels) ** 2).mean(), "logits": y}
+
+(arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+data = [{"x": torch.ones(2), "labels": torch.ones(1)}] * 16
+trainer = Trainer(Model(), arguments, train_dataset=data)
+trainer.train()
+print("trained", arguments.world_size, trainer.is_deepspeed_enabled, type(trainer.model_wrapped).__name__)
+"""
+
+#: A script as DeepSpeed's own examples are written.
+OWN = """
+import argparse, deepspeed
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int, default=-1)
+print(deepspeed.add_config_arguments(parser).parse_args().deepspeed_config)
+"""
+
+PLAIN = """
+import argparse
+argparse.ArgumentParser().parse_args()
+"""
+
+
+def run(source: str, tmp_path: Path, *args: str, **options: Any) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(source)
+    DeepspeedTorchDistributor(2, 1, True, False, CONFIG, **options).run(script, *args)
+
+
+def arguments(tmp_path: Path) -> tuple[str, ...]:
+    return ("--output_dir", str(tmp_path / "out"), "--max_steps", "2", "--report_to", "none", "--save_strategy", "no")
+
+
+@pytest.mark.parametrize(
+    ("kind", "cpu"),
+    [
+        pytest.param("trainer", ("--use_cpu", "True"), id="trainer"),
+        pytest.param(False, ("--use_cpu", "True"), id="without-arguments"),
+        pytest.param(False, ("--ddp_backend", "gloo"), id="without-arguments-gloo"),
+    ],
+)
+def test_a_trainers_script(kind: Any, cpu: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run(SCRIPT, tmp_path, *arguments(tmp_path), *cpu, script_arguments=kind)
+    out = capfd.readouterr().out
+    assert out.count("trained 2 True DeepSpeedEngine") == 2, out
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "told"),
+    [
+        pytest.param(SCRIPT, "deepspeed", 'script_arguments="trainer" (--script-arguments trainer)', id="trainers"),
+        pytest.param(OWN, "trainer", 'script_arguments="deepspeed", the default', id="deepspeeds-own"),
+        pytest.param(PLAIN, "deepspeed", "script_arguments=False (--script-arguments none)", id="neither"),
+        pytest.param(PLAIN, "trainer", "script_arguments=False (--script-arguments none)", id="neither-as-a-trainers"),
+    ],
+)
+def test_what_a_script_does_not_take_is_named_with_what_it_takes(
+    source: str, kind: Any, told: str, tmp_path: Path
+) -> None:
+    args = arguments(tmp_path) if source is SCRIPT else ()
+    with pytest.raises(TrainingError) as caught:
+        run(source, tmp_path, *args, script_arguments=kind)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["trainer", False])
+def test_a_trainer_that_has_not_found_the_others_is_told_what_to_say(kind: Any, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"pass use_cpu=True to TrainingArguments \(--use_cpu True\)"):
+        run(SCRIPT, tmp_path, *arguments(tmp_path), script_arguments=kind)
+
+
+def parse() -> None:
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--deepspeed_config", required=True)
+    parser.parse_args()
+
+
+def test_a_function_that_parses_a_command_line() -> None:
+    with pytest.raises(TrainingError, match=r"read the configuration with distributor.runtime.deepspeed_config\(\)"):
+        DeepspeedTorchDistributor(1, 1, True, False, zero(1, precision="fp32", torch_adam=True)).run(parse)
+
+
+def test_what_is_no_kind_of_arguments() -> None:
+    from distributor import ConfigurationError
+
+    with pytest.raises(ConfigurationError, match="script_arguments must be 'deepspeed', 'trainer' or False, not True"):
+        DeepspeedTorchDistributor(1, 1, True, False, script_arguments=True)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="passes a deepspeedConfig to the script, but there is none"):
+        DeepspeedTorchDistributor(1, 1, True, False, script_arguments="trainer")
