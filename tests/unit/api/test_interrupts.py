@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import threading
@@ -73,11 +74,15 @@ class Lines:
 
 
 def traced(lines: Lines, call: Callable[[], object]) -> object:
+    """Calls with a trace. What the collector runs of earlier tests' handles, whose exceptions Python drops, is none."""
+    gc.collect()
+    gc.disable()
     sys.settrace(lines)
     try:
         return call()
     finally:
         sys.settrace(None)
+        gc.enable()
 
 
 def raise_it() -> None:

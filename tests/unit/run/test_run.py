@@ -106,7 +106,7 @@ def test_a_driver_that_no_node_reaches_says_so_once_tasks_have_had_time(
 def test_a_task_that_was_heard_is_no_reason_to_warn(heard: str, caplog: pytest.LogCaptureFixture) -> None:
     scheduler = Scheduler()
     scheduler.waits = None
-    with running(scheduler, look=0.01, unreached=0.1) as run:
+    with running(scheduler, look=0.01, unreached=watch.DEADLINE) as run:
         at = watch.until(lambda: scheduler.at)
         events = {
             "facts": messages.TaskFacts("", 0, 0, {}),
