@@ -11,7 +11,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
@@ -23,6 +23,7 @@ from click.core import ParameterSource
 from click.shell_completion import get_completion_class
 
 from distributor import __version__
+from distributor.accelerate.launch import Accelerate
 from distributor.api.distributor import Distributor
 from distributor.api.options import OPTIONS
 from distributor.api.target import find_script
@@ -69,6 +70,13 @@ _OWN = {
         ),
         own(
             WHAT,
+            "--accelerate",
+            metavar="FILE",
+            type=click.Path(),
+            help="Train with Accelerate and this file of accelerate config.",
+        ),
+        own(
+            WHAT,
             "--script-arguments",
             type=click.Choice(("deepspeed", "trainer", "none")),
             default="deepspeed",
@@ -106,6 +114,7 @@ def run(
     module: bool,
     dry_run: bool,
     deepspeed: str | None,
+    accelerate: str | None,
     script_arguments: str,
     local: bool,
     master: str | None,
@@ -129,7 +138,7 @@ def run(
         **arguments(options),
         "launch": _launch(
             None if source is ParameterSource.DEFAULT else options["launch"],
-            deepspeed,
+            {"deepspeed": deepspeed, "accelerate": accelerate},
             script_arguments,
         ),
         "keep_warm": 0.0,  # this process ends with the run, so no later run could use a warm process
@@ -259,14 +268,21 @@ def _is_on_spark(local: bool, master: str | None, conf: Sequence[str], driver_po
     return on_spark
 
 
-def _launch(name: str | None, deepspeed: str | None, script_arguments: str) -> Launch:
-    """Return the launch path that the options select."""
-    if deepspeed is None and name != "deepspeed":
+def _launch(name: str | None, files: Mapping[str, str | None], script_arguments: str) -> Launch:
+    """Return the launch path that the options select: by its name, or by the file of its configuration."""
+    given = {path: file for path, file in files.items() if file is not None}
+    for path, file in given.items():
+        if name not in (None, path):
+            raise ConfigurationError(f"--launch {name} takes no --{path} {file}: leave one of them out")
+    if len(given) > 1:
+        raise ConfigurationError(f"--{' and --'.join(given)} name two launch paths: leave one of them out")
+    name = name or next(iter(given), "torchrun")
+    if name == "torchrun":
         return Torchrun()
-    if name not in (None, "deepspeed"):
-        raise ConfigurationError(f"--launch {name} takes no --deepspeed {deepspeed}: leave one of them out")
+    if name == "accelerate":
+        return Accelerate(files[name])
     kind: ScriptArguments = "trainer" if script_arguments == "trainer" else "deepspeed"
-    return DeepSpeed(deepspeed, script_arguments=False if script_arguments == "none" else kind)
+    return DeepSpeed(files[name], script_arguments=False if script_arguments == "none" else kind)
 
 
 def _train(distributor: Distributor, target: str | Module, args: Sequence[str], session: Any) -> None:

@@ -2,7 +2,7 @@
 
 Runs on the driver and on nodes; may import ``machine``. Users pass a path as ``launch=`` to ``Distributor``:
 
-    from distributor.launch import DeepSpeed, Torchrun
+    from distributor.launch import Accelerate, DeepSpeed, Torchrun
 
 A path with its own configuration has a wing of the package. Its public name is loaded from there on first use.
 """
@@ -12,15 +12,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from distributor.accelerate.launch import Accelerate as Accelerate
     from distributor.deepspeed.launch import DeepSpeed as DeepSpeed
     from distributor.launch.torchrun import Torchrun as Torchrun
 
-_WHERE = {"Torchrun": "distributor.launch.torchrun", "DeepSpeed": "distributor.deepspeed.launch"}
+_WHERE = {
+    "Accelerate": "distributor.accelerate.launch",
+    "DeepSpeed": "distributor.deepspeed.launch",
+    "Torchrun": "distributor.launch.torchrun",
+}
 
 #: Class names of the paths that work without options, by the string that ``launch=`` accepts for each.
-NAMES = {"torchrun": "Torchrun", "deepspeed": "DeepSpeed"}
+NAMES = {"torchrun": "Torchrun", "accelerate": "Accelerate", "deepspeed": "DeepSpeed"}
 
-__all__ = ["DeepSpeed", "Torchrun"]
+__all__ = ["Accelerate", "DeepSpeed", "Torchrun"]
 
 
 def __getattr__(name: str) -> Any:

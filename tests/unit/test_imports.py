@@ -132,7 +132,7 @@ ROOMS = {
     "api": {"run", "schedulers", "display", "launch", "shipping", "machine"},
 }
 BELOW = {"text": set(), "values": {"errors", "text"}, "errors": {"text"}}
-WINGS = ("cli", "deepspeed")
+WINGS = ("accelerate", "cli", "deepspeed")
 DOORS = ("__init__", "__main__", "runtime")
 
 
@@ -183,6 +183,7 @@ def test_a_room_says_where_it_runs(room):
                 "runtime.py",
             },
         ),
+        ("accelerate", {"accelerate/variables.py"}),
         ("deepspeed", {"deepspeed/checkpoint.py", "deepspeed/extensions.py"}),
         ("cloudpickle", {"shipping/payload.py", "shipping/package.py"}),
         ("cryptography", {"channel/tls.py"}),
@@ -201,6 +202,7 @@ def test_who_may_import(package, allowed):
 def test_no_other_package_is_needed():
     known = {"torch", "cloudpickle", "cryptography", "pyspark", "pyarrow", "distributor"}
     known |= {"deepspeed", "hjson", "yaml"}  # on the DeepSpeed path only, and never at import
+    known |= {"accelerate"}  # on the Accelerate path only, in a process of its own
     known |= {"click", "rich", "rich_click", "IPython"}  # on the driver, for what it shows
     used = {module.partition(".")[0] for modules in IMPORTS.values() for module in modules}
     assert used <= known | sys.stdlib_module_names

@@ -11,7 +11,7 @@ import trainings
 
 import distributor
 from distributor import ConfigurationError, DeepspeedTorchDistributor, Distributor, TorchDistributor
-from distributor.launch import NAMES, DeepSpeed, Torchrun
+from distributor.launch import NAMES, Accelerate, DeepSpeed, Torchrun
 from distributor.launch.deepspeed import DeepspeedRanks
 from distributor.values.plan import Plan, Site
 
@@ -46,7 +46,7 @@ def test_pysparks_name_for_deepspeed_is_the_same_path() -> None:
 def test_what_is_no_launch_path(launch: Any) -> None:
     with pytest.raises(
         ConfigurationError,
-        match=r"launch must be 'torchrun' or 'deepspeed' or a launch path such as distributor.launch.DeepSpeed\(",
+        match=r"launch must be 'torchrun' or 'accelerate' or 'deepspeed' or a launch path such as distributor.launch.D",
     ) as caught:
         planned(launch)
     assert str(caught.value).endswith(f"not {launch!r}")
@@ -86,6 +86,6 @@ def test_what_a_path_asks_for_before_torch_is_imported_is_in_the_job() -> None:
 
 
 def test_the_package_of_launch_paths_is_loaded_on_first_use() -> None:
-    assert {getattr(distributor.launch, name) for name in NAMES.values()} == {Torchrun, DeepSpeed}
+    assert {getattr(distributor.launch, name) for name in NAMES.values()} == {Torchrun, Accelerate, DeepSpeed}
     with pytest.raises(AttributeError, match="no_such_path"):
         distributor.launch.no_such_path

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import distributor
+from distributor.accelerate.launch import Accelerate
 from distributor.cli import command
 from distributor.deepspeed.launch import DeepSpeed
 from distributor.errors import (
@@ -103,6 +104,22 @@ def test_options_are_the_arguments_of_the_api(fake: type[Fake]) -> None:
         "require_group": True,
         "keep_warm": 0.0,
     }
+
+
+@pytest.mark.parametrize(
+    ("options", "launch"),
+    [
+        ("--accelerate fsdp.yaml", Accelerate("fsdp.yaml")),
+        ("--launch accelerate", Accelerate()),
+        ("--launch accelerate --accelerate fsdp.yaml", Accelerate("fsdp.yaml")),
+        ("--script-arguments trainer --deepspeed ds.json", DeepSpeed("ds.json", script_arguments="trainer")),
+        ("--launch deepspeed", DeepSpeed()),
+        ("", Torchrun()),
+    ],
+)
+def test_a_file_chooses_the_launch_path(fake: type[Fake], options: str, launch: Any) -> None:
+    assert command.call(["run", "-n", "2", *options.split(), "train.py"]) == 0
+    assert fake.asked[1]["launch"] == launch
 
 
 def test_a_module_and_its_arguments(fake: type[Fake]) -> None:
@@ -266,6 +283,12 @@ def test_under_spark_submit_its_session_decides(fake: type[Fake], monkeypatch: p
             "there is no script 'train.sh' in the current directory ",
         ),
         ("run --no-gpu --deepspeed no.json train.py", "no.json"),
+        ("run --no-gpu --accelerate no.yaml train.py", "there is no Accelerate configuration 'no.yaml'"),
+        (
+            "run --no-gpu --accelerate a.yaml --deepspeed ds.json train.py",
+            "--deepspeed and --accelerate name two launch paths: leave one of them out",
+        ),
+        ("run --launch accelerate --deepspeed ds.json t.py", "--launch accelerate takes no --deepspeed ds.json: leave"),
     ],
 )
 def test_a_request_that_is_wrong_ends_in_one_line_and_2(

@@ -20,7 +20,16 @@ def options_of(panel: str) -> list[str]:
 
 def test_panels_list_what_belongs_together() -> None:
     assert [options_of(panel) for panel in PANELS] == [
-        ["--module", "--launch", "--deepspeed", "--script-arguments", "--name", "--working-dir", "--dry-run"],
+        [
+            "--module",
+            "--launch",
+            "--deepspeed",
+            "--accelerate",
+            "--script-arguments",
+            "--name",
+            "--working-dir",
+            "--dry-run",
+        ],
         ["--num-processes", "--local", "--master", "--conf", "--max-processes-per-node", "--driver-ports"],
         [
             *("--use-gpu", "--gpus-per-process", "--cpus-per-process", "--memory-per-process", "--env"),
@@ -93,4 +102,4 @@ def test_the_shell_completes_options_and_choices(monkeypatch: pytest.MonkeyPatch
 
     assert completed("run", "--start-") == ["--start-method", "--start-timeout"]
     assert completed("run", "--start-method", "s") == ["spawn"]
-    assert completed("run", "--launch", "") == ["torchrun", "deepspeed"]
+    assert completed("run", "--launch", "") == ["torchrun", "accelerate", "deepspeed"]

@@ -1,0 +1,116 @@
+"""``Accelerate``, the launch path as users write it; the driver reads and checks its configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distributor.errors import ConfigurationError
+from distributor.launch.accelerate import AccelerateRanks
+from distributor.shipping import modules
+from distributor.values.environment import CONTRACT
+
+#: Number of seconds that Accelerate may take to read a configuration. It imports torch for that.
+_PATIENCE = 120.0
+
+#: Kinds of training that need GPUs.
+_NEED_GPUS = ("FSDP", "MEGATRON_LM")
+
+
+@dataclass(frozen=True)
+class Accelerate:
+    """The launch path that honours a configuration of ``accelerate config``.
+
+    Ranks get the variables that ``accelerate launch`` would set. Their number, ports, threads and devices are those of
+    the run, whatever the file says.
+
+    Args:
+        config: path of the file on the driver. ``None`` (default): the file that Accelerate finds itself, which is
+            ``~/.cache/huggingface/accelerate/default_config.yaml``; its own defaults if there is none.
+
+    Example:
+        >>> from distributor import Distributor
+        >>> Distributor(8, launch=Accelerate("fsdp.yaml")).run("train.py")  # doctest: +SKIP
+    """
+
+    config: str | os.PathLike[str] | None = None
+
+    def resolve(self, num_processes: int, use_gpu: bool) -> AccelerateRanks:
+        """Return the launch path as the job holds it, with the variables.
+
+        Raises:
+            ConfigurationError: there is no such file, Accelerate refuses it or is missing, or it does not suit the run.
+        """
+        path = "" if self.config is None else os.fspath(self.config)
+        if path and not Path(path).is_file():
+            raise ConfigurationError(f"there is no Accelerate configuration {path!r}: pass the path of a file")
+        if modules.find("accelerate") is None:
+            raise ConfigurationError(
+                f"launch=Accelerate() needs accelerate, which is not installed for {sys.executable}: pip install "
+                "accelerate"
+            )
+        told = _ask(path, num_processes, use_gpu)
+        check(told, use_gpu)
+        return AccelerateRanks(told["config"], tuple(sorted(told["variables"].items())))
+
+
+def check(told: dict[str, Any], use_gpu: bool) -> None:
+    """Check that a configuration suits the run.
+
+    Args:
+        told: what Accelerate makes of it, as in :func:`distributor.accelerate.variables.answer`.
+        use_gpu: whether the run has GPUs.
+
+    Raises:
+        ConfigurationError: it does not.
+    """
+    kind, who = told["kind"], f"the Accelerate configuration {told['config']!r}"
+    if told["where"] != "LOCAL_MACHINE" or kind in ("XLA", "TPU"):
+        where = told["where"] if told["where"] != "LOCAL_MACHINE" else kind
+        raise ConfigurationError(f"{who} is for {where}, which is not supported: use one for GPUs or CPUs")
+    if kind == "DEEPSPEED":
+        raise ConfigurationError(
+            f"{who} asks for DeepSpeed: pass launch=DeepSpeed(config) with DeepSpeed's own configuration"
+        )
+    if use_gpu and told["use_cpu"]:
+        raise ConfigurationError(f"{who} says use_cpu: true, but the run has use_gpu=True: change one of them")
+    if not use_gpu and kind in _NEED_GPUS:
+        raise ConfigurationError(
+            f"{who} asks for {kind}, which needs GPUs: pass use_gpu=True, or a configuration without it"
+        )
+
+
+def _ask(config: str, num_processes: int, use_gpu: bool) -> dict[str, Any]:
+    """Return what Accelerate makes of a configuration.
+
+    Raises:
+        ConfigurationError: Accelerate refuses it.
+    """
+    root = str(Path(__file__).parents[2])
+    command = [sys.executable, "-m", "distributor.accelerate.variables", config, str(num_processes), str(use_gpu)]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
+    environ = {name: value for name, value in environ.items() if name not in CONTRACT}
+    paths = [root, *filter(None, [environ.get("PYTHONPATH")])]
+    try:
+        done = subprocess.run(
+            command,
+            env={**environ, "PYTHONPATH": os.pathsep.join(paths), "TRANSFORMERS_VERBOSITY": "error"},
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE,
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigurationError(
+            f"Accelerate has not read the configuration {config!r} within {_PATIENCE:g} s"
+        ) from None
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or ["it gave no reason"])[-1]
+        name = repr(config) if config else "that it found"
+        raise ConfigurationError(f"Accelerate refuses the configuration {name}: {reason}")
+    told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return told

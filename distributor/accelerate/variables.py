@@ -1,0 +1,57 @@
+"""A process of its own that asks Accelerate which variables its launcher would set: the driver need not import it.
+
+It calls Accelerate's own functions; source: ``accelerate/commands/launch.py``, ``launch_command``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+#: Variables of the configuration. Others say what this package says: ranks, ports, threads and devices.
+_PREFIXES = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_")
+
+
+def main(config: str, num_processes: str, use_gpu: str) -> None:
+    """Print what :func:`answer` returns, as JSON in the last line."""
+    print(f"\n{json.dumps(answer(config, num_processes, use_gpu == 'True'))}")
+
+
+def answer(config: str, num_processes: str, use_gpu: bool) -> dict[str, Any]:
+    """Return the variables, the kind of training that the configuration asks for, and whether it asks for CPUs.
+
+    Args:
+        config: path of the configuration; "" for the one that Accelerate finds, if any.
+        num_processes: number of ranks.
+        use_gpu: whether the run has GPUs.
+    """
+    from accelerate.commands.config.config_args import default_config_file
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
+
+    if not config and os.path.isfile(default_config_file):
+        config = default_config_file
+    file = ["--config_file", config] if config else []
+    shape = ["--num_processes", num_processes, "--num_machines", "1", "--main_process_port", "0"]
+    sys.argv = ["accelerate", "launch"]  # its parser reads this
+    arguments = launch_command_parser().parse_args([*file, *shape, *([] if use_gpu else ["--cpu"]), "train.py"])
+    arguments, defaults, _ = _validate_launch_command(arguments)
+    before = dict(os.environ)
+    after = prepare_multi_gpu_env(arguments) if use_gpu else prepare_simple_launcher_cmd_env(arguments)[1]
+    kind = getattr(defaults, "distributed_type", "NO")
+    where = getattr(defaults, "compute_environment", "LOCAL_MACHINE")
+    return {
+        "config": config,
+        "kind": getattr(kind, "value", kind),
+        "where": getattr(where, "value", where),
+        "use_cpu": bool(getattr(defaults, "use_cpu", False)),
+        "variables": {
+            name: value for name, value in after.items() if name.startswith(_PREFIXES) and before.get(name) != value
+        },
+    }
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

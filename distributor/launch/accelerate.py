@@ -1,0 +1,42 @@
+"""The Accelerate path: torchrun's ranks, with the variables that ``accelerate launch`` sets for a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar
+
+from distributor.launch.torchrun import Torchrun
+from distributor.values.outcome import Failure
+from distributor.values.plan import Plan, Site
+
+
+@dataclass(frozen=True)
+class AccelerateRanks:
+    """Torchrun's ranks, with Accelerate's configuration in their environment.
+
+    Attributes:
+        config: path of the configuration on the driver; "" if there is none.
+        variables: the variables, by name.
+    """
+
+    name: ClassVar[str] = "accelerate"
+    preload: ClassVar[tuple[str, ...]] = ()
+    ports: ClassVar[int] = 0
+    needs: ClassVar[Mapping[str, str]] = MappingProxyType({"accelerate": "launch=Accelerate()"})
+
+    config: str = ""
+    variables: tuple[tuple[str, str], ...] = ()
+
+    def env(self, use_gpu: bool) -> Mapping[str, str]:
+        """Return the variables that all ranks get; the user's own come before them."""
+        return {**Torchrun().env(use_gpu), **dict(self.variables)}
+
+    def advise(self, failure: Failure) -> str:
+        """Return no advice."""
+        return ""
+
+    def plan(self, site: Site) -> Plan:
+        """Return the plan of one node."""
+        return Torchrun().plan(site)

@@ -1,0 +1,121 @@
+"""Accelerate's own configuration is honoured, and ranks, ports and threads are those of the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distributor import ConfigurationError, Distributor
+from distributor.launch import Accelerate
+
+pytest.importorskip("accelerate")
+
+pytestmark = pytest.mark.slow
+
+FSDP = """
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+fsdp_config:
+  fsdp_version: 2
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_state_dict_type: SHARDED_STATE_DICT
+mixed_precision: bf16
+num_machines: 4
+machine_rank: 1
+num_processes: 32
+main_process_ip: 10.0.0.1
+main_process_port: 29500
+gpu_ids: "4,5"
+"""
+
+ON_CPUS = """
+compute_environment: LOCAL_MACHINE
+distributed_type: MULTI_CPU
+mixed_precision: bf16
+num_machines: 3
+num_processes: 8
+use_cpu: true
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Any:
+    def written(text: str, name: str = "config.yaml") -> str:
+        (tmp_path / name).write_text(text)
+        return str(tmp_path / name)
+
+    return written
+
+
+def test_variables_are_those_of_accelerates_launcher(write: Any) -> None:
+    path = Accelerate(write(FSDP)).resolve(4, use_gpu=True)
+    found = path.env(True)
+    assert (found["ACCELERATE_USE_FSDP"], found["FSDP_VERSION"], found["ACCELERATE_MIXED_PRECISION"]) == (
+        "true",
+        "2",
+        "bf16",
+    )
+    assert found["FSDP_AUTO_WRAP_POLICY"] == "TRANSFORMER_BASED_WRAP"
+    ours = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+    assert not found.keys() & set(ours)
+    assert all(name.startswith(("ACCELERATE_", "FSDP_")) for name in found)
+
+
+def look() -> tuple[int, str, str, Any]:
+    import os
+
+    from accelerate import Accelerator
+
+    accelerator = Accelerator()
+    return accelerator.num_processes, accelerator.device.type, accelerator.mixed_precision, os.environ["WORLD_SIZE"]
+
+
+def test_ranks_train_as_the_file_says(write: Any) -> None:
+    run = Distributor(2, True, False, launch=Accelerate(write(ON_CPUS))).submit(look)
+    assert run.results() == [(2, "cpu", "bf16", "2")] * 2
+
+
+@pytest.mark.spark
+def test_on_executors(sessions: Any, write: Any) -> None:
+    sessions.get("local-cluster[2,1,1024]")
+    run = Distributor(2, False, False, launch=Accelerate(write(ON_CPUS))).submit(look)
+    assert run.results() == [(2, "cpu", "bf16", "2")] * 2
+
+
+def test_the_file_that_accelerate_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")  # of another run, perhaps
+    assert Distributor(2, True, False, launch="accelerate").submit(look).results()[0][2] == "no"
+    (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate" / "default_config.yaml").write_text(ON_CPUS)
+    assert Distributor(2, True, False, launch="accelerate").submit(look).results()[0][2] == "bf16"
+
+
+def test_the_users_variables_come_last(write: Any) -> None:
+    env = {"ACCELERATE_MIXED_PRECISION": "no"}
+    assert Distributor(1, True, False, launch=Accelerate(write(ON_CPUS)), env=env).run(look)[2] == "no"
+
+
+@pytest.mark.parametrize(
+    ("text", "use_gpu", "told"),
+    [
+        pytest.param(FSDP, False, "asks for FSDP, which needs GPUs: pass use_gpu=True, or", id="fsdp-on-cpus"),
+        pytest.param(ON_CPUS, True, "says use_cpu: true, but the run has use_gpu=True", id="cpus-on-gpus"),
+        pytest.param(
+            FSDP.replace("FSDP\n", "DEEPSPEED\n", 1), False, "asks for DeepSpeed: pass launch=", id="deepspeed"
+        ),
+        pytest.param(FSDP.replace("FSDP\n", "XLA\n", 1), False, "is for XLA, which is not supported", id="tpu"),
+        pytest.param(FSDP + "no_such_key: 1", True, "Accelerate refuses the configuration .*unknown keys", id="key"),
+        pytest.param("- 1", True, "Accelerate refuses the configuration ", id="no-mapping"),
+    ],
+)
+def test_a_file_that_does_not_suit_the_run(text: str, use_gpu: bool, told: str, write: Any) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        Accelerate(write(text)).resolve(2, use_gpu)
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(ConfigurationError, match="there is no Accelerate configuration 'absent.yaml'"):
+        Distributor(2, True, False, launch=Accelerate("absent.yaml"))
