@@ -91,6 +91,9 @@ class Distributor:
             once.
         start_method: ``"fork"`` (default) forks the ranks from a process that has imported torch and none of your code.
             ``"spawn"`` starts each rank as a new process, which imports torch itself.
+        local_ranks: what ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE`` count. ``"executor"`` (default): the ranks of the
+            executor. ``"host"``: the ranks of all executors on its host, for libraries that coordinate by host, such as
+            mosaicml-streaming; only without GPUs.
         require_group: what happens if ranks train, by a backward pass or an optimizer's step, and never join a process
             group of all ranks, so that each trains a model of its own. ``None`` (default) warns, ``True`` raises a
             :class:`GroupError`, ``False`` does nothing.
@@ -138,6 +141,7 @@ class Distributor:
         keep_warm: float = 600.0,
         preload: Sequence[str] = (),
         start_method: Literal["fork", "spawn"] = "fork",
+        local_ranks: Literal["executor", "host"] = "executor",
         require_group: bool | None = None,
     ) -> None:
         arguments = dict(locals())  # by name, so that each group takes its own

@@ -86,6 +86,11 @@ class Options:
     training: Training
 
     def __post_init__(self) -> None:
+        if self.training.local_ranks == "host" and self.resources.use_gpu:
+            raise ConfigurationError(
+                "local_ranks='host' is for ranks on CPUs: with GPUs, LOCAL_RANK names a device of the rank's executor. "
+                "Pass use_gpu=False, or start one executor per host"
+            )
         count = self.resources.num_processes
         for rank in self.output.log_ranks or ():
             if not 0 <= rank < count:

@@ -147,19 +147,20 @@ def _advice(text: str, kind: ScriptArguments) -> str:
 
 def _launcher_env(placement: Placement, node: Node) -> dict[str, str]:
     """Return the variables that ``deepspeed.launcher.launch`` sets in addition to torchrun's."""
+    numbering = placement.numbering(node)
     return {
-        "CROSS_RANK": str(node.node_rank),
-        "CROSS_SIZE": str(len(placement.nodes)),
-        "LOCAL_SIZE": str(node.local_world_size),
+        "CROSS_RANK": str(numbering.group_rank),
+        "CROSS_SIZE": str(numbering.groups),
+        "LOCAL_SIZE": str(numbering.local_world_size),
     }
 
 
 def _shared_memory(placement: Placement, node: Node) -> tuple[str, ...]:
-    """Return the files in which DeepSpeed's CPU ranks on one node keep 66 MiB each for collectives, and never remove.
+    """Return the files in which DeepSpeed's CPU ranks on one host keep 66 MiB each for collectives, and never remove.
 
     Source: ``deepspeed/ops/csrc/cpu/comm/shm.cpp``, ``shm_initialize``.
     """
-    if len(placement.nodes) > 1:
+    if placement.numbering(node).groups > 1:
         return ()
     prefix = f"/dev/shm/deepspeed_allreduce_buffer_{os.getuid()}_{placement.master.address}_{placement.master.port}"  # noqa: S108
     return tuple(f"{prefix}_{rank}" for rank in node.ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ from distributor.errors import ResourceError
 from distributor.machine import devices
 from distributor.text.wording import count
 from distributor.values.job import Job
-from distributor.values.placement import Node, NodeFacts, Placement
+from distributor.values.placement import Node, NodeFacts, Numbering, Placement
 
 
 def place(facts: Sequence[NodeFacts], job: Job) -> Placement:
@@ -27,7 +28,8 @@ def place(facts: Sequence[NodeFacts], job: Job) -> Placement:
             ranks than allowed.
     """
     by_executor: dict[str, list[NodeFacts]] = {}
-    for fact in sorted(facts, key=lambda fact: fact.partition):
+    by_host = job.training.local_ranks == "host"
+    for fact in _ordered(facts, by_host=by_host):
         by_executor.setdefault(fact.executor, []).append(fact)
     nodes: list[Node] = []
     first_rank = 0
@@ -56,7 +58,42 @@ def place(facts: Sequence[NodeFacts], job: Job) -> Placement:
         nodes.append(node)
         first_rank += ranks
     _refuse_shared_gpus(nodes, [tasks[0].machine or tasks[0].executor for tasks in by_executor.values()])
+    if by_host:
+        nodes = _numbered_by_host(nodes, [_host(tasks[0]) for tasks in by_executor.values()])
     return Placement(tuple(nodes))
+
+
+def _ordered(facts: Sequence[NodeFacts], *, by_host: bool) -> list[NodeFacts]:
+    """Return facts by partition; with ``by_host``, those of one host one after another."""
+    ordered = sorted(facts, key=lambda fact: fact.partition)
+    if not by_host:
+        return ordered
+    first = {_host(fact): fact.partition for fact in reversed(ordered)}
+    return sorted(ordered, key=lambda fact: (first[_host(fact)], fact.partition))
+
+
+def _host(fact: NodeFacts) -> str:
+    """Return a name for what a task shares with others: its host, or its executor if the host is not known."""
+    return fact.mounts or fact.executor
+
+
+def _numbered_by_host(nodes: Sequence[Node], hosts: Sequence[str]) -> list[Node]:
+    """Return nodes whose ranks are numbered together with those of other nodes on their host.
+
+    Args:
+        nodes: all nodes; those of one host follow each other.
+        hosts: the host of each.
+    """
+    sizes = Counter[str]()
+    for node, host in zip(nodes, hosts):
+        sizes[host] += node.local_world_size
+    numbers, before = {host: number for number, host in enumerate(sizes)}, Counter[str]()
+    numbered = []
+    for node, host in zip(nodes, hosts):
+        numbering = Numbering(numbers[host], len(sizes), before[host], sizes[host])
+        before[host] += node.local_world_size
+        numbered.append(replace(node, by_host=numbering))
+    return numbered
 
 
 def with_port(placement: Placement, port: int) -> Placement:

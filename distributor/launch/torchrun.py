@@ -65,15 +65,15 @@ class Torchrun:
 def _rank_env(site: Site, local_rank: int) -> dict[str, str]:
     job, placement, node = site.job, site.placement, site.node
     rank = str(node.first_rank + local_rank)
-    world_size = str(placement.world_size)
+    world_size, numbering = str(placement.world_size), placement.numbering(node)
     return {
         "RANK": rank,
-        "LOCAL_RANK": str(local_rank),
+        "LOCAL_RANK": str(numbering.first_local + local_rank),
         "WORLD_SIZE": world_size,
-        "LOCAL_WORLD_SIZE": str(node.local_world_size),
-        "NODE_RANK": str(node.node_rank),
-        "GROUP_RANK": str(node.node_rank),
-        "GROUP_WORLD_SIZE": str(len(placement.nodes)),
+        "LOCAL_WORLD_SIZE": str(numbering.local_world_size),
+        "NODE_RANK": str(numbering.group_rank),
+        "GROUP_RANK": str(numbering.group_rank),
+        "GROUP_WORLD_SIZE": str(numbering.groups),
         "ROLE_RANK": rank,
         "ROLE_WORLD_SIZE": world_size,
         "ROLE_NAME": "default",

@@ -16,6 +16,8 @@ _NO_GPU = re.compile(
     r"'?torch\._C'? has no attribute '_cuda_|not compiled with CUDA enabled|No CUDA GPUs are available|"
     r"Found no NVIDIA driver|Attempting to deserialize object on a CUDA device"
 )
+#: Names of mosaicml-streaming's shared memory (``streaming/base/shared/prefix.py``).
+_SHARED = re.compile(r"File exists: '/\d{6}_\w+'")
 _NO_FILE = re.compile(r"No such file or directory: '(?P<path>.+?)'")
 
 
@@ -33,6 +35,11 @@ def advise(failure: Failure, job: Job, *, local: bool = False) -> str:
         return (
             "The code asks for a GPU, and ranks see none with use_gpu=False: pass use_gpu=True, or let the code choose "
             '("cuda" if torch.cuda.is_available() else "cpu")'
+        )
+    if failure.kind == "FileExistsError" and _SHARED.search(failure.message) and job.training.local_ranks != "host":
+        return (
+            "Ranks of several executors on one host made the same shared memory, because each executor numbers its own "
+            'from LOCAL_RANK 0: pass local_ranks="host" (--local-ranks host)'
         )
     if local:
         return ""

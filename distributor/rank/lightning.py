@@ -53,9 +53,10 @@ def numbers(placement: Placement, local_rank: int, *, gpu: bool) -> Numbers:
         local_rank: the rank's number on its node, and that of its GPU.
         gpu: whether it trains on a GPU.
     """
-    sizes = {node.local_world_size for node in placement.nodes}
+    groups = [placement.numbering(node) for node in placement.nodes]
+    sizes = {group.local_world_size for group in groups}
     if len(sizes) == 1:
-        return Numbers(sizes.pop(), len(placement.nodes))
+        return Numbers(sizes.pop(), groups[0].groups)
     return Numbers([local_rank] if gpu else 1, placement.world_size, each_a_node=True)
 
 

@@ -286,6 +286,7 @@ def _facts(job: Job, ports: Sequence[int], gpus: Sequence[str]) -> list[NodeFact
             gpus=tuple(gpus[rank * each : (rank + 1) * each]) if job.resources.use_gpu else (),
             visible_devices=devices.visible_devices(os.environ),
             cpus=cpus,
+            mounts=_ADDRESS,
         )
         for rank in range(job.resources.num_processes)
         for port in [ports[rank * len(ports) // job.resources.num_processes]]

@@ -283,10 +283,17 @@ class Training(Group):
     """What must hold of the training.
 
     Attributes:
+        local_ranks: what ``LOCAL_RANK`` counts: ranks of the executor, or of all executors on its host.
         require_group: what happens if ranks train and never join a process group of all ranks: ``None``: a warning;
             ``True``: an error; ``False``: nothing.
     """
 
+    local_ranks: Literal["executor", "host"] = option(
+        "executor",
+        one_of("executor", "host"),
+        "Whether ranks are numbered within their executor, or together with those of other executors on its host.",
+        Flag(panel=RANKS, kind=("executor", "host")),
+    )
     require_group: bool | None = option(
         None,
         check_choice,

@@ -23,6 +23,7 @@ class NodeFacts:
         versions: versions of Python and torch there.
         machine: name of the machine or container. Within one, a device number always means the same device. ``""`` if
             the name is not known: device numbers are then compared within this executor only.
+        mounts: name of the host's files and shared memory; tasks with the same name share them. ``""`` if not known.
     """
 
     partition: int
@@ -35,10 +36,28 @@ class NodeFacts:
     cpus: int = 1
     versions: Mapping[str, str] = field(default_factory=dict)
     machine: str = ""
+    mounts: str = ""
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> NodeFacts:
         return cls(**{**fields, "gpus": tuple(fields["gpus"])})
+
+
+@dataclass(frozen=True)
+class Numbering:
+    """How ranks of a node count themselves.
+
+    Attributes:
+        group_rank: number of the node, or of the host, among ``groups`` of them.
+        groups: number of nodes, or of hosts.
+        first_local: ``LOCAL_RANK`` of the node's first rank.
+        local_world_size: number of ranks that count themselves together.
+    """
+
+    group_rank: int
+    groups: int
+    first_local: int
+    local_world_size: int
 
 
 @dataclass(frozen=True)
@@ -48,6 +67,7 @@ class Node:
     ``leader`` is the partition whose task runs the agent; ``task_cpus`` is the number of CPUs of one task.
     ``gpus`` are in the order in which ranks see them: the first GPU of each rank, then the second GPU of each rank, and
     so on. A rank owns the GPU whose index is its ``LOCAL_RANK``, and every ``local_world_size``-th GPU after it.
+    ``by_host`` is how its ranks count themselves if all those of a host do so together.
     """
 
     node_rank: int
@@ -60,6 +80,7 @@ class Node:
     local_world_size: int
     gpus: tuple[str, ...] = ()
     task_cpus: int = 1
+    by_host: Numbering | None = None
 
     @property
     def ranks(self) -> range:
@@ -79,6 +100,10 @@ class Placement:
     @property
     def master(self) -> Node:
         return self.nodes[0]
+
+    def numbering(self, node: Node) -> Numbering:
+        """Return how ranks of a node count themselves."""
+        return node.by_host or Numbering(node.node_rank, len(self.nodes), 0, node.local_world_size)
 
     def node_of(self, executor: str) -> Node:
         """Return the node of an executor."""

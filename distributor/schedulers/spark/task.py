@@ -124,6 +124,7 @@ def _facts(context: Any, executor: str, at: tuple[str, int], gpu: str | None) ->
         "cpus": context.cpus(),
         "versions": versions.here(),
         "machine": devices.numbered_by(processes.machine(), os.environ),
+        "mounts": processes.mounts(),
     }
 
 

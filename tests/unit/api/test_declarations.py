@@ -134,6 +134,7 @@ GIVEN: dict[str, Any] = {
     "keep_warm": 5.0,
     "preload": ("json",),
     "start_method": "fork",  # as the warm process needs
+    "local_ranks": "host",
     "require_group": True,
 }
 

@@ -73,7 +73,7 @@ def test_options_are_the_arguments_of_the_api(fake: type[Fake]) -> None:
         "--logs 0,3 --fold-logs --no-prefix --log-escapes --no-progress "
         "--cpus-per-process 2 --memory-per-process 8g "
         "--max-processes-per-node 2 --start-timeout 5 --stall-timeout 6 --grace-period 7 --heartbeat-timeout 8 "
-        "--start-method spawn --require-group --name digits train.py --lr 0.1 --local"
+        "--start-method spawn --local-ranks host --require-group --name digits train.py --lr 0.1 --local"
     )
     assert command.call(given.split()) == 0
     args, options = fake.asked
@@ -101,6 +101,7 @@ def test_options_are_the_arguments_of_the_api(fake: type[Fake]) -> None:
         "grace_period": 7.0,
         "heartbeat_timeout": 8.0,
         "start_method": "spawn",
+        "local_ranks": "host",
         "require_group": True,
         "keep_warm": 0.0,
     }

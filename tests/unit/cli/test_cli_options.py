@@ -33,7 +33,7 @@ def test_panels_list_what_belongs_together() -> None:
         ["--num-processes", "--local", "--master", "--conf", "--max-processes-per-node", "--driver-ports"],
         [
             *("--use-gpu", "--gpus-per-process", "--cpus-per-process", "--memory-per-process", "--env"),
-            *("--forward-env", "--start-method", "--require-group"),
+            *("--forward-env", "--start-method", "--local-ranks", "--require-group"),
         ],
         ["--logs", "--fold-logs", "--prefix", "--log-escapes", "--log-dir", "--progress"],
         ["--start-timeout", "--grace-period", "--heartbeat-timeout", "--stall-timeout"],
@@ -60,7 +60,7 @@ def test_defaults_are_the_declared_ones() -> None:
 def test_defaults_that_are_no_switch_are_shown() -> None:
     shown = {parameter.name for parameter in command.run.params if getattr(parameter, "show_default", False)}
     timeouts = {"start_timeout", "grace_period", "heartbeat_timeout"}
-    assert shown == {"num_processes", "launch", "logs", "start_method", *timeouts}
+    assert shown == {"num_processes", "launch", "logs", "start_method", "local_ranks", *timeouts}
 
 
 @pytest.mark.parametrize(

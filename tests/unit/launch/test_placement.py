@@ -9,7 +9,7 @@ from jobs import make_job
 from distributor.errors import ResourceError
 from distributor.launch.placement import place, with_port
 from distributor.values.job import Function
-from distributor.values.placement import NodeFacts
+from distributor.values.placement import NodeFacts, Numbering
 
 
 def job(num_processes, ranks_per_task=1, use_gpu=False, **options):
@@ -219,3 +219,38 @@ def test_gpus_that_ranks_cannot_have_are_refused(gpus, visible, ranks_per_task, 
         place(facts, job(len(gpus) * ranks_per_task, ranks_per_task, use_gpu=True))
     for word in words:
         assert word in str(caught.value)
+
+
+def on_hosts(executors, hosts):
+    """Facts of one task per rank, on executors named by letters; the host of each executor."""
+    facts = [NodeFacts(at, name, f"host-{name}", "10.0.0.1", 5000 + at) for at, name in enumerate(executors)]
+    return [replace(fact, mounts=hosts[fact.executor]) for fact in facts]
+
+
+def counted(executors, hosts):
+    """By node: executor, ranks, and how they count themselves."""
+    job = make_job(num_processes=len(executors), local_ranks="host")
+    placement = place(on_hosts(executors, hosts), job)
+    return [(node.executor, list(node.ranks), placement.numbering(node)) for node in placement.nodes]
+
+
+def test_ranks_of_a_host_are_numbered_together():
+    assert counted("abca", {"a": "x", "b": "y", "c": "x"}) == [
+        ("a", [0, 1], Numbering(0, 2, 0, 3)),
+        ("c", [2], Numbering(0, 2, 2, 3)),
+        ("b", [3], Numbering(1, 2, 0, 1)),
+    ]
+
+
+def test_an_executor_whose_host_is_not_known_counts_alone():
+    assert counted("ab", {"a": "", "b": ""}) == [
+        ("a", [0], Numbering(0, 2, 0, 1)),
+        ("b", [1], Numbering(1, 2, 0, 1)),
+    ]
+
+
+def test_by_default_an_executor_counts_alone():
+    placement = place(on_hosts("abca", {"a": "x", "b": "y", "c": "x"}), make_job(num_processes=4))
+    numberings = [placement.numbering(node) for node in placement.nodes]
+    assert [node.executor for node in placement.nodes] == ["a", "b", "c"]
+    assert numberings == [Numbering(0, 3, 0, 2), Numbering(1, 3, 0, 1), Numbering(2, 3, 0, 1)]

@@ -1,0 +1,27 @@
+"""Tell of libraries that coordinate by host, where several executors of a run share one."""
+
+from __future__ import annotations
+
+import sys
+
+from distributor.rank.imports import on_import
+from distributor.values.placement import Node, Placement
+
+#: Libraries whose processes with ``LOCAL_RANK`` 0 make shared memory for all others of the host.
+_LIBRARIES = ("streaming",)
+
+
+def warn(placement: Placement, node: Node, local_rank: int) -> None:
+    """Print a warning if this process ever imports one of them, and it counts ranks of its own executor only."""
+    neighbours = [other for other in placement.nodes if other.address == node.address]
+    if node.by_host is None and len(neighbours) > 1 and local_rank == 0:
+        for library in _LIBRARIES:
+            on_import(library, lambda module: _print(module.__name__, len(neighbours)))
+
+
+def _print(library: str, executors: int) -> None:
+    print(
+        f"[distributor] {library} coordinates by host, and {executors} executors of this run share this one, each with "
+        'a LOCAL_RANK 0: pass local_ranks="host"',
+        file=sys.stderr,
+    )

@@ -1,0 +1,77 @@
+"""Ranks of several executors on one host that are numbered together, for libraries that coordinate by host."""
+
+from __future__ import annotations
+
+import os
+from multiprocessing.shared_memory import SharedMemory
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from driver import driven
+from sessions import Sessions
+
+from distributor import ConfigurationError, TorchDistributor, TrainingError, runtime
+
+#: What ranks are told of their place.
+NAMES = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE")
+
+
+def look() -> tuple[int, ...]:
+    dist.init_process_group("gloo")
+    dist.barrier()
+    dist.destroy_process_group()
+    assert (runtime.local_rank(), runtime.local_world_size()) == (
+        int(os.environ["LOCAL_RANK"]),
+        int(os.environ["LOCAL_WORLD_SIZE"]),
+    )
+    return tuple(int(os.environ[name]) for name in NAMES)
+
+
+def test_two_nodes_on_one_host() -> None:
+    with driven(look, num_processes=3, local_ranks="host") as driver:
+        assert driver.values() == [(rank, rank, 3, 0, 0, 1) for rank in range(3)]
+    with driven(look, num_processes=3) as driver:
+        assert driver.values() == [(0, 0, 2, 0, 0, 2), (1, 1, 2, 0, 0, 2), (2, 0, 1, 1, 1, 2)]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_two_executors_on_one_host(sessions: Sessions) -> None:
+    sessions.get("local-cluster[2,1,1024]")
+    run = TorchDistributor(2, False, False, local_ranks="host").submit(look)
+    assert run.results() == [(rank, rank, 2, 0, 0, 1) for rank in range(2)]
+
+
+def coordinate(name: str) -> Any:
+    """As mosaicml-streaming does: who is first on its host makes shared memory for the others."""
+    dist.init_process_group("gloo")
+    memory = SharedMemory(name, create=True, size=8) if runtime.local_rank() == 0 else None
+    dist.barrier()
+    if memory is not None:
+        memory.close()
+        memory.unlink()
+    dist.destroy_process_group()
+
+
+def test_what_coordinates_by_host_collides_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"{os.getpid() % 1_000_000:06}_locals"
+    with driven(coordinate, name, local_ranks="host") as driver:
+        assert driver.result().reports[0].passed
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_the_collision_is_explained(sessions: Sessions) -> None:
+    sessions.get("local-cluster[2,1,1024]")
+    name = f"{os.getpid() % 1_000_000:06}_locals"
+    with pytest.raises(TrainingError, match=r'pass local_ranks="host" \(--local-ranks host\)'):
+        TorchDistributor(2, False, False).run(coordinate, name)
+    TorchDistributor(2, False, False, local_ranks="host").run(coordinate, name)
+
+
+def test_with_gpus_a_local_rank_is_a_device() -> None:
+    with pytest.raises(
+        ConfigurationError, match="local_ranks='host' is for ranks on CPUs: with GPUs, LOCAL_RANK names"
+    ):
+        TorchDistributor(2, True, True, local_ranks="host")
