@@ -132,6 +132,10 @@ def _below(ancestor: int, children: Mapping[int, list[int]]) -> list[int]:
     return found
 
 
+#: Number of seconds that Python's resource trackers get to remove what killed processes have left.
+_TRACKER_PATIENCE = 2.0
+
+
 def kill_node(
     node_id: str, ancestor: int | None = None, deadline: float = 10.0, keep: Collection[int] = ()
 ) -> list[int]:
@@ -146,16 +150,28 @@ def kill_node(
     Returns:
         The pids of processes that are still left.
     """
-    end = time.monotonic() + deadline
+    start = time.monotonic()
     while True:
         found = {*processes_of(node_id), *(descendants(ancestor) if ancestor is not None else ())}
         left = sorted(found - set(keep))
-        if not left or time.monotonic() > end:
+        if not left or time.monotonic() - start > deadline:
             return left
-        for pid in left:
+        patient = time.monotonic() - start < _TRACKER_PATIENCE
+        doomed = [pid for pid in left if not (patient and _is_tracker(pid))]
+        for pid in doomed:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        wait_gone(left, min(1.0, deadline))
+        wait_gone(doomed or left, min(1.0, deadline))
+
+
+def _is_tracker(pid: int) -> bool:
+    """Return whether a process is one of Python's resource trackers.
+
+    It removes the shared memory of processes once all of them have ended, and then ends too.
+    """
+    with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as shown:
+        return b"multiprocessing.resource_tracker" in shown.read()
+    return False
 
 
 def reap(keep: Collection[int] = ()) -> None:

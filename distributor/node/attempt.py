@@ -267,6 +267,7 @@ class Attempt:
         if self._stopping and grace:
             return
         self._stopping = True
+        self._ranks.segments.look(processes.processes_of(self.node_id))
         self._companions.interrupt()
         if not grace:
             self._companions.send_signal(signal.SIGKILL)
@@ -288,6 +289,7 @@ class Attempt:
 
     def _kill_rest(self, spare: int) -> None:
         processes.kill_node(self.node_id, os.getpid(), keep=[spare])
+        self._ranks.segments.remove()
 
     def _warn_of_killed(self) -> None:
         """Warn of ranks that were killed after the grace period."""

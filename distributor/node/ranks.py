@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from distributor.channel.rank_slots import Slots
 from distributor.machine import processes
+from distributor.machine.shared_memory import Segments
 from distributor.node.launching import Launcher
 from distributor.values import layout, messages
 from distributor.values.plan import NodeOrder
@@ -18,9 +19,13 @@ _IMPORTS_TORCH = re.compile(r'distributor/node/launcher\.py", line \d+, in <modu
 
 @dataclass
 class Ranks:
-    """What the launcher has reported about its ranks, and the ``slots`` in which they tell how they end."""
+    """What the launcher has reported about its ranks, and the ``slots`` in which they tell how they end.
+
+    ``segments`` is their shared memory.
+    """
 
     slots: Slots
+    segments: Segments = field(default_factory=Segments)
     started: bool = False
     exits: dict[int, messages.RankExited] = field(default_factory=dict)
     pids: dict[int, int] = field(default_factory=dict)

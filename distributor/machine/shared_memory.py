@@ -1,0 +1,47 @@
+"""Shared memory in files of ``/dev/shm``, which outlives the processes that made it unless somebody removes it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+
+_FOLDER = "/dev/shm"  # noqa: S108  # where Linux keeps POSIX shared memory, shm_open(3)
+
+
+class Segments:
+    """The files that appear from now on and that processes of a run map."""
+
+    def __init__(self) -> None:
+        self._before = _names()
+        self._found: set[str] = set()
+
+    def look(self, pids: Iterable[int]) -> None:
+        """Note the files that processes have mapped now."""
+        self._found |= _mapped(pids) - self._before
+
+    def remove(self) -> None:
+        """Remove the files that were noted, unless a process still has them mapped."""
+        if self._found:
+            for name in self._found - _mapped(int(name) for name in os.listdir("/proc") if name.isdecimal()):
+                with suppress(OSError):
+                    os.unlink(f"{_FOLDER}/{name}")
+        self._found.clear()
+
+
+def _names() -> set[str]:
+    try:
+        return set(os.listdir(_FOLDER))
+    except OSError:
+        return set()
+
+
+def _mapped(pids: Iterable[int]) -> set[str]:
+    found = set()
+    for pid in pids:
+        with suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as maps:
+            for line in maps:
+                name = line.rstrip("\n").partition(f" {_FOLDER}/")[2]
+                if name and not name.endswith(" (deleted)"):
+                    found.add(name)
+    return found

@@ -1,0 +1,93 @@
+"""Shared memory of ranks goes with them when they are stopped, and what others need stays."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+
+import pytest
+import watch
+from sessions import Make
+
+from distributor import RunCancelledError
+
+SHM = Path("/dev/shm")
+
+
+@pytest.fixture
+def name(tmp_path: Path) -> Iterator[str]:
+    """A prefix of names that no other test has."""
+    prefix = f"dt-test-{abs(hash(tmp_path)) % 10**9}"
+    yield prefix
+    for path in SHM.glob(f"{prefix}*"):
+        path.unlink()
+
+
+def files(name: str) -> set[str]:
+    return {path.name.removeprefix(name) for path in SHM.glob(f"{name}*")}
+
+
+def hold(name: str, before: str, ready: str) -> None:
+    """Makes shared memory that Python knows of and some that it does not, maps older memory, and waits for ever."""
+    from multiprocessing import resource_tracker
+
+    kept = [SharedMemory(f"{name}-tracked", create=True, size=8), SharedMemory(f"{name}-own", create=True, size=8)]
+    resource_tracker.unregister(f"/{name}-own", "shared_memory")
+    kept.append(SharedMemory(before))
+    resource_tracker.unregister(f"/{before}", "shared_memory")
+    kept[-1].buf[0] = 1
+    Path(ready).touch()
+    while kept:
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("end", ["kill", "cancel"])
+def test_a_run_that_is_stopped_leaves_none(make_local: Make, name: str, end: str, tmp_path: Path) -> None:
+    older = SharedMemory(f"{name}-older", create=True, size=8)
+    older.close()
+    run = make_local(1, grace_period=1).submit(hold, name, f"{name}-older", str(tmp_path / "ready"))
+    watch.until(lambda: (tmp_path / "ready").exists())
+    assert files(name) == {"-tracked", "-own", "-older"}
+    getattr(run, end)()
+    with pytest.raises(RunCancelledError):
+        run.result(timeout=watch.DEADLINE)
+    watch.until(lambda: files(name) == {"-older"}, watch.FAILURE_DEADLINE)
+
+
+DRIVER = """
+import sys
+sys.path[:0] = {path!r}
+from test_shared_memory import hold
+from distributor import TorchDistributor
+TorchDistributor(1, True, False, grace_period=1).run(hold, {name!r}, {older!r}, {ready!r})
+"""
+
+
+def test_a_driver_that_is_killed_leaves_none(name: str, tmp_path: Path) -> None:
+    SharedMemory(f"{name}-older", create=True, size=8).close()
+    script = tmp_path / "driver.py"
+    path, ready = [str(Path(__file__).parent), str(Path(__file__).parent / "support")], tmp_path / "ready"
+    text = DRIVER.format(path=path, name=name, older=f"{name}-older", ready=str(ready))
+    script.write_text(textwrap.dedent(text))
+    with subprocess.Popen([sys.executable, str(script)]) as driver:
+        watch.until(ready.exists)
+        driver.kill()
+    watch.until(lambda: files(name) == {"-older"}, watch.ORPHAN_DEADLINE)
+
+
+def leave(name: str) -> None:
+    """Leaves shared memory on purpose."""
+    from multiprocessing import resource_tracker
+
+    SharedMemory(f"{name}-left", create=True, size=8).close()
+    resource_tracker.unregister(f"/{name}-left", "shared_memory")
+
+
+def test_what_a_rank_leaves_on_purpose_stays(make_local: Make, name: str) -> None:
+    make_local(1).run(leave, name)
+    assert files(name) == {"-left"}
