@@ -343,6 +343,16 @@ def test_encryption_that_ranks_do_not_have_is_refused(sessions: Sessions, settin
     assert "set pytorch.spark.distributor.ignoreSsl to true" in str(e.value)
 
 
+def test_encryption_may_be_asked_for_while_the_session_runs(sessions: Sessions) -> None:
+    session = sessions.get("local[2]")
+    session.conf.set("spark.ssl.enabled", "true")
+    try:
+        with pytest.raises(ConfigurationError, match=r"^spark.ssl.enabled is true, but .*NOT encrypted"):
+            on_executors(2).run(trainings.rank)
+    finally:
+        session.conf.unset("spark.ssl.enabled")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["session", "context"])
 def test_encryption_can_be_forgone(sessions: Sessions, caplog: pytest.LogCaptureFixture, where: str) -> None:

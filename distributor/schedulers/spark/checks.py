@@ -22,7 +22,9 @@ _ENCRYPTION = ("spark.ssl.enabled", "spark.ssl.rpc.enabled", "spark.network.cryp
 
 def encryption(session: SparkSession) -> list[str]:
     """Return the settings of a session that request encryption and are true."""
-    return [key for key in _ENCRYPTION if is_true(conf(session, key))]
+    # Spark lets this one be set while the session runs, and PySpark's distributor reads it then.
+    now = is_true(session.conf.get(_ENCRYPTION[0], "false"))
+    return [key for key in _ENCRYPTION if is_true(conf(session, key)) or (now and key == _ENCRYPTION[0])]
 
 
 def check_encryption(session: SparkSession, job: Job) -> None:
