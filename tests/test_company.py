@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,45 @@ def test_who_means_it_hears_nothing(make_local: Make, caplog: pytest.LogCaptureF
 def test_it_can_be_an_error(make_local: Make, start_method: str) -> None:
     with pytest.raises(GroupError, match=r"^ranks? [01-]+ trained without the other ranks: .* of all 2 ranks"):
         make_local(2, require_group=True, start_method=start_method).run(step)
+
+
+def exit_after_a_step() -> None:
+    step()
+    sys.exit()
+
+
+def test_an_exit_with_0_is_no_way_around_it(make_local: Make) -> None:
+    with pytest.raises(GroupError):
+        make_local(2, require_group=True).run(exit_after_a_step)
+
+
+def test_it_is_not_tried_again(make_local: Make) -> None:
+    from distributor.outcomes.causes import RankFailed
+    from distributor.run.policy import again
+    from distributor.values.outcome import Failure
+
+    assert not again(RankFailed((Failure(0, 0, "host-a", "GroupError", "alone"),)), 0, 3)
+
+
+def hooks_that_change() -> int:
+    """The group comes between the first backward pass and the first step, and another hook follows ours."""
+    import torch
+    import torch.distributed as dist
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    calls: list[int] = []
+    register_optimizer_step_post_hook(lambda *_: calls.append(1))
+    model = backward()
+    dist.init_process_group("gloo")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer.step()
+    optimizer.step()
+    dist.destroy_process_group()
+    return len(calls)
+
+
+def test_other_hooks_are_left_alone(make_local: Make) -> None:
+    assert make_local(2, require_group=True).submit(hooks_that_change).results() == [2, 2]
 
 
 def test_a_failure_is_told_instead(make_local: Make, caplog: pytest.LogCaptureFixture) -> None:

@@ -22,7 +22,7 @@ SHM = Path("/dev/shm")
 @pytest.fixture
 def name(tmp_path: Path) -> Iterator[str]:
     """A prefix of names that no other test has."""
-    prefix = f"dt-test-{abs(hash(tmp_path)) % 10**9}"
+    prefix = f"psm_{abs(hash(tmp_path)):x}"
     yield prefix
     for path in SHM.glob(f"{prefix}*"):
         path.unlink()
@@ -36,8 +36,8 @@ def hold(name: str, before: str, ready: str) -> None:
     """Makes shared memory that Python knows of and some that it does not, maps older memory, and waits for ever."""
     from multiprocessing import resource_tracker
 
-    kept = [SharedMemory(f"{name}-tracked", create=True, size=8), SharedMemory(f"{name}-own", create=True, size=8)]
-    resource_tracker.unregister(f"/{name}-own", "shared_memory")
+    kept = [SharedMemory(f"{name}1", create=True, size=8), SharedMemory(f"{name}2", create=True, size=8)]
+    resource_tracker.unregister(f"/{name}2", "shared_memory")
     kept.append(SharedMemory(before))
     resource_tracker.unregister(f"/{before}", "shared_memory")
     kept[-1].buf[0] = 1
@@ -48,15 +48,15 @@ def hold(name: str, before: str, ready: str) -> None:
 
 @pytest.mark.parametrize("end", ["kill", "cancel"])
 def test_a_run_that_is_stopped_leaves_none(make_local: Make, name: str, end: str, tmp_path: Path) -> None:
-    older = SharedMemory(f"{name}-older", create=True, size=8)
+    older = SharedMemory(f"{name}3", create=True, size=8)
     older.close()
-    run = make_local(1, grace_period=1).submit(hold, name, f"{name}-older", str(tmp_path / "ready"))
+    run = make_local(1, grace_period=1).submit(hold, name, f"{name}3", str(tmp_path / "ready"))
     watch.until(lambda: (tmp_path / "ready").exists())
-    assert files(name) == {"-tracked", "-own", "-older"}
+    assert files(name) == {"1", "2", "3"}
     getattr(run, end)()
     with pytest.raises(RunCancelledError):
         run.result(timeout=watch.DEADLINE)
-    watch.until(lambda: files(name) == {"-older"}, watch.FAILURE_DEADLINE)
+    watch.until(lambda: files(name) == {"3"}, watch.FAILURE_DEADLINE)
 
 
 DRIVER = """
@@ -69,25 +69,53 @@ TorchDistributor(1, True, False, grace_period=1).run(hold, {name!r}, {older!r}, 
 
 
 def test_a_driver_that_is_killed_leaves_none(name: str, tmp_path: Path) -> None:
-    SharedMemory(f"{name}-older", create=True, size=8).close()
+    SharedMemory(f"{name}3", create=True, size=8).close()
     script = tmp_path / "driver.py"
     path, ready = [str(Path(__file__).parent), str(Path(__file__).parent / "support")], tmp_path / "ready"
-    text = DRIVER.format(path=path, name=name, older=f"{name}-older", ready=str(ready))
+    text = DRIVER.format(path=path, name=name, older=f"{name}3", ready=str(ready))
     script.write_text(textwrap.dedent(text))
     with subprocess.Popen([sys.executable, str(script)]) as driver:
         watch.until(ready.exists)
         driver.kill()
-    watch.until(lambda: files(name) == {"-older"}, watch.ORPHAN_DEADLINE)
+    watch.until(lambda: files(name) == {"3"}, watch.ORPHAN_DEADLINE)
 
 
 def leave(name: str) -> None:
     """Leaves shared memory on purpose."""
     from multiprocessing import resource_tracker
 
-    SharedMemory(f"{name}-left", create=True, size=8).close()
-    resource_tracker.unregister(f"/{name}-left", "shared_memory")
+    SharedMemory(f"{name}4", create=True, size=8).close()
+    resource_tracker.unregister(f"/{name}4", "shared_memory")
 
 
 def test_what_a_rank_leaves_on_purpose_stays(make_local: Make, name: str) -> None:
     make_local(1).run(leave, name)
-    assert files(name) == {"-left"}
+    assert files(name) == {"4"}
+
+
+def read(path: str, ready: str) -> None:
+    """Maps a file, as a data set that somebody has put into memory."""
+    import mmap
+
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        Path(ready).touch()
+        while mapped[0] == ord("d"):
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize("inside", ["", "folder/"])
+def test_a_file_of_the_users_stays(make_local: Make, name: str, inside: str, tmp_path: Path) -> None:
+    folder = SHM / f"{name}-data"
+    path = (folder if inside else SHM) / f"{name}-tokens.bin"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"data")
+    try:
+        run = make_local(1, grace_period=1).submit(read, str(path), str(tmp_path / "ready"))
+        watch.until(lambda: (tmp_path / "ready").exists())
+        run.kill()
+        run.wait(watch.DEADLINE)
+        assert path.read_bytes() == b"data"
+    finally:
+        path.unlink()
+        if inside:
+            folder.rmdir()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from distributor.accelerate.variables import PREFIXES
 from distributor.errors import ConfigurationError
 from distributor.launch.accelerate import AccelerateRanks
 from distributor.shipping import modules
@@ -93,8 +94,8 @@ def _ask(config: str, num_processes: int, use_gpu: bool) -> dict[str, Any]:
     """
     root = str(Path(__file__).parents[2])
     command = [sys.executable, "-m", "distributor.accelerate.variables", config, str(num_processes), str(use_gpu)]
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
-    environ = {name: value for name, value in environ.items() if name not in CONTRACT}
+    unset = {name for name in os.environ if name.startswith(PREFIXES)} | {*CONTRACT}
+    environ = {name: value for name, value in os.environ.items() if name not in unset}
     paths = [root, *filter(None, [environ.get("PYTHONPATH")])]
     try:
         done = subprocess.run(

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 #: Variables of the configuration. Others say what this package says: ranks, ports, threads and devices.
-_PREFIXES = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_")
+PREFIXES = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_")
 
 
 def main(config: str, num_processes: str, use_gpu: str) -> None:
@@ -29,8 +29,9 @@ def answer(config: str, num_processes: str, use_gpu: bool) -> dict[str, Any]:
     """
     from accelerate.commands.config.config_args import default_config_file
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-    from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
+    from accelerate.utils import launch
 
+    launch.is_fp8_available = lambda: True  # that is for the nodes to say
     if not config and os.path.isfile(default_config_file):
         config = default_config_file
     file = ["--config_file", config] if config else []
@@ -38,8 +39,10 @@ def answer(config: str, num_processes: str, use_gpu: bool) -> dict[str, Any]:
     sys.argv = ["accelerate", "launch"]  # its parser reads this
     arguments = launch_command_parser().parse_args([*file, *shape, *([] if use_gpu else ["--cpu"]), "train.py"])
     arguments, defaults, _ = _validate_launch_command(arguments)
-    before = dict(os.environ)
-    after = prepare_multi_gpu_env(arguments) if use_gpu else prepare_simple_launcher_cmd_env(arguments)[1]
+    arguments.mpirun_hostfile = None  # Spark provides the nodes
+    prepare = launch.prepare_multi_gpu_env if use_gpu else launch.prepare_simple_launcher_cmd_env
+    prepared = prepare(arguments)
+    after = prepared if use_gpu else prepared[1]
     kind = getattr(defaults, "distributed_type", "NO")
     where = getattr(defaults, "compute_environment", "LOCAL_MACHINE")
     return {
@@ -47,9 +50,7 @@ def answer(config: str, num_processes: str, use_gpu: bool) -> dict[str, Any]:
         "kind": getattr(kind, "value", kind),
         "where": getattr(where, "value", where),
         "use_cpu": bool(getattr(defaults, "use_cpu", False)),
-        "variables": {
-            name: value for name, value in after.items() if name.startswith(_PREFIXES) and before.get(name) != value
-        },
+        "variables": {name: value for name, value in after.items() if name.startswith(PREFIXES)},
     }
 
 

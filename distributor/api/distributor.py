@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 from distributor.api.build import build_job, check_packages, make_log_folder, pack_working_dir
 from distributor.api.choose import active_session, check_gpus, choose_scheduler, choose_session
-from distributor.api.forewarn import fsdp_on_cpus
+from distributor.api.forewarn import deepspeed_on_cpus, fsdp_on_cpus
 from distributor.api.interrupt import MARGIN, plain_interrupts
 from distributor.api.options import Options
 from distributor.api.target import find_target, named_module
@@ -255,8 +255,9 @@ class Distributor:
         scheduler = choose_scheduler(session, self.use_gpu)
         job = self._job(train_object, args, kwargs, collect, scheduler, local=session is None, view=view)
         scheduler.check(job)
-        if (told := fsdp_on_cpus(job, os.environ if session is None else {})) is not None:
-            notices.logger.warning("run %s: %s", job.label, told)
+        for warning in (fsdp_on_cpus, deepspeed_on_cpus):
+            if (told := warning(job, os.environ if session is None else {})) is not None:
+                notices.logger.warning("run %s: %s", job.label, told)
         log_folder = make_log_folder(output.log_dir, job.run_id)
         run = Run(
             job,

@@ -7,6 +7,25 @@ from collections.abc import Mapping
 from distributor.values.job import Function, Job
 
 
+def deepspeed_on_cpus(job: Job, environ: Mapping[str, str]) -> str | None:
+    """Return a warning if a run on CPUs asks Accelerate or Transformers for DeepSpeed, but not its launch path.
+
+    They then train without it in silence. Source: ``accelerate/state.py``, ``AcceleratorState``.
+    """
+    if job.resources.use_gpu or job.launch.name == "deepspeed":
+        return None
+    argv = () if isinstance(job.target, Function) else job.target.argv
+    asked = next((word.partition("=")[0] for word in argv if word.partition("=")[0] == "--deepspeed"), None)
+    if {**environ, **job.env}.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
+        asked = "ACCELERATE_USE_DEEPSPEED"
+    if asked is None:
+        return None
+    return (
+        f"{asked} asks for DeepSpeed, but with use_gpu=False Accelerate and Transformers train without it unless "
+        "DeepSpeed launches the run: pass launch=DeepSpeed(config), or do without it"
+    )
+
+
 def fsdp_on_cpus(job: Job, environ: Mapping[str, str]) -> str | None:
     """Return a warning if a run on CPUs asks Accelerate or Transformers for FSDP; they would use DDP in silence.
 

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from distributor.launch.torchrun import Torchrun
+from distributor.values.job import Job
 from distributor.values.outcome import Failure
 from distributor.values.plan import Plan, Site
 
@@ -33,7 +34,7 @@ class AccelerateRanks:
         """Return the variables that all ranks get; the user's own come before them."""
         return {**Torchrun().env(use_gpu), **dict(self.variables)}
 
-    def advise(self, failure: Failure) -> str:
+    def advise(self, failure: Failure, job: Job) -> str:
         """Return no advice."""
         return ""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from distributor.launch.torchrun import Torchrun
-from distributor.values.job import Function, Target
+from distributor.values.job import Function, Job, Target
 from distributor.values.outcome import Failure
 from distributor.values.placement import Node, Placement
 from distributor.values.plan import Call, Plan, Site
@@ -74,9 +74,10 @@ class DeepspeedRanks:
         env = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         return env if use_gpu else {**env, "DS_ACCELERATOR": "cpu"}
 
-    def advise(self, failure: Failure) -> str:
+    def advise(self, failure: Failure, job: Job) -> str:
         """Return advice on arguments that the script does not take, and on batch sizes that DeepSpeed refuses."""
-        return _advice(f"{failure.message}\n{failure.traceback}\n{failure.log_tail}", self.script_arguments)
+        text = f"{failure.message}\n{failure.traceback}\n{failure.log_tail}"
+        return _on_arguments(text, self.script_arguments, job) or _on_batch_sizes(text, job)
 
     def plan(self, site: Site) -> Plan:
         """Return the plan of one node."""
@@ -112,8 +113,8 @@ def _with_arguments(target: Target, kind: ScriptArguments, paths: Mapping[str, s
     return replace(target, argv=(*target.argv, "--deepspeed", *config))
 
 
-def _advice(text: str, kind: ScriptArguments) -> str:
-    """Return advice on what a rank said when it failed."""
+def _on_arguments(text: str, kind: ScriptArguments, job: Job) -> str:
+    """Return advice on what a rank said of its arguments when it failed."""
     if kind == "deepspeed" and "argument --deepspeed: expected one argument" in text:
         return (
             "The script parses Hugging Face's TrainingArguments, whose --deepspeed takes the path of a configuration: "
@@ -129,20 +130,26 @@ def _advice(text: str, kind: ScriptArguments) -> str:
             "The script's --deepspeed takes no path, as in DeepSpeed's own examples: pass "
             'script_arguments="deepspeed", the default'
         )
-    if "arguments are required: --deepspeed_config" in text:
+    if "arguments are required: --deepspeed_config" in text and isinstance(job.target, Function):
         return "A function gets no command line: read the configuration with distributor.runtime.deepspeed_config()"
-    if (found := _BATCH_SIZES.search(text)) is not None:
-        total, micro, steps, ranks = map(int, found.groups())
-        if ranks == 1 or total == micro * steps:
-            return (
-                "A library counted one rank, because it had not found the others: on CPUs, pass use_cpu=True to "
-                "TrainingArguments (--use_cpu True)"
-            )
-        return (
-            "The batch sizes of the configuration must fit each other and the number of ranks: leave all but one of "
-            'them out, or set them to "auto"'
-        )
     return ""
+
+
+def _on_batch_sizes(text: str, job: Job) -> str:
+    """Return advice if DeepSpeed has refused batch sizes."""
+    if (found := _BATCH_SIZES.search(text)) is None:
+        return ""
+    total, micro, steps, ranks = map(int, found.groups())
+    alone = ranks == 1 or total == micro * steps
+    if alone and "transformers/" in text and not job.resources.use_gpu and job.resources.num_processes > 1:
+        return (
+            "Transformers counted one rank, because it had not found the others: pass use_cpu=True to "
+            "TrainingArguments (--use_cpu True)"
+        )
+    return (
+        "The batch sizes of the configuration must fit each other and the number of ranks: leave all but one of them "
+        'out, or set them to "auto"'
+    )
 
 
 def _launcher_env(placement: Placement, node: Node) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import ClassVar
 from distributor.machine import devices
 from distributor.values import environment, layout
 from distributor.values.environment import NODE_ID, node_id
+from distributor.values.job import Job
 from distributor.values.outcome import Failure
 from distributor.values.plan import Plan, Site
 
@@ -35,7 +36,7 @@ class Torchrun:
         """
         return {} if use_gpu else {"ACCELERATE_USE_CPU": "true"}
 
-    def advise(self, failure: Failure) -> str:
+    def advise(self, failure: Failure, job: Job) -> str:
         """Return no advice: torchrun's ways are known."""
         return ""
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from contextlib import suppress
+
+#: Names that Python, torch, NCCL and mosaicml-streaming give. A file of another name is perhaps somebody's data.
+_NAMES = re.compile(r"psm_[0-9a-f]+|torch_\d+_\d+_\d+|nccl-\w+|\d{6}_\w+")
 
 _FOLDER = "/dev/shm"  # noqa: S108  # where Linux keeps POSIX shared memory, shm_open(3)
 
 
 class Segments:
-    """The files that appear from now on and that processes of a run map."""
+    """The files that libraries make from now on and that processes of a run map."""
 
     def __init__(self) -> None:
         self._before = _names()
@@ -42,6 +46,6 @@ def _mapped(pids: Iterable[int]) -> set[str]:
         with suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as maps:
             for line in maps:
                 name = line.rstrip("\n").partition(f" {_FOLDER}/")[2]
-                if name and not name.endswith(" (deleted)"):
+                if _NAMES.fullmatch(name):
                     found.add(name)
     return found

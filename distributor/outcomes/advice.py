@@ -29,7 +29,7 @@ def advise(failure: Failure, job: Job, *, local: bool = False) -> str:
         job: the job that failed.
         local: whether ranks had the driver's files and packages.
     """
-    if told := job.launch.advise(failure):
+    if told := job.launch.advise(failure, job):
         return told
     if not job.resources.use_gpu and _NO_GPU.search(failure.message):
         return (

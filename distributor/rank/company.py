@@ -58,18 +58,20 @@ class Company:
             if autograd.backward is first_backward:
                 autograd.backward = backward
             self._note()
+            if self._met and self._handle is not None:
+                self._handle.remove()  # not from the hook itself: torch iterates over all hooks then
             return backward(*args, **kwargs)
 
         autograd.backward = first_backward
 
     def _note(self) -> None:
-        """Note that this rank trains, and with whom."""
+        """Note that this rank trains, and with whom, until it has met all others."""
+        if self._met:
+            return
         self._trains = True
         size = self._group_size()
         self._met = size == self._world_size
         self._elsewhere = self._elsewhere or size not in (None, self._world_size)
-        if self._met and self._handle is not None:
-            self._handle.remove()
 
     @staticmethod
     def _group_size() -> int | None:

@@ -37,7 +37,8 @@ _STARTS_PROCESSES = re.compile(r"^(ddp|fsdp)_(spawn|fork|notebook)")
 class Numbers:
     """What Lightning is told: the arguments ``devices`` and ``num_nodes``.
 
-    ``each_a_node`` says that it counts each rank as a node, which is right for nodes with different numbers of ranks.
+    ``each_a_node`` says that it counts each rank as a node with one device, which is right for nodes with different
+    numbers of ranks.
     """
 
     devices: Any
@@ -100,9 +101,9 @@ class Fitting:
         @wraps(method)
         def fitted(this: Any, devices: Any, num_nodes: int) -> None:
             fit = self._fit(this, devices, num_nodes)
-            if fit.each_a_node:
-                this._cluster_environment_flag = _each_a_node(module.TorchElasticEnvironment)
             method(this, devices=fit.devices, num_nodes=fit.num_nodes)
+            if fit.each_a_node:
+                _give_own_device(this)
 
         setattr(connector, _METHOD, fitted)
 
@@ -128,14 +129,19 @@ def _kind(accelerator: Any) -> str:
     return type(accelerator).__name__.lower().removesuffix("accelerator")
 
 
-def _each_a_node(environment: type) -> Any:
-    """Return Lightning's environment of torchrun, changed: each rank is a node of its own."""
+def _give_own_device(connector: Any) -> None:
+    """Make a connector's device that of its rank, whose ``LOCAL_RANK`` Lightning takes for the device's position."""
+    choose = connector._set_parallel_devices_and_init_accelerator
 
-    class EachANode(environment):  # type: ignore[misc]
-        def local_rank(self) -> int:
-            return 0
+    def chosen() -> None:
+        choose()
+        connector._parallel_devices = _Same(connector._parallel_devices)
 
-        def node_rank(self) -> int:
-            return int(self.global_rank())
+    connector._set_parallel_devices_and_init_accelerator = chosen
 
-    return EachANode()
+
+class _Same(list[Any]):
+    """A list of one item, which it has at each position."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(0 if isinstance(index, int) else index)

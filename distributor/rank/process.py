@@ -157,7 +157,7 @@ def _run(order: NodeOrder, local_rank: int, account: Account) -> int:
     account.called()
     try:
         try:
-            value = _call(order, local_rank)
+            value = _returned(order, local_rank)
         finally:
             _calm_signal_handlers()
         if order.require_group and (framework := company.missed) is not None:
@@ -167,10 +167,7 @@ def _run(order: NodeOrder, local_rank: int, account: Account) -> int:
             account.exited(str(stop.code))
             print(stop.code, file=sys.stderr)
             return 1
-        code = (stop.code or 0) & 0xFF  # the system keeps only the low 8 bits of an exit code
-        if code != 0:
-            return code
-        value = None
+        return stop.code & 0xFF if stop.code is not None else 0
     except BaseException as error:
         error.__traceback__ = _user_frames(error.__traceback__)
         text = account.raised(error)
@@ -246,6 +243,17 @@ def _handle_calmly(handler: Callable[[int, FrameType | None], Any], number: int,
         _end_soon(1)
     except BaseException:
         pass
+
+
+def _returned(order: NodeOrder, local_rank: int) -> Any:
+    """Run the target, and return what it returns; ``None`` if it exits with 0, as scripts do at their end."""
+    try:
+        return _call(order, local_rank)
+    except SystemExit as stop:
+        # The system keeps only the low 8 bits of an exit code.
+        if stop.code is None or (isinstance(stop.code, int) and stop.code & 0xFF == 0):
+            return None
+        raise
 
 
 def _call(order: NodeOrder, local_rank: int) -> Any:

@@ -19,4 +19,8 @@ def again(cause: Cause | None, attempt: int, max_restarts: int) -> bool:
     >>> again(RankFailed(), 0, 1), again(RankFailed(), 1, 1)
     (True, False)
     """
-    return attempt < max_restarts and (cause is None or isinstance(cause, RankFailed))
+    if attempt >= max_restarts:
+        return False
+    if isinstance(cause, RankFailed):
+        return not any(failure.kind == "GroupError" for failure in cause.failures)  # it would train alone again
+    return cause is None

@@ -105,6 +105,7 @@ def own_modules() -> list[ModuleType]:
     ``__main__`` is left out, because cloudpickle always pickles it by value. This package is left out, because it is
     shipped separately.
     """
+    roots = _installed_roots()
     own = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -113,7 +114,7 @@ def own_modules() -> list[ModuleType]:
         # sys.modules may hold a module under a second name; cloudpickle looks modules up by __name__.
         if getattr(module, "__name__", None) != name or not file.endswith((".py", ".pyc")):
             continue
-        if not is_installed(file):
+        if not os.path.realpath(file).startswith(roots) and target_folder(file) is None:
             own.append(module)
     return own
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from distributor.values.job import Job
     from distributor.values.outcome import Failure
     from distributor.values.plan import Plan, Site
 
@@ -35,7 +36,7 @@ class LaunchPath(Protocol):
     def plan(self, site: Site) -> Plan:
         """Return the plan of one node."""
 
-    def advise(self, failure: Failure) -> str:
+    def advise(self, failure: Failure, job: Job) -> str:
         """Return advice on a failure that comes from this way of starting ranks; ``""`` if there is none."""
 
 

@@ -93,6 +93,15 @@ def test_the_file_that_accelerate_finds(tmp_path: Path, monkeypatch: pytest.Monk
     assert Distributor(2, True, False, launch="accelerate").submit(look).results()[0][2] == "bf16"
 
 
+def test_what_only_nodes_know_is_not_asked_here(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An MPI of the driver, or hardware for fp8. What the driver exports hides nothing of the file."""
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    mpi = ON_CPUS + "mpirun_config:\n  mpirun_hostfile: hosts\n  mpirun_ccl: 1\n"
+    assert Accelerate(write(mpi)).resolve(2, use_gpu=False).env(False)["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    fp8 = Accelerate(write(FSDP.replace("bf16", "fp8"))).resolve(2, use_gpu=True).env(True)
+    assert (fp8["ACCELERATE_MIXED_PRECISION"], fp8["FSDP_VERSION"]) == ("fp8", "2")
+
+
 def test_the_users_variables_come_last(write: Any) -> None:
     env = {"ACCELERATE_MIXED_PRECISION": "no"}
     assert Distributor(1, True, False, launch=Accelerate(write(ON_CPUS)), env=env).run(look)[2] == "no"

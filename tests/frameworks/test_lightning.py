@@ -23,10 +23,15 @@ def train(**options: Any) -> dict[str, Any]:
 
     seen: list[int] = []
 
+    prepared: list[int] = []
+
     class Model(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.layer = torch.nn.Linear(1, 1)
+
+        def prepare_data(self) -> None:
+            prepared.append(1)
 
         def training_step(self, batch: Any, index: int) -> Any:
             seen.extend(int(each) for each in batch[0].flatten())
@@ -45,6 +50,7 @@ def train(**options: Any) -> dict[str, Any]:
         "rank": trainer.global_rank,
         "strategy": type(trainer.strategy).__name__,
         "seen": seen,
+        "prepared": len(prepared),
         "weight": float(model.layer.weight.detach()),
     }
 
@@ -85,7 +91,9 @@ def test_on_executors(sessions: Any, options: dict[str, Any]) -> None:
 def test_nodes_with_different_numbers_of_ranks() -> None:
     """Three ranks on two nodes."""
     with driven(train, num_processes=3) as driver:
-        assert_together(driver.values())
+        results = driver.values()
+    assert_together(results)
+    assert [each["prepared"] for each in results] == [1, 0, 1]  # once on each node
 
 
 def evaluate() -> int | None:

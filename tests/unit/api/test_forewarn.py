@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from jobs import make_job
 
-from distributor.api.forewarn import fsdp_on_cpus
+from distributor.api.forewarn import deepspeed_on_cpus, fsdp_on_cpus
+from distributor.launch.deepspeed import DeepspeedRanks
 from distributor.values.job import Function, Module, Script
 
 
@@ -29,3 +30,21 @@ def test_fsdp_that_cpus_do_not_have(job: dict[str, Any], environ: dict[str, str]
         assert told is None
     else:
         assert told is not None and told.startswith(f"{asked} asks for FSDP, for which Accelerate and Transformers")
+
+
+@pytest.mark.parametrize(
+    ("job", "environ", "asked"),
+    [
+        pytest.param({"target": Script("train.py", b"", ("--deepspeed", "ds.json"))}, {}, "--deepspeed", id="argument"),
+        pytest.param({}, {"ACCELERATE_USE_DEEPSPEED": "true"}, "ACCELERATE_USE_DEEPSPEED", id="inherited"),
+        pytest.param({"launch": DeepspeedRanks()}, {"ACCELERATE_USE_DEEPSPEED": "true"}, None, id="deepspeeds-path"),
+        pytest.param({"use_gpu": True}, {"ACCELERATE_USE_DEEPSPEED": "true"}, None, id="on-gpus"),
+        pytest.param({}, {}, None, id="nothing"),
+    ],
+)
+def test_deepspeed_that_is_left_out_on_cpus(job: dict[str, Any], environ: dict[str, str], asked: str | None) -> None:
+    told = deepspeed_on_cpus(make_job(**job), environ)
+    if asked is None:
+        assert told is None
+    else:
+        assert told is not None and told.startswith(f"{asked} asks for DeepSpeed, but with use_gpu=False")

@@ -333,6 +333,9 @@ UNKNOWN = "train.py: error: unrecognized arguments:"
 BATCH = "AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu *"
 
 
+HUGGING_FACE = "File transformers/trainer.py\n"
+
+
 @pytest.mark.parametrize(
     ("kind", "said", "told"),
     [
@@ -344,14 +347,25 @@ BATCH = "AssertionError: Check batch related parameters. train_batch_size is not
         (False, f"{UNKNOWN} --deepspeed", ""),
         ("deepspeed", f"{UNKNOWN} --lr", ""),
         (False, "the following arguments are required: --deepspeed_config", "runtime.deepspeed_config()"),
-        (False, f"{BATCH} gradient_acc_step * world_size 8 != 8 * 1 * 2", "pass use_cpu=True to TrainingArguments"),
-        (False, f"{BATCH} gradient_acc_step * world_size 16 != 8 * 1 * 1", "pass use_cpu=True to TrainingArguments"),
-        (False, f"{BATCH} gradient_acc_step * world_size 24 != 8 * 1 * 2", "leave all but one of them out"),
+        (False, f"{HUGGING_FACE}{BATCH} gradient_acc_step * world_size 8 != 8 * 1 * 2", "pass use_cpu=True"),
+        (False, f"{HUGGING_FACE}{BATCH} gradient_acc_step * world_size 16 != 8 * 1 * 1", "pass use_cpu=True"),
+        (False, f"{BATCH} gradient_acc_step * world_size 16 != 8 * 1 * 1", "leave all but one of them out"),
+        (False, f"{HUGGING_FACE}{BATCH} gradient_acc_step * world_size 24 != 8 * 1 * 2", "leave all but one of them"),
         (False, "ValueError: no", ""),
     ],
 )
 def test_advice_on_what_scripts_say_under_deepspeed(kind, said, told):
     failure = Failure(0, 0, "host-a", "exit", "exited with code 2", log_tail=said)
-    advice = DeepspeedRanks("{}", "{}", script_arguments=kind).advise(failure)
+    advice = DeepspeedRanks("{}", "{}", script_arguments=kind).advise(failure, job())
     assert (told in advice) if told else advice == ""
-    assert Torchrun().advise(failure) == ""
+    assert Torchrun().advise(failure, job()) == ""
+
+
+def test_advice_depends_on_the_run():
+    ranks, told = DeepspeedRanks("{}", "{}", script_arguments=False), "arguments are required: --deepspeed_config"
+    failure = Failure(0, 0, "host-a", "exit", "exited with code 2", log_tail=told)
+    assert ranks.advise(failure, job(target=Module("train"))) == ""
+    counted = f"{HUGGING_FACE}{BATCH} gradient_acc_step * world_size 16 != 8 * 1 * 1"
+    failure = Failure(0, 0, "host-a", "exit", "exited with code 2", log_tail=counted)
+    assert "leave all but one" in ranks.advise(failure, job(num_processes=1))
+    assert "leave all but one" in ranks.advise(failure, job(use_gpu=True))
