@@ -65,8 +65,11 @@ def target_folder(path: str) -> str | None:
     A package's ``RECORD`` lists its files (https://packaging.python.org/specifications/recording-installed-packages).
     What else lies in such a folder is not installed.
     """
-    real = os.path.realpath(path)
-    for entry in search_path() if not _is_in_environment(path) else ():
+    return None if _is_in_environment(path) else _target_folder(os.path.realpath(path))
+
+
+def _target_folder(real: str) -> str | None:
+    for entry in search_path():
         folder = os.path.realpath(entry)
         if real.startswith(folder + os.sep) and os.path.relpath(real, folder) in _recorded(folder, _changed(folder)):
             return folder
@@ -114,7 +117,8 @@ def own_modules() -> list[ModuleType]:
         # sys.modules may hold a module under a second name; cloudpickle looks modules up by __name__.
         if getattr(module, "__name__", None) != name or not file.endswith((".py", ".pyc")):
             continue
-        if not os.path.realpath(file).startswith(roots) and target_folder(file) is None:
+        real = os.path.realpath(file)
+        if not real.startswith(roots) and _target_folder(real) is None:
             own.append(module)
     return own
 

@@ -52,7 +52,7 @@ def package_root() -> str:
 
 
 def detach(job: Job, limit: int) -> tuple[Job, dict[str, bytes]]:
-    """Take parts of more than ``limit`` bytes out of a job: the function with its arguments, and the project folder.
+    """Take parts of more than ``limit`` bytes out of a job: the function with its arguments, and the folders.
 
     Returns:
         The job without these parts, and the parts by name, for :func:`attach`.
@@ -68,6 +68,9 @@ def detach(job: Job, limit: int) -> tuple[Job, dict[str, bytes]]:
     if job.working_dir is not None and len(job.working_dir.archive or b"") > limit:
         parts["working_dir"] = job.working_dir.archive or b""
         job = replace(job, working_dir=replace(job.working_dir, archive=b""))
+    if job.output_dir is not None and len(job.output_dir.archive or b"") > limit:
+        parts["output_dir"] = job.output_dir.archive or b""
+        job = replace(job, output_dir=replace(job.output_dir, archive=b""))
     return job, parts
 
 
@@ -77,4 +80,6 @@ def attach(job: Job, parts: Mapping[str, bytes]) -> Job:
         job = replace(job, target=replace(job.target, pickled=parts["function"]))
     if "working_dir" in parts and job.working_dir is not None:
         job = replace(job, working_dir=replace(job.working_dir, archive=parts["working_dir"]))
+    if "output_dir" in parts and job.output_dir is not None:
+        job = replace(job, output_dir=replace(job.output_dir, archive=parts["output_dir"]))
     return job

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import os
 import stat
+import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from distributor.errors import ConfigurationError, PayloadError
 from distributor.text.wording import size
+from distributor.values.files import make_way
 
 #: Names of folders that are never part of a shipped project folder.
 SKIPPED_DIRS = frozenset(
@@ -43,7 +45,9 @@ def absolute(path: Path) -> Path:
     return path if path.is_absolute() else current_folder() / path
 
 
-def pack_folder(folder: Path, limit: int, packed: Callable[[int, int], object] | None = None) -> bytes:
+def pack_folder(
+    folder: Path, limit: int, packed: Callable[[int, int], object] | None = None, apart: Path | None = None
+) -> bytes:
     """Return the files of a project folder as zip bytes, with their modes.
 
     Folders in :data:`SKIPPED_DIRS` and compiled Python files (``.pyc``, ``.pyo``) are left out. A link to a folder of
@@ -53,12 +57,13 @@ def pack_folder(folder: Path, limit: int, packed: Callable[[int, int], object] |
         folder: an existing folder.
         limit: the largest number of bytes that the files may have together.
         packed: called before each file with the number of bytes packed so far and the number of all bytes.
+        apart: the real path of a folder that is left out.
 
     Raises:
         PayloadError: the files are larger than the limit (the text names the largest), or a file name is not UTF-8.
     """
-    files = list(_files_of(folder))
-    sizes = {path: 0 if path.is_dir() else path.stat().st_size for path in files}
+    files = [path for path in _files_of(folder) if apart is None or apart not in Path(os.path.realpath(path)).parents]
+    sizes = {path: _size_of(path) for path in files}
     total = sum(sizes.values())
     if total > limit:
         largest = max(files, key=lambda path: sizes[path])
@@ -67,12 +72,27 @@ def pack_folder(folder: Path, limit: int, packed: Callable[[int, int], object] |
             f"({size(limit)}); the largest file is {str(largest.relative_to(folder))!r} "
             f"({size(sizes[largest])}). Keep data on shared storage, or raise working_dir_limit (bytes)"
         )
+    return pack_files(folder, files, packed)
+
+
+def pack_files(folder: Path, files: Sequence[Path], packed: Callable[[int, int], object] | None = None) -> bytes:
+    """Return files of a folder as zip bytes, with their modes.
+
+    Args:
+        folder: the folder.
+        files: the paths of files, and of links to folders.
+        packed: as for :func:`pack_folder`.
+
+    Raises:
+        PayloadError: a file name is not UTF-8.
+    """
+    total = sum(map(_size_of, files))
     buffer, done = io.BytesIO(), 0
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
         for path in files:
             if packed is not None:
                 packed(done, total)
-            done += sizes[path]
+            done += _size_of(path)
             try:
                 if path.is_dir():
                     archive.writestr(*_link(path, folder))
@@ -80,36 +100,38 @@ def pack_folder(folder: Path, limit: int, packed: Callable[[int, int], object] |
                     archive.write(path, path.relative_to(folder))
             except UnicodeEncodeError:
                 raise PayloadError(
-                    f"working_dir {str(folder)!r} holds a file whose name is not UTF-8: {path.name!r}; rename it"
+                    f"the folder {str(folder)!r} holds a file whose name is not UTF-8: {path.name!r}; rename it"
                 ) from None
     return buffer.getvalue()
 
 
-def unpack_folder(archive: bytes, folder: Path) -> None:
-    """Unpack what :func:`pack_folder` packed; also restore file modes and links, which ``zipfile`` drops."""
-    with zipfile.ZipFile(io.BytesIO(archive)) as packed:
-        for info in packed.infolist():
-            mode = info.external_attr >> 16
-            if stat.S_ISLNK(mode):
-                link = folder / info.filename
-                link.parent.mkdir(parents=True, exist_ok=True)
-                link.symlink_to(packed.read(info).decode())
-                continue
-            path = packed.extract(info, folder)
-            if mode & 0o777:
-                os.chmod(path, mode & 0o777)
+def _size_of(path: Path) -> int:
+    return 0 if path.is_dir() else path.stat().st_size
 
 
-def new_files(archive: bytes, folder: Path) -> list[str]:
-    """Return the files in an unpacked folder that were added since, without those that are never shipped.
+def unpack_folder(archive: bytes, folder: Path, *, keep: bool = False) -> None:
+    """Unpack what :func:`pack_folder` packed; also restore modes, times and links, which ``zipfile`` drops.
 
     Args:
-        archive: the zip bytes that were unpacked.
-        folder: the folder that they were unpacked into; the returned names are relative to it.
+        archive: the zip bytes.
+        folder: the folder to unpack into. A file that is there is replaced, and a link is never followed.
+        keep: leave what is there as it is.
     """
+    folder.mkdir(parents=True, exist_ok=True)  # also for a project without files
     with zipfile.ZipFile(io.BytesIO(archive)) as packed:
-        known = set(packed.namelist())
-    return [name for path in _files_of(folder) if (name := path.relative_to(folder).as_posix()) not in known]
+        for info in packed.infolist():
+            mode, target = info.external_attr >> 16, folder / info.filename
+            if keep and os.path.lexists(target):
+                continue
+            make_way(str(folder), info.filename)
+            if stat.S_ISLNK(mode):
+                target.symlink_to(packed.read(info).decode())
+                continue
+            path = packed.extract(info, folder)
+            changed = time.mktime((*info.date_time, 0, 0, -1))
+            os.utime(path, (changed, changed))
+            if mode & 0o777:
+                os.chmod(path, mode & 0o777)
 
 
 def _files_of(folder: Path) -> Iterator[Path]:

@@ -22,6 +22,23 @@ def test_those_of_this_process():
     assert versions.here() == {"Python": platform.python_version(), "torch": metadata.version("torch")}
 
 
+def test_packages_that_a_launch_path_needs(monkeypatch):
+    there = {"torch": "2.13.0", "tensorflow-cpu": "2.21.0", "ray": "2.60.0"}
+
+    def version(name):
+        if name not in there:
+            raise metadata.PackageNotFoundError(name)
+        return there[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    found = versions.here(["tensorflow", "ray", "jax"])
+    assert {name: found[name] for name in found if name != "Python"} == {
+        "torch": "2.13.0",
+        "tensorflow": "2.21.0",
+        "ray": "2.60.0",
+    }
+
+
 def test_torch_may_be_missing(monkeypatch):
     def missing(name):
         raise metadata.PackageNotFoundError(name)
@@ -42,6 +59,9 @@ def test_torch_may_be_missing(monkeypatch):
         ),
         pytest.param(
             [DRIVER, {**DRIVER, "torch": "2.9.1"}], "torch is 2.9.1 on host-1 and 2.13.0+cpu on host-0", id="torch"
+        ),
+        pytest.param(
+            [{**DRIVER, "jax": "0.10.2"}, {**DRIVER, "jax": "0.9.0"}], "jax is 0.9.0 on host-1 and 0.10.2 on", id="jax"
         ),
         pytest.param([{"torch": "2.9.0"}, {"torch": "2.9.1"}], None, id="torch-of-the-driver-alone-differs"),
     ],

@@ -103,8 +103,6 @@ def test_links_to_folders_of_the_project_stay_links(tmp_path, link):
     for found in (target / link, target / "runs" / "latest"):
         assert found.is_symlink()
         assert found.resolve() == (target / "runs/one").resolve()
-    packed = project.pack_folder(source, 1 << 20)
-    assert project.new_files(packed, target) == []
 
 
 def test_links_to_folders_elsewhere_are_followed_each(tmp_path):
@@ -197,16 +195,3 @@ def test_the_zip_needs_the_standard_library_alone(tmp_path):
     root.write_bytes(package.package_zip())
     # -I -S: neither site-packages, nor the environment's import path, nor the current directory.
     subprocess.run([sys.executable, "-I", "-S", "-c", IMPORT, str(root), *SHIPPED], cwd=tmp_path, check=True)
-
-
-def test_new_files_are_those_that_were_not_shipped(tmp_path):
-    source, copy = tmp_path / "source", tmp_path / "copy"
-    (source / "pkg").mkdir(parents=True)
-    (source / "pkg" / "train.py").touch()
-    archive = project.pack_folder(source, NO_LIMIT)
-    project.unpack_folder(archive, copy)
-    assert project.new_files(archive, copy) == []
-    (copy / "pkg" / "__pycache__").mkdir()
-    for name in ("pkg/__pycache__/train.pyc", "checkpoint.pt", "pkg/log.txt", "pkg/train.py"):
-        (copy / name).write_text("new")
-    assert project.new_files(archive, copy) == ["checkpoint.pt", "pkg/log.txt"]

@@ -1,0 +1,299 @@
+"""The driver's side of new files of ranks that nodes bring, each over a connection of its own, while the run goes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from distributor.channel import frames
+from distributor.errors import StartError
+from distributor.files.store import Folder, Store, Url
+from distributor.files.versions import Put, Version, Versions
+from distributor.machine.urls import Remote, is_url
+from distributor.text.wording import count
+from distributor.values.files import Brought, Entry, beyond_limit, incoming, mark, own
+from distributor.values.job import Job
+from distributor.values.messages import Deposit, Message, Offer, Proceed, Received, Refused, Withdraw
+
+#: Bytes that are read before they are written.
+_PIECE = 1 << 20
+
+#: Most files that a warning names.
+_NAMED = 3
+
+T = TypeVar("T")
+
+
+class Deposits:
+    """The files that the nodes of a run bring. Used in the channel's thread; ``settle`` once that has ended.
+
+    Args:
+        store: where files are kept.
+        limit: largest number of bytes of all files together.
+        silence: number of seconds without a byte after which a node counts as lost.
+        before: sizes of the files that are there before the run, in bytes.
+    """
+
+    def __init__(self, store: Store, limit: int, silence: float, before: Mapping[str, int] | None = None) -> None:
+        self._store = store
+        self._limit = limit
+        self._silence = silence
+        self._versions = Versions(before)
+        self._coming = 0
+        self._number = 0
+        self._progress = 0
+        self._changing = asyncio.Lock()
+        self._refused: dict[str, str] = {}
+
+    @property
+    def progress(self) -> int:
+        return self._progress
+
+    async def receive(
+        self, deposit: Deposit, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Take a file of a node over the connection that announced it.
+
+        Raises:
+            OSError: the connection ended before the file did, or the content is not the announced one.
+        """
+        entry, version = deposit.entry, Version(deposit.entry.digest, deposit.entry.size)
+        growth = self._versions.growth(entry.path, node, version)
+        why: str | None = beyond_limit(self._limit)
+        if self._versions.size + self._coming + growth <= self._limit:
+            self._coming += max(0, growth)
+            try:
+                why = await self._accept(deposit, node, version, reader, writer)
+            except BaseException as error:
+                self._refused[entry.path] = str(error) or "the run ended before it came"
+                raise
+            finally:
+                self._coming -= max(0, growth)
+        if why is not None:
+            self._refused[entry.path] = why
+            _answer(writer, Refused(why))
+            return
+        self._refused.pop(entry.path, None)
+        self._progress += 1
+        _answer(writer, Received())
+
+    async def _accept(
+        self,
+        deposit: Deposit,
+        node: int,
+        version: Version,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> str | None:
+        """Take a file, and return why it cannot be kept; ``None`` if it is."""
+        path = deposit.entry.path
+        try:
+            if deposit.uploaded is None and self._versions.knows(path, version):
+                await self._change(path, node, version, None)
+                return None
+            came = deposit.uploaded
+            if came is None:
+                self._number += 1
+                came = f"{incoming(path, node)}.{self._number}"
+                _answer(writer, Proceed())
+                await self._take(deposit.entry, came, reader)
+            await self._change(path, node, version, came)
+        except (ConnectionError, TimeoutError):
+            raise
+        except OSError as error:  # of the place where files are kept
+            return error.strerror or str(error)
+        return None
+
+    async def give(self, writer: asyncio.StreamWriter) -> None:
+        """Send what was kept before the run. Files that change on the way end the connection.
+
+        Raises:
+            OSError: a file cannot be read, or the connection has ended.
+        """
+        assert isinstance(self._store, Folder)
+        folder = str(self._store.path)
+        for path in await _in_thread(self._store.sizes):
+            with open(os.path.join(folder, path), "rb", buffering=0) as file:
+                about = os.fstat(file.fileno())
+                _answer(writer, Offer(path, about.st_size, about.st_mode & 0o777, about.st_mtime_ns))
+                left = about.st_size
+                while left:
+                    piece = await _in_thread(file.read, min(left, _PIECE))
+                    if not piece:
+                        raise ConnectionError(f"{path} has become shorter")
+                    writer.write(piece)
+                    await asyncio.wait_for(writer.drain(), self._silence)
+                    left -= len(piece)
+        _answer(writer, Received())
+
+    async def withdraw(self, told: Withdraw, node: int, writer: asyncio.StreamWriter) -> None:
+        """Remove a node's version of a file."""
+        await self._change(told.path, node, None, None)
+        self._refused.pop(told.path, None)
+        _answer(writer, Received())
+
+    async def _take(self, entry: Entry, name: str, reader: asyncio.StreamReader) -> None:
+        assert isinstance(self._store, Folder)
+        descriptor: int | None = None
+        try:
+            descriptor = await _in_thread(self._store.open, name)
+            await self._write(entry, descriptor, reader)
+            await _in_thread(self._store.finish, name, entry)
+        except BaseException:
+            self._store.discard(name)
+            raise
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    async def _write(self, entry: Entry, descriptor: int, reader: asyncio.StreamReader) -> None:
+        found, left = hashlib.sha256(), entry.size
+        while left:
+            piece = await asyncio.wait_for(_piece(reader, min(left, _PIECE)), self._silence)
+            await _in_thread(_keep, descriptor, piece, found)
+            left -= len(piece)
+            self._progress += 1
+        if found.hexdigest() != entry.digest:
+            raise ConnectionError(f"{entry.path} has changed on its way")
+
+    async def _change(self, path: str, node: int, version: Version | None, came: str | None) -> None:
+        """Change which versions of a file are kept. Names of several files may depend on each other: one at a time."""
+        async with self._changing:
+            await _in_thread(self._change_now, path, node, version, came)
+
+    def _change_now(self, path: str, node: int, version: Version | None, came: str | None) -> None:
+        before = self._versions.saved(path)
+        steps = self._versions.change(path, node, version)
+        used = any(isinstance(step, Put) and step.source is None for step in steps)
+        try:
+            if used and came is None:
+                raise ConnectionError(f"the bytes of {path} are no longer here")
+            self._store.apply(steps, came)
+        except BaseException:
+            self._versions.restore(path, before)
+            used = False
+            raise
+        finally:
+            if came is not None and not used:
+                self._store.discard(came)
+
+    def settle(self, brought: Iterable[Brought]) -> None:
+        """Take the files that came through Spark, in the order of their nodes."""
+        for file in sorted(brought, key=lambda file: file.node):
+            entry = file.entry
+            version, came = Version(entry.digest, entry.size), file.uploaded or incoming(entry.path, file.node)
+            if self._versions.size + self._versions.growth(entry.path, file.node, version) > self._limit:
+                self._refused[entry.path] = beyond_limit(self._limit)
+                continue
+            try:
+                if file.uploaded is None:
+                    self._write_pieces(entry, came, file.pieces)
+                self._change_now(entry.path, file.node, version, came)
+                self._refused.pop(entry.path, None)
+            except OSError as error:
+                self._refused[entry.path] = error.strerror or str(error)
+
+    def _write_pieces(self, entry: Entry, name: str, pieces: Sequence[bytes]) -> None:
+        assert isinstance(self._store, Folder)
+        found = hashlib.sha256()
+        with open(self._store.open(name), "wb") as file:
+            for piece in pieces:
+                found.update(piece)
+                file.write(piece)
+        if found.hexdigest() != entry.digest:
+            self._store.discard(name)
+            raise OSError("what came through Spark is not what its node has announced")
+        self._store.finish(name, entry)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the user should know about the files, once the run has ended."""
+        told = []
+        if conflicts := self._versions.conflicts:
+            told.append(
+                f"nodes wrote different bytes to {_named(conflicts)}: the file of the first node keeps the name, the "
+                "others' names end with .node-1, .node-2, ..."
+            )
+        if self._refused:
+            path, why = next(iter(self._refused.items()))
+            told.append(
+                f"{count(len(self._refused), 'new file')} could not be kept in output_dir, {path!r} first: {why}"
+            )
+        return told
+
+
+def _answer(writer: asyncio.StreamWriter, message: Message) -> None:
+    writer.write(frames.pack(message))
+
+
+async def _piece(reader: asyncio.StreamReader, most: int) -> bytes:
+    """Return the next bytes of a file, up to ``most``.
+
+    Raises:
+        ConnectionError: the connection has ended.
+    """
+    data = bytearray()
+    while len(data) < most:
+        got = await reader.read(most - len(data))
+        if not got:
+            raise ConnectionError("the connection ended before the file")
+        data += got
+    return bytes(data)
+
+
+def _keep(descriptor: int, piece: bytes, found: hashlib._Hash) -> None:
+    found.update(piece)
+    view = memoryview(piece)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _named(paths: Sequence[str]) -> str:
+    return ", ".join(map(repr, paths[:_NAMED])) + ", ..." * (len(paths) > _NAMED)
+
+
+async def _in_thread(call: Callable[..., T], *arguments: object) -> T:
+    """Call a function in a thread, and wait for its end even if the waiting is cancelled."""
+    future = asyncio.get_running_loop().run_in_executor(None, partial(call, *arguments))
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        raise
+
+
+@contextmanager
+def keep(job: Job) -> Iterator[Deposits | None]:
+    """Keep new files of a job's ranks while the run goes; ``None`` if the job keeps none.
+
+    At a URL, a file shows nodes that they write to the same place as the driver. It is removed at the end.
+
+    Raises:
+        StartError: the URL cannot be written to.
+    """
+    if job.output_dir is None:
+        yield None
+        return
+    where, silence = job.output_dir.where, job.deadlines.heartbeat_timeout
+    if not is_url(where):
+        folder = Folder(Path(where))
+        yield Deposits(folder, job.output_dir.limit, silence, folder.sizes())
+        return
+    name = mark(job.run_id)
+    try:
+        remote = Remote(where)
+        before = own(remote.sizes())
+        remote.mark(name)
+    except OSError as error:
+        raise StartError(f"output_dir {where!r} cannot be used: {error}") from None
+    try:
+        yield Deposits(Url(remote), job.output_dir.limit, silence, before)
+    finally:
+        with suppress(OSError):
+            remote.remove(name)

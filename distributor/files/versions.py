@@ -1,0 +1,129 @@
+"""Which name each version of a file gets. Pure.
+
+Nodes may write different bytes to the same relative path. The lowest node's version keeps the name, and others get
+``.node-1``, ``.node-2``, ... with the number of their node. Equal versions are kept once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Version:
+    """The content of a file: its digest (sha256, in hex) and its size in bytes."""
+
+    digest: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Put:
+    """Put a version under a name: a copy of what is kept as ``source``, or what has just come if that is ``None``."""
+
+    name: str
+    source: str | None
+
+
+@dataclass(frozen=True)
+class Remove:
+    """Remove what is kept under a name."""
+
+    name: str
+
+
+def names(path: str, held: Mapping[int, Version]) -> dict[str, Version]:
+    """Return the versions of a file that are to be kept, by name.
+
+    Args:
+        path: the file's path.
+        held: the nodes' versions, by node rank.
+
+    >>> list(names("log.txt", {2: Version("b", 1), 0: Version("a", 1), 1: Version("a", 1)}))
+    ['log.txt', 'log.txt.node-2']
+    """
+    if not held:
+        return {}
+    first, *others = sorted(held)
+    kept = {path: held[first]}
+    return kept | {f"{path}.node-{node}": held[node] for node in others if held[node].digest != held[first].digest}
+
+
+def steps(path: str, before: Mapping[str, Version], after: Mapping[str, Version]) -> list[Put | Remove]:
+    """Return how to get from the versions that are kept to those that are to be kept.
+
+    The path itself comes after the names made from it, whose content may be what it had before.
+
+    >>> a, b = Version("a", 1), Version("b", 1)
+    >>> steps("x", {"x": b}, {"x": a, "x.node-1": b})
+    [Put(name='x.node-1', source='x'), Put(name='x', source=None)]
+    """
+    there = {version.digest: name for name, version in before.items()}
+    new = [name for name, version in after.items() if name not in before or before[name].digest != version.digest]
+    puts = [Put(name, there.get(after[name].digest)) for name in sorted(new, key=lambda name: name == path)]
+    return [*puts, *(Remove(name) for name in before if name not in after)]
+
+
+class Versions:
+    """The versions of all files that the nodes of a run have brought.
+
+    Args:
+        before: sizes of the files that were there before the run, in bytes. A version takes the place of such a file.
+    """
+
+    def __init__(self, before: Mapping[str, int] | None = None) -> None:
+        self._held: dict[str, dict[int, Version]] = {}
+        self._sizes = dict(before or {})  # of all that is there, by name
+        #: The number of bytes of all that is there.
+        self.size = sum(self._sizes.values())
+
+    def kept(self, path: str) -> dict[str, Version]:
+        """Return the versions of a file that are kept, by name."""
+        return names(path, self._held.get(path, {}))
+
+    def knows(self, path: str, version: Version) -> bool:
+        """Return whether the version of a file is kept already."""
+        return version in self.kept(path).values()
+
+    def growth(self, path: str, node: int, version: Version) -> int:
+        """Return by how many bytes a node's version of a file would change what is there."""
+        after = names(path, {**self._held.get(path, {}), node: version})
+        gone = sum(self._sizes.get(name, 0) for name in self.kept(path).keys() | after.keys())
+        return sum(each.size for each in after.values()) - gone
+
+    def change(self, path: str, node: int, version: Version | None) -> list[Put | Remove]:
+        """Note a node's version of a file, or that it has none any more, and return what follows for what is kept."""
+        before = self.kept(path)
+        held = self._held.setdefault(path, {})
+        if version is None:
+            held.pop(node, None)
+        else:
+            held[node] = version
+        after = self.kept(path)
+        self._note({name: after[name].size if name in after else None for name in before.keys() | after.keys()})
+        return steps(path, before, after)
+
+    def saved(self, path: str) -> tuple[dict[int, Version], dict[str, int | None]]:
+        """Return what :meth:`restore` needs to undo a change of a file."""
+        held = dict(self._held.get(path, {}))
+        return held, {name: self._sizes.get(name) for name in (path, *self.kept(path))}
+
+    def restore(self, path: str, saved: tuple[dict[int, Version], dict[str, int | None]]) -> None:
+        """Undo a change that could not be made."""
+        held, sizes = saved
+        changed = dict.fromkeys(self.kept(path), None)
+        self._held[path] = held
+        self._note({**changed, **sizes})
+
+    def _note(self, sizes: Mapping[str, int | None]) -> None:
+        for name, size in sizes.items():
+            self.size -= self._sizes.pop(name, 0)
+            if size is not None:
+                self._sizes[name] = size
+                self.size += size
+
+    @property
+    def conflicts(self) -> list[str]:
+        """The paths of files of which nodes have different versions."""
+        return sorted(path for path in self._held if len(self.kept(path)) > 1)

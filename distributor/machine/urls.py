@@ -1,0 +1,128 @@
+"""Folders behind URLs, by fsspec (https://filesystem-spec.readthedocs.io), which comes with torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+
+def is_url(where: str) -> bool:
+    """Return whether a place is a URL, and not the path of a folder.
+
+    >>> is_url("s3://bucket/run"), is_url("/data/run")
+    (True, False)
+    """
+    return "://" in where
+
+
+class Remote:
+    """A folder behind a URL. Names in it are relative, with slashes.
+
+    Args:
+        url: the folder, such as ``s3://bucket/run``.
+
+    Raises:
+        OSError: fsspec or the driver package of the URL's protocol is missing, or the URL is none of its protocols.
+
+    Example:
+        >>> Remote("s3://bucket/run").sizes()  # doctest: +SKIP
+        {'model.pt': 44040192}
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            import fsspec
+        except ImportError:
+            raise OSError("fsspec is not installed") from None
+        try:
+            filesystem, root = fsspec.core.url_to_fs(url)
+        except (ImportError, ValueError) as error:  # ImportError names the package to install
+            raise OSError(str(error)) from None
+        self._fs: Any = filesystem
+        self._root = str(root).rstrip("/")
+        self._general_mv = fsspec.AbstractFileSystem.mv
+
+    def check(self, name: str) -> None:
+        """Write, find and remove an empty file.
+
+        Raises:
+            OSError: that does not work.
+        """
+        self.mark(name)
+        try:
+            if not self.has(name):
+                raise OSError("a file that was written there is not there")
+        finally:
+            self.remove(name)
+
+    def mark(self, name: str) -> None:
+        """Write an empty file."""
+        with _errors():
+            self._make_folder(name)
+            self._fs.pipe_file(self._at(name), b"")
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a file under a name."""
+        with _errors():
+            self._fs.invalidate_cache()
+            return bool(self._fs.exists(self._at(name)))
+
+    def sizes(self) -> dict[str, int]:
+        """Return the size of each file in bytes, by name."""
+        with _errors():
+            self._fs.invalidate_cache()
+            found = self._fs.find(self._root, detail=True) if self._fs.exists(self._root) else {}
+        start = len(self._root) + 1
+        return {name[start:]: int(about["size"]) for name, about in found.items() if about["type"] == "file"}
+
+    def put(self, source: str, name: str) -> None:
+        """Write a local file."""
+        with _errors():
+            self._make_folder(name)
+            self._fs.put_file(source, self._at(name))
+
+    def get(self, name: str, target: str) -> None:
+        """Read a file into a local one."""
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with _errors():
+            self._fs.get_file(self._at(name), target)
+
+    def copy(self, source: str, name: str) -> None:
+        """Copy a file within the folder."""
+        with _errors():
+            self._fs.cp_file(self._at(source), self._at(name))
+
+    def move(self, source: str, name: str) -> None:
+        """Give a file another name, instead of what has that name."""
+        own = type(self._fs).mv is not self._general_mv  # the general one takes "*" and "[" in names for patterns
+        with _errors():
+            if own:
+                self._fs.mv(self._at(source), self._at(name))
+            else:
+                self._fs.cp_file(self._at(source), self._at(name))
+                self._fs.rm_file(self._at(source))
+
+    def remove(self, name: str) -> None:
+        """Remove a file."""
+        with _errors():
+            self._fs.rm_file(self._at(name))
+
+    def _at(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _make_folder(self, name: str) -> None:
+        with suppress(Exception):  # writing the file says more; object stores have no folders
+            self._fs.makedirs(os.path.dirname(self._at(name)), exist_ok=True)
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Turn what a file system raises into an ``OSError``: those of clouds raise exceptions of their own."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,280 @@
+"""The ways in which new files of ranks get to where they are kept. Their methods block."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from distributor.channel import task as exchange
+from distributor.channel.task import RefusedError
+from distributor.machine.urls import is_url
+from distributor.node.driver_link import DriverLink
+from distributor.node.uploads import Uploads
+from distributor.shipping import tree
+from distributor.values.files import Entry, beyond_limit, incoming, own, remove
+from distributor.values.job import Job
+from distributor.values.messages import Deposit, Withdraw
+from distributor.values.plan import AgentOrder
+
+
+class ChangedError(OSError):
+    """A file has changed while it was brought."""
+
+
+#: Number of seconds that the driver may take to give a large file its name.
+_MOVING = 300.0
+
+
+class Carrier(Protocol):
+    """Brings files of ranks."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether files can be brought before the run has ended."""
+
+    @property
+    def through_spark(self) -> bool:
+        """Whether what it cannot bring may go through Spark."""
+
+    def carry(self, entry: Entry, source: str, unchanged: Callable[[], bool]) -> str | None:
+        """Bring a file.
+
+        Args:
+            entry: the file.
+            source: its path.
+            unchanged: returns whether it is still as the entry says.
+
+        Returns:
+            ``None`` if the driver knows of it; otherwise the name under which it was uploaded, for :meth:`settle`.
+
+        Raises:
+            ChangedError: the file has changed meanwhile.
+            RefusedError: the driver does not take it, and says why.
+            OSError: it cannot be brought now.
+        """
+
+    def settle(self, entry: Entry, name: str) -> bool:
+        """Tell the driver of a file that was uploaded. Return whether it knows of the file then.
+
+        Raises:
+            RefusedError: the driver does not take it, and says why.
+        """
+
+    def withdraw(self, path: str) -> None:
+        """Remove a file that was brought.
+
+        Raises:
+            OSError: that cannot be done now.
+        """
+
+    def close(self) -> None:
+        """End all that belongs to the carrier."""
+
+
+def choose(job: Job, order: AgentOrder, link: DriverLink, node_rank: int, environ: Mapping[str, str]) -> Carrier | None:
+    """Return how a node brings its files; ``None`` if it does not.
+
+    Args:
+        job: the job.
+        order: the agent's order.
+        link: the link to the driver.
+        node_rank: the node's number. On the driver's machine, nodes share one folder, and only the first one brings it.
+        environ: the variables with which the packages behind URLs find their credentials.
+
+    Raises:
+        StartError: the URL cannot be used from here.
+    """
+    if job.output_dir is None or (order.on_driver and node_rank > 0):
+        return None
+    driver = ToDriver(order, link, job.deadlines.heartbeat_timeout)
+    if is_url(job.output_dir.where):
+        uploads = Uploads(order.root, job.output_dir.where, environ)
+        return Direct(uploads, job.output_dir.limit) if order.on_driver else ToUrl(uploads, node_rank, driver)
+    return Direct(Copies(Path(job.output_dir.where)), job.output_dir.limit) if order.on_driver else driver
+
+
+def uploads_of(carrier: Carrier | None) -> Uploads | None:
+    """Return what is behind the URL that a carrier brings files to; ``None`` if it does not."""
+    place = carrier.place if isinstance(carrier, (ToUrl, Direct)) else None
+    return place if isinstance(place, Uploads) else None
+
+
+class ToDriver:
+    """Sends files to the driver, each over a connection of its own.
+
+    Args:
+        order: the agent's order.
+        link: the link to the driver, which tells whether the driver can be reached.
+        silence: number of seconds without progress after which the driver counts as lost.
+    """
+
+    through_spark = True
+
+    def __init__(self, order: AgentOrder, link: DriverLink, silence: float) -> None:
+        self._order = order
+        self._link = link
+        self._silence = silence
+
+    @property
+    def is_live(self) -> bool:
+        return self._order.endpoint is not None and self._link.is_open
+
+    def carry(self, entry: Entry, source: str, unchanged: Callable[[], bool]) -> str | None:
+        self._send(Deposit(entry, None, self._order.executor, self._order.secret), source)
+        return None  # a digest shows whether it has changed
+
+    def settle(self, entry: Entry, name: str) -> bool:
+        if not self.is_live:
+            return False
+        try:
+            self._send(Deposit(entry, name, self._order.executor, self._order.secret), None)
+        except OSError:
+            return False
+        return True
+
+    def withdraw(self, path: str) -> None:
+        if self.is_live:
+            self._send(Withdraw(path, self._order.executor, self._order.secret), None)
+
+    def _send(self, told: Deposit | Withdraw, source: str | None) -> None:
+        assert self._order.endpoint is not None
+        patience = max(self._silence, _MOVING)  # the driver may have to copy files
+        try:
+            exchange.send_file(self._order.endpoint, told, source, patience)
+        except ValueError as error:  # what answers is not the driver
+            raise ConnectionError(str(error)) from None
+
+    def close(self) -> None:
+        pass
+
+
+class ToUrl:
+    """Writes files to the run's URL, under names of the node's, and tells the driver, which gives them their own.
+
+    Args:
+        uploads: writes them.
+        node_rank: the node's number.
+        driver: tells the driver.
+    """
+
+    is_live, through_spark = True, False
+
+    def __init__(self, uploads: Uploads, node_rank: int, driver: ToDriver) -> None:
+        self.place = uploads
+        self._node_rank = node_rank
+        self._driver = driver
+        self._number = 0
+
+    def carry(self, entry: Entry, source: str, unchanged: Callable[[], bool]) -> str | None:
+        self._number += 1
+        name = f"{incoming(entry.path, self._node_rank)}.{self._number}"
+        _put(self.place, source, name, unchanged)
+        return None if self.settle(entry, name) else name
+
+    def settle(self, entry: Entry, name: str) -> bool:
+        try:
+            return self._driver.settle(entry, name)
+        except RefusedError:
+            self.place.remove(name)
+            raise
+
+    def withdraw(self, path: str) -> None:
+        self._driver.withdraw(path)
+
+    def close(self) -> None:
+        self.place.close()
+
+
+class Place(Protocol):
+    """Where files are written."""
+
+    def sizes(self) -> dict[str, int]: ...
+
+    def put(self, source: str, name: str) -> None: ...
+
+    def move(self, source: str, name: str) -> None: ...
+
+    def remove(self, name: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _put(place: Place, source: str, name: str, unchanged: Callable[[], bool]) -> None:
+    """Write a file.
+
+    Raises:
+        ChangedError: it has changed meanwhile.
+    """
+    place.put(source, name)
+    if not unchanged():
+        place.remove(name)
+        raise ChangedError(f"{source} has changed while it was copied")
+
+
+class Copies:
+    """A folder of this machine.
+
+    Args:
+        folder: the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def sizes(self) -> dict[str, int]:
+        return tree.sizes(str(self._folder))
+
+    def put(self, source: str, name: str) -> None:
+        target = self._folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source, target)
+
+    def move(self, source: str, name: str) -> None:
+        os.replace(self._folder / source, self._folder / name)
+
+    def remove(self, name: str) -> None:
+        remove(str(self._folder), name)
+
+    def close(self) -> None:
+        pass
+
+
+class Direct:
+    """Writes files where they are kept, as on the driver's machine, where one node brings the files of all.
+
+    Args:
+        place: where they are kept.
+        limit: largest number of bytes of all files.
+    """
+
+    is_live, through_spark = True, False
+
+    def __init__(self, place: Place, limit: int) -> None:
+        self.place = place
+        self._limit = limit
+        self._sizes: dict[str, int] | None = None
+
+    def carry(self, entry: Entry, source: str, unchanged: Callable[[], bool]) -> str | None:
+        if self._sizes is None:
+            self._sizes = own(self.place.sizes())
+        if sum(self._sizes.values()) - self._sizes.get(entry.path, 0) + entry.size > self._limit:
+            raise OSError(beyond_limit(self._limit))
+        part = f"{incoming(entry.path, 0)}.{os.getpid()}"
+        _put(self.place, source, part, unchanged)
+        self.place.move(part, entry.path)
+        self._sizes[entry.path] = entry.size
+        return None
+
+    def settle(self, entry: Entry, name: str) -> bool:
+        return True
+
+    def withdraw(self, path: str) -> None:
+        self.place.remove(path)
+        if self._sizes is not None:
+            self._sizes.pop(path, None)
+
+    def close(self) -> None:
+        self.place.close()

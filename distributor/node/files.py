@@ -1,0 +1,391 @@
+"""Watch for new files of ranks in their current directory, and bring them to where they are kept.
+
+A file is brought once no process of the node has it open for writing, and again if it changes. Files are found by
+looking, not by the kernel's notices: those come from no network file system and have limits that others use up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+from distributor.channel.task import RefusedError
+from distributor.errors import StartError
+from distributor.machine import open_files, processes
+from distributor.machine.urls import is_url
+from distributor.node import carriers, restoring, staging
+from distributor.node.carriers import Carrier, ChangedError
+from distributor.node.driver_link import DriverLink
+from distributor.shipping import tree
+from distributor.shipping.tree import Stamp
+from distributor.text.wording import count, size, who
+from distributor.values.environment import node_id
+from distributor.values.files import Entry
+from distributor.values.job import Job
+from distributor.values.messages import FileLeft
+from distributor.values.placement import Node
+from distributor.values.plan import AgentOrder
+
+#: Number of seconds between two looks; longer where a look takes more than 1/50 of that.
+_INTERVAL = 0.5
+_SHARE = 50
+
+#: Number of seconds after which a file that changes all the time, or failed, is brought again, or one that was refused.
+_AGAIN = 5.0
+_REFUSED = 30.0
+
+#: How many times as long as a file has taken to read and send it rests before that is done again.
+_PATIENCE = 5
+
+#: Number of files that break the connection to the driver, or find none, before it counts as out of reach for now.
+_UNREACHED = 3
+
+#: Number of bytes of files that go through Spark in all, where nodes cannot reach the driver.
+THROUGH_SPARK = 256 << 20
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What is watched.
+
+    Attributes:
+        folder: the ranks' current directory.
+        apart: real paths of folders in it that are left out.
+        node_id: the mark of the node's processes.
+        first_rank, local_world_size: the node's ranks.
+    """
+
+    folder: str
+    apart: Collection[str]
+    node_id: str
+    first_rank: int
+    local_world_size: int
+
+
+@dataclass
+class _Books:
+    """What has become of files, by path.
+
+    Attributes:
+        known: files as they were at first, or as they were brought.
+        brought: those that were brought.
+        again: when those may be brought again that were to be brought before.
+        failed: why they could not be brought.
+        unsettled: those that were uploaded, of which the driver does not know, with their names there.
+    """
+
+    known: dict[str, Stamp]
+    brought: set[str] = field(default_factory=set)
+    again: dict[str, float] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    unsettled: dict[str, tuple[Entry, str]] = field(default_factory=dict)
+
+    def new(self, there: Mapping[str, Stamp]) -> list[str]:
+        """Return the files that are new or have changed, the one that was changed first at first."""
+        new = [path for path, stamp in there.items() if self.known.get(path) != stamp]
+        return sorted(new, key=lambda path: there[path].mtime_ns)
+
+    def wait(self, path: str, began: float, least: float) -> None:
+        """Note that a file need not be looked at for some time: the longer, the longer it has taken since ``began``."""
+        now = time.monotonic()
+        self.again[path] = now + max(least, _PATIENCE * (now - began))
+
+    def forget(self, path: str) -> None:
+        """Note that a file was taken back."""
+        self.brought.discard(path)
+        self.known.pop(path, None)
+        self.unsettled.pop(path, None)
+
+
+class Files:
+    """New files of a node's ranks. All that blocks happens in a thread.
+
+    Args:
+        watched: what is watched.
+        known: the files that are not new, unless they change.
+        carrier: brings files; ``None`` if they are lost with the node, of which the user is told.
+        tell: shows a warning about this node.
+        pids: returns the pids of the node's ranks, by local rank.
+        through_spark: number of bytes that this node may send through Spark.
+    """
+
+    def __init__(
+        self,
+        watched: Watched,
+        known: Mapping[str, Stamp],
+        carrier: Carrier | None,
+        tell: Callable[[str], None],
+        pids: Callable[[], Mapping[int, int]],
+        through_spark: int,
+    ) -> None:
+        self._watched = watched
+        self._carrier = carrier
+        self._tell = tell
+        self._pids = pids
+        self._through_spark = through_spark
+        self._books = _Books({**known})
+        self._ending = asyncio.Event()
+        self._given_up = threading.Event()
+        self._watching: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        #: Files that go through Spark.
+        self.left: tuple[FileLeft, ...] = ()
+
+    def watch(self) -> Files:
+        """Begin to watch, and return this object."""
+        self._watching = asyncio.ensure_future(self._watch())
+        return self
+
+    async def _watch(self) -> None:
+        while not self._ending.is_set():
+            took = await self._loop.run_in_executor(None, self._look)
+            if took is None:
+                return
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), max(_INTERVAL, _SHARE * took))
+
+    async def finish(self, bringing: Callable[[bool], None]) -> None:
+        """Bring what is not there yet, once no process of the node is left.
+
+        Args:
+            bringing: called when that begins and, with ``False``, when it has ended.
+        """
+        self._ending.set()
+        if self._carrier is not None and not self._given_up.is_set():
+            bringing(True)
+        try:
+            if self._watching is not None:
+                await self._watching
+            if not self._given_up.is_set():
+                await self._loop.run_in_executor(None, self._finish)
+        except Exception as error:  # of what is behind a URL: training has ended, and its result counts
+            self._tell(f"could not bring new files to output_dir: {type(error).__name__}: {error}")
+        bringing(False)
+
+    def give_up(self) -> None:
+        """Bring nothing more."""
+        self._given_up.set()
+        self._ending.set()
+        self.close()
+
+    def on_owner_gone(self) -> None:
+        """Bring nothing more, unless what is brought ends with the driver anyway."""
+        if self._carrier is not None and not self._carrier.through_spark:
+            self.give_up()
+
+    def close(self) -> None:
+        """End all that belongs to it."""
+        if self._carrier is not None:
+            self._carrier.close()
+
+    def _tell_soon(self, text: str) -> None:
+        self._loop.call_soon_threadsafe(self._tell, text)
+
+    def _look(self) -> float | None:
+        """Look for new files once. Return how many seconds it took to find them; ``None`` not to look again."""
+        began = time.monotonic()
+        failed: list[OSError] = []
+        there = tree.stamps(self._watched.folder, self._watched.apart, failed)
+        took, new = time.monotonic() - began, self._books.new(there)
+        if self._carrier is None:
+            if new:
+                self._warn(new[0])
+            return None if new else took
+        if not self._carrier.is_live:
+            return took
+        if not failed:
+            self._withdraw(there)
+        self._settle()
+        due = [path for path in new if began >= self._books.again.get(path, began)]
+        if due:
+            pids = [*processes.processes_of(self._watched.node_id), *self._pids().values()]
+            self._bring(due, pids)
+        return took
+
+    def _bring(self, paths: Iterable[str], pids: Collection[int] = ()) -> list[str]:
+        """Bring files that none of these processes writes, and return those that could not be brought now."""
+        failed, unreached = [], 0
+        for path in paths:
+            if self._given_up.is_set():
+                break
+            if unreached == _UNREACHED:
+                failed.append(path)
+                continue
+            began = time.monotonic()
+            try:
+                self._bring_one(path, pids)
+            except (FileNotFoundError, ChangedError):  # it is looked at again
+                continue
+            except OSError as error:
+                failed.append(path)
+                unreached += isinstance(error, (ConnectionError, TimeoutError))
+                self._books.failed[path] = error.strerror or str(error)
+                self._books.wait(path, began, _AGAIN)
+        return failed
+
+    def _bring_one(self, path: str, pids: Collection[int]) -> None:
+        assert self._carrier is not None
+        books, folder = self._books, os.path.realpath(self._watched.folder)
+        source = os.path.join(folder, path)
+
+        began = time.monotonic()
+
+        def unchanged() -> bool:
+            return tree.stamp(source) == stamp and os.path.realpath(source) not in open_files.written(pids, folder)
+
+        stamp = tree.stamp(source)
+        if not unchanged():
+            raise ChangedError(f"{path} is being written")
+        entry = tree.describe(folder, path)
+        if not unchanged():
+            raise ChangedError(f"{path} is being written")
+        try:
+            name = self._carrier.carry(entry, source, unchanged)
+        except RefusedError:  # the driver tells why; it may take the file once others are gone
+            books.wait(path, began, _REFUSED)
+            return
+        books.known[path] = stamp
+        books.brought.add(path)
+        books.failed.pop(path, None)
+        books.unsettled.pop(path, None)
+        books.wait(path, began, _AGAIN)
+        if name is not None:
+            books.unsettled[path] = entry, name
+
+    def _settle(self) -> None:
+        """Tell the driver of files that it has not heard of."""
+        assert self._carrier is not None
+        for path, (entry, name) in list(self._books.unsettled.items()):
+            try:
+                settled = self._carrier.settle(entry, name)
+            except RefusedError:
+                settled = True
+            if settled:
+                self._books.unsettled.pop(path)
+
+    def _withdraw(self, there: Collection[str]) -> None:
+        """Take back what ranks have removed since it was brought."""
+        assert self._carrier is not None
+        for path in [path for path in self._books.brought if path not in there]:
+            try:
+                self._carrier.withdraw(path)
+            except OSError:
+                continue
+            self._books.forget(path)
+
+    def _finish(self) -> None:
+        missed: list[OSError] = []
+        there = tree.stamps(self._watched.folder, self._watched.apart, missed)
+        new = self._books.new(there)
+        if self._carrier is None:
+            if new and not self._books.brought:
+                self._warn(new[0])
+            return
+        failed = new
+        if self._carrier.is_live:
+            if not missed:
+                self._withdraw(there)
+            failed = self._bring(self._bring(new))  # those that failed once more
+            self._settle()
+        for error in missed[:1]:
+            self._tell_soon(f"could not look for all new files: {error}")
+        unsettled = [FileLeft(entry, None, name) for entry, name in self._books.unsettled.values()]
+        if self._carrier.through_spark:
+            self.left = (*unsettled, *self._to_spark(failed))
+            return
+        self.left = tuple(unsettled)
+        if failed:
+            what = f"{count(len(failed), 'new file')} to output_dir, {failed[0]!r} first"
+            self._tell_soon(f"could not bring {what}: {self._books.failed[failed[0]]}")
+
+    def _to_spark(self, paths: Iterable[str]) -> list[FileLeft]:
+        """Return the files that may go through Spark, and warn of the others."""
+        left, lost, free = [], [], self._through_spark
+        for path in paths:
+            source = os.path.join(self._watched.folder, path)
+            try:
+                entry = tree.describe(self._watched.folder, path)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self._tell_soon(f"could not bring {path!r} to output_dir: {error}")
+                continue
+            if entry.size > free:
+                lost.append(path)
+                continue
+            free -= entry.size
+            left.append(FileLeft(entry, source))
+        if lost:
+            self._tell_soon(
+                f"could not bring {count(len(lost), 'new file')} to output_dir, {lost[0]!r} first: it cannot reach "
+                f"the driver, and at most {size(self._through_spark)} of each node go through Spark. Pass a URL as "
+                "output_dir, or open the ports of driver_ports="
+            )
+        return left
+
+    def _warn(self, path: str) -> None:
+        """Tell the user that new files are lost with the node."""
+        self._books.brought.add(path)
+        self._tell_soon(
+            f"removes new files of its ranks when the run ends: {self._writer(path)} wrote {path!r}. Pass output_dir= "
+            "to bring such files back, or write to an absolute path on permanent storage"
+        )
+
+    def _writer(self, path: str) -> str:
+        """Return who wrote a file, in words."""
+        first, pids = self._watched.first_rank, self._pids()
+        ranks = range(first, first + self._watched.local_world_size)
+        if len(ranks) == 1:
+            return who(ranks)
+        folder = os.path.realpath(self._watched.folder)
+        writer = open_files.written(pids.values(), folder).get(os.path.join(folder, path))
+        found = [first + local_rank for local_rank, pid in pids.items() if pid == writer]
+        return who(found) if found else f"one of {who(ranks)}"
+
+
+async def begin_files(
+    job: Job,
+    order: AgentOrder,
+    node: Node,
+    link: DriverLink,
+    pids: Callable[[], Mapping[int, int]],
+    tell: Callable[[str], None],
+) -> Files | None:
+    """Put the files of earlier runs into the ranks' current directory, and begin to watch it; ``None`` if nobody need.
+
+    Raises:
+        StartError: the job's URL cannot be used from here, or its folder is around the ranks' current directory.
+    """
+    folder = staging.current_folder(job, order)
+    carrier = carriers.choose(job, order, link, node.node_rank, {**os.environ, **job.env})
+    if carrier is None and (order.on_driver or folder is None):
+        return None  # files stay where they are
+    try:
+        folder, loop = os.getcwd() if folder is None else folder, asyncio.get_running_loop()
+        if (order.on_driver or order.in_place) and job.output_dir is not None and not is_url(job.output_dir.where):
+            if os.path.realpath(folder) == job.output_dir.where:
+                return None  # files are there already
+            if os.path.realpath(folder).startswith(job.output_dir.where + os.sep):
+                raise StartError(
+                    f"output_dir {job.output_dir.where!r} holds the ranks' current directory, {folder}: pass a folder "
+                    "beside it or in it"
+                )
+        uploads = carriers.uploads_of(carrier)
+        restore = partial(restoring.restore, job, order, folder, node.node_rank, uploads, reached=link.is_open)
+        await loop.run_in_executor(None, restore)
+        apart = [job.output_dir.where] if job.output_dir is not None else []
+        apart += [os.path.realpath(job.output.log_dir)] if job.output.log_dir is not None else []
+        watched = Watched(folder, apart, node_id(job.run_id, node.leader), node.first_rank, node.local_world_size)
+        through_spark = THROUGH_SPARK // max(1, len(link.nodes))
+        known = await loop.run_in_executor(None, tree.stamps, folder, apart)
+        return Files(watched, known, carrier, tell, pids, through_spark).watch()
+    except BaseException:
+        if carrier is not None:
+            carrier.close()
+        raise

@@ -1,0 +1,83 @@
+"""Put what earlier runs have brought to the output folder into the ranks' current directory, before they start."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from distributor.channel.task import fetch_files
+from distributor.errors import StartError
+from distributor.node.uploads import Uploads
+from distributor.shipping import project, tree
+from distributor.text.wording import size
+from distributor.values.files import WITH_THE_JOB, make_way, mark, own
+from distributor.values.job import Job, OutputDir
+from distributor.values.messages import Fetch
+from distributor.values.plan import AgentOrder
+
+
+def restore(
+    job: Job, order: AgentOrder, folder: str, node_rank: int, uploads: Uploads | None, *, reached: bool
+) -> None:
+    """Put the files into ``folder``. On the driver's machine, files that are there already stay.
+
+    Args:
+        job: the job.
+        order: the agent's order.
+        folder: the ranks' current directory.
+        node_rank: the node's number.
+        uploads: what is behind the job's URL, if it has one.
+        reached: whether the driver can be reached.
+
+    Raises:
+        StartError: the URL cannot be used from here, or holds more than the limit; or the files do not travel with the
+            job, and the driver cannot be reached.
+        OSError: a file cannot be read or written.
+    """
+    kept = job.output_dir
+    if kept is None:
+        return
+    if uploads is not None:
+        uploads.check(mark(job.run_id), f"{mark(job.run_id)}-{node_rank}")
+        _download(uploads, kept, Path(folder), keep=order.on_driver or order.in_place)
+    elif order.on_driver:
+        _copy(Path(kept.where), Path(folder))
+    elif kept.archive is not None:
+        project.unpack_folder(kept.archive, Path(folder), keep=order.in_place)
+    elif order.endpoint is not None and reached:
+        told = Fetch(order.executor, order.secret)
+        silence = job.deadlines.heartbeat_timeout
+        fetch_files(order.endpoint, told, folder, silence, lambda name: not (order.in_place and _is_in(folder, name)))
+    else:
+        raise StartError(
+            f"output_dir {kept.where!r} holds {size(kept.held)}, which nodes get from the driver, but this one cannot "
+            "reach it. Pass a URL, open the ports of driver_ports=, or pass a folder with at most "
+            f"{size(WITH_THE_JOB)}"
+        )
+
+
+def _is_in(folder: str, name: str) -> bool:
+    return os.path.lexists(os.path.join(folder, name))
+
+
+def _download(uploads: Uploads, kept: OutputDir, folder: Path, *, keep: bool) -> None:
+    sizes = own(uploads.sizes())
+    held = sum(sizes.values())
+    if held > kept.limit:
+        raise StartError(
+            f"output_dir {kept.where!r} holds {size(held)}, more than output_limit ({size(kept.limit)}): raise "
+            "output_limit (bytes), or pass another folder"
+        )
+    for name in sizes:
+        if not (keep and _is_in(str(folder), name)):
+            uploads.get(name, make_way(str(folder), name))
+
+
+def _copy(source: Path, folder: Path) -> None:
+    """Copy files that are missing."""
+    for name in tree.sizes(str(source)):
+        target = folder / name
+        if not os.path.lexists(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source / name, target)

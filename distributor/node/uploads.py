@@ -1,0 +1,175 @@
+"""Write files to the run's URL, in a process of its own: what is behind a URL may bring threads and never answer."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO, Any
+
+from distributor.errors import StartError
+from distributor.machine import bootstrap
+from distributor.machine.urls import Remote
+from distributor.values.environment import NODE_ID
+
+#: How many times a process is asked; another one each time.
+_ASKED = 2
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of a method of :class:`Remote` in the process."""
+
+    method: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What a call has returned, or the text of its ``OSError``."""
+
+    value: Any = None
+    error: str | None = None
+
+
+class Uploads:
+    """A folder behind a URL, as :class:`Remote`, from a process of its own. Its methods block.
+
+    The process is started when it is needed: it ends with each attempt, as all that the agent has started.
+
+    Args:
+        root: the folder or zip from which this package can be imported.
+        url: the folder's URL.
+        environ: the variables of the process.
+    """
+
+    def __init__(self, root: str, url: str, environ: Mapping[str, str]) -> None:
+        self._root = root
+        self._url = url
+        self._environ = {name: value for name, value in environ.items() if name != NODE_ID}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+
+    def check(self, mark: str, own: str) -> None:
+        """Check that this is the driver's folder and can be written to.
+
+        Args:
+            mark: the name of a file that the driver has made there.
+            own: a name for a file of this node's.
+
+        Raises:
+            StartError: it is not, or cannot.
+        """
+        try:
+            if not self._call("has", mark):
+                raise OSError(
+                    "what the driver has written there is not there. Pass a URL that is the same place for driver and "
+                    "executors"
+                )
+            self._call("check", own)
+        except OSError as error:
+            raise StartError(f"output_dir {self._url!r} cannot be used on this node: {error}") from None
+
+    def sizes(self) -> dict[str, int]:
+        """Return the size of each file in bytes, by name."""
+        found: dict[str, int] = self._call("sizes")
+        return found
+
+    def put(self, source: str, name: str) -> None:
+        """Write a local file."""
+        self._call("put", source, name)
+
+    def move(self, source: str, name: str) -> None:
+        """Give a file another name, instead of what has that name."""
+        self._call("move", source, name)
+
+    def get(self, name: str, target: str) -> None:
+        """Read a file into a local one."""
+        self._call("get", name, target)
+
+    def remove(self, name: str) -> None:
+        """Remove a file."""
+        self._call("remove", name)
+
+    def close(self) -> None:
+        """End the process, and what it is doing."""
+        self._closed = True
+        if self._process is not None:
+            self._process.kill()
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        for _ in range(_ASKED):
+            try:
+                return self._ask(_Call(method, arguments))
+            except (BrokenPipeError, EOFError):
+                self._end()
+        raise OSError("the process that writes to it has ended")
+
+    def _ask(self, call: _Call) -> Any:
+        if self._process is None:
+            if self._closed:
+                raise OSError("the run has ended")
+            self._process = self._begin()
+        assert self._process.stdin is not None
+        pickle.dump(call, self._process.stdin)
+        self._process.stdin.flush()
+        return self._answer(self._process)
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            bootstrap.command(self._root, "uploads", self._url),
+            env=self._environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._answer(process)  # it has begun
+        return process
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            for pipe in (self._process.stdin, self._process.stdout):
+                assert pipe is not None
+                with suppress(OSError):
+                    pipe.close()
+            self._process = None
+
+    @staticmethod
+    def _answer(process: subprocess.Popen[bytes]) -> Any:
+        assert process.stdout is not None
+        answer: _Answer = pickle.load(process.stdout)
+        if answer.error is not None:
+            raise OSError(answer.error)
+        return answer.value
+
+
+def main(url: str) -> None:
+    """Serve calls until the agent closes the line or ends (entry point)."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what packages print must not come between answers
+    try:
+        remote = Remote(url)
+    except OSError as error:
+        _send(answers, _Answer(error=str(error)))
+        return
+    _send(answers, _Answer())
+    while True:
+        try:
+            call: _Call = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            _send(answers, _Answer(getattr(remote, call.method)(*call.arguments)))
+        except OSError as error:
+            _send(answers, _Answer(error=error.strerror or str(error)))
+
+
+def _send(answers: IO[bytes], answer: _Answer) -> None:
+    pickle.dump(answer, answers)
+    answers.flush()

@@ -1,0 +1,96 @@
+"""The files below a folder, as they are at one moment."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from distributor.shipping.project import SKIPPED_DIRS
+from distributor.values.files import Entry, own
+
+_PIECE = 1 << 20
+
+
+class Stamp(NamedTuple):
+    """What shows that a file has changed: its size, its time of change (nanoseconds), and which file it is."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+
+
+def stamps(folder: str, apart: Collection[str] = (), failed: list[OSError] | None = None) -> dict[str, Stamp]:
+    """Return all files below a folder, by their relative paths with slashes.
+
+    Compiled Python files, what is never shipped (:data:`~distributor.shipping.project.SKIPPED_DIRS`), links to folders
+    and links that lead out of the folder are left out.
+
+    Args:
+        folder: the folder.
+        apart: real paths of folders that are left out.
+        failed: gets the errors of what cannot be read, so that it is not among the files.
+    """
+    top = os.path.realpath(folder)
+    return dict(_below(top, "", top + os.sep, apart, [] if failed is None else failed))
+
+
+def sizes(folder: str) -> dict[str, int]:
+    """Return the size of each of the user's files below a folder in bytes, by relative path."""
+    return own({path: stamp.size for path, stamp in stamps(folder).items()})
+
+
+def _below(
+    folder: str, inside: str, top: str, apart: Collection[str], failed: list[OSError]
+) -> Iterator[tuple[str, Stamp]]:
+    try:
+        entries = list(os.scandir(folder))
+    except (FileNotFoundError, NotADirectoryError):  # just removed
+        return
+    except OSError as error:
+        failed.append(error)
+        return
+    for entry in entries:
+        try:
+            if entry.is_dir(follow_symlinks=False):
+                if entry.name not in SKIPPED_DIRS and entry.path not in apart:
+                    yield from _below(entry.path, f"{inside}{entry.name}/", top, apart, failed)
+            elif entry.is_file() and not entry.name.endswith((".pyc", ".pyo")) and _is_inside(entry, top):
+                yield inside + entry.name, _stamp(entry.stat())
+        except FileNotFoundError:  # just removed
+            continue
+        except OSError as error:
+            failed.append(error)
+
+
+def _is_inside(entry: os.DirEntry[str], top: str) -> bool:
+    return not entry.is_symlink() or os.path.realpath(entry.path).startswith(top)
+
+
+def stamp(path: str) -> Stamp:
+    """Return the stamp of one file.
+
+    Raises:
+        OSError: there is none.
+    """
+    return _stamp(os.stat(path))
+
+
+def _stamp(about: os.stat_result) -> Stamp:
+    return Stamp(about.st_size, about.st_mtime_ns, about.st_ino)
+
+
+def describe(folder: str, path: str) -> Entry:
+    """Read a file and return its entry.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    digest, size = hashlib.sha256(), 0
+    with open(os.path.join(folder, path), "rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+            size += len(piece)
+        about = os.fstat(file.fileno())
+    return Entry(path, size, about.st_mode & 0o777, about.st_mtime_ns, digest.hexdigest())

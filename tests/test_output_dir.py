@@ -1,0 +1,413 @@
+"""What ranks write to relative paths comes back to ``output_dir``, or a warning says what becomes of it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import watch
+from sessions import LOCAL, MASTERS, Make, Sessions
+
+from distributor import PayloadError, Run, StartError, TorchDistributor, TrainingError
+from distributor.channel.server import ChannelServer
+from distributor.errors import ConfigurationError
+
+spread = {"max_processes_per_node": 1}
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current directory, where ranks of local mode write."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def ended(run: Run) -> None:
+    assert run.wait(watch.DEADLINE)
+
+
+def write_in_steps(signals: str) -> None:
+    """Writes, and goes on once a file of the test's is there."""
+    import os
+    import time
+    from pathlib import Path
+
+    def until(name: str) -> None:
+        while not Path(signals, name).exists():
+            time.sleep(0.01)
+
+    if os.environ["RANK"] != "0":
+        return
+    os.makedirs("ckpt")
+    Path("ckpt/a.txt").write_text("first")
+    until("changed")
+    Path("ckpt/a.txt").write_text("second")
+    with open("open.txt", "w") as file:
+        file.write("half")
+        file.flush()
+        Path("other.txt").touch()
+        until("removed")
+        os.remove("other.txt")
+        until("closed")
+        file.write("whole")
+
+
+def test_files_come_while_the_run_goes(make: Make, mode: str, here: Path, out: Path, tmp_path: Path) -> None:
+    """As they are closed, again if they change; and they go if their rank removes them."""
+    if mode != LOCAL:
+        here = tmp_path
+    run = make(2, output_dir=out).submit(write_in_steps, str(tmp_path))
+    watch.until(lambda: files(out) == {"ckpt/a.txt": "first"})
+    (tmp_path / "changed").touch()
+    watch.until(lambda: files(out) == {"ckpt/a.txt": "second", "other.txt": ""})
+    (tmp_path / "removed").touch()
+    watch.until(lambda: files(out) == {"ckpt/a.txt": "second"})
+    (tmp_path / "closed").touch()
+    run.result(watch.DEADLINE)
+    assert files(out) == {"ckpt/a.txt": "second", "open.txt": "halfwhole"}
+    assert (here / "open.txt").exists() == (mode == LOCAL)
+
+
+def fail_after_writing() -> None:
+    import os
+    from pathlib import Path
+
+    Path(f"rank-{os.environ['RANK']}.txt").write_text("last words")
+    raise ValueError("boom")
+
+
+def test_files_of_a_failed_run_are_kept(make: Make, here: Path, out: Path) -> None:
+    with pytest.raises(TrainingError, match="boom"):
+        make(1, output_dir=out).run(fail_after_writing)
+    assert files(out) == {"rank-0.txt": "last words"}
+
+
+def write_and_wait(ready: str) -> None:
+    import time
+    from pathlib import Path
+
+    Path("a.txt").write_text("x")
+    Path(ready).touch()
+    time.sleep(600)
+
+
+@pytest.mark.parametrize("end", [Run.cancel, Run.kill])
+def test_a_run_that_is_stopped_keeps_what_came(
+    end: Callable[[Run], None], make: Make, here: Path, out: Path, tmp_path: Path
+) -> None:
+    run = make(1, output_dir=out, grace_period=1).submit(write_and_wait, str(tmp_path / "ready"))
+    watch.until(lambda: files(out) == {"a.txt": "x"})
+    end(run)
+    ended(run)
+    assert files(out) == {"a.txt": "x"}
+
+
+def train_on() -> list[str]:
+    """Goes on from the newest checkpoint; the checkpoints that it has found."""
+    import os
+
+    import torch
+
+    found = sorted(os.listdir("ckpt")) if os.path.exists("ckpt") else []
+    weights = torch.load(f"ckpt/{found[-1]}") if found else torch.zeros(3)
+    if os.environ["RANK"] == "0":
+        os.makedirs("ckpt", exist_ok=True)
+        torch.save(weights + 1, f"ckpt/{len(found)}.pt")
+    return found
+
+
+@pytest.mark.parametrize("where", ["{}", "file://{}"])
+def test_a_later_run_finds_what_is_there(where: str, make: Make, mode: str, here: Path, out: Path) -> None:
+    import torch
+
+    distributor = make(2, output_dir=where.format(out), **({} if mode == LOCAL else spread))
+    assert distributor.submit(train_on).results(watch.DEADLINE)[0] == []
+    assert distributor.submit(train_on).results(watch.DEADLINE)[0] == ["0.pt"]
+    assert distributor.submit(train_on).results(watch.DEADLINE)[0] == ["0.pt", "1.pt"]
+    assert torch.load(out / "ckpt/2.pt").tolist() == [3.0, 3.0, 3.0]
+    assert sorted(path.name for path in out.rglob("*")) == ["0.pt", "1.pt", "2.pt", "ckpt"]
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_other_executors_find_it_too(sessions: Sessions, out: Path) -> None:
+    sessions.get(MASTERS[-1])
+    (out / "data").mkdir(parents=True)
+    (out / "data/a.txt").write_text("there")
+    (out / "run.sh").write_text("true")
+    (out / "run.sh").chmod(0o755)
+    (out / "half.txt.node-1.part").touch()  # of a driver that was killed
+
+    def look() -> Any:
+        import os
+        from pathlib import Path
+
+        return Path("data/a.txt").read_text(), os.access("run.sh", os.X_OK), Path("half.txt.node-1.part").exists()
+
+    looked = TorchDistributor(2, False, False, output_dir=out, **spread).submit(look).results(watch.DEADLINE)
+    assert looked == [("there", True, False)] * 2
+
+
+def add_one() -> list[str]:
+    """The names and sizes of what is there, before another file is written."""
+    import os
+    from pathlib import Path
+
+    found = sorted(f"{path} {path.stat().st_size}" for path in Path("data").rglob("*") if path.is_file())
+    Path(f"data/{len(found)}-{os.environ['RANK']}.txt").write_text("new")
+    return found
+
+
+@pytest.mark.spark
+def test_what_is_too_large_for_the_job_comes_over_the_channel(
+    sessions: Sessions, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions.get(MASTERS[-1])
+    monkeypatch.setattr("distributor.api.build.WITH_THE_JOB", 10)
+    (out / "data/deep").mkdir(parents=True)
+    (out / "data/deep/large.bin").write_bytes(bytes(3_000_000))
+    (out / "data/empty.txt").touch()
+    distributor = TorchDistributor(2, False, False, output_dir=out, **spread)
+    looked = distributor.submit(add_one).results(watch.DEADLINE)
+    assert looked == [["data/deep/large.bin 3000000", "data/empty.txt 0"]] * 2
+    assert sorted(path.name for path in (out / "data").iterdir()) == ["2-0.txt", "2-1.txt", "deep", "empty.txt"]
+    monkeypatch.setattr(ChannelServer, "listen", refuse)
+    with pytest.raises(
+        StartError, match="holds 2.9 MiB, which nodes get from the driver, but this one cannot reach it"
+    ):
+        distributor.run(add_one)
+
+
+def refuse(*_: object) -> Any:
+    raise OSError("no")
+
+
+def write_conflicts() -> None:
+    import os
+    from pathlib import Path
+
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    Path("same.txt").write_text("same")
+    Path("other.txt").write_text(f"of rank {os.environ['RANK']}")
+    if dist.get_rank() == 1:
+        Path("second.txt").write_text("of the second only")
+    dist.barrier()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("where", ["{}", pytest.param("file://{}", marks=pytest.mark.slow)])
+def test_different_files_of_one_name_are_both_kept(
+    where: str, sessions: Sessions, out: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sessions.get(MASTERS[-1])
+    TorchDistributor(2, False, False, output_dir=where.format(out), **spread).run(write_conflicts)
+    assert files(out) == {
+        "other.txt": "of rank 0",
+        "other.txt.node-1": "of rank 1",
+        "same.txt": "same",
+        "second.txt": "of the second only",
+    }
+    assert caplog.text.count("nodes wrote different bytes to 'other.txt'") == 1
+
+
+def edit_a_project() -> None:
+    import os
+    from pathlib import Path
+
+    Path("changed.txt").write_text("changed")
+    os.makedirs("__pycache__", exist_ok=True)
+    Path("__pycache__/a.pyc").touch()
+    Path("link.txt").symlink_to("changed.txt")
+    Path("outside").symlink_to("/etc")
+    Path("passwd").symlink_to("/etc/passwd")
+
+
+def test_changed_files_of_the_project_are_new(make: Make, mode: str, out: Path, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "changed.txt").write_text("before")
+    (project / "unchanged.txt").write_text("before")
+    make(1, working_dir=project, output_dir=out).run(edit_a_project)
+    assert files(out) == {"changed.txt": "changed", "link.txt": "changed"}
+    assert (project / "changed.txt").read_text() == ("changed" if mode == LOCAL else "before")
+
+
+def write_much() -> None:
+    from pathlib import Path
+
+    Path("a.bin").write_bytes(bytes(900_000))
+    Path("b.bin").write_bytes(bytes(1_500_000))
+    Path("c.bin").write_bytes(bytes(1000))
+
+
+def test_files_beyond_the_limit_stay(make: Make, here: Path, out: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make(1, output_dir=out, output_limit=2_000_000).run(write_much)
+    there = {path.name for path in out.iterdir()}
+    assert "c.bin" in there and len(there) == 2
+    lost = "a.bin" if "b.bin" in there else "b.bin"
+    assert re.search(
+        rf"1 new file .*output_dir, '{lost}' first: with it, new files would have more than output_limit, 1.9 MiB",
+        caplog.text,
+    )
+
+
+@pytest.mark.parametrize("where", ["{}", "file://{}"])
+def test_a_run_does_not_begin_with_more_than_the_limit(where: str, out: Path) -> None:
+    out.mkdir()
+    (out / "large.bin").write_bytes(bytes(3 << 20))
+    distributor = TorchDistributor(1, True, False, output_dir=where.format(out), output_limit="1m")
+    with pytest.raises(PayloadError, match=r"holds 3.0 MiB, more than output_limit \(1.0 MiB\)"):
+        distributor.run(print)
+
+
+def look_for_a_warning(ready: str) -> None:
+    import os
+    import time
+    from pathlib import Path
+
+    if os.environ["RANK"] == "1":
+        os.makedirs("ckpt")
+        Path("ckpt/a.pt").touch()
+    while not Path(ready).exists():
+        time.sleep(0.01)
+
+
+def test_without_it_a_warning_comes_with_the_first_file(
+    make: Make, mode: str, here: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {} if mode == LOCAL else spread
+    run = make(2, **options).submit(look_for_a_warning, str(tmp_path / "ready"))
+    if mode != LOCAL:
+        watch.until(lambda: "removes new files of its ranks" in caplog.text)
+    (tmp_path / "ready").touch()
+    run.result(watch.DEADLINE)
+    warnings = re.findall(r"removes new files .*: (.*)\. Pass output_dir=", caplog.text)
+    assert warnings == ([] if mode == LOCAL else ["rank 1 wrote 'ckpt/a.pt'"])
+    assert (here / "ckpt/a.pt").exists() == (mode == LOCAL)
+
+
+@pytest.mark.spark
+def test_files_in_the_drivers_own_jvm_stay_where_they_are(
+    sessions: Sessions, here: Path, out: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The executor of ``local[4]`` works in the directory in which its JVM was started."""
+    sessions.get(MASTERS[0])
+
+    def write() -> str:
+        from pathlib import Path
+
+        Path("written-in-place.txt").write_text("x")
+        return str(Path.cwd())
+
+    folder = Path(TorchDistributor(1, False, False, output_dir=out).run(write))
+    try:
+        assert (folder / "written-in-place.txt").exists()
+        assert files(out) == {"written-in-place.txt": "x"}
+    finally:
+        (folder / "written-in-place.txt").unlink()
+    assert "removes new files" not in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_what_spark_has_put_there_is_found(sessions: Sessions, tmp_path: Path) -> None:
+    """``--files`` and ``addFile`` put files into the executor's current directory."""
+    session = sessions.get(MASTERS[-1])
+    (tmp_path / "config.json").write_text("{}")
+    session.sparkContext.addFile(str(tmp_path / "config.json"))
+    assert TorchDistributor(1, False, False).run(lambda: Path("config.json").read_text()) == "{}"
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("where", ["{}", pytest.param("file://{}", marks=pytest.mark.slow)])
+def test_without_a_channel_files_come_at_the_end(
+    where: str, sessions: Sessions, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ChannelServer, "listen", refuse)
+    sessions.get(MASTERS[-1])
+    distributor = TorchDistributor(2, False, False, output_dir=where.format(out), **spread)
+    distributor.run(write_conflicts)
+    assert files(out)["other.txt.node-1"] == "of rank 1"
+    assert files(out)["second.txt"] == "of the second only"
+    assert len(files(out)) == 4
+    with pytest.raises(TrainingError, match="boom"):
+        distributor.run(fail_after_writing)
+    assert files(out).keys() >= {"rank-0.txt"}
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("s3://bucket/run", "Install s3fs"),
+        ("nowhere://run", "Protocol not known: nowhere"),
+        ("file:///dev/null/run", "Not a directory"),
+    ],
+)
+def test_a_url_that_the_driver_cannot_use(url: str, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"output_dir '{url}' cannot be used: .*{why}"):
+        TorchDistributor(1, True, False, output_dir=url).run(print)
+
+
+@pytest.mark.spark
+def test_a_url_that_means_another_place_on_nodes(sessions: Sessions) -> None:
+    sessions.get(MASTERS[-1])
+    with pytest.raises(StartError, match="cannot be used on this node: what the driver has written there is not there"):
+        TorchDistributor(1, False, False, output_dir="memory://run").run(print)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="output_dir .* cannot be used: .*File exists"):
+        TorchDistributor(1, True, False, output_dir=tmp_path / "file").run(print)
+    assert os.path.isfile(tmp_path / "file")
+
+
+def test_the_current_directory_itself_needs_no_copies(make_local: Make, here: Path) -> None:
+    make_local(1, output_dir=".").run(write_much)
+    assert {path.name for path in here.iterdir()} == {"a.bin", "b.bin", "c.bin"}
+
+
+def test_a_folder_around_the_current_directory_is_refused(make_local: Make, here: Path) -> None:
+    with pytest.raises(StartError, match="holds the ranks' current directory, .*: pass a folder beside it or in it"):
+        make_local(1, output_dir="..").run(write_much)
+
+
+def test_a_project_without_files_has_a_folder(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert make(1, working_dir=tmp_path / "empty").run(lambda: os.listdir()) == []
+
+
+def test_what_comes_back_into_the_project_does_not_travel_with_it(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/large.bin").write_bytes(bytes(2 << 20))
+    distributor = make(1, working_dir=tmp_path, working_dir_limit=1 << 20, output_dir=tmp_path / "out")
+    assert "large.bin" in distributor.run(lambda: os.listdir())
+
+
+def end_while_bringing() -> str:
+    from pathlib import Path
+
+    Path("late.bin").write_bytes(bytes(50_000_000))
+    return "trained"
+
+
+def test_a_run_that_brings_its_last_files_is_not_stalled(make: Make, here: Path, out: Path) -> None:
+    assert make(1, output_dir=out, stall_timeout=1).run(end_while_bringing) == "trained"
+    assert (out / "late.bin").stat().st_size == 50_000_000

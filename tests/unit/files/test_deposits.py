@@ -1,0 +1,198 @@
+"""What the driver does with files that nodes bring."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import make_job
+
+from distributor.channel import frames
+from distributor.errors import StartError
+from distributor.files.deposits import Deposits, keep
+from distributor.files.store import Folder
+from distributor.files.versions import Version
+from distributor.values.files import Brought, Entry
+from distributor.values.job import OutputDir
+from distributor.values.messages import Deposit, Message, Proceed, Received, Refused, Withdraw
+
+
+def entry(path: str, content: bytes, **about: Any) -> Entry:
+    digest = hashlib.sha256(content).hexdigest()
+    return Entry(**{"path": path, "size": len(content), "mode": 0o640, "mtime_ns": 10**18, "digest": digest, **about})
+
+
+async def answers(deposits: Deposits, node: int, told: Deposit | Withdraw, content: bytes = b"") -> list[Message]:
+    """What the driver answers to a node that says this and sends these bytes."""
+    sent = bytearray()
+    reader = asyncio.StreamReader()
+    reader.feed_data(content)
+    reader.feed_eof()
+    writer: Any = type("Writer", (), {"write": staticmethod(sent.extend)})
+    try:
+        if isinstance(told, Deposit):
+            await deposits.receive(told, node, reader, writer)
+        else:
+            await deposits.withdraw(told, node, writer)
+    finally:
+        back = asyncio.StreamReader()
+        back.feed_data(bytes(sent))
+        back.feed_eof()
+    found = []
+    while (answer := await frames.read(back)) is not None:
+        found.append(answer)
+    return found  # type: ignore[return-value]
+
+
+def bring(deposits: Deposits, node: int, path: str, content: bytes, **about: Any) -> list[Message]:
+    return asyncio.run(answers(deposits, node, Deposit(entry(path, content, **about)), content))
+
+
+def there(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_file_arrives_with_its_mode_and_time(tmp_path: Path) -> None:
+    deposits = Deposits(Folder(tmp_path), 100, 5)
+    assert bring(deposits, 0, "a/b.txt", b"content") == [Proceed(), Received()]
+    about = (tmp_path / "a/b.txt").stat()
+    assert (about.st_mode & 0o777, about.st_mtime_ns) == (0o640, 10**18)
+    assert there(tmp_path) == {"a/b.txt": b"content"}
+    assert deposits.warnings == []
+
+
+def test_a_file_that_becomes_shorter_as_it_is_sent_ends_the_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_bytes(b"content")
+    monkeypatch.setattr("os.fstat", lambda descriptor: (tmp_path / "large").stat())
+    (tmp_path / "large").write_bytes(bytes(100))
+
+    async def give() -> None:
+        async def drain() -> None:
+            pass
+
+        writer: Any = type("Writer", (), {"write": staticmethod(lambda data: None), "drain": staticmethod(drain)})
+        await Deposits(Folder(tmp_path), 100, 5).give(writer)
+
+    with pytest.raises(ConnectionError, match="a has become shorter"):
+        asyncio.run(give())
+
+
+def test_equal_bytes_are_sent_once(tmp_path: Path) -> None:
+    deposits = Deposits(Folder(tmp_path), 100, 5)
+    bring(deposits, 1, "a", b"same")
+    assert bring(deposits, 0, "a", b"same") == [Received()]
+    assert there(tmp_path) == {"a": b"same"}
+
+
+@pytest.mark.parametrize(
+    ("content", "about"),
+    [(b"short", {"size": 9}), (b"other", {"digest": "0" * 64})],
+)
+def test_a_file_that_breaks_off_or_changes_is_not_kept(content: bytes, about: dict[str, Any], tmp_path: Path) -> None:
+    deposits = Deposits(Folder(tmp_path), 100, 5)
+    with pytest.raises(OSError):
+        bring(deposits, 0, "a/b", content, **about)
+    assert list(tmp_path.iterdir()) == []
+    assert bring(deposits, 0, "a/b", b"again")[-1] == Received()
+    assert deposits.warnings == []
+
+
+def test_a_silent_node_is_not_waited_for(tmp_path: Path) -> None:
+    deposits = Deposits(Folder(tmp_path), 100, 0.05)
+
+    async def wait() -> None:
+        writer: Any = type("Writer", (), {"write": staticmethod(lambda data: None)})
+        await deposits.receive(Deposit(entry("a", b"x")), 0, asyncio.StreamReader(), writer)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(wait())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_limit_counts_what_is_kept(tmp_path: Path) -> None:
+    deposits = Deposits(Folder(tmp_path), 10, 5)
+    bring(deposits, 0, "a", b"123456")
+    (refused,) = bring(deposits, 0, "b", b"12345")
+    assert isinstance(refused, Refused) and "more than output_limit, 10 bytes" in refused.why
+    assert bring(deposits, 0, "a", b"1234567890")[-1] == Received()  # it replaces the one before
+    assert deposits.warnings == [f"1 new file could not be kept in output_dir, 'b' first: {refused.why}"]
+    assert asyncio.run(answers(deposits, 0, Withdraw("a"))) == [Received()]
+    assert bring(deposits, 0, "b", b"12345")[-1] == Received()
+    assert (there(tmp_path), deposits.warnings) == ({"b": b"12345"}, [])
+
+
+def test_the_limit_counts_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"123456")
+    (tmp_path / "b.node-1.part").write_bytes(b"123456")
+    with keep(make_job(output_dir=OutputDir(str(tmp_path), 10))) as deposits:
+        assert deposits is not None
+        assert isinstance(bring(deposits, 0, "c", b"12345")[0], Refused)
+        assert bring(deposits, 0, "a", b"1234567")[-1] == Received()
+        assert isinstance(bring(deposits, 0, "c", b"1234")[0], Refused)
+        assert bring(deposits, 0, "c", b"123")[-1] == Received()
+
+
+def test_a_version_beside_another_does_not_take_its_room(tmp_path: Path) -> None:
+    deposits = Deposits(Folder(tmp_path), 10, 5)
+    bring(deposits, 0, "a", b"123456")
+    (refused,) = bring(deposits, 1, "a", b"654321")
+    assert isinstance(refused, Refused)
+    assert there(tmp_path) == {"a": b"123456"}
+
+
+def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deposits = Deposits(Folder(tmp_path), 100, 5)
+
+    def full(*_: object) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.write", full)
+    assert bring(deposits, 0, "a", b"x") == [Proceed(), Refused("No space left on device")]
+    assert deposits.warnings == ["1 new file could not be kept in output_dir, 'a' first: No space left on device"]
+
+
+def test_what_comes_through_spark_is_settled_by_node(tmp_path: Path) -> None:
+    deposits = Deposits(Folder(tmp_path), 12, 5)
+    brought = [Brought(node, entry("a", content), [content]) for node, content in ((1, b"one"), (0, b"zero"))]
+    deposits.settle([*brought, Brought(2, entry("b", b"too much"), [b"too much"])])
+    assert there(tmp_path) == {"a": b"zero", "a.node-1": b"one"}
+    assert [warning.partition(":")[0] for warning in deposits.warnings] == [
+        "nodes wrote different bytes to 'a'",
+        "1 new file could not be kept in output_dir, 'b' first",
+    ]
+
+
+def test_a_url_that_fails_as_the_run_starts() -> None:
+    job = make_job(output_dir=OutputDir("nowhere://run", 1))
+    with pytest.raises(StartError, match="output_dir 'nowhere://run' cannot be used: Protocol not known"), keep(job):
+        pass
+
+
+def test_bytes_that_were_replaced_meanwhile_are_asked_for_again(tmp_path: Path) -> None:
+    """A node that has the version that was kept when it said so need not have it when its turn comes."""
+    deposits = Deposits(Folder(tmp_path), 100, 5)
+    bring(deposits, 0, "a", b"first")
+    first = Version(entry("a", b"first").digest, 5)
+    bring(deposits, 0, "a", b"second")
+    with pytest.raises(ConnectionError, match="the bytes of a are no longer here"):
+        deposits._change_now("a", 1, first, None)
+    assert bring(deposits, 1, "a", b"first") == [Proceed(), Received()]
+    assert there(tmp_path) == {"a": b"second", "a.node-1": b"first"}
+
+
+def test_a_change_that_fails_leaves_room_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").write_bytes(b"123456")
+    with keep(make_job(output_dir=OutputDir(str(tmp_path), 10))) as deposits:
+        assert deposits is not None
+        with monkeypatch.context() as patch:
+            patch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+            assert bring(deposits, 0, "a", b"12345678") == [Proceed(), Refused("Permission denied")]
+        assert there(tmp_path) == {"a": b"123456"}
+        assert bring(deposits, 0, "b", b"1234")[-1] == Received()
+        assert isinstance(bring(deposits, 0, "c", b"1")[0], Refused)
