@@ -13,7 +13,8 @@ from typing import Any
 from distributor.accelerate.variables import PREFIXES
 from distributor.errors import ConfigurationError
 from distributor.launch.accelerate import AccelerateRanks
-from distributor.shipping import modules
+from distributor.machine import bootstrap
+from distributor.shipping import modules, package
 from distributor.values.environment import CONTRACT
 
 #: Number of seconds that Accelerate may take to read a configuration. It imports torch for that.
@@ -92,15 +93,13 @@ def _ask(config: str, num_processes: int, use_gpu: bool) -> dict[str, Any]:
     Raises:
         ConfigurationError: Accelerate refuses it.
     """
-    root = str(Path(__file__).parents[2])
-    command = [sys.executable, "-m", "distributor.accelerate.variables", config, str(num_processes), str(use_gpu)]
+    command = bootstrap.command(package.package_root(), "accelerate", config, str(num_processes), str(use_gpu))
     unset = {name for name in os.environ if name.startswith(PREFIXES)} | {*CONTRACT}
     environ = {name: value for name, value in os.environ.items() if name not in unset}
-    paths = [root, *filter(None, [environ.get("PYTHONPATH")])]
     try:
         done = subprocess.run(
             command,
-            env={**environ, "PYTHONPATH": os.pathsep.join(paths), "TRANSFORMERS_VERBOSITY": "error"},
+            env={**environ, "TRANSFORMERS_VERBOSITY": "error"},
             capture_output=True,
             text=True,
             timeout=_PATIENCE,

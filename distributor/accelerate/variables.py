@@ -52,7 +52,3 @@ def answer(config: str, num_processes: str, use_gpu: bool) -> dict[str, Any]:
         "use_cpu": bool(getattr(defaults, "use_cpu", False)),
         "variables": {name: value for name, value in after.items() if name.startswith(PREFIXES)},
     }
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

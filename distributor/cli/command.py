@@ -11,7 +11,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
@@ -23,19 +23,15 @@ from click.core import ParameterSource
 from click.shell_completion import get_completion_class
 
 from distributor import __version__
-from distributor.accelerate.launch import Accelerate
 from distributor.api.distributor import Distributor
 from distributor.api.options import OPTIONS
 from distributor.api.target import find_script
+from distributor.cli import launching
 from distributor.cli.dry_run import describe
 from distributor.cli.options import arguments, declared, own, pairs
-from distributor.deepspeed.launch import DeepSpeed
 from distributor.errors import ConfigurationError, DistributorError, StartError, TrainingError
-from distributor.launch.deepspeed import ScriptArguments
-from distributor.launch.torchrun import Torchrun
 from distributor.schedulers.spark import preflight, session as spark_session
 from distributor.values.job import Module
-from distributor.values.launch import Launch
 from distributor.values.options import WHAT, WHERE
 
 #: Exit code for an invalid request.
@@ -60,30 +56,7 @@ _TORCHRUN = {
 #: Options that are no arguments of the API, by the option that they follow in the help.
 _OWN = {
     "": [own(WHAT, "-m", "--module", is_flag=True, help="Run SCRIPT as a module, as python -m does.")],
-    "launch": [
-        own(
-            WHAT,
-            "--deepspeed",
-            metavar="FILE",
-            type=click.Path(),
-            help="Train with DeepSpeed and this configuration.",
-        ),
-        own(
-            WHAT,
-            "--accelerate",
-            metavar="FILE",
-            type=click.Path(),
-            help="Train with Accelerate and this file of accelerate config.",
-        ),
-        own(
-            WHAT,
-            "--script-arguments",
-            type=click.Choice(("deepspeed", "trainer", "none")),
-            default="deepspeed",
-            help="How the script gets the configuration: --deepspeed --deepspeed_config PATH, as with DeepSpeed's own "
-            "launcher; --deepspeed PATH, for Hugging Face's TrainingArguments; or not at all.",
-        ),
-    ],
+    "launch": launching.OPTIONS,
     "working_dir": [own(WHAT, "--dry-run", is_flag=True, help="Print the plan and start nothing.")],
     "num_processes": [
         own(WHERE, "--local", is_flag=True, help=OPTIONS["local_mode"].help),
@@ -113,9 +86,6 @@ def run(
     args: tuple[str, ...],
     module: bool,
     dry_run: bool,
-    deepspeed: str | None,
-    accelerate: str | None,
-    script_arguments: str,
     local: bool,
     master: str | None,
     conf: Sequence[str],
@@ -134,13 +104,10 @@ def run(
     """
     on_spark = _is_on_spark(local, master, conf, options["driver_ports"])
     source = get_current_context().get_parameter_source("launch")
+    launch = launching.choose(None if source is ParameterSource.DEFAULT else options["launch"], options)
     given = {
         **arguments(options),
-        "launch": _launch(
-            None if source is ParameterSource.DEFAULT else options["launch"],
-            {"deepspeed": deepspeed, "accelerate": accelerate},
-            script_arguments,
-        ),
+        "launch": launch,
         "keep_warm": 0.0,  # this process ends with the run, so no later run could use a warm process
     }
     count, use_gpu = given.pop("num_processes"), given.pop("use_gpu")
@@ -266,23 +233,6 @@ def _is_on_spark(local: bool, master: str | None, conf: Sequence[str], driver_po
         if value is not None and not on_spark:
             raise click.UsageError(f"{option} {value} is for runs on Spark: add --master, or leave it out")
     return on_spark
-
-
-def _launch(name: str | None, files: Mapping[str, str | None], script_arguments: str) -> Launch:
-    """Return the launch path that the options select: by its name, or by the file of its configuration."""
-    given = {path: file for path, file in files.items() if file is not None}
-    for path, file in given.items():
-        if name not in (None, path):
-            raise ConfigurationError(f"--launch {name} takes no --{path} {file}: leave one of them out")
-    if len(given) > 1:
-        raise ConfigurationError(f"--{' and --'.join(given)} name two launch paths: leave one of them out")
-    name = name or next(iter(given), "torchrun")
-    if name == "torchrun":
-        return Torchrun()
-    if name == "accelerate":
-        return Accelerate(files[name])
-    kind: ScriptArguments = "trainer" if script_arguments == "trainer" else "deepspeed"
-    return DeepSpeed(files[name], script_arguments=False if script_arguments == "none" else kind)
 
 
 def _train(distributor: Distributor, target: str | Module, args: Sequence[str], session: Any) -> None:

@@ -29,6 +29,9 @@ _GPUS = "$GPUS_OF_NODE"
 _INTERFACE = "$INTERFACE"
 _NODES = "$NODES"
 _RANKS = "$RANKS_OF_NODE"
+#: Stands for a port in a placement; it is shown as ``_PORT``.
+_UNKNOWN = -1
+
 _OPEN = (_FOLDER, _PORT, _MASTER, _CPUS, _GPUS, _INTERFACE, _NODES, _RANKS)
 
 #: Names of environment variables whose values are not printed, because they may be secrets.
@@ -53,9 +56,10 @@ def describe(job: Job, where: str, placement: Placement | None = None) -> str:
     plan = _plan(job, placement)
     rows = [
         ("run", _words(job.target)),
-        ("on", f"{where}: {count(job.resources.num_processes, 'rank')}, {_devices(job, placement)}"),
+        ("on", f"{where}: {_counted(job)}, {_devices(job, placement)}"),
         ("placement", "by Spark, when the run starts" if placement is None else str(placement)),
         ("command", f"{_command(plan.target)}   (in each rank, through torch's elastic agent: {job.launch.name})"),
+        *(("companions", f"{companion.name}, on each node") for companion in plan.companions),
         ("ships", _shipped(job) if placement is None else "nothing: ranks run on this machine"),
         ("limits", _limits(job.deadlines)),
     ]
@@ -76,20 +80,44 @@ def _plan(job: Job, placement: Placement | None) -> Plan:
     """Return what node 0 would do."""
     if placement is not None:
         plan = job.launch.plan(Site(job, placement, placement.master, os.environ, {}, _FOLDER))
-        return replace(plan, rank_env=tuple({**env, "MASTER_PORT": _PORT} for env in plan.rank_env))
+        return _with_open_ports(replace(plan, rank_env=tuple({**env, "MASTER_PORT": _PORT} for env in plan.rank_env)))
     cpus = job.resources.cpus_per_process or 1
-    node = Node(0, "?", "?", _MASTER, 0, 0, 0, job.resources.num_processes, task_cpus=cpus * job.ranks_per_task)
+    processes = job.resources.num_processes
+    ports = (_UNKNOWN,) * processes * job.launch.ports
+    cpus *= job.ranks_per_task
+    node = Node(0, "?", "?", _MASTER, 0, 0, 0, job.world_size, task_cpus=cpus, ports=ports, slots=processes)
     # Executors have their own environment, whose settings for network interfaces are unknown here.
     plan = job.launch.plan(Site(job, Placement((node,)), node, {}, environment.sockets({}, _INTERFACE), _FOLDER))
     decided = {name: _GPUS for name in devices.VISIBLE_DEVICES if job.resources.use_gpu}
     if job.resources.cpus_per_process is None:
         decided["OMP_NUM_THREADS"] = _CPUS
     of_rank = {"MASTER_PORT": _PORT, "GROUP_WORLD_SIZE": _NODES, "LOCAL_WORLD_SIZE": _RANKS}
+    return _with_open_ports(
+        replace(
+            plan,
+            node_env={**plan.node_env, **decided, **job.env},
+            rank_env=tuple({**env, **of_rank} for env in plan.rank_env),
+        )
+    )
+
+
+def _with_open_ports(plan: Plan) -> Plan:
+    """Return a plan that shows where ports will be."""
+
+    def shown(value: str) -> str:
+        return re.sub(rf":{_UNKNOWN}\b", f":{_PORT}", value)
+
     return replace(
         plan,
-        node_env={**plan.node_env, **decided, **job.env},
-        rank_env=tuple({**env, **of_rank} for env in plan.rank_env),
+        node_env={name: value and shown(value) for name, value in plan.node_env.items()},
+        rank_env=tuple({name: shown(value) for name, value in env.items()} for env in plan.rank_env),
     )
+
+
+def _counted(job: Job) -> str:
+    """Return how many ranks there are, or for how many of Ray's workers there is room."""
+    number = job.resources.num_processes
+    return f"slots for {count(number, 'Ray worker')}" if job.launch.once else count(number, "rank")
 
 
 def _words(target: Target) -> str:

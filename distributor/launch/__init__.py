@@ -2,7 +2,7 @@
 
 Runs on the driver and on nodes; may import ``machine``. Users pass a path as ``launch=`` to ``Distributor``:
 
-    from distributor.launch import Accelerate, DeepSpeed, Torchrun
+    from distributor.launch import Accelerate, DeepSpeed, Jax, MpiEnv, Ray, TensorFlow, Torchrun
 
 A path with its own configuration has a wing of the package. Its public name is loaded from there on first use.
 """
@@ -14,18 +14,34 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from distributor.accelerate.launch import Accelerate as Accelerate
     from distributor.deepspeed.launch import DeepSpeed as DeepSpeed
+    from distributor.launch.jax import Jax as Jax
+    from distributor.launch.mpi_env import MpiEnv as MpiEnv
+    from distributor.launch.tensorflow import TensorFlow as TensorFlow
     from distributor.launch.torchrun import Torchrun as Torchrun
+    from distributor.ray.launch import Ray as Ray
 
 _WHERE = {
     "Accelerate": "distributor.accelerate.launch",
     "DeepSpeed": "distributor.deepspeed.launch",
+    "Jax": "distributor.launch.jax",
+    "MpiEnv": "distributor.launch.mpi_env",
+    "Ray": "distributor.ray.launch",
+    "TensorFlow": "distributor.launch.tensorflow",
     "Torchrun": "distributor.launch.torchrun",
 }
 
 #: Class names of the paths that work without options, by the string that ``launch=`` accepts for each.
-NAMES = {"torchrun": "Torchrun", "accelerate": "Accelerate", "deepspeed": "DeepSpeed"}
+NAMES = {
+    "torchrun": "Torchrun",
+    "accelerate": "Accelerate",
+    "deepspeed": "DeepSpeed",
+    "jax": "Jax",
+    "mpi-env": "MpiEnv",
+    "ray": "Ray",
+    "tensorflow": "TensorFlow",
+}
 
-__all__ = ["Accelerate", "DeepSpeed", "Torchrun"]
+__all__ = ["Accelerate", "DeepSpeed", "Jax", "MpiEnv", "Ray", "TensorFlow", "Torchrun"]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,13 +8,12 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from distributor.launch.torchrun import Torchrun
-from distributor.values.job import Job
-from distributor.values.outcome import Failure
+from distributor.values.launch import BasePath
 from distributor.values.plan import Plan, Site
 
 
 @dataclass(frozen=True)
-class AccelerateRanks:
+class AccelerateRanks(BasePath):
     """Torchrun's ranks, with Accelerate's configuration in their environment.
 
     Attributes:
@@ -23,8 +22,6 @@ class AccelerateRanks:
     """
 
     name: ClassVar[str] = "accelerate"
-    preload: ClassVar[tuple[str, ...]] = ()
-    ports: ClassVar[int] = 0
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({"accelerate": "launch=Accelerate()"})
 
     config: str = ""
@@ -33,10 +30,6 @@ class AccelerateRanks:
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         """Return the variables that all ranks get; the user's own come before them."""
         return {**Torchrun().env(use_gpu), **dict(self.variables)}
-
-    def advise(self, failure: Failure, job: Job) -> str:
-        """Return no advice."""
-        return ""
 
     def plan(self, site: Site) -> Plan:
         """Return the plan of one node."""

@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 
 from distributor.launch.torchrun import Torchrun
 from distributor.values.job import Function, Job, Target
+from distributor.values.launch import BasePath
 from distributor.values.outcome import Failure
 from distributor.values.placement import Node, Placement
 from distributor.values.plan import Call, Plan, Site
@@ -34,7 +35,7 @@ _BATCH_SIZES = re.compile(r"Check batch related parameters.*?(\d+) != (\d+) \* (
 
 
 @dataclass(frozen=True)
-class DeepspeedRanks:
+class DeepspeedRanks(BasePath):
     """Torchrun's ranks, with DeepSpeed's configuration in the node's folder and its settings in their environment.
 
     Attributes:
@@ -52,7 +53,6 @@ class DeepspeedRanks:
 
     name: ClassVar[str] = "deepspeed"
     preload: ClassVar[tuple[str, ...]] = ("deepspeed",)
-    ports: ClassVar[int] = 0
 
     config: str | None = None
     given: str | None = None
@@ -119,6 +119,11 @@ def _on_arguments(text: str, kind: ScriptArguments, job: Job) -> str:
         return (
             "The script parses Hugging Face's TrainingArguments, whose --deepspeed takes the path of a configuration: "
             'pass script_arguments="trainer" (--script-arguments trainer)'
+        )
+    if kind == "deepspeed" and "argument --deepspeed_config: expected one argument" in text:
+        return (
+            "The script takes --deepspeed_config, but not --deepspeed beside it: pass script_arguments=False "
+            "(--script-arguments none), and --deepspeed_config with the configuration's path among its own arguments"
         )
     if kind is not False and _OPTION_UNKNOWN.search(text):
         return (

@@ -21,7 +21,8 @@ def place(facts: Sequence[NodeFacts], job: Job) -> Placement:
 
     Args:
         facts: one entry per task, in any order.
-        job: gives the ranks per task, their GPUs if it uses any, and the maximum number of ranks of a node.
+        job: gives the ranks per task, their GPUs if it uses any, the maximum number of ranks of a node, and whether
+            its launch path runs the target only once.
 
     Raises:
         ResourceError: two ranks would share a device, a task has fewer GPUs than its ranks need, or a node has more
@@ -35,7 +36,8 @@ def place(facts: Sequence[NodeFacts], job: Job) -> Placement:
     first_rank = 0
     for node_rank, tasks in enumerate(by_executor.values()):
         lead = tasks[0]
-        ranks = len(tasks) * job.ranks_per_task
+        slots = len(tasks) * job.ranks_per_task
+        ranks = slots if not job.launch.once else int(node_rank == 0)
         node = Node(
             node_rank=node_rank,
             executor=lead.executor,
@@ -47,10 +49,12 @@ def place(facts: Sequence[NodeFacts], job: Job) -> Placement:
             local_world_size=ranks,
             gpus=_node_gpus(tasks, job) if job.resources.use_gpu else (),
             task_cpus=lead.cpus,
+            ports=tuple(port for task in tasks for port in task.ports),
+            slots=slots,
         )
-        if job.node_limit is not None and ranks > job.node_limit:
+        if job.node_limit is not None and slots > job.node_limit:
             raise ResourceError(
-                f"Spark put {ranks} ranks on executor {lead.executor} ({lead.host}), more than the "
+                f"Spark put {slots} ranks on executor {lead.executor} ({lead.host}), more than the "
                 f"{job.node_limit} that max_processes_per_node or memory_per_process allow: other "
                 "executors were busy or smaller. Free them, or start the session with executors of one size "
                 "(spark.executor.cores)"
@@ -126,7 +130,7 @@ def _refuse_shared_gpus(nodes: Sequence[Node], machines: Sequence[str]) -> None:
     owners: dict[tuple[str, str], int] = {}
     for node, machine in zip(nodes, machines):
         for index, gpu in enumerate(node.gpus):
-            rank = node.first_rank + index % node.local_world_size
+            rank = node.first_rank + index % node.slots
             device = (machine if gpu.isdecimal() else "", gpu)  # names that are not numbers are unique across machines
             if device in owners:
                 raise ResourceError(

@@ -10,18 +10,15 @@ from typing import ClassVar
 from distributor.machine import devices
 from distributor.values import environment, layout
 from distributor.values.environment import NODE_ID, node_id
-from distributor.values.job import Job
-from distributor.values.outcome import Failure
+from distributor.values.launch import BasePath
 from distributor.values.plan import Plan, Site
 
 
 @dataclass(frozen=True)
-class Torchrun:
+class Torchrun(BasePath):
     """Ranks that meet at the store of torch's elastic agent on node 0."""
 
     name: ClassVar[str] = "torchrun"
-    preload: ClassVar[tuple[str, ...]] = ()
-    ports: ClassVar[int] = 0
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def resolve(self, num_processes: int, use_gpu: bool) -> Torchrun:
@@ -36,10 +33,6 @@ class Torchrun:
         """
         return {} if use_gpu else {"ACCELERATE_USE_CPU": "true"}
 
-    def advise(self, failure: Failure, job: Job) -> str:
-        """Return no advice: torchrun's ways are known."""
-        return ""
-
     def plan(self, site: Site) -> Plan:
         """Return the plan of one node."""
         job, placement, node = site.job, site.placement, site.node
@@ -49,6 +42,7 @@ class Torchrun:
             node_env={
                 NODE_ID: node_id(job.run_id, node.leader),
                 **environment.overlay(site.base_env, node.task_cpus, job.ranks_per_task, job.spark_cpus),
+                **environment.waiting({**site.base_env, **job.env}),
                 **(
                     {}
                     if job.resources.use_gpu

@@ -1,0 +1,103 @@
+"""The launch path that a command line selects, by its name or by one of its options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import rich_click as click
+
+from distributor.accelerate.launch import Accelerate
+from distributor.cli.options import own
+from distributor.deepspeed.launch import DeepSpeed
+from distributor.errors import ConfigurationError
+from distributor.launch import jax, mpi_env, tensorflow, torchrun
+from distributor.ray.launch import Ray
+from distributor.values.launch import Launch
+from distributor.values.options import WHAT
+
+#: The options of paths. They follow ``--launch`` in the help.
+OPTIONS = (
+    own(WHAT, "--deepspeed", metavar="FILE", type=click.Path(), help="Train with DeepSpeed and this configuration."),
+    own(
+        WHAT,
+        "--accelerate",
+        metavar="FILE",
+        type=click.Path(),
+        help="Train with Accelerate and this file of accelerate config.",
+    ),
+    own(
+        WHAT,
+        "--script-arguments",
+        type=click.Choice(("deepspeed", "trainer", "none")),
+        default="deepspeed",
+        help="How the script gets the configuration: --deepspeed --deepspeed_config PATH, as with DeepSpeed's own "
+        "launcher; --deepspeed PATH, for Hugging Face's TrainingArguments; or not at all.",
+    ),
+    own(
+        WHAT,
+        "--parameter-servers",
+        metavar="N",
+        type=int,
+        help="With --launch tensorflow: how many of the processes are parameter servers.",
+    ),
+    own(WHAT, "--evaluator", is_flag=True, help="With --launch tensorflow: the last process is an evaluator."),
+    own(
+        WHAT,
+        "--object-store-memory",
+        metavar="SIZE",
+        help="With --launch ray: the size of each node's object store, such as 2g.",
+    ),
+)
+
+#: The parameters of the options above, each with its path. The first two select it.
+_PATHS = {
+    "deepspeed": "deepspeed",
+    "accelerate": "accelerate",
+    "parameter_servers": "tensorflow",
+    "evaluator": "tensorflow",
+    "object_store_memory": "ray",
+}
+
+
+def choose(name: str | None, options: dict[str, Any]) -> Launch:
+    """Return the launch path, and take its options out of those of the command line.
+
+    Args:
+        name: the name that the user gave with ``--launch``, if any.
+        options: the options of the command line, by parameter.
+
+    Raises:
+        ConfigurationError: an option belongs to another path.
+    """
+    script_arguments = options.pop("script_arguments")
+    given = {option: value for option in _PATHS if (value := options.pop(option)) not in (None, False)}
+    selecting = [option for option in given if option == _PATHS[option]]
+    if name is None and len(selecting) > 1:
+        raise ConfigurationError(f"--{' and --'.join(selecting)} name two launch paths: leave one of them out")
+    chosen = name or next(iter(selecting), "torchrun")
+    for option, value in given.items():
+        if _PATHS[option] != chosen:
+            flag = option.replace("_", "-")
+            shown = f"--{flag}" if value is True else f"--{flag} {value}"
+            raise ConfigurationError(
+                f"--launch {chosen} takes no {shown}: leave one of them out"
+                if option in selecting
+                else f"{shown} is for --launch {_PATHS[option]}: add that, or leave it out"
+            )
+    return _path(chosen, given, script_arguments)
+
+
+def _path(name: str, given: Mapping[str, Any], script_arguments: str) -> Launch:
+    if name == "deepspeed":
+        kind: Any = False if script_arguments == "none" else script_arguments
+        return DeepSpeed(given.get("deepspeed"), script_arguments=kind)
+    if name == "accelerate":
+        return Accelerate(given.get("accelerate"))
+    if name == "tensorflow":
+        return tensorflow.TensorFlow(given.get("parameter_servers", 0), given.get("evaluator", False))
+    if name == "ray":
+        return Ray(given.get("object_store_memory"))
+    if name == "jax":
+        return jax.Jax()
+    return mpi_env.MpiEnv() if name == "mpi-env" else torchrun.Torchrun()

@@ -1,0 +1,73 @@
+"""How JAX learns of the other ranks: a cluster environment of its own kind, which ``initialize()`` finds first."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from distributor.rank.imports import on_import
+
+
+def register(coordinator: str, address: str, world_size: int, first_rank: int, use_gpu: bool, local_rank: int) -> None:
+    """Tell JAX about this run, as soon as this process imports it.
+
+    Args:
+        coordinator: address and port of JAX's coordinator, which runs in rank 0.
+        address: this node's address.
+        world_size: number of ranks.
+        first_rank: the node's first rank.
+        use_gpu: whether each rank has a GPU.
+        local_rank: this rank's number on its node.
+    """
+    place = {
+        "coordinator": coordinator,
+        "world_size": world_size,
+        "rank": first_rank + local_rank,
+        "device": local_rank if use_gpu else None,
+    }
+    on_import("jax._src.clusters.cluster", partial(_add_environment, place=place))
+    on_import("jax._src.xla_bridge", partial(_listen_on, address=address))
+
+
+def _add_environment(module: ModuleType, place: dict[str, Any]) -> None:
+    """Define a cluster environment, and put it before those that JAX knows.
+
+    Source: https://docs.jax.dev/en/latest/_autosummary/jax.distributed.initialize.html and
+    ``jax/_src/clusters/cluster.py``, where each subclass is tried in order.
+    """
+
+    class Placed(module.ClusterEnv):  # type: ignore[name-defined, misc]  # JAX need not be installed here
+        name = "distributor"
+
+        @classmethod
+        def is_env_present(cls) -> bool:
+            return True
+
+        @classmethod
+        def get_coordinator_address(cls, *_: Any, **__: Any) -> str:
+            return str(place["coordinator"])
+
+        @classmethod
+        def get_process_count(cls) -> int:
+            return int(place["world_size"])
+
+        @classmethod
+        def get_process_id(cls) -> int:
+            return int(place["rank"])
+
+        @classmethod
+        def get_local_process_id(cls) -> int | None:
+            device: int | None = place["device"]
+            return device
+
+    known = module.ClusterEnv._cluster_types
+    known.insert(0, known.pop())
+
+
+def _listen_on(module: ModuleType, address: str) -> None:
+    """Make collectives on CPUs listen on the node's address. By default they take what the host's name resolves to."""
+    for where in (getattr(module, "_jax", None), getattr(getattr(module, "_jax", None), "collectives", None)):
+        make = getattr(where, "make_gloo_tcp_collectives", None)
+        if make is not None:
+            where.make_gloo_tcp_collectives = partial(make, hostname=address)  # type: ignore[union-attr]

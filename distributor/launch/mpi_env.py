@@ -1,0 +1,75 @@
+"""The MPI-environment path: torchrun's ranks, with the variables that Open MPI's launcher would set. No MPI starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import ClassVar
+
+from distributor.launch.torchrun import Torchrun
+from distributor.values.job import Job
+from distributor.values.launch import BasePath
+from distributor.values.outcome import Failure
+from distributor.values.placement import Node, Placement
+from distributor.values.plan import Plan, Site
+
+
+@dataclass(frozen=True)
+class MpiEnv(BasePath):
+    """The launch path for code that reads its rank from Open MPI's variables, and Azure's: nothing of MPI is started.
+
+    Ranks get ``OMPI_COMM_WORLD_RANK`` and its relatives beside torchrun's variables, and the address of rank 0 as
+    ``AZ_BATCH_MASTER_NODE`` and ``AZ_BATCHAI_MPI_MASTER_NODE``.
+
+    Example:
+        >>> from distributor import Distributor
+        >>> Distributor(8, launch=MpiEnv()).run("train.py")  # doctest: +SKIP
+    """
+
+    name: ClassVar[str] = "mpi-env"
+    needs: ClassVar[Mapping[str, str]] = MappingProxyType({})
+
+    def resolve(self, num_processes: int, use_gpu: bool) -> MpiEnv:
+        """Return this object unchanged: there is nothing to read or to check."""
+        return self
+
+    def env(self, use_gpu: bool) -> Mapping[str, str]:
+        """Return the variables that all ranks get: torchrun's."""
+        return Torchrun().env(use_gpu)
+
+    def advise(self, failure: Failure, job: Job) -> str:
+        """Return advice if code has looked for an MPI that was not started."""
+        if "MPI_Init" in f"{failure.message}\n{failure.log_tail}":
+            return 'launch="mpi-env" sets variables and starts no MPI: code must not call MPI itself'
+        return ""
+
+    def plan(self, site: Site) -> Plan:
+        """Return the plan of one node."""
+        plan = Torchrun().plan(site)
+        return replace(
+            plan,
+            rank_env=tuple(
+                {**env, **_variables(site.placement, site.node, local_rank)}
+                for local_rank, env in enumerate(plan.rank_env)
+            ),
+        )
+
+
+def _variables(placement: Placement, node: Node, local_rank: int) -> dict[str, str]:
+    """Return what Open MPI and Azure's MPI jobs tell a rank.
+
+    Sources: https://docs.open-mpi.org/en/main/tuning-apps/environment-var.html,
+    https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu
+    """
+    numbering, master = placement.numbering(node), placement.master
+    local = str(numbering.first_local + local_rank)
+    return {
+        "OMPI_COMM_WORLD_RANK": str(node.first_rank + local_rank),
+        "OMPI_COMM_WORLD_SIZE": str(placement.world_size),
+        "OMPI_COMM_WORLD_LOCAL_RANK": local,
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(numbering.local_world_size),
+        "OMPI_COMM_WORLD_NODE_RANK": local,
+        "AZ_BATCH_MASTER_NODE": f"{master.address}:{master.port}",
+        "AZ_BATCHAI_MPI_MASTER_NODE": master.address,
+    }

@@ -1,0 +1,102 @@
+"""The Ray path: each node offers its slots to one Ray cluster, and the target runs once, as Ray's driver."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import ClassVar
+
+from distributor.launch.torchrun import Torchrun
+from distributor.values.launch import BasePath
+from distributor.values.placement import Node
+from distributor.values.plan import Companion, Plan, Site
+
+#: Longest path of a folder below which Ray's sockets still have valid names (unix(7): 107 bytes). Ray appends
+#: ``session_2026-11-23_20-25-42_123456_1234567/sockets/plasma_store``.
+_LONGEST = 42
+
+
+@dataclass(frozen=True)
+class RayNodes(BasePath):
+    """A Ray cluster of the run's nodes, each with the CPUs and GPUs of its slots.
+
+    Attributes:
+        secret: from which the run's token is made. Nobody without the token can use the cluster.
+        object_store_memory: number of bytes of each node's object store; ``None`` leaves the choice to Ray.
+    """
+
+    name: ClassVar[str] = "ray"
+    needs: ClassVar[Mapping[str, str]] = MappingProxyType({"ray": "launch=Ray()"})
+    ports: ClassVar[int] = 2
+    once: ClassVar[bool] = True
+
+    secret: str = field(repr=False)
+    object_store_memory: int | None = None
+
+    def env(self, use_gpu: bool) -> Mapping[str, str]:
+        """Return the variables that all processes get: torchrun's."""
+        return Torchrun().env(use_gpu)
+
+    def plan(self, site: Site) -> Plan:
+        """Return the plan of one node: Ray's processes are a companion of the rank, or all that the node has."""
+        plan, node, head = Torchrun().plan(site), site.node, site.placement.master
+        token = hashlib.sha256(f"{self.secret} {site.job.run_id}".encode()).hexdigest()
+        access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+        port, client_port = head.ports[:2]
+        temporary = _temporary(site)
+        return replace(
+            plan,
+            rank_env=tuple({**env, **access, "RAY_ADDRESS": _address(head, port)} for env in plan.rank_env),
+            elsewhere=() if temporary.startswith(f"{site.folder}{os.sep}") else (temporary,),
+            companions=(
+                Companion(
+                    "ray",
+                    "distributor.ray.node",
+                    "serve",
+                    {
+                        "head": None if node == head else (head.address, port),
+                        "arguments": (*self._resources(node), *_places(node, head, port, client_port, temporary)),
+                        "temporary": temporary,
+                    },
+                    {**access, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0", "RAY_USAGE_STATS_ENABLED": "0"},
+                ),
+            ),
+        )
+
+    def _resources(self, node: Node) -> tuple[str, ...]:
+        store = () if self.object_store_memory is None else (f"--object-store-memory={self.object_store_memory}",)
+        return (f"--num-cpus={node.slots * node.task_cpus}", f"--num-gpus={len(node.gpus)}", *store)
+
+
+def _places(node: Node, head: Node, port: int, client_port: int, temporary: str) -> tuple[str, ...]:
+    """Return the arguments of ``ray start`` that say where a node listens. Other ports are the system's choice."""
+    role: tuple[str, ...] = (f"--address={_address(head, port)}",)
+    if node == head:
+        role = (
+            "--head",
+            f"--port={port}",
+            f"--ray-client-server-port={client_port}",
+            "--include-dashboard=false",
+            "--disable-usage-stats",
+        )
+    return (
+        *role,
+        f"--node-ip-address={node.address}",
+        f"--temp-dir={temporary}",
+        "--min-worker-port=0",
+        "--max-worker-port=0",
+        "--dashboard-agent-listen-port=0",
+    )
+
+
+def _temporary(site: Site) -> str:
+    """Return the folder for Ray's files: in the node's folder, unless names of sockets would be too long there."""
+    inside = os.path.join(site.folder, "ray")
+    return inside if len(inside) <= _LONGEST else f"/tmp/dr-{site.job.run_id}-{site.node.node_rank}"  # noqa: S108
+
+
+def _address(node: Node, port: int) -> str:
+    return f"[{node.address}]:{port}" if ":" in node.address else f"{node.address}:{port}"

@@ -1,0 +1,145 @@
+"""The TensorFlow path: each rank is a task of one cluster, which ``TF_CONFIG`` describes to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import ClassVar
+
+from distributor.errors import ConfigurationError
+from distributor.launch.torchrun import Torchrun
+from distributor.machine import devices
+from distributor.values.checks import check_flag
+from distributor.values.job import Job
+from distributor.values.launch import BasePath
+from distributor.values.outcome import Failure
+from distributor.values.placement import Placement
+from distributor.values.plan import Plan, Site
+
+
+@dataclass(frozen=True)
+class Task:
+    """A rank as TensorFlow calls it: its kind, and its number among those of its kind."""
+
+    kind: str
+    index: int
+
+
+@dataclass(frozen=True)
+class TensorFlow(BasePath):
+    """The launch path for TensorFlow: ``TF_CONFIG`` holds the cluster and each process's task in it.
+
+    Without parameter servers, all processes are workers, for ``MultiWorkerMirroredStrategy``; worker 0 is rank 0. With
+    them, rank 0 is the chief, which runs ``ParameterServerStrategy``; then come workers and servers, which run
+    ``tf.distribute.Server(...).join()``. These never end by themselves: the run succeeds when chief and evaluator have,
+    and then stops them.
+
+    Args:
+        parameter_servers: number of the processes that are parameter servers.
+        evaluator: whether the last process is an evaluator, which is no part of the cluster.
+
+    Example:
+        >>> from distributor import Distributor
+        >>> Distributor(4, launch=TensorFlow(parameter_servers=1)).run(train)  # doctest: +SKIP
+    """
+
+    name: ClassVar[str] = "tensorflow"
+    preload: ClassVar[tuple[str, ...]] = ("tensorflow",)
+    needs: ClassVar[Mapping[str, str]] = MappingProxyType({"tensorflow": "launch=TensorFlow()"})
+    ports: ClassVar[int] = 1
+
+    parameter_servers: int = 0
+    evaluator: bool = False
+
+    def resolve(self, num_processes: int, use_gpu: bool) -> TensorFlow:
+        """Return this path with checked values.
+
+        Raises:
+            ConfigurationError: a value is wrong, or there are too few processes.
+        """
+        servers, evaluator = self.parameter_servers, check_flag("evaluator", self.evaluator)
+        if isinstance(servers, bool) or not isinstance(servers, int) or servers < 0:
+            raise ConfigurationError(f"parameter_servers must be a whole number, at least 0, not {servers!r}")
+        least = servers + evaluator + (2 if servers else 1)
+        if num_processes < least:
+            kinds = ["a chief", "a worker", f"{servers} parameter server{'s' if servers > 1 else ''}"]
+            kinds = [*(kinds if servers else ["a worker"]), *(["an evaluator"] if evaluator else [])]
+            raise ConfigurationError(
+                f"num_processes={num_processes} is too few for {', '.join(kinds)}: it counts all processes, so raise "
+                f"it to {least} or more"
+            )
+        return TensorFlow(servers, evaluator)
+
+    def env(self, use_gpu: bool) -> Mapping[str, str]:
+        """Return the variables that all ranks get.
+
+        Without a GPU, TensorFlow writes errors about CUDA's driver, which is not there on purpose.
+        """
+        return {} if use_gpu else {"TF_CPP_MIN_LOG_LEVEL": "3"}
+
+    def advise(self, failure: Failure, job: Job) -> str:
+        """Return advice on Keras 3, which does not train with these strategies."""
+        text = f"{failure.message}\n{failure.traceback}"
+        if "keras/src/" in text and "tf_keras" not in text and job.resources.num_processes > 1:
+            return (
+                "Keras 3 does not train with strategies of several processes: write the loop with "
+                'strategy.run, or install tf_keras and pass env={"TF_USE_LEGACY_KERAS": "1"}'
+            )
+        return ""
+
+    def plan(self, site: Site) -> Plan:
+        """Return the plan of one node."""
+        plan, node, placement = Torchrun().plan(site), site.node, site.placement
+        tasks = self.tasks(placement.world_size)
+        cluster = _cluster(tasks, placement)
+        use_gpu = site.job.resources.use_gpu
+        return replace(
+            plan,
+            rank_env=tuple(
+                {
+                    **env,
+                    "TF_CONFIG": json.dumps(
+                        {"cluster": cluster, "task": _described(tasks[node.first_rank + local_rank])}
+                    ),
+                    # TensorFlow takes all GPUs that it sees.
+                    **devices.rank_visibility(node.gpus[local_rank :: node.local_world_size], use_gpu),
+                }
+                for local_rank, env in enumerate(plan.rank_env)
+            ),
+            serving=tuple(rank for rank, task in enumerate(tasks) if self.parameter_servers and _serves(task)),
+        )
+
+    def tasks(self, world_size: int) -> tuple[Task, ...]:
+        """Return the task of each rank.
+
+        >>> " ".join(f"{task.kind}-{task.index}" for task in TensorFlow(1, True).tasks(4))
+        'chief-0 worker-0 ps-0 evaluator-0'
+        """
+        chiefs = 1 if self.parameter_servers else 0
+        workers = world_size - chiefs - self.parameter_servers - self.evaluator
+        counts = {"chief": chiefs, "worker": workers, "ps": self.parameter_servers, "evaluator": int(self.evaluator)}
+        return tuple(Task(kind, index) for kind, number in counts.items() for index in range(number))
+
+
+def _serves(task: Task) -> bool:
+    return task.kind in ("worker", "ps")
+
+
+def _described(task: Task) -> dict[str, str | int]:
+    return {"type": task.kind, "index": task.index}
+
+
+def _cluster(tasks: Sequence[Task], placement: Placement) -> dict[str, list[str]]:
+    """Return the addresses of all tasks but the evaluator, by kind.
+
+    Source: https://www.tensorflow.org/guide/distributed_training#setting_up_the_tf_config_environment_variable
+    """
+    cluster: dict[str, list[str]] = {}
+    places = [(node.address, port) for node in placement.nodes for port in node.ports]
+    for task, (address, port) in zip(tasks, places):
+        if task.kind != "evaluator":
+            host = f"[{address}]" if ":" in address else address
+            cluster.setdefault(task.kind, []).append(f"{host}:{port}")
+    return cluster

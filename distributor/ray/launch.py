@@ -1,0 +1,53 @@
+"""``Ray``, the launch path as users write it."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from distributor.errors import ConfigurationError
+from distributor.launch.ray import RayNodes
+from distributor.values.checks import check_memory
+
+#: Least number of bytes of an object store. Source: ``ray/_private/ray_constants.py``.
+_LEAST = 78_643_200
+
+
+@dataclass(frozen=True)
+class Ray:
+    """The launch path that starts a Ray cluster on the run's nodes, and runs the function once, as Ray's driver.
+
+    ``num_processes`` counts Ray workers: each node offers the CPUs and GPUs of its slots. The function runs on node 0;
+    ``ray.init()`` there, which Ray calls by itself, joins the cluster. ``run()`` returns what the function returns.
+    Access needs a token, which only the run's processes have. The cluster ends with the function.
+
+    Args:
+        object_store_memory: size of each node's object store, such as ``"2g"``, at least 78,643,200 bytes. ``None``
+            (default): Ray chooses, which is 30 % of the machine's memory.
+
+    Example:
+        >>> from distributor import Distributor
+        >>> def train():
+        ...     from ray.train import ScalingConfig
+        ...     from ray.train.torch import TorchTrainer
+        ...     return TorchTrainer(loop, scaling_config=ScalingConfig(num_workers=8)).fit().metrics
+        >>> Distributor(8, launch=Ray(object_store_memory="2g")).run(train)  # doctest: +SKIP
+    """
+
+    object_store_memory: int | str | None = None
+
+    def resolve(self, num_processes: int, use_gpu: bool) -> RayNodes:
+        """Return the launch path as the job holds it.
+
+        Raises:
+            ConfigurationError: the size of the object store is wrong.
+        """
+        size = self.object_store_memory
+        if size is not None:
+            size = check_memory("object_store_memory", size)
+            if size < _LEAST:
+                raise ConfigurationError(
+                    f"object_store_memory must be at least {_LEAST:,} bytes, which Ray needs, not "
+                    f"{self.object_store_memory!r}"
+                )
+        return RayNodes(secrets.token_hex(16), size)

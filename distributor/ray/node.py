@@ -1,0 +1,74 @@
+"""The companion that runs Ray's processes on a node (see ``ray start``), and ends them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from distributor.machine import folders
+
+#: Number of seconds between looks at what Ray has done.
+_POLL = 0.05
+
+#: The file that Ray writes into its folder as its last step before a node counts as started. Source:
+#: ``ray._private.utils.write_ray_address``.
+_STARTED = "ray_current_cluster"
+
+#: Variables of the ranks that Ray's workers must not have: they choose their own number of threads.
+_NOT_FOR_WORKERS = ("OMP_NUM_THREADS",)
+
+
+def serve(
+    head: tuple[str, int] | None, arguments: Sequence[str], temporary: str, ready: Callable[[], None]
+) -> NoReturn:
+    """Run Ray on this node until SIGTERM, or until Ray ends. Never returns.
+
+    Args:
+        head: address and port of Ray's head; ``None`` if this node is the head.
+        arguments: the arguments of ``ray start``.
+        temporary: the folder for Ray's files.
+        ready: called once the node is part of the cluster.
+    """
+    folders.make_private(temporary)
+    if head is not None:
+        _await(head)
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *arguments]
+    process = subprocess.Popen(command, env=environment(os.environ, sys.path))
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    started = Path(temporary, _STARTED)
+    while process.poll() is None and not started.exists():
+        time.sleep(_POLL)
+    if process.poll() is None:
+        ready()
+    sys.exit(process.wait())
+
+
+def environment(environ: Mapping[str, str], path: Sequence[str]) -> dict[str, str]:
+    """Return the environment of Ray's processes, whose workers must find what ranks would find.
+
+    Args:
+        environ: this process's environment.
+        path: its import path.
+
+    >>> environment({"OMP_NUM_THREADS": "1", "HOME": "/root"}, ["/job", "", "/lib"])
+    {'HOME': '/root', 'PYTHONPATH': '/job:/lib'}
+    """
+    kept = {name: value for name, value in environ.items() if name not in _NOT_FOR_WORKERS}
+    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+
+
+def _await(head: tuple[str, int]) -> None:
+    """Wait until Ray's head accepts connections. It is being started on another node."""
+    while True:
+        try:
+            socket.create_connection(head, timeout=1.0).close()
+            return
+        except OSError:
+            time.sleep(_POLL)
