@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 import secrets
 import sys
 from collections.abc import Mapping
@@ -14,10 +15,13 @@ from distributor.api.options import Options
 from distributor.display.view import View
 from distributor.errors import ConfigurationError, PayloadError
 from distributor.machine import versions
+from distributor.machine.urls import Remote, is_url
 from distributor.schedulers.base import Scheduler
-from distributor.shipping import modules, project
+from distributor.shipping import modules, project, tree
+from distributor.text.wording import size
 from distributor.values.environment import CONTRACT
-from distributor.values.job import Job, Target, WorkingDir
+from distributor.values.files import WITH_THE_JOB, own
+from distributor.values.job import Job, OutputDir, Target, WorkingDir
 from distributor.values.launch import LaunchPath
 from distributor.values.options import Project, Variables
 
@@ -26,7 +30,7 @@ def build_job(
     options: Options,
     launch: LaunchPath,
     target: Target,
-    working_dir: WorkingDir | None,
+    folders: tuple[WorkingDir | None, OutputDir | None],
     scheduler: Scheduler | None,
     environ: Mapping[str, str],
     collect: Literal["rank0", "all"],
@@ -37,15 +41,20 @@ def build_job(
         options: what the user asks for.
         launch: the launch path, resolved for this run.
         target: what each rank runs.
-        working_dir: the project folder, packed if it must travel.
+        folders: the project folder and the folder for new files, packed if they must travel.
         scheduler: where the run trains; ``None`` if there is no session yet; what a scheduler decides then stays open.
         environ: the driver's environment, some of which may be forwarded.
         collect: whose return values travel back.
 
     Raises:
-        ConfigurationError, ResourceError: the scheduler cannot provide the resources.
+        ConfigurationError: an option does not suit the launch path.
+        ResourceError: the scheduler cannot provide the resources.
     """
-    resources = options.resources
+    resources, stall = options.resources, options.deadlines.stall_timeout
+    if launch.once and stall is not None:
+        raise ConfigurationError(
+            f"stall_timeout={stall:g} watches ranks, and processes of launch={launch.name!r} are none: leave it out"
+        )
     ranks_per_task, task_profile = (1, None) if scheduler is None else scheduler.shape(resources)
     return Job(
         run_id=secrets.token_hex(6),
@@ -62,9 +71,10 @@ def build_job(
         task_profile=task_profile,
         node_limit=None if scheduler is None else scheduler.node_limit(resources),
         spark_cpus=None if scheduler is None else scheduler.omp_threads,
-        versions=versions.here(),
+        versions=versions.here(launch.needs),
         env={**launch.env(resources.use_gpu), **ranks_env(options.variables, environ)},
-        working_dir=working_dir,
+        working_dir=folders[0],
+        output_dir=folders[1],
         collect=collect,
     )
 
@@ -115,7 +125,68 @@ def pack_working_dir(asked: Project, *, local: bool, view: View | None) -> Worki
     if local:
         return WorkingDir(str(folder), None)
     with nullcontext() if view is None else view.packing(str(asked.working_dir)) as packed:
-        return WorkingDir(str(folder), project.pack_folder(folder, asked.working_dir_limit, packed))
+        return WorkingDir(str(folder), project.pack_folder(folder, asked.working_dir_limit, packed, _place(asked)))
+
+
+def _place(asked: Project) -> Path | None:
+    """Return the folder to which files come back; ``None`` if there is none, or it is a URL."""
+    if asked.output_dir is None or is_url(asked.output_dir):
+        return None
+    return Path(os.path.realpath(project.absolute(Path(asked.output_dir))))
+
+
+def pack_output_dir(asked: Project, *, local: bool, view: View | None) -> OutputDir | None:
+    """Return where new files of ranks come back to, with what is there already if it must travel.
+
+    Raises:
+        PayloadError: there is too much already.
+        ConfigurationError: it is a file or cannot be made, the URL cannot be used, or the current directory does not
+            exist.
+    """
+    where, limit = asked.output_dir, asked.output_limit
+    if where is None:
+        return None
+    if is_url(where):
+        _check_url(where, limit)
+        return OutputDir(where, limit)
+    folder = _place(asked)
+    assert folder is not None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"output_dir {where!r} cannot be used: {folder}: {error.strerror}") from error
+    sizes = tree.sizes(str(folder))
+    held = sum(sizes.values())
+    _check_held(where, held, limit)
+    if local or held > WITH_THE_JOB:
+        return OutputDir(str(folder), limit, held)
+    with nullcontext() if view is None else view.packing(where) as packed:
+        archive = project.pack_files(folder, [folder / name for name in sizes], packed)
+    return OutputDir(str(folder), limit, held, archive)
+
+
+def _check_url(url: str, limit: int) -> None:
+    """Check that the driver can write to a URL, and that what is there may travel.
+
+    Raises:
+        ConfigurationError: it cannot.
+        PayloadError: there is too much.
+    """
+    try:
+        remote = Remote(url)
+        remote.check(f".distributor-{secrets.token_hex(6)}")
+        held = sum(own(remote.sizes()).values())
+    except OSError as error:
+        raise ConfigurationError(f"output_dir {url!r} cannot be used: {error}") from None
+    _check_held(url, held, limit)
+
+
+def _check_held(where: str, held: int, limit: int) -> None:
+    if held > limit:
+        raise PayloadError(
+            f"output_dir {where!r} holds {size(held)}, more than output_limit ({size(limit)}), and all of it is put on "
+            "each node: raise output_limit (bytes), or pass another folder"
+        )
 
 
 def make_log_folder(log_dir: Path | None, run_id: str) -> Path | None:

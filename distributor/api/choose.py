@@ -14,11 +14,17 @@ if TYPE_CHECKING:
     from distributor.schedulers.base import Scheduler
 
 
-def choose_session(local_mode: bool | None, *, needed: bool = True) -> SparkSession | None:
-    """Return the session to train on; ``None`` for this machine, or if no session exists and none is needed.
+def choose_session(
+    local_mode: bool | None, use_gpu: bool = False, *, needed: bool = True
+) -> tuple[SparkSession | None, bool]:
+    """Return the session to train on, if any, and whether to train on this machine without it.
+
+    Neither, if a session is asked for and there is none, but none is needed. Tasks of a classic session on a
+    ``local[...]`` master run on this machine but get no GPUs from Spark. So ranks with GPUs do without the tasks.
 
     Args:
         local_mode: as the user gives it.
+        use_gpu: whether ranks use GPUs.
         needed: whether a missing session is an error if the user asks for Spark.
 
     Raises:
@@ -26,16 +32,16 @@ def choose_session(local_mode: bool | None, *, needed: bool = True) -> SparkSess
             ended.
     """
     if local_mode is True:
-        return None
+        return None, True
     if local_mode is None and "pyspark" not in sys.modules:
-        return None  # without pyspark there is no active session
+        return None, True  # without pyspark there is no active session
     try:
         from distributor.schedulers.spark import session as spark_session
 
         session = spark_session.active_session()
     except ImportError as error:
         if local_mode is None:
-            return None
+            return None, True
         raise ConfigurationError(
             f"local_mode=False trains on Spark, but pyspark cannot be imported ({error}): "
             "pip install 'distributor[spark]'"
@@ -49,7 +55,11 @@ def choose_session(local_mode: bool | None, *, needed: bool = True) -> SparkSess
             "local_mode=False trains on Spark, but there is no active Spark session: create one first "
             "(SparkSession.builder.getOrCreate()), or pass local_mode=True to train on this machine"
         )
-    return session
+    if local_mode is None:
+        return session, session is None
+    if session is not None and use_gpu and not spark_session.is_cluster(session):
+        return None, True
+    return session, False
 
 
 def choose_scheduler(session: SparkSession | None, use_gpu: bool) -> Scheduler:
@@ -82,8 +92,10 @@ def check_gpus(local_mode: bool | None, resources: Resources) -> None:
     if local_mode:
         choose_scheduler(None, use_gpu=True).shape(resources)
         return
-    session = choose_session(False, needed=False) if sys.modules.get("pyspark") is not None else None
-    if session is not None:
+    if sys.modules.get("pyspark") is None:
+        return
+    session, here = choose_session(False, use_gpu=True, needed=False)
+    if session is not None or here:
         choose_scheduler(session, use_gpu=True).shape(resources)
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
-from distributor.api.build import build_job, check_packages, make_log_folder, pack_working_dir
+from distributor.api.build import build_job, check_packages, make_log_folder, pack_output_dir, pack_working_dir
 from distributor.api.choose import active_session, check_gpus, choose_scheduler, choose_session
 from distributor.api.forewarn import deepspeed_on_cpus, fsdp_on_cpus
 from distributor.api.interrupt import MARGIN, plain_interrupts
@@ -55,6 +55,15 @@ class Distributor:
             This machine uses it in place; executors get a copy, which is removed at the end. Scripts and modules are
             looked up in this folder first, then in the current directory.
         working_dir_limit: maximum total size of the files in ``working_dir``, in bytes (default 256 MiB).
+        output_dir: where files come back to that ranks write to relative paths: a folder on the driver, or a URL for
+            fsspec such as ``"s3://bucket/run"``, which the driver and all executors reach. A file comes back under its
+            path once it is closed, also if the run fails, and is removed if its rank removes it. If nodes write
+            different bytes to the same path, the first node's file keeps the name, and the others get ``.node-1``,
+            ``.node-2``, .... What is in the folder before the run is put into each rank's current directory. In local
+            mode, files are copied and stay where they are too. Without it, such files are removed from executors when
+            the run ends, and a warning says so as soon as there is one.
+        output_limit: the most that the files in ``output_dir`` may hold, in bytes or as ``"8g"`` (default 1 GiB). A
+            run that would begin with more fails; a file that would exceed it stays where it is, with a warning.
         gpus_per_process: number of GPUs for each rank (default 1 with ``use_gpu``). A rank's first GPU is always
             ``cuda:LOCAL_RANK``, and its other GPUs are every ``LOCAL_WORLD_SIZE``-th device after that.
         cpus_per_process: number of CPUs for each rank, and of its OpenMP threads (default: ``spark.task.cpus``, or in
@@ -123,6 +132,8 @@ class Distributor:
         forward_env: Sequence[str] = (),
         working_dir: str | os.PathLike[str] | None = None,
         working_dir_limit: int = 256 << 20,
+        output_dir: str | os.PathLike[str] | None = None,
+        output_limit: int | str = "1g",
         gpus_per_process: int | None = None,
         cpus_per_process: int | None = None,
         memory_per_process: int | str | None = None,
@@ -250,7 +261,7 @@ class Distributor:
         self, train_object: Any, args: Sequence[Any], kwargs: Mapping[str, Any], collect: Literal["rank0", "all"]
     ) -> tuple[Run, Sequence[str]]:
         """Return a run that is still to be started, and the notes to show then."""
-        session, output = choose_session(self.local_mode), self._options.output
+        (session, _), output = choose_session(self.local_mode, self.use_gpu), self._options.output
         view = choose_view() if output.progress else None
         scheduler = choose_scheduler(session, self.use_gpu)
         job = self._job(train_object, args, kwargs, collect, scheduler, local=session is None, view=view)
@@ -274,6 +285,8 @@ class Distributor:
         spark_is_there = sys.modules.get("pyspark") is not None
         if session is None and self.local_mode is None and spark_is_there and active_session() is None:
             notes.append("training on this machine, because no Spark session is active")
+        if session is None and self.local_mode is False:
+            notes.append("training on this machine with its GPUs, because Spark's master is this machine")
         if log_folder is not None:
             shown = str(log_folder)
             with suppress(FileNotFoundError):  # the current directory may be gone
@@ -297,8 +310,7 @@ class Distributor:
             >>> Distributor(2, True, use_gpu=False).plan("train.py", "--lr", 0.1).target.argv  # doctest: +SKIP
             ('--lr', '0.1')
         """
-        session = choose_session(self.local_mode, needed=False)
-        local = session is None and self.local_mode is not False
+        session, local = choose_session(self.local_mode, self.use_gpu, needed=False)
         scheduler = choose_scheduler(session, self.use_gpu) if local or session is not None else None
         job = self._job(train_object, args, kwargs, "all", scheduler, local=local, view=None)
         if scheduler is not None:
@@ -320,8 +332,11 @@ class Distributor:
         if local:
             check_packages(self._launch)
         target = find_target(train_object, args, kwargs, working_dir=asked.working_dir, local=local)
-        working_dir = pack_working_dir(asked, local=local, view=view)
-        return build_job(self._options, self._launch, target, working_dir, scheduler, os.environ, collect)
+        folders = (
+            pack_working_dir(asked, local=local, view=view),
+            pack_output_dir(asked, local=local, view=view),
+        )
+        return build_job(self._options, self._launch, target, folders, scheduler, os.environ, collect)
 
 
 class TorchDistributor(Distributor):

@@ -11,14 +11,10 @@ def deepspeed_on_cpus(job: Job, environ: Mapping[str, str]) -> str | None:
     """Return a warning if a run on CPUs asks Accelerate or Transformers for DeepSpeed, but not its launch path.
 
     They then train without it in silence. Source: ``accelerate/state.py``, ``AcceleratorState``.
+
+    The arguments are the same as for :func:`fsdp_on_cpus`.
     """
-    if job.resources.use_gpu or job.launch.name == "deepspeed":
-        return None
-    argv = () if isinstance(job.target, Function) else job.target.argv
-    asked = next((word.partition("=")[0] for word in argv if word.partition("=")[0] == "--deepspeed"), None)
-    if {**environ, **job.env}.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
-        asked = "ACCELERATE_USE_DEEPSPEED"
-    if asked is None:
+    if job.launch.name == "deepspeed" or (asked := _asked_on_cpus("deepspeed", job, environ)) is None:
         return None
     return (
         f"{asked} asks for DeepSpeed, but with use_gpu=False Accelerate and Transformers train without it unless "
@@ -39,15 +35,20 @@ def fsdp_on_cpus(job: Job, environ: Mapping[str, str]) -> str | None:
         >>> fsdp_on_cpus(job, {"ACCELERATE_USE_FSDP": "true"})  # doctest: +SKIP
         'ACCELERATE_USE_FSDP asks for FSDP, for which Accelerate and Transformers need GPUs: ...'
     """
-    if job.resources.use_gpu:
-        return None
-    argv = () if isinstance(job.target, Function) else job.target.argv
-    asked = next((word.partition("=")[0] for word in argv if word.partition("=")[0] == "--fsdp"), None)
-    if {**environ, **job.env}.get("ACCELERATE_USE_FSDP", "").lower() == "true":
-        asked = "ACCELERATE_USE_FSDP"
-    if asked is None:
+    if (asked := _asked_on_cpus("fsdp", job, environ)) is None:
         return None
     return (
         f"{asked} asks for FSDP, for which Accelerate and Transformers need GPUs: on CPUs (use_gpu=False) they train "
         "with DDP instead, and do not say so. Pass use_gpu=True, or do without FSDP"
     )
+
+
+def _asked_on_cpus(library: str, job: Job, environ: Mapping[str, str]) -> str | None:
+    """Return the variable or argument with which a run on CPUs asks for a library; ``None`` if it does not."""
+    if job.resources.use_gpu:
+        return None
+    variable, option = f"ACCELERATE_USE_{library.upper()}", f"--{library}"
+    if {**environ, **job.env}.get(variable, "").lower() == "true":
+        return variable
+    argv = () if isinstance(job.target, Function) else job.target.argv
+    return option if any(word.partition("=")[0] == option for word in argv) else None

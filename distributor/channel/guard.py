@@ -33,8 +33,9 @@ _MOST_WARNINGS = 64
 #: Number of names of nodes that the run may hear for each task, while it is not known which nodes it has.
 _NAMES_PER_TASK = 4
 
-#: Number of characters of names, of warnings, and of the stacks of one rank.
+#: Number of characters of names, of paths, of warnings, and of the stacks of one rank.
 _LONGEST_NAME = 512
+_LONGEST_PATH = 4096
 _LONGEST_WARNING = 16 << 10
 _LONGEST_STACKS = 512 << 10
 
@@ -143,9 +144,38 @@ class Guard:
         Raises:
             ProtocolError: it is not the agent of the rank's node.
         """
-        if not _equal(self._secrets.get(value.node, ""), value.secret):
+        if not self._proves(value.node, value.secret):
             raise ProtocolError(f"the value of rank {value.rank} without the secret of its node")
         self._check_rank(value.node, value.rank)
+
+    def check_node(self, told: messages.Deposit | messages.Withdraw | messages.Fetch) -> int:
+        """Return the rank of the node that says something about files.
+
+        Raises:
+            ProtocolError: it is not an agent of this run.
+        """
+        nodes = self._nodes()[1]
+        if told.node not in nodes or not self._proves(told.node, told.secret):
+            raise ProtocolError("a file without the secret of its node")
+        return nodes[told.node].node_rank
+
+    def check_deposit(self, told: messages.Deposit | messages.Withdraw) -> int:
+        """Check who brings a file or takes one back, and return the rank of its node.
+
+        Raises:
+            ProtocolError: it is not an agent of this run, or the file would lie elsewhere.
+        """
+        node = self.check_node(told)
+        path = told.path if isinstance(told, messages.Withdraw) else told.entry.path
+        _check_path(path)
+        if isinstance(told, messages.Deposit) and told.uploaded is not None:
+            _check_path(told.uploaded)
+        if isinstance(told, messages.Deposit):
+            _check_number("the size of a file", told.entry.size)
+            _check_number("the time of a file", told.entry.mtime_ns)
+            if told.entry.mode & ~0o777:
+                raise ProtocolError(f"no file of a rank has the mode {told.entry.mode:o}")
+        return node
 
     def admit(self, hello: messages.Hello) -> None:
         """Take note of a node that says hello.
@@ -200,11 +230,16 @@ class Guard:
             case messages.Unfit():
                 _check_length("the name of a host", message.host, _LONGEST_NAME)
                 _check_length("a reason", message.why, _LONGEST_WARNING)
-            case messages.Started() | messages.Dead() | messages.Orphaned() | messages.Bye():
+            case messages.Started() | messages.Keeping() | messages.Dead() | messages.Orphaned() | messages.Bye():
                 pass
             case _:
                 raise ProtocolError(f"a node does not send {type(message).__name__}")
         return True
+
+    def _proves(self, node: str, secret: str) -> bool:
+        """Return whether a secret is that of a node that has said hello. Without ranks, nothing is known of nodes."""
+        known = node in self._secrets or self._world_size is None
+        return known and _equal(self._secrets.get(node, ""), secret)
 
     def _nodes(self) -> tuple[Placement | None, dict[str, Node]]:
         """Return the placement, and its nodes by name."""
@@ -327,7 +362,7 @@ def _check_placement(nodes: tuple[Node, ...], world_size: int) -> None:
     """Check that nodes hold all ranks of the run, in order."""
     first = 0
     for number, node in enumerate(nodes):
-        if (node.node_rank, node.first_rank) != (number, first) or not 0 < node.local_world_size <= world_size:
+        if (node.node_rank, node.first_rank) != (number, first) or not 0 <= node.local_world_size <= world_size:
             raise ProtocolError(f"node {number} of the placement is out of order")
         first += node.local_world_size
     if len({node.executor for node in nodes}) != len(nodes):
@@ -345,6 +380,12 @@ def _texts(nodes: Iterable[Node]) -> Iterable[str]:
 def _check_length(what: str, text: str, longest: int) -> None:
     if len(text) > longest:
         raise ProtocolError(f"{what} has {len(text)} characters, more than {longest}")
+
+
+def _check_path(path: str) -> None:
+    _check_length("the path of a file", path, _LONGEST_PATH)
+    if "\0" in path or {"", ".", ".."} & {*path.split("/")}:
+        raise ProtocolError(f"no file of a rank has the path {path!r}")
 
 
 def _check_number(what: str, number: int) -> None:

@@ -9,13 +9,33 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Callable, Collection
+from typing import Protocol
 
 from distributor.channel.intake import Intake
-from distributor.values.messages import Finished
+from distributor.values.messages import Deposit, Finished, Withdraw
 from distributor.values.outcome import Collected
 
 #: Number of seconds between two looks at what has arrived.
 _LOOK = 0.05
+
+
+class Depository(Protocol):
+    """The receiver of new files of ranks; its methods run in the channel's thread."""
+
+    @property
+    def progress(self) -> int:
+        """A number that grows as files come."""
+
+    async def receive(
+        self, deposit: Deposit, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Take a file of a node over the connection that announced it, and answer."""
+
+    async def give(self, writer: asyncio.StreamWriter) -> None:
+        """Send a node what was kept before the run."""
+
+    async def withdraw(self, told: Withdraw, node: int, writer: asyncio.StreamWriter) -> None:
+        """Take note that a node's ranks have removed a file, and answer."""
 
 
 class Returns:
@@ -23,10 +43,12 @@ class Returns:
 
     Args:
         intake: receives the larger return values.
+        depository: receives new files of ranks; ``None`` if the run keeps none.
     """
 
-    def __init__(self, intake: Intake) -> None:
+    def __init__(self, intake: Intake, depository: Depository | None = None) -> None:
         self.intake = intake
+        self.depository = depository
         self._finished: dict[str, Finished] = {}
 
     def __bool__(self) -> bool:
@@ -52,9 +74,10 @@ class Returns:
             patience: number of seconds to wait while nothing arrives.
         """
         loop = asyncio.get_running_loop()
-        seen, since = (-1, -1), loop.time()
+        seen, since = (-1, -1, -1), loop.time()
         while not self._complete(nodes()):
-            now = len(self._finished), self.intake.received
+            kept = 0 if self.depository is None else self.depository.progress
+            now = len(self._finished), self.intake.received, kept
             if now != seen:
                 seen, since = now, loop.time()
             if hopeless() or loop.time() - since > patience:

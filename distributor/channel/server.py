@@ -19,7 +19,7 @@ from distributor.channel.facts import Facts
 from distributor.channel.guard import Guard
 from distributor.channel.intake import Intake
 from distributor.channel.proof import SEAL_BYTES
-from distributor.channel.returns import Returns
+from distributor.channel.returns import Depository, Returns
 from distributor.values import messages, outcome
 from distributor.values.messages import Message, Offset
 from distributor.values.plan import Endpoint
@@ -92,9 +92,17 @@ class ChannelServer:
         timeout: seconds of silence after which a node is lost.
         tasks: number of tasks that exchange facts before the nodes start.
         guard: decides what nodes may say; by default, it knows of no ranks.
+        depository: takes new files of ranks; ``None`` if the run keeps none.
     """
 
-    def __init__(self, listener: Listener, timeout: float = 30.0, tasks: int = 0, guard: Guard | None = None) -> None:
+    def __init__(
+        self,
+        listener: Listener,
+        timeout: float = 30.0,
+        tasks: int = 0,
+        guard: Guard | None = None,
+        depository: Depository | None = None,
+    ) -> None:
         self._listener = listener
         self._guard = Guard(tasks=tasks) if guard is None else guard
         self._timeout = timeout
@@ -106,7 +114,7 @@ class ChannelServer:
         self._standing = _Standing()
         self._door = Door(partial(self._serve, window=RETURN_WINDOW), tasks)
         #: What nodes bring back over the channel.
-        self.returns = Returns(Intake())
+        self.returns = Returns(Intake(), depository)
         #: Whether a task or a node has ever reached the driver.
         self.reached = False
 
@@ -301,6 +309,18 @@ class ChannelServer:
                 self._guard.check_value(message)
                 self._door.admit()
                 await self.intake.receive(message, writer)
+            case messages.Deposit() if (depository := self.returns.depository) is not None:
+                node = self._guard.check_deposit(message)
+                self._door.admit()
+                await depository.receive(message, node, reader, writer)
+            case messages.Fetch() if (depository := self.returns.depository) is not None:
+                self._guard.check_node(message)
+                self._door.admit()
+                await depository.give(writer)
+            case messages.Withdraw() if (depository := self.returns.depository) is not None:
+                node = self._guard.check_deposit(message)
+                self._door.admit()
+                await depository.withdraw(message, node, writer)
             case _:
                 raise frames.ProtocolError(f"{type(message).__name__} is no first message")
 

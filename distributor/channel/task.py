@@ -13,15 +13,31 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import socket
 import struct
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 from distributor.machine import network
 from distributor.values import messages
-from distributor.values.messages import AllFacts, Message, Proceed, Received, Sent, Stop, TaskFacts, Value
+from distributor.values.files import make_way
+from distributor.values.messages import (
+    AllFacts,
+    Deposit,
+    Fetch,
+    Message,
+    Offer,
+    Proceed,
+    Received,
+    Refused,
+    Sent,
+    Stop,
+    TaskFacts,
+    Value,
+    Withdraw,
+)
 
 #: Where the driver listens: host, port, certificate (PEM), token.
 Endpoint = tuple[str, int, str, bytes]
@@ -42,6 +58,10 @@ _PIECE = 256 << 10
 
 class StoppedError(Exception):
     """The run was stopped: it must not begin, or it no longer needs return values."""
+
+
+class RefusedError(Exception):
+    """The driver does not take a file."""
 
 
 def exchange(
@@ -124,6 +144,79 @@ def _send_value(endpoint: Endpoint, value: Value, content: bytes | str, patience
             line.sendall(buffer[:count])
         _expect(Received, line)
     return Sent(value.size, digest.digest())
+
+
+def send_file(endpoint: Endpoint, told: Deposit | Withdraw, source: str | None, patience: float) -> None:
+    """Tell the driver of a new file, and send it if the driver wants its bytes; or tell that a file was removed.
+
+    Args:
+        endpoint: the driver.
+        told: what to tell.
+        source: the file's path here; ``None`` if the driver needs no bytes.
+        patience: number of seconds without progress after which the driver counts as lost.
+
+    Raises:
+        RefusedError: the driver does not take the file.
+        OSError: the driver cannot be reached, the connection broke, or the file has become shorter.
+    """
+    with _connect(endpoint) as line:
+        line.settimeout(patience)
+        line.sendall(_pack(told))
+        answer = _read(line)
+        if isinstance(answer, Refused):
+            raise RefusedError(answer.why)
+        if isinstance(answer, Proceed) and isinstance(told, Deposit) and source is not None:
+            with open(source, "rb") as file:
+                _send_exactly(file, told.entry.size, line)
+            answer = _read(line)
+        if not isinstance(answer, Received):
+            raise ConnectionError(f"the driver answers {answer}")
+
+
+def fetch_files(endpoint: Endpoint, told: Fetch, folder: str, patience: float, wanted: Callable[[str], bool]) -> None:
+    """Get the files that the driver has kept of earlier runs.
+
+    Args:
+        endpoint: the driver.
+        told: asks for them.
+        folder: where to put them.
+        patience: number of seconds without progress after which the driver counts as lost.
+        wanted: returns whether a file is wanted.
+
+    Raises:
+        OSError: the driver cannot be reached, the connection broke, or a file cannot be written.
+    """
+    with _connect(endpoint) as line:
+        line.settimeout(patience)
+        line.sendall(_pack(told))
+        while isinstance(offer := _read(line), Offer):
+            path = make_way(folder, offer.path) if wanted(offer.path) else os.devnull
+            _receive(offer, path, line)
+        if not isinstance(offer, Received):
+            raise ConnectionError(f"the driver answers {offer}")
+
+
+def _receive(offer: Offer, path: str, line: socket.socket) -> None:
+    with open(path, "wb") as file:
+        left, buffer = offer.size, memoryview(bytearray(_PIECE))
+        while left:
+            count = line.recv_into(buffer[: min(left, _PIECE)])
+            if not count:
+                raise ConnectionError("the connection has ended")
+            file.write(buffer[:count])
+            left -= count
+    if path != os.devnull:
+        os.chmod(path, offer.mode)
+        os.utime(path, ns=(offer.mtime_ns, offer.mtime_ns))
+
+
+def _send_exactly(file: BinaryIO, size: int, line: socket.socket) -> None:
+    while size:
+        piece = file.read(min(size, _PIECE))
+        if not piece:
+            raise ConnectionError("the file has become shorter")
+        line.sendall(piece)
+        size -= len(piece)
 
 
 def _expect(kind: type[Message], line: socket.socket) -> None:

@@ -75,7 +75,7 @@ def from_warm(
     """
     overlay = environment.overlay(os.environ, task_cpus, warmth["ranks_per_task"], warmth["spark_cpus"])
     environ = environment.apply(os.environ, overlay)
-    environ = {**environ, **warmth["env"]}
+    environ = {**environ, **environment.waiting({**environ, **warmth["env"]}), **warmth["env"]}
     if not warmth["use_gpu"]:
         environ |= allocator.huge_pages(environ)  # not for the forks' own children: forks get the caller's environment
     for _ in range(3):

@@ -42,6 +42,8 @@ _PARTS = {
     "launcher": "distributor.node.launcher",
     "rank": "distributor.rank.process",
     "companion": "distributor.node.companion",
+    "uploads": "distributor.node.uploads",
+    "accelerate": "distributor.accelerate.variables",
 }
 
 #: Code for ``python -c``. It imports the package from a given path; neither the package's siblings nor the current

@@ -71,21 +71,22 @@ def claim(folder: str | os.PathLike[str]) -> IO[bytes]:
 
 
 def note_elsewhere(folder: str | os.PathLike[str], paths: Sequence[str]) -> None:
-    """Record files outside a folder, so that any process that removes the folder removes them too."""
+    """Record files and folders outside a folder, so that any process that removes the folder removes them too."""
     if paths:
         Path(folder, _ELSEWHERE).write_bytes(os.fsencode("\n".join(paths)))
 
 
 def remove_elsewhere(folder: str | os.PathLike[str]) -> None:
-    """Remove the files that :func:`note_elsewhere` recorded for a folder."""
+    """Remove what :func:`note_elsewhere` recorded for a folder."""
     with suppress(OSError):
         for path in Path(folder, _ELSEWHERE).read_bytes().split(b"\n"):
+            shutil.rmtree(path, ignore_errors=True)
             with suppress(OSError):
                 os.unlink(path)
 
 
 def remove(folder: str | os.PathLike[str]) -> None:
-    """Remove a folder, and the files that :func:`note_elsewhere` recorded for it."""
+    """Remove a folder, and what :func:`note_elsewhere` recorded for it."""
     remove_elsewhere(folder)
     shutil.rmtree(folder, ignore_errors=True)
 

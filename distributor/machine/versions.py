@@ -1,4 +1,4 @@
-"""Versions of Python and torch on each host, and the differences that matter.
+"""Versions of Python, torch and what a launch path needs on each host, and the differences that matter.
 
 This package and cloudpickle need no check: they travel with the job.
 
@@ -8,7 +8,8 @@ Standard library only: ``here`` runs inside Spark's Python workers.
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -16,13 +17,21 @@ if TYPE_CHECKING:
     from distributor.values.placement import NodeFacts
 
 
-def here() -> dict[str, str]:
-    """Return the versions of this process's Python and torch, without importing torch."""
+#: Names of distributions that hold a module, where there are several.
+_DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-rocm")}
+
+
+def here(packages: Iterable[str] = ()) -> dict[str, str]:
+    """Return the versions of this process's Python, of torch and of other packages, without importing them.
+
+    Args:
+        packages: modules besides torch. Those that are not installed are left out.
+    """
     versions = {"Python": platform.python_version()}
-    try:
-        versions["torch"] = metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        pass
+    for package in ("torch", *packages):
+        for distribution in _DISTRIBUTIONS.get(package, (package,)):
+            with suppress(metadata.PackageNotFoundError):
+                versions[package] = metadata.version(distribution)
     return versions
 
 
@@ -30,7 +39,8 @@ def conflict(driver: Mapping[str, str], facts: Sequence[NodeFacts]) -> str | Non
     """Return a description of a difference with which the run cannot work; ``None`` if there is none.
 
     Functions are shipped as bytecode, which is specific to a minor version of Python. Ranks with different minor
-    versions of torch hang or corrupt each other: the format of the data in collectives is private to a version.
+    versions of torch hang or corrupt each other: the format of the data in collectives is private to a version. So it
+    is with JAX, TensorFlow and Ray.
 
     Args:
         driver: the result of :func:`here` on the driver.
@@ -45,12 +55,13 @@ def conflict(driver: Mapping[str, str], facts: Sequence[NodeFacts]) -> str | Non
                 f"Python is {theirs} on {fact.host} and {ours} on the driver: functions need the same minor version. "
                 "Choose another Python before the session starts (PYSPARK_PYTHON, spark.pyspark.python)"
             )
-        ours, theirs = first.versions.get("torch", ""), fact.versions.get("torch", "")
-        if ours and theirs and _minor(ours) != _minor(theirs):
-            return (
-                f"torch is {theirs} on {fact.host} and {ours} on {first.host}: ranks need the same version. Install "
-                "one version on all hosts, or ship one environment (--archives)"
-            )
+        for package in sorted(first.versions.keys() - {"Python"}):
+            ours, theirs = first.versions[package], fact.versions.get(package, "")
+            if theirs and _minor(ours) != _minor(theirs):
+                return (
+                    f"{package} is {theirs} on {fact.host} and {ours} on {first.host}: ranks need the same version. "
+                    "Install one version on all hosts, or ship one environment (--archives)"
+                )
     return None
 
 

@@ -12,6 +12,7 @@ import asyncio
 import os
 import pickle
 import socket
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,6 +26,7 @@ from distributor.machine import folders, limits, network, processes, versions
 from distributor.node import guard, launching, outcomes, staging
 from distributor.node.attempt import Assignment, Attempt, Ended, Notes
 from distributor.node.driver_link import DriverLink
+from distributor.node.files import Files, begin_files
 from distributor.node.handover import Handover
 from distributor.node.launching import Launcher, SpawnedLauncher
 from distributor.node.restarts import Restarts
@@ -70,16 +72,17 @@ class _Agent:
         self, order: AgentOrder, sockets: Mapping[str, socket.socket], launcher: Launcher, warnings: list[str]
     ) -> None:
         self._order = order
+        sys.path += [path for path in order.sys_path if path not in sys.path]  # a launch path may be somebody else's
         self._job: Job = package.attach(pickle.loads(order.job), order.parts)
         self._control = sockets["control"]
         self._store = sockets.get("store")
         self._launcher = launcher
         self._link = DriverLink(order, self._job, sockets.get("channel"), self)
-        self._reserved: list[socket.socket] = []
         self._owner_gone = asyncio.Event()
         self._restarts = Restarts(self._job.max_restarts)
         self._attempt: Attempt | None = None
         self._logs: Tailing | None = None
+        self._files: Files | None = None
         warnings = [*warnings, *([order.note] if order.note is not None else [])]
         self._notes = Notes({**order.times, "agent": time.time()}, warnings)
 
@@ -107,6 +110,8 @@ class _Agent:
             if owner is not None:
                 loop.remove_reader(owner)
                 os.close(owner)
+            if self._files is not None:
+                self._files.close()
             if self._attempt is not None:
                 processes.kill_node(self._attempt.node_id, os.getpid())
             folders.remove(folder)
@@ -125,13 +130,15 @@ class _Agent:
         self._link.warn(site.node.host, self._notes.warnings)
         assert self._logs is not None
         self._link.carry(self._logs)
+        self._files = await begin_files(self._job, self._order, site.node, self._link, self._pids, self._warn)
         ended = await attempt.run()
         while ended.failed and (following := await self._await_next(site, ended)) is not None:
             site = following
             ended = await self._begin(site).run()
         ended.launcher.kill()
         notes, node = self._notes, site.node
-        notes.warnings += staging.losses(self._job, self._order)
+        if self._files is not None:
+            await self._files.finish(lambda bringing: self._link.tell(messages.Keeping(bringing)))
         warnings = tuple(notes.warnings)
         report = NodeReport(
             node.node_rank, node.host, ended.outcomes, ended.error, notes.times, warnings, notes.gave_up, site.placement
@@ -187,9 +194,7 @@ class _Agent:
         interface, warning = network.interface_towards(node.address, [other.address for other in who.nodes])
         self._notes.warnings += [warning] if warning is not None else []
         sockets = environment.sockets(os.environ, interface, environment.nccl_knows_better(os.environ))
-        self._reserved = [network.reserve(node.address) for _ in range(self._job.launch.ports)]
-        ports = tuple(holder.getsockname()[1] for holder in self._reserved)
-        return Site(self._job, who, node, os.environ, sockets, self._order.folder, ports=ports)
+        return Site(self._job, who, node, os.environ, sockets, self._order.folder)
 
     def _prepare(self, site: Site) -> Attempt:
         """Prepare the folder for an attempt, and return the attempt."""
@@ -234,15 +239,27 @@ class _Agent:
         rest = self._logs.rest() if self._logs is not None else ()
         try:
             told = pickle.dumps(replace(report, passed=not failed))
-            result = messages.NodeResult(told, left, rest, failed)
+            unsent = () if self._files is None else self._files.left
+            result = messages.NodeResult(told, left, rest, failed, unsent, report.node_rank)
             control.send(self._control, messages.encode(result))
         except OSError:  # the owner is gone, and no process waits for the report
             self._owner_gone.set()
 
     def on_order(self, order: messages.Message) -> None:
         """Obey an order from the driver."""
+        if isinstance(order, messages.Stop) and not order.grace and self._files is not None:
+            self._files.give_up()
         if not self._restarts.on_order(order) and self._attempt is not None:
             self._attempt.on_order(order)
+
+    def _pids(self) -> Mapping[int, int]:
+        """Return the pids of living ranks, by local rank."""
+        return {} if self._attempt is None else self._attempt.alive_pids
+
+    def _warn(self, text: str) -> None:
+        """Show a warning about this node."""
+        self._notes.warnings.append(text)
+        self._link.warn(socket.gethostname(), [text])
 
     def on_offsets(self, offsets: Offsets, again: bool) -> None:
         """Note how much of the ranks' output the driver has."""
@@ -264,7 +281,10 @@ class _Agent:
     def _on_owner_gone(self) -> None:
         self._owner_gone.set()
         self._restarts.end()
-        self._link.orphan(succeeded=self._attempt is not None and self._attempt.on_owner_gone())
+        succeeded = self._attempt is not None and self._attempt.on_owner_gone()
+        self._link.orphan(succeeded=succeeded)
+        if not succeeded and self._files is not None:
+            self._files.on_owner_gone()
 
     def _on_control(self) -> None:
         """Treat the control line as closed: after the first message, only its end can arrive."""

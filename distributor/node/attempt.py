@@ -120,6 +120,11 @@ class Attempt:
         return self._assignment.order
 
     @property
+    def alive_pids(self) -> Mapping[int, int]:
+        """The pids of living ranks, by local rank."""
+        return self._ranks.alive_pids
+
+    @property
     def node_id(self) -> str:
         """The mark of the node's processes."""
         return self._order.environ[NODE_ID]
@@ -263,7 +268,10 @@ class Attempt:
             self.stop()
 
     def stop(self, *, grace: bool = True) -> None:
-        """Make the launcher stop its ranks within the grace period. Without grace or living ranks, kill it at once."""
+        """Make the launcher stop its ranks within the grace period. Without grace, or if all have ended, kill it.
+
+        The launcher may have started ranks of which this agent has not read yet; it knows whether they get the grace.
+        """
         if self._stopping and grace:
             return
         self._stopping = True
@@ -271,7 +279,7 @@ class Attempt:
         self._companions.interrupt()
         if not grace:
             self._companions.send_signal(signal.SIGKILL)
-        if self._ranks.alive and grace:
+        if grace and (self._ranks.alive or not self._ranks.started):
             self._launcher.send_signal(signal.SIGTERM)
             loop = asyncio.get_running_loop()
             self._backstop = loop.call_later(self._order.grace_period + _STOP_MARGIN, self._launcher.kill)
@@ -281,7 +289,7 @@ class Attempt:
     def _on_companion_death(self, code: int, text: str) -> None:
         """End the attempt, unless it is ending already, or the companion has done its part."""
         ranks = self._ranks
-        done = code == 0 and ranks.started and not ranks.alive
+        done = code == 0 and bool(self._order.plan.node.ranks) and ranks.started and not ranks.alive
         if not (self._stopping or ranks.failed or ranks.passed or done):
             self._error = ("CompanionError", text)
             self._link.tell(messages.Failed())

@@ -104,6 +104,7 @@ class Companions:
                     stdout=log,
                     stderr=log,
                     env={**self._order.environ, **companion.environment},
+                    cwd=self._order.cwd,
                     pass_fds=[ready],
                     start_new_session=True,
                 )

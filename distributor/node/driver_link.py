@@ -47,6 +47,11 @@ class DriverLink:
         self._succeeded = False
 
     @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes of the run, once it is open."""
+        return self._nodes
+
+    @property
     def is_private(self) -> bool:
         """Whether the channel is a socket that the agent has inherited from the driver's process."""
         return self._socket is not None

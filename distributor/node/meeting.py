@@ -45,8 +45,16 @@ _ALL_LEFT_KEY = "distributor/all_left"
 #: Number of seconds that node 0 waits for all nodes to pass the exit barrier.
 _LEAVE_TIMEOUT = 5.0
 
+#: Keys in the store: the number of nodes whose ranks have succeeded, and a flag that is set once all have. Both leave
+#: out ranks that serve others, and are used only if there are such ranks.
+_DONE_KEY = "distributor/done"
+_ALL_DONE_KEY = "distributor/all_done"
+
 #: Number of seconds between checks of ``_FAILED_KEY``.
 _FAILED_POLL = 1.0
+
+#: Number of seconds between checks of ``_ALL_DONE_KEY``.
+_DONE_POLL = 0.1
 
 #: Sends the agent a message.
 Tell = Callable[[messages.Message], None]
@@ -67,7 +75,7 @@ class Meeting(threading.Thread):
         self._tell = tell
         spec = WorkerSpec(
             role="default",
-            local_world_size=order.plan.node.local_world_size,
+            local_world_size=max(1, order.plan.node.local_world_size),  # torch refuses 0; ranks are counted here
             rdzv_handler=_PlacedRendezvous(order, tell),
             entrypoint=process.become,
             max_restarts=0,
@@ -148,12 +156,13 @@ class _RankAgent(SimpleElasticAgent):
         super().__init__(spec, exit_barrier_timeout=_EXIT_BARRIER_TIMEOUT)
         self._order = order
         self._watch = watch
+        self._done = False  # whether this node's ranks have succeeded, but for those that serve others
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         return self._watch.begin()
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        codes = self._watch.await_end(_FAILED_POLL)
+        codes = self._watch.await_end(_DONE_POLL if self._done else _FAILED_POLL, known=self._done)
         failed = {local_rank: code for local_rank, code in codes.items() if code not in (None, 0)}
         if failed or self._watch.stopping:
             self._tell_others()
@@ -162,11 +171,29 @@ class _RankAgent(SimpleElasticAgent):
                 for local_rank, code in failed.items()
             }
             return RunResult(state=WorkerState.FAILED, failures=failures)
-        if all(code == 0 for code in codes.values()):
+        serving = self._order.plan.serving_here
+        if all(code == 0 for local_rank, code in codes.items() if local_rank not in serving) and self._all_done():
+            self._watch.release()
             return RunResult(WorkerState.SUCCEEDED, {worker.global_rank: None for worker in worker_group.workers})
         if len(self._order.placement.nodes) > 1 and self._another_node_failed():
             return RunResult(state=WorkerState.FAILED)
         return RunResult(state=WorkerState.HEALTHY)
+
+    def _all_done(self) -> bool:
+        """Return whether nothing is left to wait for, now that this node's ranks have succeeded.
+
+        Torch's exit barrier is enough, but for ranks that serve others: they must not end before these have.
+        """
+        if not self._order.plan.serving:
+            return True
+        store = cast(Any, self._store)
+        with suppress(Exception):  # the store is gone: node 0 has failed, and that is found elsewhere
+            if not self._done:
+                self._done = True
+                if store.add(_DONE_KEY, 1) == len(self._order.placement.nodes):
+                    store.set(_ALL_DONE_KEY, "")
+            return bool(store.check([_ALL_DONE_KEY]))
+        return False
 
     def _tell_others(self) -> None:
         """Tell the other nodes, over the store, that this one has ended without success."""

@@ -81,6 +81,8 @@ def outcome_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: E
         if by_us and not failed:  # a rank that had already returned was about to end anyway
             return told if told is not None and told.state != "failed" else Outcome(rank, host, "stopped")
         return Outcome(rank, host, "failed", failure_of(order, local_rank, ending, ends))
+    if rank in order.plan.serving and (told is None or told.state == "failed"):  # it was stopped, having served
+        return Outcome(rank, host, "finished")
     if told is not None:
         return told
     if not isinstance(order.plan.target, Function):

@@ -66,13 +66,17 @@ class Ranks:
         """Return the kind and message of a failure of the launcher, or ``None``.
 
         A failure is an error that the launcher has reported, or its end before any rank was started, unless the agent
-        was stopping it.
+        was stopping it. On a node without ranks, it is its violent end at any time: no rank's end tells of it.
         """
         if self.error is not None:
             return (
                 "StartError",
                 f"the launcher on {order.host} failed: {self.error.message}\n\n{self.error.traceback}",
             )
+        code = launcher.returncode or 0
+        ended = f"was killed by {processes.signal_name(-code)}" if code < 0 else f"ended with code {code}"
+        if self.started and not stopping and not order.plan.node.ranks and code != 0:
+            return "NodeLostError", f"lost the node on {order.host}: its launcher {ended}"
         if self.started or stopping:
             return None
         said = layout.launcher_log(order.folder).read_text(errors="replace").strip()
@@ -82,8 +86,6 @@ class Ranks:
                 "another Python before the session starts (the environment variable PYSPARK_PYTHON, or "
                 "spark.pyspark.python)"
             )
-        code = launcher.returncode or 0
-        ended = f"was killed by {processes.signal_name(-code)}" if code < 0 else f"ended with code {code}"
         return "StartError", f"the launcher on {order.host} {ended}, before any rank was up\n{said}".rstrip()
 
 

@@ -1,4 +1,4 @@
-"""Prepare a node's folder for its ranks, and find what would be lost with it."""
+"""Prepare a node's folder for its ranks."""
 
 from __future__ import annotations
 
@@ -13,20 +13,26 @@ from distributor.values.job import Job, Script
 from distributor.values.placement import Placement
 from distributor.values.plan import AgentOrder, NodeOrder, Plan
 
-#: Maximum number of files that a warning names.
-_NEW_FILES = 5
-
 #: Names in the node's folder that stay from one attempt to the next.
 _STAYING = (folders.OWNER, layout.WORKING_DIR, layout.SCRIPT)
 
 
 def unpack(job: Job, agent: AgentOrder) -> None:
-    """Write the files that the job ships into the node's folder. On the driver's machine, they are used in place."""
+    """Write the files that the job ships into the node's folder. On the driver's machine, they are used in place.
+
+    Without a project folder, ranks get a folder of links to what is in the executor's current directory, where Spark
+    puts the files of ``--files``. So the files that they write are known from others.
+    """
     if agent.on_driver:
         return
+    folder = layout.working_dir(agent.folder)
     if job.working_dir is not None:
         assert job.working_dir.archive is not None
-        project.unpack_folder(job.working_dir.archive, layout.working_dir(agent.folder))
+        project.unpack_folder(job.working_dir.archive, folder)
+    elif not agent.in_place:
+        folder.mkdir()
+        for name in os.listdir():
+            (folder / name).symlink_to(os.path.abspath(name))
     if isinstance(job.target, Script):
         copy = layout.script(agent.folder, job.target)
         copy.parent.mkdir()
@@ -55,9 +61,9 @@ def clear(agent: AgentOrder) -> None:
 
 def launcher_order(job: Job, agent: AgentOrder, plan: Plan, placement: Placement) -> NodeOrder:
     """Return the launcher's order, without its descriptors."""
-    cwd = _cwd(job, agent)
+    cwd = current_folder(job, agent)
     sys_path = [os.path.abspath(path) for path in agent.sys_path]
-    if cwd is not None:
+    if cwd is not None and job.working_dir is not None:
         sys_path.insert(0, cwd)
     if agent.root not in sys_path:
         sys_path.append(agent.root)
@@ -92,22 +98,10 @@ def shipped(job: Job, agent: AgentOrder) -> tuple[tuple[str, str], ...]:
     return tuple(paths)
 
 
-def losses(job: Job, agent: AgentOrder) -> list[str]:
-    """Return warnings about new files that are removed with the node's folder."""
-    if agent.on_driver or job.working_dir is None or job.working_dir.archive is None:
-        return []
-    new = project.new_files(job.working_dir.archive, layout.working_dir(agent.folder))
-    if not new:
-        return []
-    return [
-        "removes the files that ranks wrote into its copy of working_dir: "
-        f"{', '.join(new[:_NEW_FILES])}{', ...' * (len(new) > _NEW_FILES)}. Write to an absolute path on permanent "
-        "storage"
-    ]
-
-
-def _cwd(job: Job, agent: AgentOrder) -> str | None:
-    """Return the ranks' current directory; ``None`` leaves it unchanged."""
-    if job.working_dir is None:
+def current_folder(job: Job, agent: AgentOrder) -> str | None:
+    """Return the ranks' current directory; ``None`` leaves it unchanged: it is the driver's own."""
+    if agent.on_driver:
+        return None if job.working_dir is None else job.working_dir.path
+    if agent.in_place and job.working_dir is None:
         return None
-    return job.working_dir.path if agent.on_driver else str(layout.working_dir(agent.folder))
+    return str(layout.working_dir(agent.folder))

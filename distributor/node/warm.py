@@ -115,6 +115,11 @@ def _import(preload: list[str], now: Path) -> tuple[list[str], str | None]:
             notes,
             f"cannot fork ranks: preload={preload} uses a GPU, which forked ranks could not use then: leave it out",
         )
+    if (runtime := _started_runtime()) is not None:
+        return (
+            notes,
+            f"cannot fork ranks: preload={preload} uses {runtime}, whose threads do not survive a fork: leave it out",
+        )
     return notes, None
 
 
@@ -129,6 +134,18 @@ def _is_bad_fork() -> bool:
     if pid == 0:
         os._exit(int(sys.modules["torch"].cuda._is_in_bad_fork()))
     return os.waitpid(pid, 0)[1] != 0
+
+
+def _started_runtime() -> str | None:
+    """Return the library that has started threads of its own, which Python does not see; ``None`` if none has.
+
+    An import alone starts none. Sources: ``jax/_src/xla_bridge.py``, ``tensorflow/python/eager/context.py``.
+    """
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    if bridge is not None and bridge.backends_are_initialized():
+        return "JAX"
+    context = getattr(sys.modules.get("tensorflow.python.eager.context"), "_context", None)
+    return "TensorFlow" if context is not None and context._initialized else None
 
 
 def _files_of_modules() -> dict[str, tuple[int, int]]:

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -36,21 +36,26 @@ _IDLE = 3600.0
 
 @dataclass
 class _Rank:
-    """A rank's process. ``stopped`` is when it was told to stop; ``exit`` is its wait status as an exit code."""
+    """A rank's process. ``stopped`` is when it was told to stop; ``exit`` is its wait status as an exit code.
+
+    ``released`` says that it was told to end since it has served: however it ends then, it has succeeded.
+    """
 
     local_rank: int
     pid: int
     pidfd: int
     exit: int | None = None
     stopped: float | None = None
+    released: bool = False
 
 
 @dataclass
 class _Wishes:
-    """What others want of the main thread: to begin, to stop, or that all is over. ``pipe`` wakes it."""
+    """What others want of the main thread: to begin, release, stop, or that all is over. ``pipe`` wakes it."""
 
     pipe: tuple[int, int] = field(default_factory=lambda: os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC))
     begin: bool = False
+    release: bool = False
     stop: bool = False
     over: threading.Event = field(default_factory=threading.Event)
 
@@ -118,6 +123,8 @@ class Watch:
             self._look()
             if self._wishes.begin and not self._begun:
                 self._begin()
+            if self._wishes.release and self._running():
+                self._release()
             if self._wishes.stop or self._failed:
                 self._stop()
                 if not self._running():
@@ -134,14 +141,21 @@ class Watch:
             self._changed.wait_for(lambda: self._begun)
         return {rank.local_rank: rank.pid for rank in self._ranks}
 
-    def await_end(self, timeout: float) -> Mapping[int, int | None]:
-        """Wait until all ranks have ended, one has failed or they are being stopped, for ``timeout`` seconds at most.
+    def await_end(self, timeout: float, *, known: bool = False) -> Mapping[int, int | None]:
+        """Wait until the ranks have ended, but for those that serve others, one has failed or they are being stopped.
+
+        Args:
+            timeout: number of seconds to wait at most.
+            known: whether it is known that they have ended. Then this waits for the rest only.
 
         Returns:
             The exit codes by local rank, ``None`` for those that run.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self.stopping or self._failed or not self._running(), timeout)
+            serving = self._order.plan.serving_here
+            self._changed.wait_for(
+                lambda: self.stopping or self._failed or not (known or self._running(serving)), timeout
+            )
             return {rank.local_rank: rank.exit for rank in self._ranks}
 
     @property
@@ -156,6 +170,14 @@ class Watch:
         with self._changed:
             self._changed.wait_for(lambda: not self._running())
 
+    def release(self) -> None:
+        """End the ranks that serve others, as successes, and return once none is left."""
+        if self._running():
+            self._wishes.release = True
+            self._wishes.wake()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._running())
+
     def end(self) -> None:
         """End :meth:`run`."""
         self._wishes.over.set()
@@ -166,11 +188,11 @@ class Watch:
     def _begin(self) -> None:
         for local_rank in range(len(self._ranks), self._order.plan.node.local_world_size):
             self._start(local_rank, partial(self._spawn, local_rank))
+        self._tell_started()  # first: an order to stop must find them, as soon as one of them has begun
         if self._gate is not None:
             os.write(self._gate, b"x" * len(self._ranks))
             os.close(self._gate)
             self._gate = None
-        self._tell_started()
         with self._changed:
             self._begun = True
             self._changed.notify_all()
@@ -233,6 +255,7 @@ class Watch:
         os.close(rank.pidfd)
         code, now = os.waitstatus_to_exitcode(status), time.monotonic()
         self._tell_started()  # a rank may be killed before it begins
+        code = 0 if rank.released else code
         self._tell(messages.RankExited(rank.local_rank, code, rank.stopped, now))
         with self._changed:
             rank.exit = code
@@ -249,15 +272,21 @@ class Watch:
             self._end += _IDLE
             self._signal_running(signal.SIGKILL)
 
+    def _release(self) -> None:
+        """Stop the ranks that are left, which have succeeded."""
+        for rank in self._running():
+            rank.released = True
+        self._stop()
+
     @property
     def _failed(self) -> bool:
         return any(rank.exit not in (None, 0) for rank in self._ranks)
 
-    def _running(self) -> list[_Rank]:
-        return [rank for rank in self._ranks if rank.exit is None]
+    def _running(self, left_out: Collection[int] = ()) -> list[_Rank]:
+        return [rank for rank in self._ranks if rank.exit is None and rank.local_rank not in left_out]
 
     def _signal_running(self, number: signal.Signals) -> None:
         for rank in self._running():
-            if rank.stopped is None:
+            if rank.stopped is None and not rank.released:
                 rank.stopped = time.monotonic()
             os.kill(rank.pid, number)

@@ -14,7 +14,8 @@ from distributor.values.outcome import Failure
 _NO_MODULE = re.compile(r"No module named '?(?P<name>\w+(?:\.\w+)*)")
 _NO_GPU = re.compile(
     r"'?torch\._C'? has no attribute '_cuda_|not compiled with CUDA enabled|No CUDA GPUs are available|"
-    r"Found no NVIDIA driver|Attempting to deserialize object on a CUDA device"
+    r"Found no NVIDIA driver|Attempting to deserialize object on a CUDA device|"
+    r"doesn't have NCCL built in|ProcessGroupNCCL is only supported with GPUs"
 )
 #: Names of mosaicml-streaming's shared memory (``streaming/base/shared/prefix.py``).
 _SHARED = re.compile(r"File exists: '/\d{6}_\w+'")
@@ -31,10 +32,11 @@ def advise(failure: Failure, job: Job, *, local: bool = False) -> str:
     """
     if told := job.launch.advise(failure, job):
         return told
-    if not job.resources.use_gpu and _NO_GPU.search(failure.message):
+    counts = failure.kind == "ZeroDivisionError" and "device_count()" in failure.traceback
+    if not job.resources.use_gpu and (counts or _NO_GPU.search(failure.message)):
         return (
             "The code asks for a GPU, and ranks see none with use_gpu=False: pass use_gpu=True, or let the code choose "
-            '("cuda" if torch.cuda.is_available() else "cpu")'
+            '("cuda" and "nccl" if torch.cuda.is_available() else "cpu" and "gloo")'
         )
     if failure.kind == "FileExistsError" and _SHARED.search(failure.message) and job.training.local_ranks != "host":
         return (

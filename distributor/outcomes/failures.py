@@ -11,15 +11,17 @@ from distributor.text import cells
 from distributor.text.wording import count, who
 from distributor.values.outcome import Failure
 
-#: Messages of exceptions that are caused by the loss of another rank, as gloo, NCCL and the store word them.
+#: Messages of exceptions that are caused by the loss of another rank, as gloo, NCCL, the store and JAX word them.
 _CONSEQUENCE = re.compile(
     r"connection (closed|reset|refused|was aborted)|broken pipe|socket timeout|timed out|gloo|nccl|tcpstore"
-    r"|remote process exited|peer",
+    r"|remote process exited|peer|unavailable:|deadline_exceeded|heartbeat",
     re.IGNORECASE,
 )
 
 
+#: Types of exceptions that say so by themselves: of Python, torch and TensorFlow.
 _CONSEQUENCE_KINDS = (
+    "AbortedError",
     "BrokenPipeError",
     "ConnectionAbortedError",
     "ConnectionRefusedError",
@@ -27,7 +29,14 @@ _CONSEQUENCE_KINDS = (
     "DistBackendError",
     "DistNetworkError",
     "DistStoreError",
+    "UnavailableError",
 )
+
+#: Types of exceptions of which the message must say so: of Python and JAX.
+_RUNTIME_KINDS = ("JaxRuntimeError", "RuntimeError", "XlaRuntimeError")
+
+#: The same in exceptions of any type: JAX raises a ``ValueError`` where one of gloo's collectives fails.
+_TRANSPORT = re.compile(r"gloo/transport/|gloo \w+ failed", re.IGNORECASE)
 
 
 #: The prefix that torch puts before each line of an uncaught exception once there is a process group.
@@ -76,7 +85,8 @@ def is_echo(failure: Failure) -> bool:
     """Return whether the exception's type or message says that a connection or collective has broken."""
     if failure.kind in _CONSEQUENCE_KINDS:
         return True
-    return failure.kind == "RuntimeError" and bool(_CONSEQUENCE.search(failure.message))
+    pattern = _CONSEQUENCE if failure.kind in _RUNTIME_KINDS else _TRANSPORT
+    return pattern.search(failure.message) is not None
 
 
 def describe(failures: Sequence[Failure], advice: str = "") -> str:

@@ -56,7 +56,7 @@ class Run:
         self._job = job
         self._scheduler = scheduler
         margins, nodes = state.Margins() if margins is None else margins, Nodes()
-        logs = make_logs(nodes.host_of, job.resources.num_processes, job.output, log_folder)
+        logs = make_logs(nodes.host_of, job.world_size, job.output, log_folder)
         self._display = Display(logs, view, announce=announce, look=self._look)
         self._supervisor = Supervisor(job, scheduler, self._display, margins, nodes)
         self._preparing = Preparing(job, scheduler, margins)
@@ -174,7 +174,7 @@ class Run:
             run_id=self.id,
             name=self.name,
             title=self._job.title,
-            world_size=self._job.resources.num_processes,
+            world_size=self._job.world_size,
             status=about.status,
             seconds=self._times.seconds,
             since=now - phase.since,
@@ -214,7 +214,7 @@ class Run:
     def results(self, timeout: float | None = None) -> list[Any]:
         """Wait for the run and return every rank's return value, in rank order. Raises the errors of :meth:`result`."""
         self._await(timeout)
-        return [self._verdict.values.get(rank) for rank in range(self._job.resources.num_processes)]
+        return [self._verdict.values.get(rank) for rank in range(self._job.world_size)]
 
     def cancel(self, why: str = "cancelled", *, say_where: bool = False) -> None:
         """Stop all ranks with SIGTERM and, after the grace period, SIGKILL.

@@ -22,6 +22,7 @@ class _State:
     started: bool = False
     ended: bool = False
     lost: bool = False
+    keeping: bool = False  # it brings the last files of its ranks
     widowed: bool = False  # its owner has gone, but its ranks have succeeded
     port: int | None = None  # at which its ranks can meet next, once it has stopped its ranks and cleaned up
 
@@ -83,6 +84,15 @@ class Nodes:
         for state in self._now():
             state.started, state.alive, state.idle, state.port = False, None, None, None
         self._suspects = None
+
+    def keeps(self, name: str, bringing: bool) -> None:
+        """Note that a node brings the last files of its ranks, or has done so."""
+        self._states[name].keeping = bringing
+
+    @property
+    def keeping(self) -> bool:
+        """Whether any node is bringing the last files of its ranks."""
+        return any(state.keeping and not (state.ended or state.lost) for state in self._now())
 
     def ended(self, name: str) -> None:
         """Note that a node has said good-bye."""
@@ -168,7 +178,8 @@ class Nodes:
         if self.placement is None:
             return False
         names = {node.executor for node in self.placement.nodes}
-        if not all(other in self._states and self._states[other].is_idle(limit) for other in names):
+        over = not any(state.alive for state in self._now())  # nodes may still bring files
+        if over or not all(other in self._states and self._states[other].is_idle(limit) for other in names):
             self._suspects = None
         elif self._suspects is None:
             self._suspects = names
@@ -191,7 +202,9 @@ class Nodes:
     def describe(self, name: str) -> str:
         """Return a readable description of a node: ``host-b (node 1, ranks 2-3)``."""
         node = self._node(name)
-        return name if node is None else f"{node.host} (node {node.node_rank}, {who(node.ranks)})"
+        if node is None:
+            return name
+        return f"{node.host} (node {node.node_rank}{f', {who(node.ranks)}' if node.ranks else ''})"
 
     def last_known(self, name: str, now: float) -> str:
         """Return the last report of a lost node as readable text; ``""`` if it never reported its ranks."""

@@ -280,6 +280,8 @@ class AttemptState:
         self.phase: Phase = Starting(now) if number else Waiting(now)
         #: Whether the user wants the run to end, for whatever reason it is already stopping.
         self.cancelled = False
+        #: Whether the user wants it to end at once, whatever is still to come.
+        self.killed = False
         #: Whether the driver has warned that no node reaches it.
         self.unreached = False
         self._job = job
@@ -366,6 +368,8 @@ class AttemptState:
                 return self._on_lost(Lost(node, _TASK_ENDED), now)
             case messages.Failed():
                 return self._on_failed(message.failure, now)
+            case messages.Keeping():
+                nodes.keeps(node, message.bringing)
             case messages.Stopped():
                 nodes.rests(node, message.port)
                 return self._if_all_rest()
@@ -425,6 +429,7 @@ class AttemptState:
         return self._stop(Cancelled(), why, now) if isinstance(self.phase, _ALIVE) else []
 
     def _on_kill(self, now: float) -> list[Action]:
+        self.killed = True
         actions = self._on_cancel("killed", now)
         if isinstance(self.phase, Stopping):
             self.phase = replace(self.phase, reason="killed", grace=0.0)
@@ -442,7 +447,7 @@ class AttemptState:
 
     def _on_due(self, deadline: Deadline, now: float) -> list[Action]:
         if deadline is Deadline.END:
-            return [EndJob()]
+            return [Arm(Deadline.END, self._margins.stop)] if self.nodes.keeping and not self.killed else [EndJob()]
         if deadline is Deadline.REACH:
             return [AskScheduler(deadline)] if isinstance(self.phase, _ALIVE) else []
         if self.nodes.delayed:
@@ -497,7 +502,7 @@ class AttemptState:
         if not loners:
             return []
         framework = loners[min(loners)]
-        told = f"{who(sorted(loners))} {alone(framework, self._job.resources.num_processes)}"
+        told = f"{who(sorted(loners))} {alone(framework, self._job.world_size)}"
         return [Warn(f"run {self._job.label}: {told}, require_group=True makes it an error")]
 
     def _warn(self, warnings: Mapping[str, Sequence[str]]) -> list[Action]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from distributor.channel.guard import Guard
 from distributor.channel.server import ChannelServer
 from distributor.display.display import Display
+from distributor.files.deposits import Deposits, keep
 from distributor.outcomes import advice, timings
 from distributor.outcomes.causes import Cancelled, Cause
 from distributor.outcomes.stacks import Stacks, summary
@@ -50,7 +51,7 @@ class Supervisor:
         self._display = display
         self._margins = margins
         self._alarm = Alarm()
-        self._dumps = Dumps(job.resources.num_processes)
+        self._dumps = Dumps(job.world_size)
         self._where: Dump | None = None  # a request whose answers are shown, when the user interrupts the run
         self._stalling: Dump | None = None  # a request whose answers say whether and where the run stalls
         self.attempt = Attempt(AttemptState(job, time.monotonic(), margins, nodes), self, self._alarm, display)
@@ -72,27 +73,36 @@ class Supervisor:
         Args:
             submitted: when the run was submitted, in seconds since the epoch.
         """
-        collected: Collected | None = None
         error: BaseException | None = None
         try:
             self._alarm.start()
-            timeout, tasks = self._job.deadlines.heartbeat_timeout, self._job.num_tasks
-            with ChannelServer(self, timeout, tasks, self._guard()) as self.server:
+            with keep(self._job) as deposits:
+                return self._run(submitted, deposits)
+        except BaseException as raised:
+            error = raised
+        return self._judge(None, error)
+
+    def _run(self, submitted: float, deposits: Deposits | None) -> Verdict:
+        timeout, tasks = self._job.deadlines.heartbeat_timeout, self._job.num_tasks
+        try:
+            with ChannelServer(self, timeout, tasks, self._guard(), deposits) as self.server:
                 self.attempt.begin()
                 cancelled = isinstance(self.state.cause, Cancelled)
                 collected = Collected() if cancelled else self._scheduler.run(self._job, self.server)
                 result = self._judge(collected, None)
                 self._note(collected, submitted)
-                return result
-        except BaseException as raised:
-            error = raised
-        return self._judge(None, error)
+            if deposits is not None:
+                deposits.settle(collected.files)
+            return result
+        finally:
+            for warning in () if deposits is None else deposits.warnings:
+                _log.warning("run %s: %s", self._job.label, warning)
 
     def _guard(self) -> Guard:
         return Guard(
             self._job.label,
             self._job.num_tasks,
-            self._job.resources.num_processes,
+            self._job.world_size,
             lambda: self.state.nodes.placement,
             self._display.logs.received,
             skips=not self._job.output.keep_logs,
@@ -112,7 +122,7 @@ class Supervisor:
             collected,
             error,
             run_id=self._job.run_id,
-            world_size=self._job.resources.num_processes,
+            world_size=self._job.world_size,
             advise=self._advise,
             local=self._scheduler.on_driver,
         )

@@ -154,7 +154,8 @@ class LocalScheduler:
         """
         if job.resources.use_gpu:
             self._check_gpus(job.resources.num_processes, job.resources.gpus_each)
-        return placement.place(_facts(job, range(-self._nodes, 0), self._gpus or ()), job)
+        unknown = [-1] * job.launch.ports * job.resources.num_processes
+        return placement.place(_facts(job, range(-self._nodes, 0), unknown, self._gpus or ()), job)
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:
         return threading.Thread(target=target, name="distributor-run")
@@ -172,14 +173,16 @@ class LocalScheduler:
 
     def run(self, job: Job, server: ChannelServer) -> Collected:
         listeners = [network.listen(_ADDRESS) for _ in range(self._nodes)]
+        reserved = [network.reserve(_ADDRESS) for _ in range(job.launch.ports * job.resources.num_processes)]
         try:
-            facts = _facts(job, [listener.getsockname()[1] for listener in listeners], self._gpus or ())
+            ports, free = ([held.getsockname()[1] for held in holders] for holders in (listeners, reserved))
+            facts = _facts(job, ports, free, self._gpus or ())
             executors = list(dict.fromkeys(fact.executor for fact in facts))
             calls = [partial(self._node, job, server, facts, *pair) for pair in zip(executors, listeners)]
             parts = _in_threads(calls, self.cancel)
         finally:
-            for listener in listeners:
-                listener.close()
+            for held in (*listeners, *reserved):
+                held.close()
         return Collected(
             reports=tuple(part.report for part in parts if part.report is not None),
             values={rank: chunks for part in parts for rank, chunks in part.values.items()},
@@ -272,10 +275,17 @@ def _in_threads(calls: Sequence[Callable[[], T]], end: Callable[[], object]) -> 
     return [results[index] for index in range(len(calls))]
 
 
-def _facts(job: Job, ports: Sequence[int], gpus: Sequence[str]) -> list[NodeFacts]:
-    """Return the facts that Spark tasks would state, one per rank. Each port is a node with a block of ranks."""
+def _facts(job: Job, ports: Sequence[int], reserved: Sequence[int], gpus: Sequence[str]) -> list[NodeFacts]:
+    """Return the facts that Spark tasks would state, one per rank.
+
+    Args:
+        job: the job.
+        ports: ports that listen for the store. Each is a node with a block of ranks.
+        reserved: the launch path's ports.
+        gpus: the GPUs of this machine.
+    """
     cpus = job.resources.cpus_per_process or max(1, processes.cpu_count() // job.resources.num_processes)
-    each = job.resources.gpus_each
+    each, of_path = job.resources.gpus_each, job.launch.ports
     return [
         NodeFacts(
             partition=rank,
@@ -287,6 +297,7 @@ def _facts(job: Job, ports: Sequence[int], gpus: Sequence[str]) -> list[NodeFact
             visible_devices=devices.visible_devices(os.environ),
             cpus=cpus,
             mounts=_ADDRESS,
+            ports=tuple(reserved[rank * of_path : (rank + 1) * of_path]),
         )
         for rank in range(job.resources.num_processes)
         for port in [ports[rank * len(ports) // job.resources.num_processes]]

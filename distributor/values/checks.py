@@ -121,6 +121,13 @@ def check_path(name: str, value: Any) -> Path:
     return Path(value)
 
 
+def check_place(name: str, value: Any) -> str:
+    """Return the path of a folder, which need not exist, or a URL such as ``s3://bucket/run``."""
+    if isinstance(value, os.PathLike) or (isinstance(value, str) and value.strip()):
+        return str(os.fspath(value))
+    raise ConfigurationError(f"{name} must be the path of a folder or a URL such as 's3://bucket/run', not {value!r}")
+
+
 def check_patterns(name: str, patterns: Any) -> tuple[str, ...]:
     """Return patterns for names of variables."""
     if isinstance(patterns, str) or not isinstance(patterns, Iterable):

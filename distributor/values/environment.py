@@ -49,6 +49,10 @@ CONTRACT = (
 _INTERFACES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}", "TP_SOCKET_IFNAME": "{}"}
 
 
+#: How often an OpenMP thread turns before it sleeps. Measured with one rank on four CPUs: 10,000 turns cost nothing
+#: where nothing else runs; beside four busy processes, steps take a third of the time that the default takes.
+_TURNS = "10000"
+
 #: Largest number of ranks that all connect to each other: that takes 0.16 s with 32 ranks on two CPUs, 0.53 s with 64.
 _MESH = 32
 
@@ -95,6 +99,21 @@ def gloo(environ: Mapping[str, str], world_size: int) -> dict[str, str]:
         "TORCH_GLOO_LAZY_INIT": "1",
         "TORCH_DIST_INIT_BARRIER": environ.get("TORCH_DIST_INIT_BARRIER", "1"),
     }
+
+
+def waiting(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return how OpenMP threads of ranks wait for each other: for a short time only without giving up their CPU.
+
+    GNU's library, which torch brings, lets each turn 300,000 times, which takes the CPUs that the others need if other
+    processes use some of them. Source: https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html
+
+    Args:
+        environ: the variables that are already set. If they say how threads wait, nothing is added.
+
+    >>> waiting({}), waiting({"OMP_WAIT_POLICY": "active"})
+    ({'GOMP_SPINCOUNT': '10000'}, {})
+    """
+    return {} if {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & {*environ} else {"GOMP_SPINCOUNT": _TURNS}
 
 
 def nccl_knows_better(environ: Mapping[str, str]) -> bool:

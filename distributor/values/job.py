@@ -85,6 +85,23 @@ class WorkingDir:
 
 
 @dataclass(frozen=True)
+class OutputDir:
+    """Where new files of ranks come back to.
+
+    Attributes:
+        where: a URL, or the absolute path of a folder on the driver.
+        limit: largest number of bytes of all files.
+        held: number of bytes that are in the folder already.
+        archive: these files as zip bytes, if they travel with the job.
+    """
+
+    where: str
+    limit: int
+    held: int = 0
+    archive: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
 class TaskProfile:
     """Number of CPUs and GPUs of each Spark task of a run, if they differ from the session's own settings."""
 
@@ -111,6 +128,7 @@ class Job:
         versions: versions of Python and torch on the driver.
         env: environment variables for the ranks, which override all others. Never shown in ``repr``.
         working_dir: project folder that becomes the ranks' current directory.
+        output_dir: where new files of ranks come back to; ``None``: nowhere.
         collect: which return values travel back: only rank 0's, or those of all ranks.
         max_restarts: how many times the ranks may be started again after a failure.
     """
@@ -132,8 +150,14 @@ class Job:
     versions: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     working_dir: WorkingDir | None = None
+    output_dir: OutputDir | None = None
     collect: Literal["rank0", "all"] = "rank0"
     max_restarts: int = 0
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return 1 if self.launch.once else self.resources.num_processes
 
     @property
     def num_tasks(self) -> int:

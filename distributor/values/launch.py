@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from distributor.values.job import Job
@@ -28,7 +28,11 @@ class LaunchPath(Protocol):
 
     @property
     def ports(self) -> int:
-        """The number of ports to reserve on each node."""
+        """The number of ports to reserve for each of the run's processes; all nodes know them."""
+
+    @property
+    def once(self) -> bool:
+        """Whether the target runs once, on node 0, instead of in each of the run's processes."""
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         """Return the variables that must be set before torch is imported."""
@@ -38,6 +42,22 @@ class LaunchPath(Protocol):
 
     def advise(self, failure: Failure, job: Job) -> str:
         """Return advice on a failure that comes from this way of starting ranks; ``""`` if there is none."""
+
+
+class BasePath:
+    """What most launch paths answer. A path inherits from it, and says what is different."""
+
+    preload: ClassVar[tuple[str, ...]] = ()
+    ports: ClassVar[int] = 0
+    once: ClassVar[bool] = False
+
+    def env(self, use_gpu: bool) -> Mapping[str, str]:
+        """Return no variables."""
+        return {}
+
+    def advise(self, failure: Failure, job: Job) -> str:
+        """Return no advice."""
+        return ""
 
 
 class Launch(Protocol):

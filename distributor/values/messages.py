@@ -11,6 +11,7 @@ Spark's workers use this module by value, so it is self-contained and uses the s
 # The annotations of messages are read at run time, so that this module does not postpone their evaluation.
 
 import dataclasses
+import os
 import reprlib
 import types
 import typing
@@ -18,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from distributor.values.files import Entry
 from distributor.values.outcome import Failure, NodeReport, Outcome
 from distributor.values.placement import Node
 
@@ -58,6 +60,42 @@ class Importing(Message):
     node: str
     nodes: int
     module: str
+
+
+@dataclass(frozen=True)
+class Deposit(Message):
+    """A node has a new file of its ranks, whose bytes follow the driver's :class:`Proceed` as they are.
+
+    It is the first message of a connection. If the node has written the file to the run's URL, ``uploaded`` is its name
+    there, and no bytes follow. The driver answers :class:`Received` once it has the file, also without the bytes if it
+    knows them already, and :class:`Refused` if it does not take it. ``node`` and ``secret`` are those of the node's
+    :class:`Hello`.
+    """
+
+    entry: Entry
+    uploaded: str | None = None
+    node: str = ""
+    secret: str = dataclasses.field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class Withdraw(Message):
+    """A node's ranks have removed a file that the node has brought. Otherwise as :class:`Deposit`."""
+
+    path: str
+    node: str = ""
+    secret: str = dataclasses.field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class Fetch(Message):
+    """A node asks for all files that the driver has kept of earlier runs. Otherwise as :class:`Deposit`.
+
+    The driver answers each file's :class:`Offer`, followed by its bytes, and at last :class:`Received`.
+    """
+
+    node: str = ""
+    secret: str = dataclasses.field(default="", repr=False)
 
 
 @dataclass(frozen=True)
@@ -170,6 +208,13 @@ class Finished(Message):
 
 
 @dataclass(frozen=True)
+class Keeping(Message):
+    """The node's ranks have ended, and it brings their last new files, or has done so."""
+
+    bringing: bool
+
+
+@dataclass(frozen=True)
 class Unfit(Message):
     """The node has no place for its files, and so no agent; its task says so. ``why`` is a short text."""
 
@@ -211,12 +256,29 @@ class Gather(Message):
 
 @dataclass(frozen=True)
 class Proceed(Message):
-    """The answer to :class:`Value`: the driver takes the bytes."""
+    """The answer to :class:`Value` and :class:`Deposit`: the driver takes the bytes."""
 
 
 @dataclass(frozen=True)
 class Received(Message):
-    """The driver has all bytes of a value."""
+    """The driver has all bytes of a value or a file."""
+
+
+@dataclass(frozen=True)
+class Offer(Message):
+    """The answer to :class:`Fetch`: the driver sends a file. ``mtime_ns`` is as in ``Entry``."""
+
+    path: str
+    size: int
+    mode: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class Refused(Message):
+    """The answer to :class:`Deposit`: the driver does not take the file. ``why`` is a short text."""
+
+    why: str
 
 
 @dataclass(frozen=True)
@@ -363,6 +425,11 @@ class Rest:
     path: str
     offset: int
 
+    @property
+    def size(self) -> int:
+        """Number of bytes of that part."""
+        return os.path.getsize(self.path) - self.offset
+
 
 @dataclass(frozen=True)
 class Sent:
@@ -373,26 +440,51 @@ class Sent:
 
 
 @dataclass(frozen=True)
+class FileLeft:
+    """A new file of ranks of which the driver has not been told.
+
+    ``source`` is its path on the node, or ``None`` if the node has written it to the run's URL, as ``uploaded``.
+    """
+
+    entry: Entry
+    source: str | None
+    uploaded: str | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of bytes that are to be sent."""
+        return 0 if self.source is None else self.entry.size
+
+
+@dataclass(frozen=True)
 class NodeResult(Message):
     """Everything that a node brings back.
 
     ``report`` is the pickled :class:`~distributor.values.outcome.NodeReport`. ``values`` are pickled return values by
     rank, or the paths of files that hold them, or what was sent of them. ``failed`` says whether the run has failed, as
-    far as the node knows.
+    far as the node knows. ``files`` are new files of the ranks of node ``node_rank`` that go
+    through Spark.
     """
 
     report: bytes = dataclasses.field(repr=False)
     values: dict[int, bytes | str | Sent] = dataclasses.field(repr=False)
     rest: tuple[Rest, ...]
     failed: bool
+    files: tuple[FileLeft, ...] = ()
+    node_rank: int = -1
+
+    @property
+    def size(self) -> int:
+        """Number of bytes of output and files that are to be sent."""
+        return sum(part.size for part in self.rest) + sum(file.size for file in self.files)
 
 
 _KINDS = {
     kind.__name__: kind
     for kind in (
-        *(TaskFacts, Importing, Value),
-        *(Hello, Started, Beat, Stacks, Warnings, Skipped, Failed, Stopped, Finished, Unfit, Dead, Orphaned, Bye),
-        *(AllFacts, Gather, Proceed, Received, Welcome, Heard, Farewell, Stop, Begin, End, Dump),
+        *(TaskFacts, Importing, Value, Deposit, Withdraw, Fetch),
+        *(Hello, Started, Beat, Stacks, Warnings, Skipped, Failed, Stopped, Finished, Keeping, Unfit, Dead, Orphaned),
+        *(Bye, AllFacts, Gather, Proceed, Received, Refused, Offer, Welcome, Heard, Farewell, Stop, Begin, End, Dump),
         *(StartRanks, LauncherReady, RanksStarted, RankExited, AllPassed, LauncherWarning, LauncherFailed),
         *(Fork, Retire, NodeResult),
     )

@@ -30,6 +30,7 @@ from distributor.values.checks import (
     check_modules,
     check_path,
     check_patterns,
+    check_place,
     check_ports,
     check_seconds,
     one_of,
@@ -280,7 +281,7 @@ class Startup(Group):
 
 @dataclass(frozen=True)
 class Training(Group):
-    """What must hold of the training.
+    """How ranks count themselves, and what must hold of their training.
 
     Attributes:
         local_ranks: what ``LOCAL_RANK`` counts: ranks of the executor, or of all executors on its host.
@@ -328,11 +329,13 @@ class Variables(Group):
 
 @dataclass(frozen=True)
 class Project(Group):
-    """The user's project folder, as given. A job holds it as a :class:`distributor.values.job.WorkingDir`.
+    """The user's folders, as given. A job holds them as a ``WorkingDir`` and an ``OutputDir``.
 
     Attributes:
         working_dir: folder that becomes the ranks' current directory, or ``None``.
         working_dir_limit: largest allowed total size of its files, in bytes.
+        output_dir: folder or URL to which new relative files of ranks come back, or ``None``.
+        output_limit: largest total size of these files, in bytes.
     """
 
     working_dir: Path | None = option(
@@ -342,6 +345,15 @@ class Project(Group):
         Flag(panel=WHAT, kind="folder"),
     )
     working_dir_limit: int = option(256 << 20, check_count, "Largest number of bytes of the files in working_dir.")
+    output_dir: str | None = option(
+        None,
+        optional(check_place),
+        "Folder or URL to which new files of ranks come back.",
+        Flag(panel=OUTPUT, kind="text", metavar="FOLDER"),
+    )
+    output_limit: int = option(
+        "1g", check_memory, "Most that these files may hold, such as 8g.", Flag(panel=OUTPUT, metavar="SIZE")
+    )
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from distributor.values.files import Brought
 from distributor.values.placement import Placement
 
 
@@ -120,6 +121,7 @@ class Collected:
         lost_hosts: hosts of the nodes that never reported.
         logs: output of ranks that did not arrive over the channel.
         times: moments of the run that the scheduler knows, by name, in seconds since the epoch.
+        files: new files of ranks that did not arrive over the channel.
     """
 
     reports: tuple[NodeReport, ...] = ()
@@ -127,3 +129,4 @@ class Collected:
     lost_hosts: tuple[str, ...] = ()
     logs: tuple[Log, ...] = field(default=(), repr=False)
     times: Mapping[str, float] = field(default_factory=dict)
+    files: tuple[Brought, ...] = field(default=(), repr=False)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from distributor.text.wording import who
+
 
 @dataclass(frozen=True)
 class NodeFacts:
@@ -17,6 +19,7 @@ class NodeFacts:
         host: name of the machine, to show to users.
         address: IP address at which other nodes reach it.
         port: port of a listening socket that the task holds (for the store, if this node becomes node 0).
+        ports: ports of the address that the task reserves for the launch path, as many as it asks for.
         gpus: addresses of the GPUs that Spark gave to this task, or that local mode found.
         visible_devices: the visible-devices setting in the task's environment, ``None`` if unset.
         cpus: number of CPUs of the task; in local mode, of one rank.
@@ -37,10 +40,11 @@ class NodeFacts:
     versions: Mapping[str, str] = field(default_factory=dict)
     machine: str = ""
     mounts: str = ""
+    ports: tuple[int, ...] = ()
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> NodeFacts:
-        return cls(**{**fields, "gpus": tuple(fields["gpus"])})
+        return cls(**{**fields, "gpus": tuple(fields["gpus"]), "ports": tuple(fields.get("ports", ()))})
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,9 @@ class Node:
     ``gpus`` are in the order in which ranks see them: the first GPU of each rank, then the second GPU of each rank, and
     so on. A rank owns the GPU whose index is its ``LOCAL_RANK``, and every ``local_world_size``-th GPU after it.
     ``by_host`` is how its ranks count themselves if all those of a host do so together.
+    ``ports`` are reserved for the launch path; a server that sets SO_REUSEADDR can listen there.
+    ``slots`` is the number of the job's processes that have their place here. It is the number of ranks, but where the
+    launch path runs the target only once.
     """
 
     node_rank: int
@@ -81,6 +88,8 @@ class Node:
     gpus: tuple[str, ...] = ()
     task_cpus: int = 1
     by_host: Numbering | None = None
+    ports: tuple[int, ...] = ()
+    slots: int = 0
 
     @property
     def ranks(self) -> range:
@@ -116,7 +125,7 @@ class Placement:
     def __str__(self) -> str:
         return "; ".join(
             f"node {n.node_rank} on {n.host} ({n.address}): "
-            + (f"rank {n.first_rank}" if n.local_world_size == 1 else f"ranks {n.ranks.start}-{n.ranks.stop - 1}")
+            + (who(n.ranks) if n.ranks else "no rank")
             + (f", GPUs {','.join(n.gpus)}" if n.gpus else "")
             for n in self.nodes
         )

@@ -22,8 +22,6 @@ class Site:
         sockets: variables that select the network interface for communication between ranks.
         folder: the node's private folder, where its ranks find files.
         attempt: how many times the ranks have been started before.
-        ports: ports of the node's address that are reserved for the launch path, as many as it asks for. A server that
-            sets SO_REUSEADDR can listen there.
     """
 
     job: Job
@@ -33,7 +31,6 @@ class Site:
     sockets: Mapping[str, str] = field(default_factory=dict)
     folder: str = ""
     attempt: int = 0
-    ports: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,6 +91,8 @@ class Plan:
         first: function that each rank calls before it runs the target.
         keep_memory: whether the C library keeps the memory that ranks free, for their next step.
         companions: processes that live beside the ranks of this node.
+        serving: ranks of the run that serve the others and need not end: they are stopped once all others have
+            succeeded, and have succeeded then too. The same on all nodes.
     """
 
     node: Node
@@ -105,6 +104,12 @@ class Plan:
     first: Call | None = None
     keep_memory: bool = False
     companions: tuple[Companion, ...] = ()
+    serving: tuple[int, ...] = ()
+
+    @property
+    def serving_here(self) -> frozenset[int]:
+        """The local ranks of this node that serve others."""
+        return frozenset(rank - self.node.first_rank for rank in self.serving if rank in self.node.ranks)
 
 
 @dataclass(frozen=True)
@@ -175,6 +180,7 @@ class AgentOrder:
         on_driver: whether this is the driver's machine, where scripts and folders are used in place.
         reached: whether the driver has already been reached from here in this run.
         times: moments before the agent started, by name, in seconds since the epoch.
+        in_place: whether the owner's current directory is the driver's own, where files that ranks write are found.
         note: a note for the user.
         secret: proves to the driver that this agent, or its owner, is the node, as
             :mod:`distributor.channel.proof` makes it on Spark. No rank knows it.
@@ -189,6 +195,7 @@ class AgentOrder:
     endpoint: tuple[str, int, str, bytes] | None = field(repr=False)
     on_driver: bool
     reached: bool = False
+    in_place: bool = False
     times: dict[str, float] = field(default_factory=dict)
     note: str | None = None
     parts: dict[str, bytes] = field(default_factory=dict, repr=False)

@@ -24,6 +24,7 @@ class Delivery:
         package: the zip of this package, or the name of the file that holds it.
         exchange: whether tasks tell the driver their facts over the channel.
         chunk: bytes of one piece of a return value.
+        in_place: whether tasks run in the driver's own current directory.
     """
 
     job: Job
@@ -31,6 +32,7 @@ class Delivery:
     package: bytes | str
     exchange: bool
     chunk: int
+    in_place: bool = False
 
 
 class BarrierSession(Protocol):

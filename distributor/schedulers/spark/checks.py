@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distributor.errors import ConfigurationError
-from distributor.schedulers.spark import preflight
-from distributor.schedulers.spark.session import conf, is_cluster, is_true, master_of
+from distributor.schedulers.spark.session import conf, is_cluster, is_true
 from distributor.text import notices
 from distributor.values.job import Job
 
@@ -48,18 +47,14 @@ def check_encryption(session: SparkSession, job: Job) -> None:
     _log.warning("%s; accepted by %s", told, accept)
 
 
-def check_barrier_mode(session: SparkSession, job: Job) -> None:
-    """Check that the session can run barrier tasks, and give them GPUs if the job uses any.
+def check_barrier_mode(session: SparkSession) -> None:
+    """Check that the session can run barrier tasks.
 
     Raises:
         ConfigurationError: dynamic allocation is on, which barrier mode rules out.
-        ResourceError: the job uses GPUs, and the session has a local master.
     """
-    cluster = is_cluster(session)
-    if cluster and is_true(conf(session, "spark.dynamicAllocation.enabled")):
+    if is_cluster(session) and is_true(conf(session, "spark.dynamicAllocation.enabled")):
         raise ConfigurationError(
             "spark.dynamicAllocation.enabled is true, but Spark's barrier mode supports it only on local[...] masters "
             "(SPARK-24942): set it to false, and spark.executor.instances to the number of executors to train on"
         )
-    if job.resources.use_gpu and not cluster:
-        raise preflight.no_executors(master_of(session))

@@ -90,7 +90,8 @@ class ClassicSession:
         return host, str(conf(self._session, "spark.driver.bindAddress") or host).strip("[]")
 
     def deliver(self, job: Job) -> Delivery:
-        return Delivery(job, parts={}, package=shipping.package_zip(), exchange=True, chunk=_CHUNK)
+        package, in_place = shipping.package_zip(), self._cluster.is_local
+        return Delivery(job, parts={}, package=package, exchange=True, chunk=_CHUNK, in_place=in_place)
 
     def collect(self, job: Job, task: Task, server: ChannelServer) -> Collected:
         """Run the Spark job. Submit it again if it ends before any task has begun, for a temporary reason.

@@ -16,6 +16,7 @@ from queue import Empty, SimpleQueue
 from urllib.parse import urlsplit
 
 from distributor.errors import ConfigurationError, ResourceError
+from distributor.machine import devices
 from distributor.schedulers.spark import java
 
 #: The forms of master URLs, and of Connect server addresses, that Spark accepts.
@@ -66,8 +67,11 @@ def check(master: str, environ: Mapping[str, str], use_gpu: bool) -> None:
             that answers.
         ResourceError: GPUs are requested from a master that has none to give.
     """
-    if use_gpu and re.fullmatch(_WITHIN, master):
-        raise no_executors(master)
+    if use_gpu and re.fullmatch(_WITHIN, master) and not devices.local_gpus(environ):
+        raise ResourceError(
+            f"use_gpu=True, but Spark with master {master} has no executors, and this machine has no visible GPU "
+            "(check nvidia-smi and CUDA_VISIBLE_DEVICES): pass use_gpu=False to train on CPUs"
+        )
     try:
         from pyspark.version import __version__ as spark
     except ImportError as error:
@@ -86,14 +90,6 @@ def check(master: str, environ: Mapping[str, str], use_gpu: bool) -> None:
             "nor YARN_CONF_DIR is set: set one to the folder that has yarn-site.xml and core-site.xml"
         )
     _check_answers(master, environ)
-
-
-def no_executors(master: str) -> ResourceError:
-    """Return the error for a request for GPUs on a master whose tasks run within the driver's JVM."""
-    return ResourceError(
-        f"use_gpu=True, but Spark with master {master} has no executors and gives its tasks no GPUs: pass "
-        "local_mode=True to train on this machine's GPUs, or use_gpu=False to train on CPUs"
-    )
 
 
 def addresses(master: str) -> list[tuple[str, int]]:

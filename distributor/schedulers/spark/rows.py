@@ -13,6 +13,7 @@ from typing import Any
 from distributor.channel.intake import Arrived
 from distributor.errors import ResultError
 from distributor.text.wording import no_temporary_folder
+from distributor.values.files import Brought, Entry
 from distributor.values.outcome import Collected, Log, NodeReport
 
 #: The function of one barrier task: takes the accumulator for the rows of a failed run, if there is one; yields rows.
@@ -76,6 +77,7 @@ def sort(pieces: Iterable[bytes], arrived: Callable[[int], Arrived | None] = lam
     """
     reports, lost, logs = [], [], []
     values: dict[int, list[bytes | memoryview]] = {}
+    files: dict[bytes, list[bytes]] = {}
     for piece in pieces:
         kind, body = piece[:1], memoryview(piece)[1:]
         if kind == b"R":
@@ -89,11 +91,20 @@ def sort(pieces: Iterable[bytes], arrived: Callable[[int], Arrived | None] = lam
         elif kind == b"G":
             rank, stream, offset = OUTPUT.unpack_from(body)
             logs.append(Log(rank, stream, offset, bytes(body[OUTPUT.size :])))
+        elif kind == b"F":
+            (length,) = struct.unpack_from("!I", body)
+            files.setdefault(bytes(body[4 : 4 + length]), []).append(bytes(body[4 + length :]))
         elif kind == b"E":
             reports.append(_unplaced(*json.loads(bytes(body))))
         else:
             lost.append(bytes(body).decode())
-    return Collected(tuple(reports), values, tuple(lost), tuple(logs))
+    brought = tuple(_brought(*json.loads(about), pieces=pieces) for about, pieces in files.items())
+    return Collected(tuple(reports), values, tuple(lost), tuple(logs), files=brought)
+
+
+def _brought(node: int, uploaded: str | None, *entry: Any, pieces: list[bytes]) -> Brought:
+    """Return a new file of a node's ranks."""
+    return Brought(node, Entry(*entry), pieces, uploaded)
 
 
 def _unplaced(host: str, why: str) -> NodeReport:

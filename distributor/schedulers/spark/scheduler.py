@@ -88,11 +88,11 @@ class SparkScheduler:
         Raises:
             ConfigurationError: a setting of the session rules out barrier mode; or one requests encryption, traffic
                 between ranks is not encrypted, and no other setting accepts that.
-            ResourceError: the job needs more slots than the cluster can ever have, or GPUs from a local master.
+            ResourceError: the job needs more slots than the cluster can ever have.
         """
         with answering():
             checks.check_encryption(self._session, job)
-            checks.check_barrier_mode(self._session, job)
+            checks.check_barrier_mode(self._session)
             spark_slots.Slots(self._session, self._cluster, job).check()
         self._job = job
 
@@ -129,7 +129,7 @@ class SparkScheduler:
         key = None if checks.encryption(self._session) else secrets.token_bytes(32)
         delivery = self._barrier.deliver(job)
         task = _make_task(_shipment(job, delivery, endpoint, host, server.seal(), key))
-        server.intake.expect(range(job.resources.num_processes if job.collect == "all" else 1))
+        server.intake.expect(range(job.world_size if job.collect == "all" else 1))
         server.accept_if(partial(spark_slots.is_spread, job))
         return self._barrier.collect(job, task, server)
 
@@ -141,7 +141,7 @@ def _completed(collected: Collected, job: Job, server: ChannelServer) -> Collect
         return collected
     hosts = ", ".join(collected.lost_hosts)
     _log.warning("run %s: an agent on %s died after training had ended; all results are here", job.label, hosts)
-    return replace(returned, logs=collected.logs, times=collected.times)
+    return replace(returned, logs=collected.logs, times=collected.times, files=collected.files)
 
 
 def _patience(error: DistributorError) -> float:
@@ -179,7 +179,10 @@ def _shipment(
         "warmth": warmth(job),
         "driver_host": host,
         "gpu": spark_slots.GPU if job.resources.use_gpu else None,
+        "ports": job.launch.ports * job.ranks_per_task,
+        "packages": list(job.launch.needs),
         "chunk": delivery.chunk,
+        "in_place": delivery.in_place,
         "patience": job.deadlines.grace_period + _FAILED_MARGIN,
         "seal": seal,
         "key": key,

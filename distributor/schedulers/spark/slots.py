@@ -60,6 +60,11 @@ class Cluster:
     memory_beside_heap: int | None = 384 << 20
     no_profiles: str | None = None
 
+    @property
+    def is_local(self) -> bool:
+        """Whether tasks run in the driver's JVM."""
+        return re.match(r"local(\[|$)", self.master) is not None
+
 
 def cluster_of(session: SparkSession) -> Cluster:
     """Read the settings of a session."""
@@ -255,7 +260,7 @@ class Slots:
     def most(self) -> int | None:
         """Return the largest number of task slots that the cluster can have; ``None`` if unknown."""
         cores = self._cluster.executor_cores
-        if re.match(r"local(\[|$)", self._cluster.master):
+        if self._cluster.is_local:
             return None if cores is None else self._usable(cores, 0)
         of_master = re.match(r"local-cluster\[\s*(\d+)", self._cluster.master)
         instances = of_master[1] if of_master is not None else conf(self._session, "spark.executor.instances")

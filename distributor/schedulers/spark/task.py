@@ -14,7 +14,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -33,7 +33,7 @@ from distributor.values.plan import AgentOrder
 #: Number of seconds to try to tell the driver which module is being imported. The import does not wait for this.
 _IMPORTING_TIMEOUT = 1.0
 
-#: Most bytes of logs that a failed node sends by the accumulator, which passes through Spark's scheduler.
+#: Most bytes of logs and files that a failed node sends by the accumulator, which passes through Spark's scheduler.
 _MAX_LOGS = 16 << 20
 
 
@@ -47,7 +47,8 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
     Yields:
         ``b"R" + pickled NodeReport``, ``b"V" + uint32 rank + piece of its pickled value``, ``b"D" + uint32 rank +
         uint64 size + sha256`` of a value that the channel has taken, ``b"G" + uint32 rank + uint8 stream + uint64
-        offset + piece of its output``, ``b"L" + host`` if the agent died, or ``b"E" + JSON`` of host and reason if the
+        offset + piece of its output``, ``b"F" + uint32 length of JSON + JSON + piece`` of a new file of its ranks,
+        ``b"L" + host`` if the agent died, or ``b"E" + JSON`` of host and reason if the
         node has no place for its files; nothing if another task leads this executor, or if the run is stopped before
         it begins.
     """
@@ -60,9 +61,9 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
     held = f"distributor-{shipment['run_id']}-{context.taskAttemptId()}"
     hold = _hold(held)
     address = _address(executor, shipment["driver_host"])
-    listener = network.listen(address)
+    listener, *reserved = network.listen(address), *(network.reserve(address) for _ in range(shipment["ports"]))
     try:
-        mine = _facts(context, executor, (address, listener.getsockname()[1]), shipment["gpu"])
+        mine = _facts(context, executor, address, (listener, *reserved), shipment)
         try:
             everyone, reached = exchange.exchange(
                 {"partition": mine["partition"], "held": held, "facts": mine},
@@ -89,8 +90,8 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
             rows = hand_over(shipment, facts, roles, mine["partition"], rows, listener, failed_rows)
         yield from rows or ()
     finally:
-        listener.close()
-        hold.close()
+        for held_open in (listener, *reserved, hold):
+            held_open.close()
 
 
 def _hold(name: str) -> socket.socket:
@@ -111,18 +112,31 @@ def _address(executor: str, driver_host: str) -> str:
     return network.node_address(known_as, driver_host)
 
 
-def _facts(context: Any, executor: str, at: tuple[str, int], gpu: str | None) -> dict[str, Any]:
-    """Return this task's facts, as plain values of :class:`~distributor.values.placement.NodeFacts`."""
+def _facts(
+    context: Any, executor: str, address: str, sockets: Sequence[socket.socket], shipment: Shipment
+) -> dict[str, Any]:
+    """Return this task's facts, as plain values of :class:`~distributor.values.placement.NodeFacts`.
+
+    Args:
+        context: Spark's context of the task.
+        executor: its executor.
+        address: the node's address.
+        sockets: the socket on which the task listens, and those with which it reserves ports.
+        shipment: the task's input.
+    """
+    port, *ports = (each.getsockname()[1] for each in sockets)
+    gpu = shipment["gpu"]
     return {
         "partition": context.partitionId(),
         "executor": executor,
         "host": socket.gethostname(),
-        "address": at[0],
-        "port": at[1],
+        "address": address,
+        "port": port,
+        "ports": ports,
         "gpus": list(context.resources()[gpu].addresses) if gpu in context.resources() else [],
         "visible_devices": devices.visible_devices(os.environ),
         "cpus": context.cpus(),
-        "versions": versions.here(),
+        "versions": versions.here(shipment["packages"]),
         "machine": devices.numbered_by(processes.machine(), os.environ),
         "mounts": processes.mounts(),
     }
@@ -144,7 +158,7 @@ def _lead(
 ) -> Generator[bytes, None, list[bytes] | None]:
     """Run this executor's agent and yield the rows of its report.
 
-    If the run has failed, return the rows instead, unless their logs exceed ``_MAX_LOGS``.
+    If the run has failed, return the rows instead, unless their logs and files exceed ``_MAX_LOGS``.
     """
     secret = proof.make(shipment["seal"], str(mine["executor"]))
     if (why := folders.unusable()) is not None:
@@ -169,10 +183,10 @@ def _lead(
             _tell_end(shipment["endpoint"], str(mine["executor"]), secret, messages.Dead())
             return [b"L" + str(mine["host"]).encode()]
         told = b"R" + result.report
-        if result.failed and sum(os.path.getsize(file.path) - file.offset for file in result.rest) <= _MAX_LOGS:
-            return [told, *_output(result.rest, shipment["chunk"])]
+        if result.failed and result.size <= _MAX_LOGS:
+            return [told, *_output(result, shipment["chunk"])]
         yield told
-        yield from _output(result.rest, shipment["chunk"])
+        yield from _output(result, shipment["chunk"])
         for rank, value in result.values.items():
             yield from _value(rank, value, shipment["chunk"])
         return None
@@ -211,6 +225,7 @@ def _order(
         sys_path=[path for path in sys.path if path],
         endpoint=shipment["endpoint"],
         on_driver=False,
+        in_place=shipment["in_place"],
         **about,
     )
 
@@ -234,9 +249,15 @@ def _content(what: bytes | str) -> bytes:
         return file.read()
 
 
-def _output(files: Iterable[messages.Rest], chunk: int) -> Iterator[bytes]:
-    for rank, stream, offset, piece in rest(files, chunk):
+def _output(result: messages.NodeResult, chunk: int) -> Iterator[bytes]:
+    """Yield the rows of output and files that the channel did not bring."""
+    for rank, stream, offset, piece in rest(result.rest, chunk):
         yield b"G" + struct.pack("!IBQ", rank, stream, offset) + piece
+    for file in result.files:
+        about = json.dumps([result.node_rank, file.uploaded, *vars(file.entry).values()]).encode()
+        head = b"F" + struct.pack("!I", len(about)) + about
+        yield head
+        yield from (head + piece for piece in pieces(file.source or b"", chunk))
 
 
 class _Importing:
