@@ -5,6 +5,9 @@
 PYTHON ?= python3
 VENV := .venv
 VENV35 := .venv-spark35
+VENV_VISION := .venv-vision
+VENV_STREAMING := .venv-streaming
+VENV_LAUNCHERS := .venv-launchers
 BIN := $(VENV)/bin
 
 RUNS ?= 100
@@ -12,6 +15,7 @@ JOBS ?= 3
 export TORCH_INDEX
 
 .PHONY: help demo demo-deepspeed test test-all test-long test-cluster test-spark35 test-pythons resolve chaos docker-test
+.PHONY: test-frameworks
 .PHONY: docs pictures lint types bench clean
 
 help:
@@ -20,6 +24,7 @@ help:
 	@echo "make test          what any change can break, on real ranks and real Spark: ten minutes on two cores"
 	@echo "make test-all      all that CI runs: half an hour more; network namespaces where they can be made (root, iproute2)"
 	@echo "make test-long     that, and what takes hours: 100 random kills, other Pythons (3 GB each), images"
+	@echo "make test-frameworks  what people train with, FRAMEWORK=\"trl vision\"; writes the table of docs/frameworks.md"
 	@echo "make test-cluster  of test-all, those on a standalone cluster over three hosts"
 	@echo "make test-spark35  of test-all, the Spark tests on PySpark 3.5, in an environment of its own"
 	@echo "make chaos         kills something random at a random time, RUNS=100 times [SEED=1]"
@@ -39,6 +44,18 @@ help:
 $(VENV)/%.ok: setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) tools/preflight.py
 	@$(PYTHON) tools/environment.py $(VENV) $*
+
+$(VENV_VISION)/%.ok: setup.cfg pyproject.toml constraints.txt
+	@$(PYTHON) tools/preflight.py
+	@$(PYTHON) tools/environment.py $(VENV_VISION) $*
+
+$(VENV_LAUNCHERS)/%.ok: setup.cfg pyproject.toml constraints.txt
+	@$(PYTHON) tools/preflight.py
+	@$(PYTHON) tools/environment.py $(VENV_LAUNCHERS) $*
+
+$(VENV_STREAMING)/%.ok: setup.cfg pyproject.toml constraints-streaming.txt
+	@$(PYTHON) tools/preflight.py
+	@$(PYTHON) tools/environment.py $(VENV_STREAMING) $*
 
 $(VENV35)/%.ok: setup.cfg pyproject.toml constraints-spark35.txt
 	@$(PYTHON) tools/preflight.py
@@ -62,10 +79,35 @@ test-all: $(VENV)/test.ok
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not connect"
 	$(BIN)/python -m pytest -m connect
 	$(MAKE) test-spark35
+	$(MAKE) test-frameworks-launchers
 	$(MAKE) chaos RUNS=3 SEED=100
 
 test-long: test-all
-	$(MAKE) chaos test-pythons docker-test
+	$(MAKE) chaos test-pythons test-frameworks docker-test
+
+# FRAMEWORK: which of tests/frameworks, all by default. What was run goes into the table of docs/frameworks.md.
+FRAMEWORK ?= pytorch trl trainer_deepspeed accelerate lightning vision streaming $(LAUNCHERS)
+LAUNCHERS = jax ray tensorflow
+NOTED = FRAMEWORKS_OUT=docs/frameworks.json
+
+test-frameworks: $(addprefix test-framework-,$(FRAMEWORK))
+	$(PYTHON) tools/frameworks.py
+
+test-framework-vision: $(VENV_VISION)/vision.ok
+	$(NOTED) $(VENV_VISION)/bin/python -m pytest tests/frameworks/test_vision.py
+
+test-framework-streaming: $(VENV_STREAMING)/streaming.ok
+	$(NOTED) $(VENV_STREAMING)/bin/python -m pytest tests/frameworks/test_streaming.py
+
+$(addprefix test-framework-,$(LAUNCHERS)): test-framework-%: $(VENV_LAUNCHERS)/launchers.ok
+	$(NOTED) $(VENV_LAUNCHERS)/bin/python -m pytest tests/frameworks/test_$*.py
+
+# What CI runs of these: two at a time, and nothing is noted.
+test-frameworks-launchers: $(VENV_LAUNCHERS)/launchers.ok
+	$(VENV_LAUNCHERS)/bin/python -m pytest -n 2 --dist loadfile $(LAUNCHERS:%=tests/frameworks/test_%.py) tests/cluster/test_cluster_launchers.py
+
+test-framework-%: $(VENV)/test.ok
+	$(NOTED) $(BIN)/python -m pytest tests/frameworks/test_$*.py
 
 test-cluster: $(VENV)/test.ok
 	$(BIN)/python -m pytest -m cluster tests/cluster
@@ -107,4 +149,4 @@ resolve:
 	@$(PYTHON) tools/pythons.py resolve $(or $(VERSIONS),3.12 3.13)
 
 clean:
-	rm -rf $(VENV) $(VENV35) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV35) $(VENV_VISION) $(VENV_STREAMING) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

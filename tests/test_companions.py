@@ -25,12 +25,6 @@ from distributor.values import messages
 from distributor.values.job import Function
 
 
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Agents import the launch path, which lies in no package."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(accompanied.__file__).parent))
-
-
 def submit(function: Callable[..., Any], *args: Any, launch: Any, nodes: int = 2, **options: Any) -> Run:
     target = Function("test", dump_function(function, args, {}))
     asked: dict[str, Any] = {"grace_period": 1.0, "collect": "all", "launch": launch, **options}

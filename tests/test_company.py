@@ -34,6 +34,7 @@ def step_with_a_group() -> None:
 
     dist.init_process_group("gloo")
     step()
+    dist.barrier()  # or the other rank might still be connecting
     dist.destroy_process_group()
 
 
@@ -49,6 +50,7 @@ def group_that_is_left_before_a_last_step() -> None:
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
+    dist.barrier()  # or the other rank might still be connecting
     dist.destroy_process_group()
     step()
 

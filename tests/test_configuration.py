@@ -217,7 +217,7 @@ def test_a_module_has_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert on_cpu().plan(Module("pkg.train")).title == "pkg.train"
     # Executors may have what the driver lacks.
     spark = TorchDistributor(1, False, False)
-    monkeypatch.setattr("distributor.api.distributor.choose_session", lambda *_, **__: None)
+    monkeypatch.setattr("distributor.api.distributor.choose_session", lambda *_, **__: (None, False))
     assert spark.plan(Module("pkg.elsewhere")).title == "pkg.elsewhere"
 
 
@@ -276,7 +276,7 @@ def test_scripts_are_found_in_the_working_dir_and_then_here(
         path.touch()
     monkeypatch.chdir(here)
     distributor = TorchDistributor(1, local, False, working_dir="../project")
-    monkeypatch.setattr("distributor.api.distributor.choose_session", lambda *_, **__: None)
+    monkeypatch.setattr("distributor.api.distributor.choose_session", lambda *_, **__: (None, local))
 
     def found(name: str) -> tuple[str, str | None]:
         script = distributor.plan(name).target

@@ -57,6 +57,23 @@ def test_a_server_that_this_process_started_runs_the_drivers_python() -> None:
     assert on_executors(1).run(lambda: sys.executable) == sys.executable
 
 
+def test_files_come_back_and_are_there_again(tmp_path: Path) -> None:
+    """Through Spark where the client cannot be reached, here over the channel."""
+
+    def train() -> list[str]:
+        import os
+        from pathlib import Path
+
+        found = sorted(path.name for path in Path().glob("*.pt"))
+        Path(f"{len(found)}-{os.environ['RANK']}.pt").write_bytes(bytes(1 << 20))
+        return found
+
+    distributor = on_executors(1, output_dir=tmp_path / "out")
+    assert distributor.run(train) == []
+    assert distributor.run(train) == ["0-0.pt"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0-0.pt", "1-0.pt"]
+
+
 def test_lines_arrive(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import sys\nprint('hello from', sys.argv[1])\n")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import doctest
+import importlib.util
 import io
+import json
 import os
 import re
 import shutil
@@ -296,6 +298,19 @@ def build(folder: Path, site: Path) -> subprocess.CompletedProcess[str]:
         timeout=120,
         check=False,
     )
+
+
+def test_the_table_of_frameworks_is_what_was_noted() -> None:
+    """By the last runs of ``make test-frameworks``."""
+    spec = importlib.util.spec_from_file_location("frameworks", ROOT / "tools" / "frameworks.py")
+    assert spec is not None and spec.loader is not None
+    frameworks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(frameworks)
+    assert doctest.testmod(frameworks).failed == 0
+    text, noted = frameworks.PAGE.read_text(), json.loads(frameworks.NOTED.read_text())
+    assert frameworks.page(text, noted) == text
+    assert len(re.findall("(?m)^\\| .* \\| passed \\|", text)) > 10
+    assert "failed" not in frameworks.table(noted)
 
 
 def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:

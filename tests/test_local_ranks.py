@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,3 +76,30 @@ def test_with_gpus_a_local_rank_is_a_device() -> None:
         ConfigurationError, match="local_ranks='host' is for ranks on CPUs: with GPUs, LOCAL_RANK names"
     ):
         TorchDistributor(2, True, True, local_ranks="host")
+
+
+def import_streaming(folder: str) -> None:
+    import sys
+
+    sys.path.insert(0, folder)
+    __import__("streaming")
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "warned"),
+    [
+        pytest.param("class StreamingDataset: ...", {}, {0, 2}, id="two-nodes"),
+        pytest.param("class StreamingDataset: ...", {"local_ranks": "host"}, set(), id="numbered-by-host"),
+        pytest.param("class StreamingDataset: ...", {"nodes": 1}, set(), id="one-node"),
+        pytest.param("own = True", {}, set(), id="a-module-of-the-users"),
+    ],
+)
+def test_a_library_that_coordinates_by_host_is_warned_of(
+    source: str, options: dict[str, Any], warned: set[int], tmp_path: Path
+) -> None:
+    """By each rank that is the first of its node."""
+    (tmp_path / "streaming.py").write_text(source)
+    with driven(import_streaming, str(tmp_path), num_processes=3, **options) as driver:
+        driver.result()
+    told = b"[distributor] streaming coordinates by host, and 2 executors of this run share this one"
+    assert {rank for (rank, stream), text in driver.logs.items() if stream == 2 and told in text} == warned

@@ -22,6 +22,15 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 #: Seconds that a notebook may take in all.
 LIMIT = 180
 
+#: What notebooks need besides what all need, by a word of their names.
+NEEDED = {
+    "deepspeed": ["deepspeed"],
+    "trl": ["trl", "datasets"],
+    "lightning": ["pytorch_lightning"],
+    "accelerate": ["accelerate"],
+    "retinanet": ["torchvision"],
+}
+
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
@@ -30,7 +39,9 @@ def code_cells(notebook: Any) -> list[Any]:
 
 
 def test_there_are_notebooks() -> None:
-    assert [path.stem[:2] for path in NOTEBOOKS] == ["01", "02", "03"]
+    assert [path.stem[:2] for path in NOTEBOOKS] == ["01", "02", "03", "04", "05", "06", "07", "08"]
+    page = (FOLDER / "README.md").read_text()
+    assert re.findall(r"\]\((\w+)\.ipynb\)", page) == [path.stem for path in NOTEBOOKS]
 
 
 @each
@@ -44,7 +55,8 @@ def test_notebooks_are_committed_without_outputs(path: Path) -> None:
 @pytest.mark.spark
 @each
 def test_notebooks_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    needed = ["ipykernel", "matplotlib", "nbclient", "pyspark", "sklearn"] + ["deepspeed"] * ("deepspeed" in path.stem)
+    needed = ["ipykernel", "matplotlib", "nbclient", "pyspark", "sklearn"]
+    needed += [name for word, names in NEEDED.items() if word in path.stem for name in names]
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing or shutil.which("java") is None:
         pytest.skip(f"not here: {', '.join(missing) or 'Java'}")

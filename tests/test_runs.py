@@ -212,7 +212,7 @@ def test_what_is_written_into_the_copy_of_a_folder_is_named(
     (tmp_path / "train.py").write_text("open('checkpoint.pt', 'w').close()\n")
     make(1, working_dir=tmp_path).run_module("train")
     assert (tmp_path / "checkpoint.pt").exists() == (mode == LOCAL)
-    assert ("removes the files that ranks wrote into its copy of working_dir: checkpoint.pt. Write" in caplog.text) == (
+    assert ("removes new files of its ranks when the run ends: rank 0 wrote 'checkpoint.pt'" in caplog.text) == (
         mode != LOCAL
     )
 

@@ -119,3 +119,20 @@ def test_a_file_of_the_users_stays(make_local: Make, name: str, inside: str, tmp
         path.unlink()
         if inside:
             folder.rmdir()
+
+
+def hold_under_another_name(name: str, ready: str) -> None:
+    """Makes shared memory that only Python's resource tracker knows to be no data."""
+    kept = SharedMemory(name, create=True, size=8)
+    Path(ready).touch()
+    while kept:
+        time.sleep(0.05)
+
+
+def test_pythons_tracker_gets_time_to_remove_what_it_knows(make_local: Make, name: str, tmp_path: Path) -> None:
+    run = make_local(1, grace_period=1).submit(hold_under_another_name, f"{name}-named", str(tmp_path / "ready"))
+    watch.until(lambda: (tmp_path / "ready").exists())
+    assert files(name) == {"-named"}
+    run.kill()
+    run.wait(watch.DEADLINE)
+    watch.until(lambda: files(name) == set(), watch.FAILURE_DEADLINE)

@@ -104,7 +104,8 @@ def test_more_slots_than_there_can_be(one_jvm: Any) -> None:
         on_executors(5).run(trainings.rank)
 
 
-def test_gpus_that_spark_does_not_know_of(one_jvm: Any) -> None:
+def test_gpus_that_spark_does_not_know_of(sessions: Sessions) -> None:
+    sessions.get(CLUSTER)
     with pytest.raises(RuntimeError, match=r"'spark\.task\.resource\.gpu\.amount' was unset"):
         on_executors(2, use_gpu=True).run(trainings.rank)
 
@@ -371,11 +372,18 @@ def test_more_gpus_than_there_are(sessions: Sessions, gpu_settings: dict[str, st
 
 
 @pytest.mark.slow
-def test_spark_without_executors_has_no_gpus_for_tasks(sessions: Sessions) -> None:
+def test_a_spark_without_executors_has_the_drivers_gpus(
+    sessions: Sessions, same_gpus: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its tasks have none, whatever the settings say: ranks do without the tasks, as on single-node clusters."""
     amounts = {"spark.task.resource.gpu.amount": "1", "spark.executor.resource.gpu.amount": "1"}
-    sessions.get("local[2]", **amounts)
-    with pytest.raises(ResourceError, match=r"master local\[2\] has no executors and gives its tasks no GPUs"):
-        on_executors(1, use_gpu=True).run(trainings.rank)
+    script = same_gpus["spark.executor.resource.gpu.discoveryScript"]
+    drivers = {"spark.driver.resource.gpu.amount": "2", "spark.driver.resource.gpu.discoveryScript": script}
+    sessions.get("local[2]", **amounts, **drivers)
+    assert on_executors(2, use_gpu=True).submit(visible).results() == [("0", "0,1"), ("1", "0,1")]
+    assert on_executors(2, use_gpu=True).plan(visible).working_dir is None
+    with pytest.raises(ResourceError, match="needs 3 GPUs, but this machine has 2 visible GPUs"):
+        on_executors(3, use_gpu=True)
 
 
 @pytest.mark.slow

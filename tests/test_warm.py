@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -69,6 +70,7 @@ def look() -> dict[str, Any]:
     return {
         "environ": {name: kind_of(value) for name, value in os.environ.items() if name not in mine},
         "cwd": os.getcwd(),
+        "links": sorted({os.path.dirname(os.readlink(entry)) for entry in os.scandir() if entry.is_symlink()}),
         "umask": Path("/proc/self/status").read_text().split("Umask:")[1][:6],
         "signals": [str(signal.getsignal(number)) for number in range(1, 32)],
         "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
@@ -175,7 +177,8 @@ def by_node(looks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for seen in looks:
         for name in ("RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK"):
             del seen["environ"][name]
-    return sorted(looks, key=lambda seen: (seen["cwd"], seen["environ"]["LOCAL_RANK"]))
+        seen["cwd"] = re.sub(r"/distributor-[^/]*/", "/", seen["cwd"])  # on executors, each run has a folder of its own
+    return sorted(looks, key=lambda seen: (seen["links"], seen["environ"]["LOCAL_RANK"]))
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> None:

@@ -14,6 +14,9 @@ pytest.importorskip("accelerate")
 
 pytestmark = pytest.mark.slow
 
+#: A row of the table in docs/frameworks.md.
+ROW = ("Accelerate", "accelerate", "launch=Accelerate(file): ranks on CPUs as the file says")
+
 FSDP = """
 compute_environment: LOCAL_MACHINE
 distributed_type: FSDP
@@ -72,11 +75,15 @@ def look() -> tuple[int, str, str, Any]:
     return accelerator.num_processes, accelerator.device.type, accelerator.mixed_precision, os.environ["WORLD_SIZE"]
 
 
+@pytest.mark.framework(*ROW)
 def test_ranks_train_as_the_file_says(write: Any) -> None:
     run = Distributor(2, True, False, launch=Accelerate(write(ON_CPUS))).submit(look)
     assert run.results() == [(2, "cpu", "bf16", "2")] * 2
 
 
+@pytest.mark.framework(
+    "Accelerate", "accelerate", "launch=Accelerate(file): ranks on CPUs as the file says", where="executors"
+)
 @pytest.mark.spark
 def test_on_executors(sessions: Any, write: Any) -> None:
     sessions.get("local-cluster[2,1,1024]")

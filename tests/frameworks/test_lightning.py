@@ -12,6 +12,9 @@ pytest.importorskip("pytorch_lightning")
 
 pytestmark = pytest.mark.slow
 
+#: A row of the table in docs/frameworks.md.
+ROW = ("Lightning", "pytorch-lightning", "Trainer: devices and nodes are those of the run")
+
 #: Number of samples: divisible by the numbers of ranks here.
 SAMPLES = 12
 
@@ -74,11 +77,15 @@ def assert_together(results: list[dict[str, Any]]) -> None:
         pytest.param({"devices": 1, "num_nodes": 2}, id="pysparks-recipe"),
     ],
 )
+@pytest.mark.framework(*ROW)
 def test_numbers_of_a_trainer_are_those_of_the_run(make_local: Make, options: dict[str, Any]) -> None:
     run = make_local(2, require_group=True).submit(train, **options)
     assert_together(run.results())
 
 
+@pytest.mark.framework(
+    "Lightning", "pytorch-lightning", "Trainer: devices and nodes are those of the run", where="executors"
+)
 @pytest.mark.spark
 @pytest.mark.parametrize("options", [{}, {"devices": 1, "num_nodes": 2}])
 def test_on_executors(sessions: Any, options: dict[str, Any]) -> None:
@@ -126,6 +133,7 @@ def fabric(**options: Any) -> tuple[int, int, float]:
 
 
 @pytest.mark.parametrize("options", [{}, {"strategy": "ddp", "devices": 4}])
+@pytest.mark.framework("Lightning", "pytorch-lightning", "Fabric: devices and nodes are those of the run")
 def test_numbers_of_fabric_are_those_of_the_run(make_local: Make, options: dict[str, Any]) -> None:
     zero, one = make_local(2, require_group=True).submit(fabric, **options).results()
     assert (zero[:2], one[:2]) == ((2, 0), (2, 1))
@@ -150,3 +158,93 @@ def own_environment() -> int:
 
 def test_who_brings_an_environment_says_the_numbers(make_local: Make) -> None:
     assert make_local(1).run(own_environment) == 3
+
+
+def two_towers(steps: int) -> dict[str, Any]:
+    """Trains a recommender: a tower for users and one for items, whose product is high where a user likes an item.
+
+    Goes on from the checkpoint of an earlier run, which lies at a relative path.
+    """
+    import os
+
+    import pytorch_lightning as lightning
+    import torch
+    from pytorch_lightning.callbacks import ModelCheckpoint
+
+    class Towers(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.users, self.items = torch.nn.Embedding(40, 8), torch.nn.Embedding(60, 8)
+            self.losses: list[float] = []
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            users, items, likes = batch
+            scores = (self.users(users) * self.items(items)).sum(dim=1)
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(scores, likes)
+            self.losses.append(loss.item())
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), 0.05)
+
+    torch.manual_seed(0)
+    users, items = torch.randint(40, (2000,)), torch.randint(60, (2000,))
+    data = torch.utils.data.TensorDataset(users, items, ((users + items) % 2).float())
+    model = Towers()
+    saving = ModelCheckpoint("ckpt", save_last=True, every_n_train_steps=10)
+    trainer = lightning.Trainer(
+        accelerator="cpu", strategy="ddp", max_steps=steps, callbacks=[saving], logger=False, enable_progress_bar=False
+    )
+    last = "ckpt/last.ckpt" if os.path.exists("ckpt/last.ckpt") else None
+    trainer.fit(model, torch.utils.data.DataLoader(data, 50, shuffle=True), ckpt_path=last)
+    return {"ranks": trainer.world_size, "step": trainer.global_step, "from": last, "losses": model.losses}
+
+
+@pytest.mark.framework("Lightning", "pytorch-lightning", "two-tower recommender with ddp, resumed from its checkpoint")
+def test_a_recommender_goes_on_from_its_checkpoint(make: Make, mode: str, tmp_path: Any) -> None:
+    (tmp_path / "work").mkdir()
+    spread = {} if mode == "local" else {"max_processes_per_node": 1}
+    distributor = make(2, working_dir=tmp_path / "work", output_dir=tmp_path / "out", **spread)
+    first = distributor.run(two_towers, 40)
+    assert (first["ranks"], first["step"], first["from"]) == (2, 40, None)
+    more = distributor.run(two_towers, 80)
+    assert (more["step"], more["from"], len(more["losses"])) == (80, "ckpt/last.ckpt", 40)
+    assert sum(more["losses"][-10:]) < 0.7 * sum(first["losses"][:10])
+
+
+def sharded(steps: int) -> dict[str, Any]:
+    """Trains with FSDP2 by Lightning's own strategy."""
+    import pytorch_lightning as lightning
+    import torch
+    from pytorch_lightning.strategies import ModelParallelStrategy
+    from torch.distributed.fsdp import fully_shard
+
+    class Model(lightning.LightningModule):
+        def configure_model(self) -> None:
+            torch.manual_seed(0)
+            self.layers = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+            fully_shard(self.layers, mesh=self.device_mesh["data_parallel"])
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            x, y = batch
+            return torch.nn.functional.mse_loss(self.layers(x), y)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.05)
+
+    torch.manual_seed(1)
+    x = torch.randn(256, 8)
+    data = torch.utils.data.TensorDataset(x, x.sum(dim=1, keepdim=True))
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+    trainer = lightning.Trainer(accelerator="cpu", strategy=strategy, max_steps=steps, **quiet)
+    model = Model()
+    trainer.fit(model, torch.utils.data.DataLoader(data, 16))
+    weight = next(model.parameters())
+    return {"ranks": trainer.world_size, "local": weight.to_local().numel(), "all": weight.numel()}
+
+
+@pytest.mark.framework("Lightning", "pytorch-lightning", "ModelParallelStrategy (FSDP2)")
+def test_a_model_in_shards(make: Make) -> None:
+    found = make(2).submit(sharded, 8).results()
+    assert [(each["ranks"], each["local"] * 2) for each in found] == [(2, each["all"]) for each in found]

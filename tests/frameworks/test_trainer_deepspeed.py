@@ -77,6 +77,7 @@ def arguments(tmp_path: Path) -> tuple[str, ...]:
         pytest.param(False, ("--ddp_backend", "gloo"), id="without-arguments-gloo"),
     ],
 )
+@pytest.mark.framework("Transformers", "transformers", "Trainer with DeepSpeed, ZeRO-2: --deepspeed CONFIG")
 def test_a_trainers_script(kind: Any, cpu: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run(SCRIPT, tmp_path, *arguments(tmp_path), *cpu, script_arguments=kind)
     out = capfd.readouterr().out

@@ -15,36 +15,33 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from distributor.launch.torchrun import Torchrun
+from distributor.values.launch import BasePath
 from distributor.values.plan import Companion, Plan, Site
 
 
 @dataclass(frozen=True)
-class Accompanied:
+class Accompanied(BasePath):
     """Torchrun's ranks beside a companion on some nodes.
 
     Args:
         function: what the companion runs, of this module.
-        arguments: its arguments; it also gets the node's ``rank`` and the ``ports``.
+        arguments: its arguments; it also gets the node's ``rank`` and ``ports``.
         nodes: node ranks of the nodes with a companion.
-        ports: number of ports to reserve.
+        ports: number of ports to reserve for each rank.
     """
 
     function: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     nodes: tuple[int, ...] = (0, 1)
-    ports: int = 0
+    ports: int = 0  # type: ignore[misc]  # a number that tests choose
     name: ClassVar[str] = "accompanied"
-    preload: ClassVar[tuple[str, ...]] = ()
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({})
-
-    def env(self, use_gpu: bool) -> Mapping[str, str]:
-        return {}
 
     def plan(self, site: Site) -> Plan:
         plan, node = Torchrun().plan(site), site.node.node_rank
         if node not in self.nodes:
             return plan
-        arguments = {**self.arguments, "node": node, "ports": site.ports, "attempt": site.attempt}
+        arguments = {**self.arguments, "node": node, "ports": site.node.ports, "attempt": site.attempt}
         companion = Companion("helper", "accompanied", self.function, arguments, {"HELPER": f"of node {node}"})
         return replace(plan, companions=(companion,))
 

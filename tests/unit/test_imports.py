@@ -126,13 +126,14 @@ ROOMS = {
     "rank": {"shipping", "machine", "channel"},
     "node": {"rank", "launch", "channel", "shipping", "machine"},
     "outcomes": {"shipping"},
+    "files": {"channel", "machine", "shipping"},
     "display": {"outcomes"},
     "schedulers": {"hosting", "outcomes", "channel", "shipping", "launch", "machine"},
-    "run": {"schedulers.base", "display", "outcomes", "channel"},
+    "run": {"schedulers.base", "display", "files", "outcomes", "channel"},
     "api": {"run", "schedulers", "display", "launch", "shipping", "machine"},
 }
 BELOW = {"text": set(), "values": {"errors", "text"}, "errors": {"text"}}
-WINGS = ("accelerate", "cli", "deepspeed")
+WINGS = ("accelerate", "cli", "deepspeed", "jax", "ray")
 DOORS = ("__init__", "__main__", "runtime")
 
 
@@ -189,10 +190,11 @@ def test_a_room_says_where_it_runs(room):
         ("cryptography", {"channel/tls.py"}),
         ("pyspark", {name for name in FILES if name.startswith("schedulers/")}),
         ("pyarrow", {name for name in FILES if name.startswith("schedulers/")}),
+        ("fsspec", {"machine/urls.py"}),
         ("rich", {"display/terminal.py"}),
-        ("rich_click", {"cli/command.py", "cli/options.py"}),
+        ("rich_click", {"cli/command.py", "cli/launching.py", "cli/options.py"}),
         ("IPython", {"display/notebook.py"}),
-        ("distributor.cli", {"__main__.py", "cli/command.py"}),
+        ("distributor.cli", {"__main__.py", "cli/command.py", "cli/launching.py"}),
     ],
 )
 def test_who_may_import(package, allowed):
@@ -203,6 +205,7 @@ def test_no_other_package_is_needed():
     known = {"torch", "cloudpickle", "cryptography", "pyspark", "pyarrow", "distributor"}
     known |= {"deepspeed", "hjson", "yaml"}  # on the DeepSpeed path only, and never at import
     known |= {"accelerate"}  # on the Accelerate path only, in a process of its own
+    known |= {"fsspec"}  # for an output_dir behind a URL
     known |= {"click", "rich", "rich_click", "IPython"}  # on the driver, for what it shows
     used = {module.partition(".")[0] for modules in IMPORTS.values() for module in modules}
     assert used <= known | sys.stdlib_module_names

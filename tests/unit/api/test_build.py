@@ -8,9 +8,11 @@ import pytest
 
 from distributor.api.build import build_job, ranks_env
 from distributor.api.options import Options
+from distributor.errors import ConfigurationError
 from distributor.launch.deepspeed import DeepspeedRanks
+from distributor.launch.ray import RayNodes
 from distributor.launch.torchrun import Torchrun
-from distributor.values.job import Job, Module, TaskProfile, WorkingDir, warmth
+from distributor.values.job import Job, Module, OutputDir, TaskProfile, WorkingDir, warmth
 from distributor.values.options import Resources, Variables
 
 
@@ -28,9 +30,9 @@ class Wide:
 
 
 def built(launch: Any = Torchrun(), scheduler: Any = None, environ: Any = None, **options: Any) -> Job:
-    folder = WorkingDir("/project")
+    folders = WorkingDir("/project"), OutputDir("/out", 10)
     asked = Options.of(use_gpu=False, **options)
-    return build_job(asked, launch, Module("train"), folder, scheduler, environ or {}, "all")
+    return build_job(asked, launch, Module("train"), folders, scheduler, environ or {}, "all")
 
 
 def test_a_job_holds_the_groups() -> None:
@@ -38,6 +40,7 @@ def test_a_job_holds_the_groups() -> None:
     assert (job.resources.num_processes, job.deadlines.grace_period, job.startup.keep_warm) == (4, 3.0, 0.0)
     assert (job.output.log_ranks, job.network.driver_ports, job.name) == ((0,), (1, 2), "digits")
     assert (job.target, job.working_dir, job.collect) == (Module("train"), WorkingDir("/project"), "all")
+    assert job.output_dir == OutputDir("/out", 10)
 
 
 def test_the_scheduler_decides_how_ranks_are_dealt_out() -> None:
@@ -49,6 +52,13 @@ def test_the_scheduler_decides_how_ranks_are_dealt_out() -> None:
 def test_without_a_scheduler_what_it_decides_stays_open() -> None:
     job = built(num_processes=4, max_processes_per_node=2)
     assert (job.ranks_per_task, job.task_profile, job.node_limit, job.spark_cpus) == (1, None, None, None)
+
+
+def test_what_is_no_rank_is_not_watched_for_stalls() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"stall_timeout=5 watches ranks, and processes of launch='ray' are none"
+    ):
+        built(RayNodes("s"), stall_timeout=5)
 
 
 def test_every_run_has_an_identifier_of_its_own() -> None:

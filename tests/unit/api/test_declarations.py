@@ -116,6 +116,8 @@ GIVEN: dict[str, Any] = {
     "forward_env": ("W_*",),
     "working_dir": "project",
     "working_dir_limit": 1,
+    "output_dir": "s3://bucket/run",
+    "output_limit": 1 << 20,
     "gpus_per_process": None,  # only with GPUs
     "cpus_per_process": 2,
     "memory_per_process": 1 << 30,

@@ -12,6 +12,13 @@ from distributor.launch.deepspeed import DeepspeedRanks
 from distributor.values.job import Function, Module, Script
 
 
+def assert_told(told: str | None, asked: str | None, of: str) -> None:
+    if asked is None:
+        assert told is None
+    else:
+        assert told is not None and told.startswith(f"{asked} asks for {of}")
+
+
 @pytest.mark.parametrize(
     ("job", "environ", "asked"),
     [
@@ -25,11 +32,7 @@ from distributor.values.job import Function, Module, Script
     ],
 )
 def test_fsdp_that_cpus_do_not_have(job: dict[str, Any], environ: dict[str, str], asked: str | None) -> None:
-    told = fsdp_on_cpus(make_job(**job), environ)
-    if asked is None:
-        assert told is None
-    else:
-        assert told is not None and told.startswith(f"{asked} asks for FSDP, for which Accelerate and Transformers")
+    assert_told(fsdp_on_cpus(make_job(**job), environ), asked, "FSDP, for which Accelerate and Transformers")
 
 
 @pytest.mark.parametrize(
@@ -43,8 +46,4 @@ def test_fsdp_that_cpus_do_not_have(job: dict[str, Any], environ: dict[str, str]
     ],
 )
 def test_deepspeed_that_is_left_out_on_cpus(job: dict[str, Any], environ: dict[str, str], asked: str | None) -> None:
-    told = deepspeed_on_cpus(make_job(**job), environ)
-    if asked is None:
-        assert told is None
-    else:
-        assert told is not None and told.startswith(f"{asked} asks for DeepSpeed, but with use_gpu=False")
+    assert_told(deepspeed_on_cpus(make_job(**job), environ), asked, "DeepSpeed, but with use_gpu=False")

@@ -113,7 +113,9 @@ def schedulers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Idle]]:
 
 
 @pytest.mark.parametrize("act", [raise_it, send_it])
-@pytest.mark.parametrize("name", ["run", "submit", "run_module", "submit_module"])
+@pytest.mark.parametrize(
+    "name", ["run", "submit", *(pytest.param(name, marks=pytest.mark.slow) for name in ("run_module", "submit_module"))]
+)
 def test_an_interrupt_leaves_no_run_without_a_handle(
     name: str, act: Callable[[], None], schedulers: list[Idle], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import trainings
 
 import distributor
 from distributor import ConfigurationError, DeepspeedTorchDistributor, Distributor, TorchDistributor
-from distributor.launch import NAMES, Accelerate, DeepSpeed, Torchrun
+from distributor.launch import NAMES, Accelerate, DeepSpeed, Jax, MpiEnv, Ray, TensorFlow, Torchrun
 from distributor.launch.deepspeed import DeepspeedRanks
+from distributor.values.launch import BasePath
 from distributor.values.plan import Plan, Site
 
 CONFIG = {"train_micro_batch_size_per_gpu": 4}
@@ -46,7 +47,7 @@ def test_pysparks_name_for_deepspeed_is_the_same_path() -> None:
 def test_what_is_no_launch_path(launch: Any) -> None:
     with pytest.raises(
         ConfigurationError,
-        match=r"launch must be 'torchrun' or 'accelerate' or 'deepspeed' or a launch path such as distributor.launch.D",
+        match=r"launch must be 'torchrun' or .* or 'tensorflow' or a launch path such as distributor.launch.D",
     ) as caught:
         planned(launch)
     assert str(caught.value).endswith(f"not {launch!r}")
@@ -60,11 +61,11 @@ def test_another_path_under_pysparks_name_for_deepspeed() -> None:
 
 
 @dataclass(frozen=True)
-class Greeting:
+class Greeting(BasePath):
     """A path of somebody else's."""
 
     name: str = "greeting"
-    preload: tuple[str, ...] = ("json",)
+    preload: ClassVar[tuple[str, ...]] = ("json",)
 
     @property
     def needs(self) -> Mapping[str, str]:
@@ -86,6 +87,8 @@ def test_what_a_path_asks_for_before_torch_is_imported_is_in_the_job() -> None:
 
 
 def test_the_package_of_launch_paths_is_loaded_on_first_use() -> None:
-    assert {getattr(distributor.launch, name) for name in NAMES.values()} == {Torchrun, Accelerate, DeepSpeed}
+    assert {getattr(distributor.launch, name) for name in NAMES.values()} == {
+        *(Torchrun, Accelerate, DeepSpeed, Jax, MpiEnv, Ray, TensorFlow)
+    }
     with pytest.raises(AttributeError, match="no_such_path"):
         distributor.launch.no_such_path

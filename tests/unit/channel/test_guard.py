@@ -13,6 +13,7 @@ from distributor.channel import proof
 from distributor.channel.frames import MAX_BODY, ProtocolError
 from distributor.channel.guard import Guard
 from distributor.values import messages
+from distributor.values.files import Entry
 from distributor.values.messages import Hello, Message
 from distributor.values.outcome import Failure, Log, NodeReport, Outcome
 from distributor.values.placement import Node, Placement
@@ -43,6 +44,7 @@ def guard(placement: Placement | None = PLACED, **options: Any) -> Guard:
         messages.Failed(FAILURE),
         messages.Stopped(4000, (Outcome(3, "host-b", "failed", FAILURE),)),
         messages.Finished(REPORT, ((3, "QUI="),), (3,)),
+        messages.Keeping(True),
         messages.Unfit("host-b", "No such file or directory in /tmp"),
         messages.Importing("b", 2, "torch"),
         messages.Warnings("host-b", ("is slow",)),
@@ -248,3 +250,49 @@ def test_the_log_has_so_many_lines(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_the_first_message_is_bounded_by_the_number_of_tasks() -> None:
     assert Guard().first_limit < guard().first_limit < Guard(tasks=10**6).first_limit == MAX_BODY
+
+
+FILE = Entry("ckpt/a.pt", 3, 0o644, 5, "00")
+
+
+def deposited(told: messages.Deposit | messages.Withdraw, placement: Placement | None = PLACED) -> int:
+    judge = guard(placement)
+    judge.admit(Hello("b", (A, B), "secret"))
+    return judge.check_deposit(told)
+
+
+def test_a_node_brings_files_with_its_secret() -> None:
+    assert deposited(messages.Deposit(FILE, node="b", secret="secret")) == 1
+    assert deposited(messages.Withdraw("ckpt/a.pt", "b", "secret")) == 1
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        (messages.Deposit(FILE, node="b", secret="guess"), "without the secret of its node"),
+        (messages.Deposit(FILE, node="c", secret="secret"), "without the secret of its node"),
+        (messages.Withdraw("a", "a", ""), "without the secret of its node"),
+        (messages.Withdraw("../a", "b", "secret"), "no file of a rank has the path '../a'"),
+        *(
+            (messages.Deposit(replace(FILE, **wrong), node="b", secret="secret"), why)
+            for wrong, why in (
+                ({"path": "/etc/passwd"}, "has the path '/etc/passwd'"),
+                ({"path": "a/../../b"}, "has the path"),
+                ({"path": ""}, "has the path"),
+                ({"path": "a\0b"}, "has the path"),
+                ({"path": "a" * 5000}, "has 5000 characters"),
+                ({"size": -1}, "the size of a file is -1"),
+                ({"mtime_ns": -1}, "the time of a file is -1"),
+                ({"mode": 0o4755}, "has the mode 4755"),
+            )
+        ),
+    ],
+)
+def test_files_that_are_not_taken(told: messages.Deposit | messages.Withdraw, why: str) -> None:
+    with pytest.raises(ProtocolError, match=why):
+        deposited(told)
+
+
+def test_nobody_brings_files_before_the_placement_is_known() -> None:
+    with pytest.raises(ProtocolError, match="without the secret"):
+        deposited(messages.Deposit(FILE, node="b", secret="secret"), None)

@@ -26,6 +26,9 @@ def test_panels_list_what_belongs_together() -> None:
             "--deepspeed",
             "--accelerate",
             "--script-arguments",
+            "--parameter-servers",
+            "--evaluator",
+            "--object-store-memory",
             "--name",
             "--working-dir",
             "--dry-run",
@@ -35,7 +38,10 @@ def test_panels_list_what_belongs_together() -> None:
             *("--use-gpu", "--gpus-per-process", "--cpus-per-process", "--memory-per-process", "--env"),
             *("--forward-env", "--start-method", "--local-ranks", "--require-group"),
         ],
-        ["--logs", "--fold-logs", "--prefix", "--log-escapes", "--log-dir", "--progress"],
+        [
+            *("--output-dir", "--output-limit"),
+            *("--logs", "--fold-logs", "--prefix", "--log-escapes", "--log-dir", "--progress"),
+        ],
         ["--start-timeout", "--grace-period", "--heartbeat-timeout", "--stall-timeout"],
     ]
 
@@ -60,7 +66,7 @@ def test_defaults_are_the_declared_ones() -> None:
 def test_defaults_that_are_no_switch_are_shown() -> None:
     shown = {parameter.name for parameter in command.run.params if getattr(parameter, "show_default", False)}
     timeouts = {"start_timeout", "grace_period", "heartbeat_timeout"}
-    assert shown == {"num_processes", "launch", "logs", "start_method", "local_ranks", *timeouts}
+    assert shown == {"num_processes", "launch", "output_limit", "logs", "start_method", "local_ranks", *timeouts}
 
 
 @pytest.mark.parametrize(
@@ -102,4 +108,6 @@ def test_the_shell_completes_options_and_choices(monkeypatch: pytest.MonkeyPatch
 
     assert completed("run", "--start-") == ["--start-method", "--start-timeout"]
     assert completed("run", "--start-method", "s") == ["spawn"]
-    assert completed("run", "--launch", "") == ["torchrun", "accelerate", "deepspeed"]
+    assert completed("run", "--launch", "") == [
+        *("torchrun", "accelerate", "deepspeed", "jax", "mpi-env", "ray", "tensorflow")
+    ]

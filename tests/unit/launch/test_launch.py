@@ -96,6 +96,7 @@ def test_every_name_of_the_contract_is_set_and_no_other():
     names = set(made.rank_env[0]) | set(made.node_env)
     others = {
         "OMP_NUM_THREADS",
+        "GOMP_SPINCOUNT",
         "PYTHONUNBUFFERED",
         "CUDA_VISIBLE_DEVICES",
         "HIP_VISIBLE_DEVICES",
@@ -109,11 +110,20 @@ def test_node_environment_on_cpus(node_rank, mark):
     assert plan(job(), node_rank, cpus=4).node_env == {
         "DISTRIBUTOR_NODE_ID": mark,
         "OMP_NUM_THREADS": "4",
+        "GOMP_SPINCOUNT": "10000",
         "PYTHONUNBUFFERED": None,  # removed
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "HIP_VISIBLE_DEVICES": "",
     }
+
+
+@pytest.mark.parametrize("where", ["task", "job"])
+@pytest.mark.parametrize("name", ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY"])
+def test_what_the_user_says_of_waiting_threads_holds(where, name):
+    said = {name: "5"}
+    made = plan(job(env=said if where == "job" else {}), base_env=said if where == "task" else {})
+    assert made.node_env.get("GOMP_SPINCOUNT") == ("5" if (where, name) == ("job", "GOMP_SPINCOUNT") else None)
 
 
 @pytest.mark.parametrize("where", ["task", "job"])
@@ -340,6 +350,7 @@ HUGGING_FACE = "File transformers/trainer.py\n"
     ("kind", "said", "told"),
     [
         ("deepspeed", "error: argument --deepspeed: expected one argument", 'script_arguments="trainer"'),
+        ("deepspeed", "error: argument --deepspeed_config: expected one argument", "--deepspeed_config with the"),
         ("deepspeed", f"{UNKNOWN} --deepspeed --deepspeed_config /n/deepspeed.json", "script_arguments=False"),
         ("trainer", f"{UNKNOWN} --deepspeed /n/deepspeed-given.json", "script_arguments=False"),
         ("trainer", f"{UNKNOWN} /n/deepspeed-given.json", 'script_arguments="deepspeed"'),

@@ -22,9 +22,9 @@ DEADLINE = 60.0
 class Ranks(Watch):
     """Ranks that are children of this process and do what they are told here."""
 
-    def __init__(self, *does: Callable[[], object], grace: float = DEADLINE) -> None:
+    def __init__(self, *does: Callable[[], object], grace: float = DEADLINE, serving: tuple[int, ...] = ()) -> None:
         node = Node(0, "host-a:1", "host-a", "10.0.0.1", 4000, leader=0, first_rank=0, local_world_size=len(does))
-        plan: Any = Plan(node, None, {}, ({},) * len(does))  # type: ignore[arg-type]
+        plan: Any = Plan(node, None, {}, ({},) * len(does), serving=serving)  # type: ignore[arg-type]
         self.told: list[messages.Message] = []
         self.does = does
         where = ("/", None, (), False, "spawn", "/", {})
@@ -38,6 +38,16 @@ class Ranks(Watch):
             continue
         if self.stopping:
             self.stop()
+        self.end()
+
+    def meet_servers(self) -> None:
+        """The same, where some ranks serve the others."""
+        self.begin()
+        self.await_end(DEADLINE)
+        if self.stopping or self._failed:
+            self.stop()
+        else:
+            self.release()
         self.end()
 
     def _spawn(self, local_rank: int) -> int:
@@ -78,6 +88,35 @@ def test_all_ranks_end() -> None:
     ranks.run()
     assert {rank: (exit.code, exit.stopped) for rank, exit in ranks.exits().items()} == {0: (0, None), 1: (0, None)}
     assert isinstance(ranks.told[0], messages.RanksStarted)
+
+
+def test_ranks_that_serve_end_as_successes_once_the_others_have() -> None:
+    ranks = Ranks(int, wait, serving=(1,))
+    ranks.thread = threading.Thread(target=ranks.meet_servers, daemon=True)
+    ranks.thread.start()
+    ranks.run()
+    assert {rank: (exit.code, exit.stopped) for rank, exit in ranks.exits().items()} == {0: (0, None), 1: (0, None)}
+
+
+def test_a_node_whose_ranks_have_ended_waits_for_news() -> None:
+    """And does not look at its store all the time, while other nodes train on."""
+    ranks = Ranks(int)
+    ranks.thread.start()
+    ranks.run()
+    before = time.monotonic()
+    assert ranks.await_end(0.05, known=True) == {0: 0}
+    assert time.monotonic() - before >= 0.05
+
+
+@pytest.mark.parametrize("does", [(wait, fail), (fail, wait)])
+def test_a_failure_beside_ranks_that_serve_is_one(does: Any) -> None:
+    ranks = Ranks(*does, serving=(1,))
+    ranks.thread = threading.Thread(target=ranks.meet_servers, daemon=True)
+    ranks.thread.start()
+    ranks.run()
+    failed = does.index(fail)
+    assert (ranks.exits()[failed].code, ranks.exits()[failed].stopped) == (3, None)
+    assert ranks.exits()[1 - failed].stopped is not None
 
 
 def test_a_rank_that_fails_is_told_and_the_others_are_stopped() -> None:

@@ -24,8 +24,8 @@ FAILED = Outcome(3, "host-b", "failed", RAISED)
 FINISHED = Outcome(3, "host-b", "finished", called=1.0, returned=2.0)
 
 
-def order(target: Target = Function("train", b"")) -> NodeOrder:
-    plan: Any = Plan(NODE, target, {}, ({}, {}))
+def order(target: Target = Function("train", b""), serving: tuple[int, ...] = ()) -> NodeOrder:
+    plan: Any = Plan(NODE, target, {}, ({}, {}), serving=serving)
     return NodeOrder("3f2a", plan, Placement((NODE,)), 1.0, 1.0, None, -1, "/", None, (), False, "fork", "/", {})
 
 
@@ -51,6 +51,14 @@ def test_a_rank_that_returned_has_the_outcome_that_it_wrote() -> None:
 
 def test_a_module_that_ends_with_0_needs_no_outcome() -> None:
     assert outcome(None, ended(0), Module("train")) == Outcome(3, "host-b", "finished")
+
+
+@pytest.mark.parametrize("told", [None, FAILED, FINISHED])
+def test_a_rank_that_has_served_is_finished(told: Outcome | None) -> None:
+    """Whatever it says when it is told to end; the launcher reports its end as 0."""
+    ending = None if told is None else Ending(told, 5.0)
+    made = outcomes.outcome_of(order(serving=(3,)), 1, ending, ended(0))
+    assert (made.state, made.failure) == ("finished", None)
 
 
 def test_a_function_that_ends_with_0_before_it_returned_has_failed() -> None:

@@ -90,6 +90,7 @@ def test_a_package_that_is_installed_here_only() -> None:
         "Torch not compiled with CUDA enabled",
         "No CUDA GPUs are available",
         "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False.",
+        "Distributed package doesn't have NCCL built in",
     ],
 )
 def test_code_that_demands_a_gpu(message: str) -> None:
@@ -99,6 +100,13 @@ def test_code_that_demands_a_gpu(message: str) -> None:
             "The code asks for a GPU, and ranks see none with use_gpu"
         )
     assert advise(ended, make_job(target=Module("train"), use_gpu=True)) == ""
+
+
+def test_code_that_shares_out_no_gpus() -> None:
+    traceback = "    local_rank = rank % torch.cuda.device_count()\nZeroDivisionError: integer modulo by zero\n"
+    ended = replace(failure("ZeroDivisionError", "integer modulo by zero"), traceback=traceback)
+    assert advise(ended, make_job(target=Module("train"))).startswith("The code asks for a GPU")
+    assert advise(replace(ended, traceback="    x = 1 // 0\n"), make_job(target=Module("train")), local=True) == ""
 
 
 def test_what_the_launch_path_knows_comes_first() -> None:
@@ -146,9 +154,9 @@ def test_a_module_that_another_hides(project: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_folder_is_no_module(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (project / "datasets").mkdir()
-    (project / "datasets" / "data.csv").touch()
-    ended = failure("ModuleNotFoundError", "No module named 'datasets'")
+    (project / "my_data_sets").mkdir()
+    (project / "my_data_sets" / "data.csv").touch()
+    ended = failure("ModuleNotFoundError", "No module named 'my_data_sets'")
     assert advise(ended, job(Script(str(project / "train.py"), b""))) == ""
 
 

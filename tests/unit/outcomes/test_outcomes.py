@@ -45,11 +45,15 @@ ECHOES = [
     ("ConnectionRefusedError", "ConnectionRefusedError: [Errno 111] Connection refused"),
     ("ConnectionAbortedError", "ConnectionAbortedError: [Errno 103] Software caused connection abort"),
     ("lost", "ended with the process that started it"),
+    ("UnavailableError", "UnavailableError: failed to connect to all addresses"),
+    ("JaxRuntimeError", "jax.errors.JaxRuntimeError: UNAVAILABLE: The tasks have crashed"),
+    ("ValueError", "ValueError: UNKNOWN: Gloo AllReduce failed: [external/gloo/gloo/transport/tcp/pair.cc:534] Closed"),
 ]
 REASONS = [
     ("ValueError", "ValueError: learning rate must be positive"),
     ("RuntimeError", "RuntimeError: CUDA out of memory"),
     ("ValueError", "ValueError: connection closed"),
+    ("JaxRuntimeError", "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory"),
     ("exit", "exited with code 3"),
     ("signal", "killed by SIGKILL"),
 ]

@@ -301,6 +301,22 @@ def test_another_attempt_begins_with_the_nodes_that_are_there() -> None:
     assert made.phase == Running(9.0)
 
 
+@pytest.mark.parametrize(
+    ("events", "action"),
+    [
+        ((), EndJob()),
+        ((Heard("a", messages.Keeping(True)),), Arm(Deadline.END, 1.0)),
+        ((Heard("a", messages.Keeping(True)), Heard("a", messages.Keeping(False))), EndJob()),
+        ((Heard("a", messages.Keeping(True)), BYE_A), EndJob()),
+        ((Heard("a", messages.Keeping(True)), Lost("a", "its agent died")), EndJob()),
+        ((Heard("a", messages.Keeping(True)), Kill()), EndJob()),
+    ],
+)
+def test_nodes_that_bring_their_last_files_get_time(events: Any, action: Any) -> None:
+    """Unless the user wants the run to end at once."""
+    assert after(*UP, FAILED, *events).on(Due(Deadline.END), 20.0) == [action]
+
+
 @pytest.mark.parametrize("before", [UP, (*UP, FAILED)])
 @pytest.mark.parametrize("event", [Cancel("enough"), Kill()])
 def test_what_the_user_cancels_is_known_even_if_it_stops_for_another_reason(before: Any, event: Any) -> None:

@@ -123,8 +123,9 @@ def test_masters_that_spark_does_not_know() -> None:
             preflight.check_master(master)
 
 
-def test_gpus_without_executors() -> None:
-    with pytest.raises(ResourceError, match=r"master local\[2\] has no executors and gives its tasks no GPUs: pass"):
+def test_gpus_without_executors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distributor.machine.devices.local_gpus", lambda environ: [])
+    with pytest.raises(ResourceError, match=r"master local\[2\] has no executors, and this machine has no visible GPU"):
         preflight.check("local[2]", {}, use_gpu=True)
 
 

@@ -84,13 +84,13 @@ def test_a_session_that_has_ended_is_refused_with_the_reason(says: Any, life: Li
 def test_where_a_run_goes_after_the_jvm_has_ended(master: str, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A session that would not have been used is not missed."""
     monkeypatch.setattr(session, "active_session", lambda: spark(OSError("no"), master))
-    assert choose_session(True) is None
+    assert choose_session(True) == (None, True)
     for local_mode in (None, False):
         if refused or local_mode is False:
             with pytest.raises(ConfigurationError, match=r"its JVM has ended"):
                 choose_session(local_mode)
         else:
-            assert choose_session(local_mode) is None
+            assert choose_session(local_mode) == (None, True)
 
 
 def test_what_spark_cannot_answer_is_one_of_our_errors() -> None:

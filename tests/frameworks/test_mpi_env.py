@@ -1,0 +1,29 @@
+"""Code that reads Open MPI's variables only, as that for Horovod and Azure's MPI jobs does."""
+
+from __future__ import annotations
+
+import launched
+import pytest
+import watch
+from sessions import LOCAL, Make
+
+from distributor import TrainingError
+
+pytestmark = pytest.mark.slow
+
+
+def test_ranks_meet(make: Make, mode: str) -> None:
+    values = make(2, launch="mpi-env", max_processes_per_node=None if mode == LOCAL else 1).submit(
+        launched.by_openmpis_variables
+    )
+    expected = [[3.0, 0, 2], [3.0, 1, 2]] if mode == LOCAL else [[3.0, 0, 1], [3.0, 0, 1]]
+    assert values.results(watch.DEADLINE) == expected
+
+
+def call_mpi() -> None:
+    raise RuntimeError("MPI_Init failed")
+
+
+def test_code_that_calls_mpi_gets_advice(make_local: Make) -> None:
+    with pytest.raises(TrainingError, match="sets variables and starts no MPI"):
+        make_local(2, launch="mpi-env").submit(call_mpi).result(watch.DEADLINE)

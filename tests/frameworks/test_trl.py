@@ -1,0 +1,295 @@
+"""Transformers' Trainer and TRL: tiny models with random weights, a tokenizer and data that the tests make."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import watch
+from sessions import LOCAL, Make
+
+from distributor.launch import DeepSpeed
+
+pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.slow
+
+#: A script as the examples of Transformers and TRL are written: arguments of their own, relative output.
+SCRIPT = """
+import os
+import sys
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import GptOssConfig, GptOssForCausalLM, HfArgumentParser, LlamaConfig, LlamaForCausalLM
+from transformers import PreTrainedTokenizerFast
+
+WORDS = "<pad> <eos> <unk> a b c d e f g user assistant".split()
+CHAT = (
+    "{% for message in messages %}{{ message['role'] + ' ' + message['content'] + ' ' }}"
+    "{% if message['role'] == 'assistant' %}<eos> {% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}assistant {% endif %}"
+)
+
+
+def tokenizer():
+    words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", chat_template=CHAT
+    )
+
+
+def model(kind):
+    torch.manual_seed(0)
+    common = dict(
+        vocab_size=len(WORDS), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, pad_token_id=0, eos_token_id=1, bos_token_id=1, max_position_embeddings=128,
+    )
+    if kind == "gpt-oss":
+        return GptOssForCausalLM(GptOssConfig(**common, head_dim=8, num_local_experts=4, num_experts_per_tok=2))
+    return LlamaForCausalLM(LlamaConfig(**common))
+
+
+def data(rows):
+    from datasets import Dataset
+
+    return Dataset.from_list(rows)
+
+
+def tell(trainer):
+    import torch.distributed as dist
+
+    weights = [parameter.detach().float().sum().item() for parameter in trainer.model.parameters()]
+    print("trained", dict(ranks=dist.get_world_size(), steps=trainer.state.global_step, weights=round(sum(weights), 3)))
+"""
+
+TRAINER = (
+    SCRIPT
+    + """
+from transformers import Trainer, TrainingArguments
+(arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+rows = [{"input_ids": [3 + i % 7, 4, 5, 6], "labels": [3 + i % 7, 4, 5, 6]} for i in range(64)]
+trainer = Trainer(model("llama"), arguments, train_dataset=rows)
+found = os.path.isdir("out") and any(name.startswith("checkpoint") for name in os.listdir("out"))
+trainer.train(resume_from_checkpoint=found)
+print("resumed", found)
+tell(trainer)
+"""
+)
+
+SFT = (
+    SCRIPT
+    + """
+from trl import SFTConfig, SFTTrainer
+kind, tuned = sys.argv.pop(1).split("+")
+(arguments,) = HfArgumentParser(SFTConfig).parse_args_into_dataclasses()
+rows = data([{"messages": [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c d"}]}] * 64)
+adapter = None
+if tuned == "lora":
+    from peft import LoraConfig
+    adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+trainer = SFTTrainer(model(kind), arguments, train_dataset=rows, processing_class=tokenizer(), peft_config=adapter)
+trainer.train()
+tell(trainer)
+"""
+)
+
+DPO = (
+    SCRIPT
+    + """
+from trl import DPOConfig, DPOTrainer
+(arguments,) = HfArgumentParser(DPOConfig).parse_args_into_dataclasses()
+rows = data([{"prompt": "a b", "chosen": " c d", "rejected": " e f"}] * 64)
+trainer = DPOTrainer(
+    model("llama"), model("llama"), args=arguments, train_dataset=rows, processing_class=tokenizer()
+)
+trainer.train()
+tell(trainer)
+"""
+)
+
+GRPO = (
+    SCRIPT
+    + """
+from trl import GRPOConfig, GRPOTrainer
+(arguments,) = HfArgumentParser(GRPOConfig).parse_args_into_dataclasses()
+rows = data([{"prompt": "a b"}] * 64)
+
+
+def reward(completions, **_):
+    return [float(text.count("c")) for text in completions]
+
+
+trainer = GRPOTrainer(
+    model("llama"), reward_funcs=reward, args=arguments, train_dataset=rows, processing_class=tokenizer()
+)
+trainer.train()
+tell(trainer)
+"""
+)
+
+#: The rows of the table that need TRL.
+ROWS = {
+    "sft-llama": (SFT, "llama+full", "supervised fine-tuning, Llama-style model"),
+    "sft-gpt-oss": (SFT, "gpt-oss+full", "supervised fine-tuning, GPT-OSS-style model (mixture of experts)"),
+    "sft-lora": (SFT, "llama+lora", "supervised fine-tuning with LoRA (PEFT)"),
+    "dpo": (DPO, None, "DPO"),
+    "grpo": (GRPO, None, "GRPO"),
+}
+
+
+def common(steps: int, **more: Any) -> list[str]:
+    """Arguments of a script."""
+    given = {
+        "output_dir": "out",
+        "max_steps": steps,
+        "per_device_train_batch_size": 4,
+        "report_to": "none",
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "learning_rate": 1e-3,
+        "seed": 0,
+        **more,
+    }
+    return [word for name, value in given.items() for word in (f"--{name}", str(value))]
+
+
+def trained(out: str) -> list[dict[str, Any]]:
+    """What ranks told at the end of their training."""
+    return [eval(found) for found in re.findall(r"trained (\{.*\})", out)]
+
+
+def assert_together(out: str, ranks: int, steps: int) -> None:
+    """All ranks have trained the same model."""
+    told = trained(out)
+    assert [(each["ranks"], each["steps"]) for each in told] == [(ranks, steps)] * ranks, out
+    assert len({each["weights"] for each in told}) == 1
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Any:
+    def written(source: str) -> Path:
+        (tmp_path / "work").mkdir(exist_ok=True)
+        (tmp_path / "work/train.py").write_text(source)
+        return tmp_path / "work/train.py"
+
+    return written
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> dict[str, Any]:
+    """Relative output comes back."""
+    return {"working_dir": tmp_path / "work", "output_dir": tmp_path / "back"}
+
+
+@pytest.mark.framework("Transformers", "transformers", "Trainer, resumed from its own checkpoint")
+def test_the_trainer_resumes_its_own_checkpoint(
+    make: Make, mode: str, script: Any, options: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = script(TRAINER)
+    distributor = make(2, **options, **({} if mode == LOCAL else {"max_processes_per_node": 1}))
+    distributor.run(path, *common(4, save_strategy="steps", save_steps=2))
+    assert (tmp_path / "back/out/checkpoint-4/model.safetensors").exists()
+    distributor.run(path, *common(8, save_strategy="steps", save_steps=4))
+    out = capfd.readouterr().out
+    assert out.count("resumed False") == out.count("resumed True") == 2
+    assert [each["steps"] for each in trained(out)] == [4, 4, 8, 8]
+    assert (tmp_path / "back/out/checkpoint-8/trainer_state.json").exists()
+
+
+JIT = TRAINER.replace(
+    "trainer.train(",
+    """
+from transformers import TrainerCallback
+
+
+class Ready(TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == 3 and os.environ["RANK"] == "0":
+            open(os.environ["READY"], "w").close()
+
+
+trainer.add_callback(Ready())
+trainer.train(""",
+)
+
+
+@pytest.mark.framework("Transformers", "transformers", "Trainer, a checkpoint on SIGTERM (enable_jit_checkpoint)")
+def test_a_checkpoint_on_sigterm_is_kept(
+    make: Make, script: Any, options: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ready = tmp_path / "ready"
+    # On one rank: Transformers' ranks do not agree on the step at which they stop.
+    run = make(1, grace_period=60, env={"READY": str(ready)}, **options).submit(
+        script(JIT), *common(100_000, enable_jit_checkpoint=True)
+    )
+    watch.until(ready.exists)
+    run.cancel()
+    assert run.wait(watch.DEADLINE)
+    (kept,) = (tmp_path / "back/out").glob("checkpoint-*")
+    assert {"model.safetensors", "trainer_state.json", "optimizer.pt"} <= {path.name for path in kept.iterdir()}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.framework("TRL", "trl", row)) for name, (_, _, row) in ROWS.items()]
+)
+def test_trl_trains(
+    name: str, make: Make, script: Any, options: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("trl")
+    source, kind, _ = ROWS[name]
+    more: dict[str, Any] = {"bf16": False}  # TRL's default, which needs a GPU or use_cpu
+    if name == "grpo":
+        more |= {"num_generations": 4, "max_completion_length": 8}
+    kinds = [] if kind is None else [kind]
+    make(2, **options).run(script(source), *kinds, *common(3, **more))
+    assert_together(capfd.readouterr().out, 2, 3)
+
+
+ZERO_3 = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "zero_optimization": {"stage": 3},
+    "zero_allow_untested_optimizer": True,
+}
+
+
+@pytest.mark.usefixtures("deepspeed")
+@pytest.mark.framework("TRL", "trl", "supervised fine-tuning with DeepSpeed's ZeRO-3")
+def test_trl_trains_with_zero_3(
+    make: Make, script: Any, options: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("trl")
+    launch = DeepSpeed(ZERO_3, script_arguments="trainer")
+    source = SFT + "print('with', type(trainer.model_wrapped).__name__)\n"
+    make(2, launch=launch, **options).run(script(source), "llama+full", *common(3, bf16=False, use_cpu=True))
+    out = capfd.readouterr().out
+    assert [(each["ranks"], each["steps"]) for each in trained(out)] == [(2, 3)] * 2
+    assert out.count("with DeepSpeedEngine") == 2
+
+
+@pytest.mark.framework("Transformers", "transformers", "datasets' cache: made once per node")
+def test_a_data_set_is_made_once_per_node(make: Make, tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    (tmp_path / "data.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n' * 100)
+
+    def load(path: str) -> tuple[int, str]:
+        import os
+
+        import datasets
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        dist.barrier()  # all at the same moment
+        loaded = datasets.load_dataset("json", data_files=path, split="train")
+        return len(loaded), os.path.dirname(loaded.cache_files[0]["filename"])
+
+    caches = str(tmp_path / "cache")
+    found = make(4, env={"HF_HOME": caches, "HF_HUB_OFFLINE": "1"}).submit(load, str(tmp_path / "data.jsonl")).results()
+    assert {size for size, _ in found} == {200}
+    (folder,) = {folder for _, folder in found}
+    assert folder.startswith(caches)
+    assert len(list(Path(folder).glob("*.arrow"))) == 1

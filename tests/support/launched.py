@@ -1,0 +1,106 @@
+"""What ranks of launch paths other than torchrun's run."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+
+def jax_total() -> list[float]:
+    """Adds a number of each process up, in each process."""
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental import multihost_utils
+    from jax.sharding import PartitionSpec as P
+
+    jax.distributed.initialize()
+    mesh = jax.make_mesh((jax.device_count(),), ("i",))
+    local = jnp.ones((1,)) * (jax.process_index() + 1)
+    whole = multihost_utils.host_local_array_to_global_array(local, mesh, P("i"))
+    added = jax.jit(lambda x: x.sum(), out_shardings=jax.sharding.NamedSharding(mesh, P()))(whole)
+    return [float(added), jax.process_index(), jax.process_count(), jax.local_device_count()]
+
+
+def by_openmpis_variables() -> list[float]:
+    """Knows its place from Open MPI's variables, and where rank 0 is from Azure's."""
+    import torch
+    import torch.distributed as dist
+
+    rank, size = int(os.environ["OMPI_COMM_WORLD_RANK"]), int(os.environ["OMPI_COMM_WORLD_SIZE"])
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://{os.environ['AZ_BATCH_MASTER_NODE']}", rank=rank, world_size=size
+    )
+    total = torch.tensor([rank + 1.0])
+    dist.all_reduce(total)
+    return [float(total), int(os.environ["OMPI_COMM_WORLD_LOCAL_RANK"]), int(os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"])]
+
+
+def mirror() -> list[float]:
+    """Trains y = 3 x in a loop of its own."""
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        weight = tf.Variable(0.0)
+
+    def step() -> Any:
+        x = tf.constant([1.0, 2.0])
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((weight * x - 3.0 * x) ** 2)
+        gradient = tape.gradient(loss, weight)
+        context = tf.distribute.get_replica_context()
+        weight.assign_sub(0.1 * context.all_reduce(tf.distribute.ReduceOp.MEAN, gradient))
+        return loss
+
+    run = tf.function(lambda: strategy.run(step))
+    for _ in range(40):
+        run()
+    return [round(float(weight.numpy()), 2), strategy.num_replicas_in_sync]
+
+
+def serve_or_train(folder: str, *, fail: str = "", kill: str = "") -> Any:
+    """What each task of a cluster with parameter servers runs."""
+    import tensorflow as tf
+
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    name = f"{resolver.task_type} {resolver.task_id}"
+    Path(folder, name).write_text(str(os.getpid()))
+    if name == fail:
+        raise ValueError("bad batch")
+    if resolver.task_type in ("worker", "ps"):
+        server = tf.distribute.Server(
+            resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc"
+        )
+        server.join()
+    if resolver.task_type == "evaluator":
+        while not Path(folder, "trained").exists():
+            time.sleep(0.05)
+        return "evaluated"
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        weight = tf.Variable(0.0)
+
+    @tf.function
+    def step() -> None:
+        strategy.run(lambda: weight.assign_add(1.0))
+
+    for _ in range(10):
+        coordinator.schedule(step)
+    coordinator.join()
+    if kill:
+        os.kill(int(Path(folder, kill).read_text()), 9)
+        time.sleep(600)
+    Path(folder, "trained").touch()
+    return float(weight.numpy())
+
+
+def ray_nodes() -> tuple[list[str], float]:
+    """Returns the addresses of Ray's nodes, and how many CPUs they have."""
+    import ray
+
+    ray.init()
+    nodes = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
+    return sorted(nodes), ray.cluster_resources()["CPU"]

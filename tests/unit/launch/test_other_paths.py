@@ -1,0 +1,180 @@
+"""What paths other than torchrun's give ranks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from jobs import make_job
+
+from distributor.errors import ConfigurationError
+from distributor.launch import Jax, MpiEnv, Ray, TensorFlow
+from distributor.launch.placement import place
+from distributor.launch.ray import RayNodes
+from distributor.values.job import Function, Job
+from distributor.values.outcome import Failure
+from distributor.values.placement import NodeFacts, Placement
+from distributor.values.plan import Plan, Site
+
+TMP = "/tmp/distributor-run7-x"
+
+
+def plans(launch: Any, executors: str = "aba", folder: str = TMP, **options: Any) -> list[Plan]:
+    """The plans of all nodes; one task for each letter."""
+    request = job(launch, len(executors), **options)
+    who = placed(request, executors)
+    return [launch.plan(Site(request, who, node, {}, folder=folder)) for node in who.nodes]
+
+
+def job(launch: Any, num_processes: int, **options: Any) -> Job:
+    return make_job("run7", num_processes, Function("train", b""), launch=launch, **options)
+
+
+def placed(request: Job, executors: str) -> Placement:
+    each = request.launch.ports
+    facts = [
+        NodeFacts(
+            number,
+            name,
+            f"host-{name}",
+            f"10.0.0.{ord(name) - 96}",
+            5000 + number,
+            gpus=(str(number),) if request.resources.use_gpu else (),
+            ports=tuple(range(6000 + 10 * number, 6000 + 10 * number + each)),
+        )
+        for number, name in enumerate(executors)
+    ]
+    return place(facts, request)
+
+
+def test_jax_learns_of_the_coordinator_and_of_all_ranks() -> None:
+    first, second = plans(Jax())
+    assert second.node_env["JAX_COORDINATOR_BIND_ADDRESS"] == "10.0.0.1:6000"
+    assert second.first is not None and first.first is not None
+    assert second.first.arguments == {
+        "coordinator": "10.0.0.1:6000",
+        "address": "10.0.0.2",
+        "world_size": 3,
+        "first_rank": 2,
+        "use_gpu": False,
+    }
+    assert first.first.arguments["first_rank"] == 0
+
+
+def test_jax_uses_cpus_where_there_are_no_gpus_and_leaves_sigterm_alone() -> None:
+    assert Jax().env(False) == {"JAX_ENABLE_PREEMPTION_SERVICE": "false", "JAX_PLATFORMS": "cpu"}
+    assert Jax().env(True) == {"JAX_ENABLE_PREEMPTION_SERVICE": "false"}
+
+
+def test_the_mpi_environment_counts_as_torchruns() -> None:
+    first, second = plans(MpiEnv())
+    assert {name: value for name, value in first.rank_env[1].items() if name.startswith(("OMPI", "AZ_"))} == {
+        "OMPI_COMM_WORLD_RANK": "1",
+        "OMPI_COMM_WORLD_SIZE": "3",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        "OMPI_COMM_WORLD_NODE_RANK": "1",
+        "AZ_BATCH_MASTER_NODE": "10.0.0.1:5000",
+        "AZ_BATCHAI_MPI_MASTER_NODE": "10.0.0.1",
+    }
+    assert second.rank_env[0]["OMPI_COMM_WORLD_RANK"] == "2"
+
+
+def tf_config(plan: Plan, local_rank: int) -> Any:
+    return json.loads(plan.rank_env[local_rank]["TF_CONFIG"])
+
+
+def test_tensorflows_workers() -> None:
+    first, second = plans(TensorFlow())
+    workers = ["10.0.0.1:6000", "10.0.0.1:6020", "10.0.0.2:6010"]
+    assert tf_config(first, 1) == {"cluster": {"worker": workers}, "task": {"type": "worker", "index": 1}}
+    assert tf_config(second, 0)["task"] == {"type": "worker", "index": 2}
+    assert first.serving == ()
+
+
+def test_tensorflows_parameter_servers_serve_and_the_evaluator_is_no_part_of_the_cluster() -> None:
+    first, second = plans(TensorFlow(1, True), "abab")
+    assert tf_config(first, 0)["cluster"] == {
+        "chief": ["10.0.0.1:6000"],
+        "worker": ["10.0.0.1:6020"],
+        "ps": ["10.0.0.2:6010"],
+    }
+    assert [tf_config(second, local_rank)["task"]["type"] for local_rank in (0, 1)] == ["ps", "evaluator"]
+    assert first.serving == second.serving == (1, 2)
+    assert (first.serving_here, second.serving_here) == ({1}, {0})
+
+
+def test_each_process_of_tensorflow_sees_its_own_gpus() -> None:
+    first, _ = plans(TensorFlow(), use_gpu=True)
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in first.rank_env] == ["0", "2"]
+
+
+@pytest.mark.parametrize(
+    ("path", "processes", "told"),
+    [
+        (TensorFlow(-1), 2, "parameter_servers must be a whole number, at least 0, not -1"),
+        (TensorFlow(True), 2, "parameter_servers must be a whole number, at least 0, not True"),
+        (TensorFlow(0, "yes"), 2, "evaluator must be True or False, not 'yes'"),  # type: ignore[arg-type]
+        (TensorFlow(2), 3, "num_processes=3 is too few for a chief, a worker, 2 parameter servers: it counts all"),
+        (TensorFlow(0, True), 1, "num_processes=1 is too few for a worker, an evaluator: .* raise it to 2 or more"),
+        (Ray("x"), 2, "object_store_memory must be a size such as '8g'"),
+        (Ray("10m"), 2, "object_store_memory must be at least 78,643,200 bytes, which Ray needs, not '10m'"),
+    ],
+)
+def test_what_a_path_refuses(path: Any, processes: int, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        path.resolve(processes, False)
+
+
+def test_ray_runs_once_and_each_node_offers_its_slots() -> None:
+    head, other = plans(RayNodes("s3cret", 1 << 30))
+    assert [len(head.rank_env), len(other.rank_env)] == [1, 0]
+    assert [node.slots for node in placed(job(RayNodes(""), 3), "aba").nodes] == [2, 1]
+    assert head.rank_env[0]["RAY_ADDRESS"] == "10.0.0.1:6000"
+    assert head.rank_env[0]["WORLD_SIZE"] == "1"
+    (ours,), (theirs,) = head.companions, other.companions
+    assert {"--head", "--port=6000", "--num-cpus=2", "--ray-client-server-port=6001"} <= {*ours.arguments["arguments"]}
+    assert {"--address=10.0.0.1:6000", "--num-cpus=1", "--object-store-memory=1073741824"} <= {
+        *theirs.arguments["arguments"]
+    }
+    assert theirs.arguments["head"] == ("10.0.0.1", 6000)
+    assert ours.arguments["head"] is None
+
+
+def test_rays_token_is_the_runs_own_and_is_not_shown() -> None:
+    one, other = (plans(RayNodes(secret), "ab") for secret in ("hunter2", "b"))
+    tokens = {plan.companions[0].environment["RAY_AUTH_TOKEN"] for plan in [*one, *other]}
+    assert len(tokens) == 2
+    assert one[0].rank_env[0]["RAY_AUTH_TOKEN"] in tokens
+    assert not any(token in repr([*one, RayNodes("hunter2")]) for token in (*tokens, "hunter2"))
+
+
+@pytest.mark.parametrize(
+    ("folder", "expected", "left"),
+    [
+        (TMP, f"{TMP}/ray", ()),
+        ("/tmp/" + "x" * 60, "/tmp/dr-run7-0", ("/tmp/dr-run7-0",)),
+    ],
+)
+def test_the_names_of_rays_sockets_are_short(folder: str, expected: str, left: tuple[str, ...]) -> None:
+    (plan,) = plans(RayNodes("s"), "a", folder)
+    assert f"--temp-dir={expected}" in plan.companions[0].arguments["arguments"]
+    assert plan.elsewhere == left
+
+
+@pytest.mark.parametrize(
+    ("launch", "failure", "told"),
+    [
+        (Jax(), {"message": "RuntimeError: jax.distributed.initialize() must be called before any"}, "initialize() fi"),
+        (Jax(), {"message": "ValueError: x"}, ""),
+        (MpiEnv(), {"message": "exited with code 1", "log_tail": "error in MPI_Init"}, "starts no MPI"),
+        (MpiEnv(), {"message": "ValueError: x"}, ""),
+        (TensorFlow(), {"message": "x", "traceback": '"/lib/keras/src/trainer.py"'}, "TF_USE_LEGACY_KERAS"),
+        (TensorFlow(), {"message": "x", "traceback": '"/lib/tf_keras/src/trainer.py"'}, ""),
+        (RayNodes(""), {"message": "x"}, ""),
+    ],
+)
+def test_advice(launch: Any, failure: dict[str, str], told: str) -> None:
+    advice = launch.advise(Failure(0, 0, "host", "ValueError", **failure), job(launch, 2))
+    assert told in advice and bool(told) == bool(advice)
