@@ -17,6 +17,7 @@ sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != HERE]
 import argparse  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
+import socket  # noqa: E402
 import statistics  # noqa: E402
 import subprocess  # noqa: E402
 import tempfile  # noqa: E402
@@ -88,7 +89,9 @@ def measure(variant: str, steps: int, width: int, layers: int) -> dict[str, floa
     if use_gpu:
         torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated()
-    return {"steps/s": steps / (time.perf_counter() - start), "MiB": peak / 2**20}
+    seconds = time.perf_counter() - start
+    torch.distributed.destroy_process_group()  # else a rank's end may abort it: "terminate called without ..."
+    return {"steps/s": steps / seconds, "MiB": peak / 2**20}
 
 
 def with_ours(variant: str, options: argparse.Namespace) -> dict[str, float]:
@@ -105,7 +108,8 @@ def with_deepspeeds_launcher(variant: str, options: argparse.Namespace) -> dict[
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "found.json")
         shape = [str(options.steps), str(options.width), str(options.layers)]
-        command = ["deepspeed", "--num_gpus", str(options.ranks), "--no_local_rank", __file__]
+        port = f"--master_port={_free_port()}"  # its own choice is always the same: two runs would meet
+        command = ["deepspeed", port, "--num_gpus", str(options.ranks), "--no_local_rank", __file__]
         env = {**os.environ, **threads(options)}
         if not options.use_gpu:
             env["DS_ACCELERATOR"] = "cpu"
@@ -119,6 +123,12 @@ def with_deepspeeds_launcher(variant: str, options: argparse.Namespace) -> dict[
             sys.exit(f"DeepSpeed's launcher ended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}")
         found: dict[str, float] = json.loads(out.read_text())
         return found
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
 
 
 def threads(options: argparse.Namespace) -> dict[str, str]:

@@ -10,22 +10,28 @@ from pathlib import Path
 
 import pytest
 
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+def run(name: str, *arguments: str) -> str:
+    """What a benchmark prints."""
+    command = [sys.executable, str(BENCHMARKS / name), *arguments]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    assert told.returncode == 0, told.stdout + told.stderr
+    return told.stdout
+
 
 @pytest.mark.slow
 def test_the_launch_benchmark_compares_and_judges() -> None:
-    script = Path(__file__).parent.parent / "benchmarks" / "launch.py"
-    command = [sys.executable, str(script), "local", "imports", "--processes", "2", "--rounds", "1"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200).stdout
+    told = run("launch.py", "local", "imports", "--processes", "2", "--rounds", "1")
     for line in ("warm, 2 processes, local mode", "x torchrun; target at most 0.15: ", "import of the package"):
         assert line in told
 
 
 @pytest.mark.slow
 def test_the_steps_benchmark_pairs_systems_and_checkouts() -> None:
-    root = Path(__file__).parent.parent
-    shape = ["compute", "--where", "local", "--rounds", "1", "--steps", "3", "--before", str(root)]
-    command = [sys.executable, str(root / "benchmarks" / "steps.py"), *shape]
-    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200).stdout
+    shape = ["compute", "--where", "local", "--rounds", "1", "--steps", "3", "--before", str(BENCHMARKS.parent)]
+    told = run("steps.py", *shape)
     rows = {line.split()[0]: line.split() for line in told.splitlines() if line.startswith("    ")}
     assert set(rows) >= {"distributor", "before", "torchrun", "run_cpu"}
     assert "x torchrun; target at least 0.99: " in told
@@ -50,11 +56,8 @@ def test_the_readmes_table_is_that_of_the_picture() -> None:
 @pytest.mark.slow
 def test_the_deepspeed_benchmark_compares_with_its_launcher() -> None:
     pytest.importorskip("deepspeed")
-    script = Path(__file__).parent.parent / "benchmarks" / "deepspeed.py"
     shape = ["--steps", "3", "--rounds", "1", "--width", "32", "--layers", "1", "--variants", "zero 3"]
-    told = subprocess.run(
-        [sys.executable, str(script), *shape], capture_output=True, text=True, check=True, timeout=250
-    )
-    rows = {line[:8].strip(): line[8:].split() for line in told.stdout.splitlines()[-1:]}
+    told = run("deepspeed.py", *shape)
+    rows = {line[:8].strip(): line[8:].split() for line in told.splitlines()[-1:]}
     assert set(rows) == {"zero 3"}
     assert all(len(row) == 5 and min(map(float, row)) > 0 for row in rows.values())
