@@ -153,14 +153,48 @@ def ranks_of(driver: Driver, companion: psutil.Process) -> int:
     return sum(rank.status() != psutil.STATUS_ZOMBIE for launcher in launchers for rank in launcher.children())
 
 
-def test_other_nodes_hear_of_a_companions_death_over_the_store(tmp_path: Path) -> None:
+@pytest.mark.parametrize("once", [False, True])
+def test_other_nodes_hear_of_a_companions_death_over_the_store(once: bool, tmp_path: Path) -> None:
     """The driver orders nothing, as where it cannot be reached."""
     dies = str(tmp_path / "started")
-    launch = Accompanied("fail", {"when": "later", "how": 3, "path": dies}, (1,))
+    launch = Accompanied("fail", {"when": "later", "how": 3, "path": dies}, (1,), once=once)
     function = accompanied.touch_and_wait
     with driven(function, dies, str(tmp_path / "never"), launch=launch, stops=False) as driver:
         reports = sorted(driver.result().reports, key=lambda report: report.node_rank)
     assert [report.error and report.error[0] for report in reports] == [None, "CompanionError"]
+
+
+def test_nodes_without_ranks_hear_of_a_failure_over_the_store(tmp_path: Path) -> None:
+    launch = Accompanied("serve", {"folder": str(tmp_path)}, (1,), once=True)
+    with driven(accompanied.touch_and_fail, str(tmp_path / "failing"), launch=launch, stops=False) as driver:
+        reports = sorted(driver.result().reports, key=lambda report: report.node_rank)
+    assert [[outcome.state for outcome in report.outcomes] for report in reports] == [["failed"], []]
+
+
+def test_companions_of_nodes_without_ranks_stay_while_others_save(tmp_path: Path) -> None:
+    launch = Accompanied("serve", {"folder": str(tmp_path)}, once=True)
+    run = submit(accompanied.touch_and_save, str(tmp_path), launch=launch, grace_period=60.0)
+    watch.until(lambda: (tmp_path / "started").exists(), 2 * watch.DEADLINE)
+    run.cancel()
+    with pytest.raises(RunCancelledError):
+        run.result(timeout=watch.DEADLINE)  # once the rank has saved, nobody waits for the rest of the grace period
+    assert (tmp_path / "saved").read_text() == "companion-0 companion-1"
+    is_gone(processes_in(tmp_path), run.id)
+
+
+def test_nobody_is_warned_of_ranks_that_were_stopped_before_they_began(tmp_path: Path) -> None:
+    """Those of node 0 are forked, and wait for node 1."""
+    launch = Accompanied("never_ready", nodes=(1,))
+    with driven(accompanied.see, str(tmp_path), launch=launch, grace_period=60.0) as driver:
+        watch.until(lambda: sum(len(launcher.children()) for launcher in launchers(driver)), 2 * watch.DEADLINE)
+        driver.server.stop("enough")
+        reports = driver.result().reports
+    assert [report.warnings for report in reports] == [(), ()]
+
+
+def launchers(driver: Driver) -> list[psutil.Process]:
+    children = [child for agent in driver.agents() for child in agent.children()]
+    return [child for child in children if watch._part(child) == "launcher"]
 
 
 def test_companions_begin_again_with_a_second_attempt(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -46,6 +47,8 @@ def _add_environment(module: ModuleType, place: dict[str, Any]) -> None:
 
         @classmethod
         def get_coordinator_address(cls, *_: Any, **__: Any) -> str:
+            # By default, the coordinator listens on all addresses. Without effect if the script names its own.
+            os.environ.setdefault("JAX_COORDINATOR_BIND_ADDRESS", place["coordinator"])
             return str(place["coordinator"])
 
         @classmethod

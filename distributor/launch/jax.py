@@ -53,7 +53,6 @@ class Jax(BasePath):
         """Return the plan of one node."""
         plan, placement, node = Torchrun().plan(site), site.placement, site.node
         coordinator = _address(placement.master.address, placement.master.ports[0])
-        node_env = {"JAX_COORDINATOR_BIND_ADDRESS": coordinator, **plan.node_env}
         known = {
             "coordinator": coordinator,
             "address": node.address,
@@ -61,7 +60,7 @@ class Jax(BasePath):
             "first_rank": node.first_rank,
             "use_gpu": site.job.resources.use_gpu,
         }
-        return replace(plan, node_env=node_env, first=Call("distributor.jax.cluster", "register", known))
+        return replace(plan, first=Call("distributor.jax.cluster", "register", known))
 
 
 def _address(host: str, port: int) -> str:

@@ -46,7 +46,7 @@ class RayNodes(BasePath):
         token = hashlib.sha256(f"{self.secret} {site.job.run_id}".encode()).hexdigest()
         access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
         port, client_port = head.ports[:2]
-        temporary = _temporary(site)
+        temporary = self._temporary(site)
         return replace(
             plan,
             rank_env=tuple({**env, **access, "RAY_ADDRESS": _address(head, port)} for env in plan.rank_env),
@@ -58,7 +58,7 @@ class RayNodes(BasePath):
                     "serve",
                     {
                         "head": None if node == head else (head.address, port),
-                        "arguments": (*self._resources(node), *_places(node, head, port, client_port, temporary)),
+                        "arguments": (*self._resources(site), *_places(node, head, port, client_port, temporary)),
                         "temporary": temporary,
                     },
                     {**access, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0", "RAY_USAGE_STATS_ENABLED": "0"},
@@ -66,9 +66,22 @@ class RayNodes(BasePath):
             ),
         )
 
-    def _resources(self, node: Node) -> tuple[str, ...]:
-        store = () if self.object_store_memory is None else (f"--object-store-memory={self.object_store_memory}",)
-        return (f"--num-cpus={node.slots * node.task_cpus}", f"--num-gpus={len(node.gpus)}", *store)
+    def _resources(self, site: Site) -> tuple[str, ...]:
+        node, store = site.node, self.object_store_memory
+        tasks = node.slots // site.job.ranks_per_task
+        sizes = () if store is None else (f"--object-store-memory={store}",)
+        return (f"--num-cpus={tasks * node.task_cpus}", f"--num-gpus={len(node.gpus)}", *sizes)
+
+    def _temporary(self, site: Site) -> str:
+        """Return the folder for Ray's files: in the node's folder, or another if names of sockets would be too long.
+
+        Others cannot guess its name, so they cannot make it before.
+        """
+        inside = os.path.join(site.folder, "ray")
+        if len(inside) <= _LONGEST:
+            return inside
+        unknown = hashlib.sha256(f"{self.secret} {site.folder}".encode()).hexdigest()[:8]
+        return f"/tmp/dr-{site.job.run_id}-{unknown}"  # noqa: S108
 
 
 def _places(node: Node, head: Node, port: int, client_port: int, temporary: str) -> tuple[str, ...]:
@@ -90,12 +103,6 @@ def _places(node: Node, head: Node, port: int, client_port: int, temporary: str)
         "--max-worker-port=0",
         "--dashboard-agent-listen-port=0",
     )
-
-
-def _temporary(site: Site) -> str:
-    """Return the folder for Ray's files: in the node's folder, unless names of sockets would be too long there."""
-    inside = os.path.join(site.folder, "ray")
-    return inside if len(inside) <= _LONGEST else f"/tmp/dr-{site.job.run_id}-{site.node.node_rank}"  # noqa: S108
 
 
 def _address(node: Node, port: int) -> str:

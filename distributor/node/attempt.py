@@ -239,7 +239,7 @@ class Attempt:
 
     def give_up(self, why: str) -> None:
         """Stop the ranks, if any are alive, without an order. ``why`` completes the sentence "the node on HOST ..."."""
-        if self._ranks.alive:
+        if self._ranks.alive or (self._has_no_ranks and self._ranks.started and not self._has_ended):
             self._notes.gave_up = why
             self.stop()
 
@@ -261,6 +261,10 @@ class Attempt:
     def _has_ended(self) -> bool:
         return self._launcher.returncode is not None
 
+    @property
+    def _has_no_ranks(self) -> bool:
+        return not self._order.plan.node.ranks
+
     def _lose_patience(self) -> None:
         """Stop the attempt, as the owner has gone and ranks of other nodes have not succeeded."""
         if not (self._ranks.passed or self._has_ended):
@@ -271,6 +275,8 @@ class Attempt:
         """Make the launcher stop its ranks within the grace period. Without grace, or if all have ended, kill it.
 
         The launcher may have started ranks of which this agent has not read yet; it knows whether they get the grace.
+        The companions of a node without ranks serve the ranks of others, which may need them to save: they stay until
+        the other nodes end, of which the launcher hears, or until the grace period is over.
         """
         if self._stopping and grace:
             return
@@ -279,8 +285,9 @@ class Attempt:
         self._companions.interrupt()
         if not grace:
             self._companions.send_signal(signal.SIGKILL)
-        if grace and (self._ranks.alive or not self._ranks.started):
-            self._launcher.send_signal(signal.SIGTERM)
+        if grace and (self._ranks.alive or self._has_no_ranks or not self._ranks.started):
+            if not (self._has_no_ranks and self._ranks.started and self._error is None):
+                self._launcher.send_signal(signal.SIGTERM)
             loop = asyncio.get_running_loop()
             self._backstop = loop.call_later(self._order.grace_period + _STOP_MARGIN, self._launcher.kill)
         else:
@@ -289,7 +296,7 @@ class Attempt:
     def _on_companion_death(self, code: int, text: str) -> None:
         """End the attempt, unless it is ending already, or the companion has done its part."""
         ranks = self._ranks
-        done = code == 0 and bool(self._order.plan.node.ranks) and ranks.started and not ranks.alive
+        done = code == 0 and not self._has_no_ranks and ranks.started and not ranks.alive
         if not (self._stopping or ranks.failed or ranks.passed or done):
             self._error = ("CompanionError", text)
             self._link.tell(messages.Failed())
@@ -304,13 +311,17 @@ class Attempt:
         killed = [
             self._order.plan.node.first_rank + local_rank
             for local_rank, exit in sorted(self._ranks.exits.items())
-            if exit.stopped is not None and exit.code == -signal.SIGKILL
+            if exit.stopped is not None and exit.code == -signal.SIGKILL and self._had_grace(exit)
         ]
         if killed:
             self._notes.warnings.append(
                 f"killed {who(killed)}, which had not ended {self._order.grace_period:g} s after SIGTERM: raise "
                 "grace_period if they need longer to save"
             )
+
+    def _had_grace(self, exit: messages.RankExited) -> bool:
+        """Return whether a stopped rank lived for the grace period. One that has not begun gets none."""
+        return exit.stopped is not None and exit.moment - exit.stopped >= self._order.grace_period
 
     def _endings(self, stopped: bool, oom: bool) -> tuple[tuple[Outcome, ...], dict[int, bytes]]:
         """Return the outcomes of the ranks, and their small values by rank."""

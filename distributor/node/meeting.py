@@ -46,7 +46,7 @@ _ALL_LEFT_KEY = "distributor/all_left"
 _LEAVE_TIMEOUT = 5.0
 
 #: Keys in the store: the number of nodes whose ranks have succeeded, and a flag that is set once all have. Both leave
-#: out ranks that serve others, and are used only if there are such ranks.
+#: out ranks that serve others, and are used only if there are such ranks, or nodes without ranks.
 _DONE_KEY = "distributor/done"
 _ALL_DONE_KEY = "distributor/all_done"
 
@@ -182,9 +182,10 @@ class _RankAgent(SimpleElasticAgent):
     def _all_done(self) -> bool:
         """Return whether nothing is left to wait for, now that this node's ranks have succeeded.
 
-        Torch's exit barrier is enough, but for ranks that serve others: they must not end before these have.
+        Torch's exit barrier is enough, but for ranks that serve others, which must not end before these have, and for
+        nodes without ranks: they are done at once, and nobody hears of a failure at the barrier.
         """
-        if not self._order.plan.serving:
+        if not self._order.plan.serving and all(node.ranks for node in self._order.placement.nodes):
             return True
         store = cast(Any, self._store)
         with suppress(Exception):  # the store is gone: node 0 has failed, and that is found elsewhere
@@ -201,9 +202,13 @@ class _RankAgent(SimpleElasticAgent):
             self._store.set(_FAILED_KEY, str(self._order.plan.node.node_rank))  # type: ignore[attr-defined]
 
     def _another_node_failed(self) -> bool:
-        """Return whether another node failed. If the store is gone, so is node 0."""
+        """Return whether another node failed. If the store is gone, so is node 0.
+
+        A node without ranks goes on until then: a rank of node 0 may need its companions in order to save.
+        """
         try:
-            return bool(self._store.check([_FAILED_KEY]))  # type: ignore[attr-defined]
+            failed = bool(self._store.check([_FAILED_KEY]))  # type: ignore[attr-defined]
+            return failed and bool(self._order.plan.node.ranks)
         except Exception:
             return True
 

@@ -81,7 +81,7 @@ def outcome_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: E
         if by_us and not failed:  # a rank that had already returned was about to end anyway
             return told if told is not None and told.state != "failed" else Outcome(rank, host, "stopped")
         return Outcome(rank, host, "failed", failure_of(order, local_rank, ending, ends))
-    if rank in order.plan.serving and (told is None or told.state == "failed"):  # it was stopped, having served
+    if _has_served(ending, exit):
         return Outcome(rank, host, "finished")
     if told is not None:
         return told
@@ -90,6 +90,13 @@ def outcome_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: E
     message = "exited with code 0 before the function returned (os._exit?)"
     failure = Failure(rank, local_rank, host, "exit", message, exit_code=0, time=ends.now.ago(exit.moment))
     return Outcome(rank, host, "failed", failure)
+
+
+def _has_served(ending: Ending | None, exit: RankExited) -> bool:
+    """Return whether a rank ended, without a result of its own, because it was told that its service was over."""
+    if exit.released is None or (ending is not None and ending.outcome.state != "failed"):
+        return False
+    return ending is None or ending.moment >= exit.released
 
 
 def failure_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: Ends) -> Failure:

@@ -54,9 +54,9 @@ class Ranks:
 
     @property
     def succeeded(self) -> bool:
-        """Whether all ranks have ended with code 0 before anybody stopped them."""
+        """Whether all ranks, of which there is one at least, have ended with code 0 before anybody stopped them."""
         ends = self.exits.values()
-        return self.started and not self.alive and all(exit.code == 0 and exit.stopped is None for exit in ends)
+        return bool(self.pids) and not self.alive and all(exit.code == 0 and exit.stopped is None for exit in ends)
 
     @property
     def alive(self) -> bool:

@@ -38,7 +38,7 @@ _IDLE = 3600.0
 class _Rank:
     """A rank's process. ``stopped`` is when it was told to stop; ``exit`` is its wait status as an exit code.
 
-    ``released`` says that it was told to end since it has served: however it ends then, it has succeeded.
+    ``released`` is when it was told to end since it has served: however it ends then, it has succeeded.
     """
 
     local_rank: int
@@ -46,7 +46,7 @@ class _Rank:
     pidfd: int
     exit: int | None = None
     stopped: float | None = None
-    released: bool = False
+    released: float | None = None
 
 
 @dataclass
@@ -128,7 +128,8 @@ class Watch:
             if self._wishes.stop or self._failed:
                 self._stop()
                 if not self._running():
-                    self._wishes.over.wait(_TELL_PATIENCE)
+                    if self._begun:  # before, the other thread has no store in which to tell of it
+                        self._wishes.over.wait(_TELL_PATIENCE)
                     return
 
     # Called by the other thread.
@@ -255,8 +256,8 @@ class Watch:
         os.close(rank.pidfd)
         code, now = os.waitstatus_to_exitcode(status), time.monotonic()
         self._tell_started()  # a rank may be killed before it begins
-        code = 0 if rank.released else code
-        self._tell(messages.RankExited(rank.local_rank, code, rank.stopped, now))
+        code = code if rank.released is None else 0
+        self._tell(messages.RankExited(rank.local_rank, code, rank.stopped, now, rank.released))
         with self._changed:
             rank.exit = code
             self._changed.notify_all()
@@ -264,8 +265,8 @@ class Watch:
     def _stop(self) -> None:
         """Send SIGTERM, and SIGKILL after the grace period. Ranks that have not begun get no grace period."""
         if self._end is None:
-            self._end = time.monotonic() + (self._order.grace_period if self._begun else 0.0)
             self._signal_running(signal.SIGTERM)
+            self._end = time.monotonic() + (self._order.grace_period if self._begun else 0.0)
             with self._changed:
                 self._changed.notify_all()
         elif time.monotonic() >= self._end:
@@ -275,7 +276,7 @@ class Watch:
     def _release(self) -> None:
         """Stop the ranks that are left, which have succeeded."""
         for rank in self._running():
-            rank.released = True
+            rank.released = time.monotonic()
         self._stop()
 
     @property
@@ -287,6 +288,6 @@ class Watch:
 
     def _signal_running(self, number: signal.Signals) -> None:
         for rank in self._running():
-            if rank.stopped is None and not rank.released:
+            if rank.stopped is None and rank.released is None:
                 rank.stopped = time.monotonic()
             os.kill(rank.pid, number)

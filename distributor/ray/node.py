@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,6 +22,9 @@ _POLL = 0.05
 #: The file that Ray writes into its folder as its last step before a node counts as started. Source:
 #: ``ray._private.utils.write_ray_address``.
 _STARTED = "ray_current_cluster"
+
+#: The first version that was seen to keep others out.
+_LEAST = (2, 60)
 
 #: Variables of the ranks that Ray's workers must not have: they choose their own number of threads.
 _NOT_FOR_WORKERS = ("OMP_NUM_THREADS",)
@@ -36,10 +41,12 @@ def serve(
         temporary: the folder for Ray's files.
         ready: called once the node is part of the cluster.
     """
+    if (refused := too_old(metadata.version("ray"))) is not None:
+        sys.exit(refused)
     folders.make_private(temporary)
     if head is not None:
         _await(head)
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *arguments]
+    command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block", *arguments]
     process = subprocess.Popen(command, env=environment(os.environ, sys.path))
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     started = Path(temporary, _STARTED)
@@ -48,6 +55,18 @@ def serve(
     if process.poll() is None:
         ready()
     sys.exit(process.wait())
+
+
+def too_old(version: str) -> str | None:
+    """Return why a version of Ray is not used, or ``None``. Earlier ones give access without the token.
+
+    >>> too_old("2.60.0")
+    >>> too_old("2.9.3")
+    "Ray 2.9.3 is too old: install 2.60 or later, which asks for the run's token"
+    """
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) >= _LEAST:
+        return None
+    return f"Ray {version} is too old: install {'.'.join(map(str, _LEAST))} or later, which asks for the run's token"
 
 
 def environment(environ: Mapping[str, str], path: Sequence[str]) -> dict[str, str]:

@@ -366,14 +366,16 @@ class RanksStarted(Message):
 class RankExited(Message):
     """A rank's process has ended with ``code``, negative for a signal.
 
-    ``stopped`` is when the launcher had told it to stop, ``None`` if it had not. Times are seconds of a clock that all
-    processes of the host share (``time.monotonic()``).
+    ``stopped`` is when the launcher had told it to stop, ``None`` if it had not. ``released`` is when it was told to
+    end since it had served the others; ``code`` is 0 then. Times are seconds of a clock that all processes of the host
+    share (``time.monotonic()``).
     """
 
     local_rank: int
     code: int
     stopped: float | None
     moment: float
+    released: float | None = None
 
 
 @dataclass(frozen=True)

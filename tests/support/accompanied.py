@@ -28,12 +28,14 @@ class Accompanied(BasePath):
         arguments: its arguments; it also gets the node's ``rank`` and ``ports``.
         nodes: node ranks of the nodes with a companion.
         ports: number of ports to reserve for each rank.
+        once: whether only node 0 has a rank.
     """
 
     function: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     nodes: tuple[int, ...] = (0, 1)
     ports: int = 0  # type: ignore[misc]  # a number that tests choose
+    once: bool = False  # type: ignore[misc]
     name: ClassVar[str] = "accompanied"
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
@@ -103,6 +105,20 @@ def touch_and_wait(started: str, go: str) -> None:
     Path(started).touch()
     while not os.path.exists(go):
         time.sleep(0.02)
+
+
+def touch_and_save(folder: str) -> None:
+    """Says that it runs, and when it is told to stop, notes which companions are there a second later."""
+
+    def save(*_: Any) -> None:
+        time.sleep(1.0)
+        companions = {path.name: int(path.read_text().split()[0]) for path in Path(folder).glob("companion-?")}
+        there = [name for name, pid in companions.items() if os.path.exists(f"/proc/{pid}")]
+        Path(folder, "saved").write_text(" ".join(sorted(there)))
+        sys.exit()
+
+    signal.signal(signal.SIGTERM, save)
+    touch_and_wait(os.path.join(folder, "started"), "")
 
 
 def touch_and_fail(path: str) -> None:

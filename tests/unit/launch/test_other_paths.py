@@ -50,7 +50,7 @@ def placed(request: Job, executors: str) -> Placement:
 
 def test_jax_learns_of_the_coordinator_and_of_all_ranks() -> None:
     first, second = plans(Jax())
-    assert second.node_env["JAX_COORDINATOR_BIND_ADDRESS"] == "10.0.0.1:6000"
+    assert "JAX_COORDINATOR_BIND_ADDRESS" not in {**second.node_env, **second.rank_env[0]}  # a script may name its own
     assert second.first is not None and first.first is not None
     assert second.first.arguments == {
         "coordinator": "10.0.0.1:6000",
@@ -79,6 +79,13 @@ def test_the_mpi_environment_counts_as_torchruns() -> None:
         "AZ_BATCHAI_MPI_MASTER_NODE": "10.0.0.1",
     }
     assert second.rank_env[0]["OMPI_COMM_WORLD_RANK"] == "2"
+
+
+def test_the_mpi_environment_writes_addresses_as_urls_do() -> None:
+    request = job(MpiEnv(), 1)
+    who = place([NodeFacts(0, "a", "host-a", "fd00::1", 5000)], request)
+    (env,) = MpiEnv().plan(Site(request, who, who.nodes[0], {}, folder=TMP)).rank_env
+    assert (env["AZ_BATCH_MASTER_NODE"], env["AZ_BATCHAI_MPI_MASTER_NODE"]) == ("[fd00::1]:5000", "fd00::1")
 
 
 def tf_config(plan: Plan, local_rank: int) -> Any:
@@ -154,13 +161,27 @@ def test_rays_token_is_the_runs_own_and_is_not_shown() -> None:
     ("folder", "expected", "left"),
     [
         (TMP, f"{TMP}/ray", ()),
-        ("/tmp/" + "x" * 60, "/tmp/dr-run7-0", ("/tmp/dr-run7-0",)),
+        ("/tmp/" + "x" * 60, "/tmp/dr-run7-bb0308fd", ("/tmp/dr-run7-bb0308fd",)),
     ],
 )
 def test_the_names_of_rays_sockets_are_short(folder: str, expected: str, left: tuple[str, ...]) -> None:
     (plan,) = plans(RayNodes("s"), "a", folder)
     assert f"--temp-dir={expected}" in plan.companions[0].arguments["arguments"]
     assert plan.elsewhere == left
+
+
+def test_rays_folder_has_another_name_in_each_run() -> None:
+    """What others can guess they can make before."""
+    assert len({plan.elsewhere for each in "ab" for plan in plans(RayNodes(each), "ab", "/tmp/" + "x" * 60)}) == 2
+
+
+def test_ray_counts_the_cpus_of_tasks_that_have_several_ranks() -> None:
+    launch = RayNodes("s")
+    request = job(launch, 4, ranks_per_task=2)
+    facts = [NodeFacts(number, "a", "host-a", "10.0.0.1", 5000, cpus=3, ports=(1, 2)) for number in range(2)]
+    who = place(facts, request)
+    (plan,) = (launch.plan(Site(request, who, node, {}, folder=TMP)) for node in who.nodes)
+    assert "--num-cpus=6" in plan.companions[0].arguments["arguments"]
 
 
 @pytest.mark.parametrize(

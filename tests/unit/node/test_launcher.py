@@ -96,6 +96,7 @@ def test_ranks_that_serve_end_as_successes_once_the_others_have() -> None:
     ranks.thread.start()
     ranks.run()
     assert {rank: (exit.code, exit.stopped) for rank, exit in ranks.exits().items()} == {0: (0, None), 1: (0, None)}
+    assert [ranks.exits()[rank].released is None for rank in (0, 1)] == [True, False]
 
 
 def test_a_node_whose_ranks_have_ended_waits_for_news() -> None:

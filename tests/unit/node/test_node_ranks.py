@@ -27,3 +27,10 @@ def test_whether_all_ranks_have_succeeded(exits: tuple[RankExited, ...], succeed
         ranks.note(each)
     assert ranks.succeeded == succeeded
     ranks.slots.close()
+
+
+def test_a_node_without_ranks_succeeds_with_the_others_only() -> None:
+    ranks = Ranks(Slots(0))
+    ranks.note(RanksStarted((), 0.5))
+    assert not ranks.succeeded
+    ranks.slots.close()

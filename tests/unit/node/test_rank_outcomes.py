@@ -53,12 +53,23 @@ def test_a_module_that_ends_with_0_needs_no_outcome() -> None:
     assert outcome(None, ended(0), Module("train")) == Outcome(3, "host-b", "finished")
 
 
-@pytest.mark.parametrize("told", [None, FAILED, FINISHED])
-def test_a_rank_that_has_served_is_finished(told: Outcome | None) -> None:
-    """Whatever it says when it is told to end; the launcher reports its end as 0."""
+@pytest.mark.parametrize(
+    ("told", "released", "state"),
+    [
+        (None, 4.0, "finished"),
+        (FAILED, 4.0, "finished"),
+        (FINISHED, 4.0, "finished"),
+        (None, None, "failed"),
+        (FAILED, None, "failed"),
+        (FAILED, 6.0, "failed"),
+    ],
+)
+def test_a_rank_that_has_served_is_finished(told: Outcome | None, released: float | None, state: str) -> None:
+    """Whatever it says after it was told to end; the launcher reports its end as 0. It speaks at 5 s."""
     ending = None if told is None else Ending(told, 5.0)
-    made = outcomes.outcome_of(order(serving=(3,)), 1, ending, ended(0))
-    assert (made.state, made.failure) == ("finished", None)
+    exit = RankExited(1, 0, None, 7.0, released)
+    made = outcomes.outcome_of(order(serving=(3,)), 1, ending, Ends({1: exit}, now=NOW))
+    assert (made.state, made.failure is None) == (state, state == "finished")
 
 
 def test_a_function_that_ends_with_0_before_it_returned_has_failed() -> None:
