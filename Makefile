@@ -87,7 +87,7 @@ test-long: test-all
 
 # FRAMEWORK: which of tests/frameworks, all by default. What was run goes into the table of docs/frameworks.md.
 FRAMEWORK ?= pytorch trl trainer_deepspeed accelerate lightning vision streaming $(LAUNCHERS)
-LAUNCHERS = jax ray tensorflow
+LAUNCHERS = jax mpi ray tensorflow
 NOTED = FRAMEWORKS_OUT=docs/frameworks.json
 
 test-frameworks: $(addprefix test-framework-,$(FRAMEWORK))
@@ -149,4 +149,4 @@ resolve:
 	@$(PYTHON) tools/pythons.py resolve $(or $(VERSIONS),3.12 3.13)
 
 clean:
-	rm -rf $(VENV) $(VENV35) $(VENV_VISION) $(VENV_STREAMING) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV35) $(VENV_VISION) $(VENV_STREAMING) $(VENV_LAUNCHERS) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

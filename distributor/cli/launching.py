@@ -7,11 +7,12 @@ from typing import Any
 
 import rich_click as click
 
+from distributor import launch
 from distributor.accelerate.launch import Accelerate
 from distributor.cli.options import own
 from distributor.deepspeed.launch import DeepSpeed
 from distributor.errors import ConfigurationError
-from distributor.launch import jax, mpi_env, tensorflow, torchrun
+from distributor.launch import NAMES, tensorflow
 from distributor.ray.launch import Ray
 from distributor.values.launch import Launch
 from distributor.values.options import WHAT
@@ -98,6 +99,5 @@ def _path(name: str, given: Mapping[str, Any], script_arguments: str) -> Launch:
         return tensorflow.TensorFlow(given.get("parameter_servers", 0), given.get("evaluator", False))
     if name == "ray":
         return Ray(given.get("object_store_memory"))
-    if name == "jax":
-        return jax.Jax()
-    return mpi_env.MpiEnv() if name == "mpi-env" else torchrun.Torchrun()
+    path: Launch = getattr(launch, NAMES[name])()
+    return path

@@ -2,7 +2,7 @@
 
 Runs on the driver and on nodes; may import ``machine``. Users pass a path as ``launch=`` to ``Distributor``:
 
-    from distributor.launch import Accelerate, DeepSpeed, Jax, MpiEnv, Ray, TensorFlow, Torchrun
+    from distributor.launch import Accelerate, DeepSpeed, Jax, Mpi, MpiEnv, Ray, TensorFlow, Torchrun
 
 A path with its own configuration has a wing of the package. Its public name is loaded from there on first use.
 """
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from distributor.launch.mpi_env import MpiEnv as MpiEnv
     from distributor.launch.tensorflow import TensorFlow as TensorFlow
     from distributor.launch.torchrun import Torchrun as Torchrun
+    from distributor.mpi.launch import Mpi as Mpi
     from distributor.ray.launch import Ray as Ray
 
 _WHERE = {
     "Accelerate": "distributor.accelerate.launch",
     "DeepSpeed": "distributor.deepspeed.launch",
     "Jax": "distributor.launch.jax",
+    "Mpi": "distributor.mpi.launch",
     "MpiEnv": "distributor.launch.mpi_env",
     "Ray": "distributor.ray.launch",
     "TensorFlow": "distributor.launch.tensorflow",
@@ -36,12 +38,13 @@ NAMES = {
     "accelerate": "Accelerate",
     "deepspeed": "DeepSpeed",
     "jax": "Jax",
+    "mpi": "Mpi",
     "mpi-env": "MpiEnv",
     "ray": "Ray",
     "tensorflow": "TensorFlow",
 }
 
-__all__ = ["Accelerate", "DeepSpeed", "Jax", "MpiEnv", "Ray", "TensorFlow", "Torchrun"]
+__all__ = ["Accelerate", "DeepSpeed", "Jax", "Mpi", "MpiEnv", "Ray", "TensorFlow", "Torchrun"]
 
 
 def __getattr__(name: str) -> Any:

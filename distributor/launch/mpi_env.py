@@ -41,7 +41,7 @@ class MpiEnv(BasePath):
     def advise(self, failure: Failure, job: Job) -> str:
         """Return advice if code has looked for an MPI that was not started."""
         if "MPI_Init" in f"{failure.message}\n{failure.log_tail}":
-            return 'launch="mpi-env" sets variables and starts no MPI: code must not call MPI itself'
+            return 'launch="mpi-env" sets variables and starts no MPI: code that calls MPI needs launch="mpi"'
         return ""
 
     def plan(self, site: Site) -> Plan:

@@ -39,7 +39,7 @@ from distributor.text.wording import alone
 from distributor.values import layout
 from distributor.values.job import Function, Module, Script
 from distributor.values.layout import ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL
-from distributor.values.plan import NodeOrder
+from distributor.values.plan import Call, NodeOrder
 
 _stacks: io.BufferedWriter | None = None
 
@@ -75,7 +75,7 @@ def _live(order: NodeOrder, local_rank: int, launcher_pid: int, slots: int) -> N
             account.raised(error)
             raise
         code = _run(order, local_rank, account)
-        code = _finalize(code, account)
+        code = _finalize(code, account, order.plan.last, local_rank)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -258,9 +258,7 @@ def _returned(order: NodeOrder, local_rank: int) -> Any:
 
 def _call(order: NodeOrder, local_rank: int) -> Any:
     plan, target = order.plan, order.plan.target
-    if plan.first is not None:
-        first = getattr(importlib.import_module(plan.first.module), plan.first.function)
-        first(**plan.first.arguments, local_rank=local_rank)
+    _call_ours(plan.first, local_rank)
     if isinstance(target, Function):
         function, args, kwargs = payload.load_function(target.pickled)
         return function(*args, **kwargs)
@@ -275,6 +273,12 @@ def _call(order: NodeOrder, local_rank: int) -> Any:
     sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
     runpy.run_path(path, run_name="__main__")
     return None
+
+
+def _call_ours(call: Call | None, local_rank: int) -> None:
+    """Call a function that the plan names, if it names one."""
+    if call is not None:
+        getattr(importlib.import_module(call.module), call.function)(**call.arguments, local_rank=local_rank)
 
 
 def script_path(order: NodeOrder, script: Script) -> str:
@@ -306,7 +310,7 @@ def _end_soon(code: int, patience: float = _FAILED_PATIENCE) -> None:
     end.start()
 
 
-def _finalize(code: int, account: Account) -> int:
+def _finalize(code: int, account: Account, last: Call | None, local_rank: int) -> int:
     """Do what the interpreter does at exit: wait for threads, run exit callbacks and flush files that are still open.
 
     A rank that failed does not wait long for its threads, because the other ranks wait for it in collectives. A rank
@@ -316,6 +320,8 @@ def _finalize(code: int, account: Account) -> int:
         _end_soon(code)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
+    if code == 0 and account.is_mine:
+        _call_ours(last, local_rank)
     for item in gc.get_objects():
         # isinstance would call the object's own __class__
         if issubclass(type(item), (io.TextIOWrapper, io.BufferedWriter)):

@@ -89,6 +89,7 @@ class Plan:
         files: text of the files that ranks find in the node's private folder, by name.
         elsewhere: paths outside the folder that ranks leave behind; they are removed at the end.
         first: function that each rank calls before it runs the target.
+        last: function that each rank calls after the target has returned, and all that was to run at exit.
         keep_memory: whether the C library keeps the memory that ranks free, for their next step.
         companions: processes that live beside the ranks of this node.
         serving: ranks of the run that serve the others and need not end: they are stopped once all others have
@@ -102,6 +103,7 @@ class Plan:
     files: Mapping[str, str] = field(default_factory=dict, repr=False)
     elsewhere: tuple[str, ...] = ()
     first: Call | None = None
+    last: Call | None = None
     keep_memory: bool = False
     companions: tuple[Companion, ...] = ()
     serving: tuple[int, ...] = ()

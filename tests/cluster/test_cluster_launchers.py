@@ -34,6 +34,13 @@ def test_openmpis_variables(cluster: Cluster) -> None:
     assert values == [[6.0, 0, 1]] * 3
 
 
+def test_mpi(cluster: Cluster) -> None:
+    pytest.importorskip("mpi4py")
+    cluster.session()
+    values = spread("mpi").submit(launched.mpi_total).results(2 * watch.DEADLINE)
+    assert values == [[6.0, 6.0, rank, 3, rank] for rank in range(3)]
+
+
 def test_tensorflow(cluster: Cluster, tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     cluster.session()

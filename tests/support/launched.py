@@ -23,6 +23,20 @@ def jax_total() -> list[float]:
     return [float(added), jax.process_index(), jax.process_count(), jax.local_device_count()]
 
 
+def mpi_total() -> list[float]:
+    """Adds a number of each process up: with MPI, and with torch beside it."""
+    import torch
+    import torch.distributed as dist
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    dist.init_process_group("gloo")
+    total = torch.tensor([world.rank + 1.0])
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return [float(world.allreduce(world.rank + 1)), float(total), world.rank, world.size, int(os.environ["RANK"])]
+
+
 def by_openmpis_variables() -> list[float]:
     """Knows its place from Open MPI's variables, and where rank 0 is from Azure's."""
     import torch

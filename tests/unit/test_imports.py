@@ -133,7 +133,7 @@ ROOMS = {
     "api": {"run", "schedulers", "display", "launch", "shipping", "machine"},
 }
 BELOW = {"text": set(), "values": {"errors", "text"}, "errors": {"text"}}
-WINGS = ("accelerate", "cli", "deepspeed", "jax", "ray")
+WINGS = ("accelerate", "cli", "deepspeed", "jax", "mpi", "ray")
 DOORS = ("__init__", "__main__", "runtime")
 
 

@@ -11,7 +11,7 @@ import trainings
 
 import distributor
 from distributor import ConfigurationError, DeepspeedTorchDistributor, Distributor, TorchDistributor
-from distributor.launch import NAMES, Accelerate, DeepSpeed, Jax, MpiEnv, Ray, TensorFlow, Torchrun
+from distributor.launch import NAMES, Accelerate, DeepSpeed, Jax, Mpi, MpiEnv, Ray, TensorFlow, Torchrun
 from distributor.launch.deepspeed import DeepspeedRanks
 from distributor.values.launch import BasePath
 from distributor.values.plan import Plan, Site
@@ -43,7 +43,7 @@ def test_pysparks_name_for_deepspeed_is_the_same_path() -> None:
     assert (ours.launch, ours.env, ours.preload) == (theirs.launch, theirs.env, theirs.preload)
 
 
-@pytest.mark.parametrize("launch", ["mpi", "", None, 3, DeepSpeed, Torchrun])
+@pytest.mark.parametrize("launch", ["slurm", "", None, 3, DeepSpeed, Torchrun])
 def test_what_is_no_launch_path(launch: Any) -> None:
     with pytest.raises(
         ConfigurationError,
@@ -88,7 +88,7 @@ def test_what_a_path_asks_for_before_torch_is_imported_is_in_the_job() -> None:
 
 def test_the_package_of_launch_paths_is_loaded_on_first_use() -> None:
     assert {getattr(distributor.launch, name) for name in NAMES.values()} == {
-        *(Torchrun, Accelerate, DeepSpeed, Jax, MpiEnv, Ray, TensorFlow)
+        *(Torchrun, Accelerate, DeepSpeed, Jax, Mpi, MpiEnv, Ray, TensorFlow)
     }
     with pytest.raises(AttributeError, match="no_such_path"):
         distributor.launch.no_such_path

@@ -109,5 +109,5 @@ def test_the_shell_completes_options_and_choices(monkeypatch: pytest.MonkeyPatch
     assert completed("run", "--start-") == ["--start-method", "--start-timeout"]
     assert completed("run", "--start-method", "s") == ["spawn"]
     assert completed("run", "--launch", "") == [
-        *("torchrun", "accelerate", "deepspeed", "jax", "mpi-env", "ray", "tensorflow")
+        *("torchrun", "accelerate", "deepspeed", "jax", "mpi", "mpi-env", "ray", "tensorflow")
     ]

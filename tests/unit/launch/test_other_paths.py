@@ -9,7 +9,8 @@ import pytest
 from jobs import make_job
 
 from distributor.errors import ConfigurationError
-from distributor.launch import Jax, MpiEnv, Ray, TensorFlow
+from distributor.launch import Jax, Mpi, MpiEnv, Ray, TensorFlow
+from distributor.launch.mpi import MpiNodes
 from distributor.launch.placement import place
 from distributor.launch.ray import RayNodes
 from distributor.values.job import Function, Job
@@ -79,6 +80,19 @@ def test_the_mpi_environment_counts_as_torchruns() -> None:
         "AZ_BATCHAI_MPI_MASTER_NODE": "10.0.0.1",
     }
     assert second.rank_env[0]["OMPI_COMM_WORLD_RANK"] == "2"
+
+
+def test_ranks_of_mpi_get_their_places_from_the_companion_of_their_node() -> None:
+    first, second = plans(Mpi().resolve(3, False))
+    (one,), (other,) = first.companions, second.companions
+    assert one.arguments == {"node": 0, "sizes": (2, 1), "head": ("10.0.0.1", 6000), "folder": TMP}
+    assert other.arguments["node"] == 1
+    assert first.first is not None and first.last is not None
+    assert first.first.arguments == {"line": one.environment["DISTRIBUTOR_MPI_LINE"], "world_size": 3}
+    assert one.environment["DISTRIBUTOR_MPI_KEY"] == other.environment["DISTRIBUTOR_MPI_KEY"]
+    (another,) = plans(Mpi().resolve(3, False), "a")[0].companions
+    assert not {*one.environment.values()} & {*another.environment.values()}
+    assert not any(secret in repr(first.companions) for secret in one.environment.values())
 
 
 def test_the_mpi_environment_writes_addresses_as_urls_do() -> None:
@@ -191,6 +205,8 @@ def test_ray_counts_the_cpus_of_tasks_that_have_several_ranks() -> None:
         (Jax(), {"message": "ValueError: x"}, ""),
         (MpiEnv(), {"message": "exited with code 1", "log_tail": "error in MPI_Init"}, "starts no MPI"),
         (MpiEnv(), {"message": "ValueError: x"}, ""),
+        (MpiNodes(""), {"message": "libmpi.so.12: cannot open shared object", "traceback": "mpi4py"}, "mpich mpi4py"),
+        (MpiNodes(""), {"message": "cannot open shared object", "traceback": "x"}, ""),
         (TensorFlow(), {"message": "x", "traceback": '"/lib/keras/src/trainer.py"'}, "TF_USE_LEGACY_KERAS"),
         (TensorFlow(), {"message": "x", "traceback": '"/lib/tf_keras/src/trainer.py"'}, ""),
         (RayNodes(""), {"message": "x"}, ""),

@@ -1,0 +1,68 @@
+"""The MPI path: torchrun's ranks, which MPICH's process manager connects with each other as well."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import ClassVar
+
+from distributor.launch.torchrun import Torchrun
+from distributor.values.job import Job
+from distributor.values.launch import BasePath
+from distributor.values.outcome import Failure
+from distributor.values.plan import Call, Companion, Plan, Site
+
+
+@dataclass(frozen=True)
+class MpiNodes(BasePath):
+    """Ranks that are MPI's processes.
+
+    Attributes:
+        secret: from which the run's keys are made. Nobody without them learns how to join.
+    """
+
+    name: ClassVar[str] = "mpi"
+    needs: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    ports: ClassVar[int] = 1
+
+    secret: str = field(repr=False)
+
+    def env(self, use_gpu: bool) -> Mapping[str, str]:
+        """Return the variables that all ranks get: torchrun's."""
+        return Torchrun().env(use_gpu)
+
+    def advise(self, failure: Failure, job: Job) -> str:
+        """Return advice on mpi4py without an MPI."""
+        text = f"{failure.message}\n{failure.traceback}"
+        if "mpi4py" in text and ("cannot load MPI library" in text or "cannot open shared object" in text):
+            return "Install MPICH where ranks run: pip install mpich mpi4py"
+        return ""
+
+    def plan(self, site: Site) -> Plan:
+        """Return the plan of one node: MPICH's processes are a companion, from which each rank gets its place."""
+        plan, node, head = Torchrun().plan(site), site.node, site.placement.master
+        line = self._key(site.job.run_id, site.folder, str(site.attempt))
+        return replace(
+            plan,
+            companions=(
+                Companion(
+                    "mpi",
+                    "distributor.mpi.node",
+                    "serve",
+                    {
+                        "node": node.node_rank,
+                        "sizes": tuple(each.local_world_size for each in site.placement.nodes),
+                        "head": (head.address, head.ports[0]),
+                        "folder": site.folder,
+                    },
+                    {"DISTRIBUTOR_MPI_LINE": line, "DISTRIBUTOR_MPI_KEY": self._key(site.job.run_id, "commands")},
+                ),
+            ),
+            first=Call("distributor.mpi.rank", "join", {"line": line, "world_size": site.placement.world_size}),
+            last=Call("distributor.mpi.rank", "leave"),
+        )
+
+    def _key(self, *parts: str) -> str:
+        return hashlib.sha256(" ".join((self.secret, *parts)).encode()).hexdigest()

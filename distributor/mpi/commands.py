@@ -1,0 +1,63 @@
+"""How companions of MPI fetch the command of their node's proxy from that of node 0: each side proves that it has the
+run's key.
+
+Source: ``multiprocessing.connection``, whose messages between processes are a challenge and its HMAC.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+
+#: Number of seconds between attempts to connect.
+_POLL = 0.05
+
+#: Number of bytes of a command, at most.
+_MOST = 1 << 16
+
+
+def tell(listener: socket.socket, key: bytes, lines: Sequence[str]) -> None:
+    """Tell each node that asks its command. Never returns.
+
+    Args:
+        listener: where nodes connect.
+        key: the run's key. Who does not have it is told nothing.
+        lines: the command of each node.
+    """
+    while True:
+        accepted, _ = listener.accept()
+        connection = Connection(accepted.detach())
+        threading.Thread(target=_answer, args=(connection, key, lines), daemon=True).start()
+
+
+def _answer(connection: Connection, key: bytes, lines: Sequence[str]) -> None:
+    with connection, contextlib.suppress(Exception):  # a stranger, or a node that has ended
+        deliver_challenge(connection, key)
+        answer_challenge(connection, key)
+        connection.send_bytes(lines[int(connection.recv_bytes(_MOST))].encode())
+
+
+def ask(head: tuple[str, int], key: bytes, node: int) -> str:
+    """Return the command of a node. Waits until node 0 is there.
+
+    Args:
+        head: where node 0 listens.
+        key: the run's key.
+        node: the number of the node.
+    """
+    while True:
+        try:
+            connected = socket.create_connection(head, timeout=1.0)
+        except OSError:
+            time.sleep(_POLL)
+            continue
+        connected.settimeout(None)
+        with Connection(connected.detach()) as connection:
+            answer_challenge(connection, key)
+            deliver_challenge(connection, key)
+            connection.send_bytes(str(node).encode())
+            return connection.recv_bytes(_MOST).decode()

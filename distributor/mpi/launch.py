@@ -1,0 +1,30 @@
+"""``Mpi``, the launch path as users write it."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from distributor.launch.mpi import MpiNodes
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """The launch path for code that calls MPI, such as mpi4py's: ``COMM_WORLD`` holds the run's ranks, in their order.
+
+    MPICH must be installed on each node (``pip install mpich mpi4py``). Its own process manager connects the
+    ranks; no ssh is used. Ranks are started as on the other paths, and have torchrun's variables too, so the same code
+    may use ``torch.distributed``.
+
+    Example:
+        >>> from distributor import Distributor
+        >>> def train():
+        ...     from mpi4py import MPI
+        ...     return MPI.COMM_WORLD.allreduce(1)
+        >>> Distributor(8, launch=Mpi()).run(train)  # doctest: +SKIP
+        8
+    """
+
+    def resolve(self, num_processes: int, use_gpu: bool) -> MpiNodes:
+        """Return the launch path as the job holds it."""
+        return MpiNodes(secrets.token_hex(16))

@@ -1,0 +1,137 @@
+"""Places in MPI's world on a node: they come from the shims that MPICH has started, and go to the run's ranks.
+
+What a rank says to MPICH's process manager passes through here. So the manager hears nothing of a rank's end: whether
+a rank has failed is not for it to say. And ``MPI_Abort`` ends the rank that calls it, instead of all but that one.
+
+Source: the PMI-1 protocol, lines such as ``cmd=abort exitcode=7``; ``src/pmi/src/pmi_wire.c`` of MPICH.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import selectors
+import socket
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from distributor.channel import control
+
+#: Number of bytes of a place, and of what is passed on at once, at most.
+_MOST = 1 << 16
+
+_ABORT = re.compile(rb"cmd=abort\b[^\n]*\bexitcode=(-?\d+)")
+
+#: Called with the text of an error when MPICH has ended too early.
+Fail = Callable[[str], None]
+
+
+class Places:
+    """The places of a node's ranks.
+
+    Args:
+        line: name of the socket on which shims and ranks connect.
+        size: number of the node's ranks.
+        fail: called when a shim ends while ranks run.
+    """
+
+    def __init__(self, line: str, size: int, fail: Fail) -> None:
+        self._size = size
+        self._fail = fail
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(f"\0{line}")
+        self._listener.listen(2 * size)
+        self._shims: list[tuple[Mapping[str, str], socket.socket, socket.socket]] = []
+        self._watched = selectors.DefaultSelector()
+        self._given = 0
+        self._ended = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether all ranks of the node have ended."""
+        return self._ended == self._size
+
+    def give(self, ready: Callable[[], None]) -> None:
+        """Take all places from shims, and give each rank that asks its own. Never returns.
+
+        Args:
+            ready: called once all places are there.
+        """
+        while len(self._shims) < self._size:
+            shim = self._accept()
+            told, descriptors, _, _ = socket.recv_fds(shim, _MOST, 1)
+            if descriptors:
+                self._shims.append((json.loads(told), socket.socket(fileno=descriptors[0]), shim))
+                self._watch(shim, self._on_shims_end)
+        self._shims.sort(key=lambda shim: int(shim[0]["PMI_RANK"]))
+        ready()
+        self._watch(self._listener, lambda _: self._answer(self._accept()))
+        while True:
+            for key, _ in self._watched.select():
+                key.data(key.fileobj)
+
+    def _watch(self, connection: socket.socket, then: Callable[[Any], None]) -> None:
+        self._watched.register(connection, selectors.EVENT_READ, then)
+
+    def _on_shims_end(self, shim: socket.socket) -> None:
+        self._watched.unregister(shim)
+        self._fail("a process that MPICH had started in place of a rank has ended")
+
+    def _answer(self, rank: socket.socket) -> None:
+        """Give a rank its place."""
+        asked = rank.recv(_MOST)
+        if not asked.isdigit():
+            return
+        place, manager, _ = self._shims[int(asked)]
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(rank, [json.dumps(place).encode()], [theirs.fileno()])
+        self._given += 1
+        self._watch(ours, partial(self._to_manager, manager=manager, rank=rank))
+        self._watch(manager, partial(self._to_rank, ours=ours))
+        self._watch(rank, self._on_ranks_end)
+
+    def _to_manager(self, ours: socket.socket, manager: socket.socket, rank: socket.socket) -> None:
+        said = _received(ours)
+        if (abort := _ABORT.search(said)) is not None:
+            rank.send(abort[1])
+        elif said:
+            _send(manager, said)
+        else:
+            self._watched.unregister(ours)
+
+    def _to_rank(self, manager: socket.socket, ours: socket.socket) -> None:
+        if said := _received(manager):
+            _send(ours, said)
+        else:
+            self._watched.unregister(manager)
+
+    def _on_ranks_end(self, rank: socket.socket) -> None:
+        self._watched.unregister(rank)
+        rank.close()
+        self._ended += 1
+
+    def _accept(self) -> socket.socket:
+        """Return the next connection of this user: others may find the socket's name."""
+        while True:
+            connection, _ = self._listener.accept()
+            if control.peer_user(connection) == os.getuid():
+                return connection
+            connection.close()
+
+
+def _received(connection: socket.socket) -> bytes:
+    """Return what has arrived; nothing, if the other side has ended."""
+    try:
+        return connection.recv(_MOST)
+    except OSError:
+        return b""
+
+
+def _send(connection: socket.socket, data: bytes) -> None:
+    try:
+        connection.sendall(data)
+    except OSError:  # the other side has ended, of which others hear
+        return

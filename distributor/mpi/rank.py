@@ -1,0 +1,83 @@
+"""What ranks do on the MPI path: they take the place of a process that MPICH has started, and leave MPI at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import sys
+import threading
+from contextlib import suppress
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from distributor.rank.imports import on_import
+
+#: Number of bytes of a place, at most.
+_MOST = 1 << 16
+
+#: MPICH's library where its wheel puts it.
+_LIBRARY = "libmpi.so.12"
+
+#: A file of MPICH's shared memory, which MPICH would remove in ``MPI_Finalize`` only.
+_SEGMENT = re.compile(r" (/dev/shm/mpich_shm_\w+)\n")
+
+
+def join(line: str, world_size: int, local_rank: int) -> None:
+    """Take this rank's place in MPI's world; ``MPI_Init`` then finds it.
+
+    Args:
+        line: name of the companion's socket.
+        world_size: number of ranks.
+        local_rank: this rank's number on its node.
+    """
+    companion = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    companion.connect(f"\0{line}")
+    companion.send(str(local_rank).encode())
+    told, (descriptor, *_), _, _ = socket.recv_fds(companion, _MOST, 1)
+    threading.Thread(target=_await_abort, args=(companion,), daemon=True).start()
+    os.environ.update({**json.loads(told), "PMI_FD": str(descriptor)})
+    library = os.path.join(sys.prefix, "lib", _LIBRARY)
+    if os.path.exists(library):  # mpi4py would take Open MPI's if it was installed beside it later
+        os.environ.setdefault("MPI4PY_LIBMPI", library)
+    on_import("mpi4py.MPI", partial(_on_mpi4py, world_size=world_size))
+
+
+def _await_abort(companion: socket.socket) -> None:
+    """End this process when it has called ``MPI_Abort``, which waits for a process manager to kill it."""
+    code = companion.recv(_MOST)  # the line stays open until this process ends
+    if code:
+        os._exit(int(code) & 0xFF)
+    threading.Event().wait()
+
+
+def _on_mpi4py(module: ModuleType, world_size: int) -> None:
+    """Check that mpi4py has found all ranks, and leave no trace of them in shared memory."""
+    mpi: Any = module
+    if not mpi.Is_initialized():
+        return
+    _check(mpi, world_size)
+    mpi.COMM_WORLD.Barrier()  # all have opened them
+    with open("/proc/self/maps", errors="replace") as maps:
+        for path in set(_SEGMENT.findall(maps.read())):
+            with suppress(OSError):  # another rank was first
+                os.unlink(path)
+
+
+def _check(mpi: Any, world_size: int) -> None:
+    """Raise an error if mpi4py has come up alone, as it does with an MPI that does not know MPICH's process manager."""
+    if (found := mpi.COMM_WORLD.Get_size()) != world_size:
+        library = mpi.Get_library_version().split("\n")[0].strip("\0")
+        raise RuntimeError(
+            f"mpi4py found {found} of {world_size} ranks: it uses {library}, and launch='mpi' is for MPICH. Install "
+            "mpich where ranks run, and an mpi4py that takes it (pip install mpich mpi4py)"
+        )
+
+
+def leave(local_rank: int) -> None:
+    """Finalize MPI, as mpi4py does when an interpreter ends; ranks end without that."""
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()

@@ -1,0 +1,223 @@
+"""Programs that call MPI, as the ranks of a run."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import launched
+import psutil
+import pytest
+import watch
+from sessions import LOCAL, Make
+
+from distributor import DistributorError, RunCancelledError, TrainingError
+
+pytest.importorskip("mpi4py")
+
+pytestmark = pytest.mark.slow
+
+#: The system in the table of docs/frameworks.md.
+SYSTEM = ("MPI", "mpi4py")
+
+
+@pytest.mark.framework(*SYSTEM, "all-reduce with MPICH, and with torch beside it")
+@pytest.mark.parametrize("num_processes", [1, 2, 4])
+def test_all_ranks_are_mpis_processes(num_processes: int, make: Make) -> None:
+    run = make(num_processes, launch="mpi").submit(launched.mpi_total)
+    whole = float(sum(range(1, num_processes + 1)))
+    assert run.results(watch.DEADLINE) == [[whole, whole, rank, num_processes, rank] for rank in range(num_processes)]
+    gone(run)
+
+
+def gone(run: Any) -> None:
+    """Waits until nothing is left that this test has started."""
+    watch.gone(run.id)
+    watch.until(lambda: not mpis(run.id), watch.ORPHAN_DEADLINE)
+    watch.until(lambda: not [folder for folder in watch.folders() if run.id in folder.name])
+
+
+def mpis(run: str) -> list[psutil.Process]:
+    """The processes of MPICH in a run."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if run in process.environ().get("DISTRIBUTOR_NODE_ID", "") and named(process):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def named(process: psutil.Process) -> str:
+    """Which process of MPICH it is, if it is one."""
+    line = " ".join(process.cmdline())
+    return next((name for name in ("mpiexec.hydra", "hydra_pmi_proxy", "shim.py") if name in line), "")
+
+
+def return_at_different_times() -> int:
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.rank == 1:
+        time.sleep(1.0)
+    return int(MPI.COMM_WORLD.rank)
+
+
+def test_mpi_is_finalized_for_ranks_that_return(make_local: Make) -> None:
+    """Else the first to end would take the others along."""
+    assert make_local(2, launch="mpi").submit(return_at_different_times).results(watch.DEADLINE) == [0, 1]
+
+
+def finalize() -> bool:
+    from mpi4py import MPI
+
+    MPI.Finalize()
+    return bool(MPI.Is_finalized())
+
+
+def test_ranks_may_finalize_themselves_or_never_use_mpi(make_local: Make) -> None:
+    assert make_local(2, launch="mpi").submit(finalize).results(watch.DEADLINE) == [True, True]
+    assert make_local(2, launch="mpi").submit(os.getpid).result(watch.DEADLINE) > 0
+
+
+def fail_in_a_collective() -> None:
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    world.barrier()
+    if world.rank == 1:
+        raise ValueError("bad batch")
+    world.barrier()
+
+
+def abort() -> None:
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.rank == 1:
+        MPI.COMM_WORLD.Abort(7)
+    time.sleep(600)
+
+
+def killed_by_the_kernel() -> None:
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    world.barrier()
+    if world.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    world.barrier()
+
+
+@pytest.mark.framework(*SYSTEM, "errors name the rank to blame")
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (fail_in_a_collective, r"rank 1 on \S+ failed: ValueError: bad batch"),
+        (abort, r"rank 1 on \S+ failed: exited with code 7"),
+        (killed_by_the_kernel, r"rank 1 on \S+ failed: killed by SIGKILL"),
+    ],
+)
+def test_the_rank_that_failed_is_the_root(function: Any, told: str, make: Make) -> None:
+    run = make(2, launch="mpi", grace_period=2).submit(function)
+    with pytest.raises(TrainingError, match=told):
+        run.result(watch.DEADLINE)
+    gone(run)
+
+
+def stay(folder: str) -> None:
+    from mpi4py import MPI
+
+    rank = MPI.COMM_WORLD.rank
+
+    def save(*_: Any) -> None:
+        Path(folder, f"saved-{rank}").touch()
+        sys.exit()
+
+    signal.signal(signal.SIGTERM, save)
+    MPI.COMM_WORLD.barrier()
+    Path(folder, f"here-{rank}").touch()
+    time.sleep(600)
+
+
+def of(run: Any, name: str) -> psutil.Process:
+    return next(process for process in mpis(run.id) if named(process) == name)
+
+
+def part(run: Any, name: str) -> psutil.Process:
+    """A process of this package by what it is."""
+    return next(process for process in watch.processes(run.id) if watch._part(process) == name)
+
+
+def executor_of(run: Any) -> psutil.Process:
+    owners = watch.owners_of(part(run, "agent"))
+    return next(owner for owner in owners if "CoarseGrainedExecutorBackend" in " ".join(owner.cmdline()))
+
+
+LOST = "lost the node on|its agent|its Spark task"
+COMPANION = r"the companion mpi on \S+ (exited with code 1|was killed by)"
+KILLS: dict[str, tuple[Callable[[Any], psutil.Process], str]] = {
+    "mpiexec": (lambda run: of(run, "mpiexec.hydra"), COMPANION),
+    "proxy": (lambda run: of(run, "hydra_pmi_proxy"), COMPANION),
+    "shim": (lambda run: of(run, "shim.py"), COMPANION),
+    "companion": (lambda run: part(run, "companion"), COMPANION),
+    "rank": (lambda run: part(run, "launcher").children()[0], r"rank \d on .* failed: killed by SIGKILL"),
+    "launcher": (lambda run: part(run, "launcher"), f"process that started it|launcher was killed by SIGKILL|{LOST}"),
+    "agent": (lambda run: part(run, "agent"), LOST),
+    "executor": (executor_of, LOST),
+}
+
+
+@pytest.mark.framework(*SYSTEM, "whatever is killed: a true error, nothing left")
+@pytest.mark.parametrize("victim", ["none", *KILLS])
+def test_nothing_is_left(victim: str, make: Make, mode: str, tmp_path: Path) -> None:
+    if victim == "executor" and mode == LOCAL:
+        pytest.skip("there is no executor in local")
+    before = {*os.listdir("/dev/shm")}
+    run = make(2, launch="mpi", grace_period=10).submit(stay, str(tmp_path))
+    watch.until(lambda: len([*tmp_path.glob("here-*")]) == 2, 2 * watch.DEADLINE)
+    if victim == "none":
+        run.cancel()
+    else:
+        find, told = KILLS[victim]
+        find(run).kill()
+    with pytest.raises(RunCancelledError if victim == "none" else DistributorError) as caught:
+        run.result(watch.DEADLINE)
+    assert victim == "none" or re.search(told, str(caught.value)), caught.value
+    if victim in ("none", "mpiexec", "proxy", "shim"):  # their own ends cost no rank its grace period
+        assert {path.name for path in tmp_path.glob("saved-*")} == {"saved-0", "saved-1"}
+    gone(run)
+    watch.until(lambda: not [name for name in {*os.listdir("/dev/shm")} - before if name.startswith("mpich")])
+
+
+DRIVER = """
+import sys
+sys.path[:0] = sys.argv[2:]
+import test_mpi
+from distributor import Distributor
+run = Distributor(2, local_mode=True, use_gpu=False, launch="mpi").submit(test_mpi.stay, sys.argv[1])
+print(run.id, flush=True)
+run.result()
+"""
+
+
+@pytest.mark.framework(*SYSTEM, "a killed driver leaves nothing")
+def test_a_killed_driver_leaves_nothing(tmp_path: Path) -> None:
+    paths = [str(Path(__file__).parent), str(Path(watch.__file__).parent)]
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path), *paths], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    try:
+        watch.until(lambda: len([*tmp_path.glob("here-*")]) == 2, 2 * watch.DEADLINE)
+        run = driver.stdout.readline().strip()
+        assert mpis(run)
+    finally:
+        driver.kill()
+        driver.wait()
+    watch.until(lambda: not mpis(run), watch.ORPHAN_DEADLINE)
+    watch.gone(run)

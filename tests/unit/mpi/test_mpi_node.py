@@ -1,0 +1,127 @@
+"""What a node says where MPICH is missing or ends, and what ranks say to other MPIs."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distributor.mpi import node, rank
+from distributor.mpi.places import Places
+
+DEADLINE = 60.0
+
+
+def test_a_node_without_mpich_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(SystemExit, match=r"MPICH is not installed: there is no mpiexec.hydra beside \S+/python, and"):
+        node._find("mpiexec.hydra")
+    (tmp_path / "mpiexec.hydra").touch(0o755)
+    assert node._find("mpiexec.hydra") == str(tmp_path / "mpiexec.hydra")
+
+
+def mpiexec(says: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(["/bin/sh", "-c", f"{says}; exit 3"], stdout=subprocess.PIPE, text=True)
+
+
+def test_what_mpiexec_says_is_sorted_by_node() -> None:
+    says = "printf 'HYDRA_LAUNCH: /a/proxy --proxy-id %d --x \\n' 1 0; echo HYDRA_LAUNCH_END"
+    assert node.proxies(mpiexec(says), 2) == ["/a/proxy --proxy-id 0 --x ", "/a/proxy --proxy-id 1 --x "]
+
+
+def test_an_mpiexec_that_ends_is_told() -> None:
+    with pytest.raises(SystemExit, match="mpiexec ended with code 3 before it said what to start"):
+        node.proxies(mpiexec("true"), 2)
+
+
+class World:
+    """mpi4py, as ranks see it."""
+
+    COMM_WORLD = property(lambda self: self)
+
+    def Get_size(self) -> int:
+        return 1
+
+    def Get_library_version(self) -> str:
+        return "Open MPI v5.0.11, package\nand more"
+
+
+def test_ranks_that_another_mpi_leaves_alone_say_so() -> None:
+    with pytest.raises(
+        RuntimeError, match=r"mpi4py found 1 of 4 ranks: it uses Open MPI v5.0.11, package, and launch="
+    ):
+        rank._check(World(), 4)
+    rank._check(World(), 1)
+
+
+class Shim:
+    """Stands for a shim, and for MPICH's process manager behind it."""
+
+    def __init__(self, line: str, number: int) -> None:
+        self.line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.line.connect(f"\0{line}")
+        self.manager, theirs = socket.socketpair()
+        with theirs:
+            place = {"PMI_RANK": str(number), "PMI_FD": "9"}
+            socket.send_fds(self.line, [json.dumps(place).encode()], [theirs.fileno()])
+
+
+def ask(line: str, local_rank: int) -> tuple[socket.socket, dict[str, str], socket.socket]:
+    """What a rank gets: the line to its companion, its place, and its line to the manager."""
+    companion = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    companion.settimeout(DEADLINE)
+    companion.connect(f"\0{line}")
+    companion.send(str(local_rank).encode())
+    told, (descriptor, *_), _, _ = socket.recv_fds(companion, 1 << 16, 1)
+    return companion, json.loads(told), socket.socket(fileno=descriptor)
+
+
+def test_ranks_get_places_by_number_and_speak_to_their_managers() -> None:
+    line, failures, ready = f"test-{secrets.token_hex(8)}", [], threading.Event()
+    places = Places(line, 2, failures.append)
+    threading.Thread(target=places.give, args=(ready.set,), daemon=True).start()
+    late, early = Shim(line, 5), Shim(line, 4)
+    assert ready.wait(DEADLINE)
+    companion, place, pmi = ask(line, 0)
+    assert place["PMI_RANK"] == "4"
+    pmi.sendall(b"cmd=init\n")
+    assert early.manager.recv(100) == b"cmd=init\n"
+    early.manager.sendall(b"cmd=response\n")
+    assert pmi.recv(100) == b"cmd=response\n"
+    pmi.sendall(b"cmd=abort exitcode=7 message=no\n")
+    assert companion.recv(100) == b"7"
+    for connection in (companion, pmi):
+        connection.close()
+    other, place, pmi = ask(line, 1)  # the first one's end has been seen, and its manager has not heard of it
+    assert place["PMI_RANK"] == "5"
+    early.manager.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        early.manager.recv(100)
+    assert not places.over
+    late.line.close()
+    while not failures:
+        pass
+    assert failures == ["a process that MPICH had started in place of a rank has ended"]
+    for each in (other, pmi, early.line, early.manager, late.manager):
+        each.close()
+    while not places.over:
+        pass
+
+
+def test_the_end_of_a_manager_ends_the_companion_unless_all_ranks_have_ended() -> None:
+    for over, expected in ((False, 1), (True, 0)):
+        pid = os.fork()
+        if pid == 0:
+            ended: Any = type("Ended", (), {"over": over})()
+            node._await("mpiexec", mpiexec("true"), ended)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == expected
