@@ -24,6 +24,10 @@ _MOST = 1 << 16
 
 _ABORT = re.compile(rb"cmd=abort\b[^\n]*\bexitcode=(-?\d+)")
 
+#: The question for a file that describes the machine. The proxy would make one in /tmp, and leave it when it is
+#: killed; without it, MPICH asks the machine.
+_TOPOLOGY = b"key=PMI_hwloc_xmlfile"
+
 #: Called with the text of an error when MPICH has ended too early.
 Fail = Callable[[str], None]
 
@@ -97,6 +101,8 @@ class Places:
         said = _received(ours)
         if (abort := _ABORT.search(said)) is not None:
             rank.send(abort[1])
+        elif _TOPOLOGY in said:
+            _send(ours, b"cmd=get_result rc=1\n")
         elif said:
             _send(manager, said)
         else:

@@ -31,10 +31,12 @@ SYSTEM = ("MPI", "mpi4py")
 @pytest.mark.framework(*SYSTEM, "all-reduce with MPICH, and with torch beside it")
 @pytest.mark.parametrize("num_processes", [1, 2, 4])
 def test_all_ranks_are_mpis_processes(num_processes: int, make: Make) -> None:
+    before = left()
     run = make(num_processes, launch="mpi").submit(launched.mpi_total)
     whole = float(sum(range(1, num_processes + 1)))
     assert run.results(watch.DEADLINE) == [[whole, whole, rank, num_processes, rank] for rank in range(num_processes)]
     gone(run)
+    watch.until(lambda: not left() - before)
 
 
 def gone(run: Any) -> None:
@@ -60,6 +62,11 @@ def named(process: psutil.Process) -> str:
     """Which process of MPICH it is, if it is one."""
     line = " ".join(process.cmdline())
     return next((name for name in ("mpiexec.hydra", "hydra_pmi_proxy", "shim.py") if name in line), "")
+
+
+def left() -> set[Path]:
+    """What MPICH keeps in files."""
+    return {*Path("/dev/shm").glob("mpich*"), *Path("/tmp").glob("hydra*")}
 
 
 def return_at_different_times() -> int:
@@ -179,7 +186,7 @@ KILLS: dict[str, tuple[Callable[[Any], psutil.Process], str]] = {
 def test_nothing_is_left(victim: str, make: Make, mode: str, tmp_path: Path) -> None:
     if victim == "executor" and mode == LOCAL:
         pytest.skip("there is no executor in local")
-    before = {*os.listdir("/dev/shm")}
+    before = left()
     run = make(2, launch="mpi", grace_period=10).submit(stay, str(tmp_path))
     watch.until(lambda: len([*tmp_path.glob("here-*")]) == 2, 2 * watch.DEADLINE)
     if victim == "none":
@@ -193,7 +200,7 @@ def test_nothing_is_left(victim: str, make: Make, mode: str, tmp_path: Path) -> 
     if victim in ("none", "mpiexec", "proxy", "shim"):  # their own ends cost no rank its grace period
         assert {path.name for path in tmp_path.glob("saved-*")} == {"saved-0", "saved-1"}
     gone(run)
-    watch.until(lambda: not [name for name in {*os.listdir("/dev/shm")} - before if name.startswith("mpich")])
+    watch.until(lambda: not left() - before)
 
 
 DRIVER = """
