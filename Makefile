@@ -15,7 +15,7 @@ JOBS ?= 3
 export TORCH_INDEX
 
 .PHONY: help demo demo-deepspeed test test-all test-long test-cluster test-spark35 test-pythons resolve chaos docker-test
-.PHONY: test-frameworks
+.PHONY: test-frameworks chaos-launchers
 .PHONY: docs pictures lint types bench clean
 
 help:
@@ -81,9 +81,10 @@ test-all: $(VENV)/test.ok
 	$(MAKE) test-spark35
 	$(MAKE) test-frameworks-launchers
 	$(MAKE) chaos RUNS=3 SEED=100
+	$(MAKE) chaos-launchers RUNS=4 SEED=100
 
 test-long: test-all
-	$(MAKE) chaos test-pythons test-frameworks docker-test
+	$(MAKE) chaos chaos-launchers test-pythons test-frameworks docker-test
 
 # FRAMEWORK: which of tests/frameworks, all by default. What was run goes into the table of docs/frameworks.md.
 FRAMEWORK ?= pytorch trl trainer_deepspeed accelerate lightning vision streaming $(LAUNCHERS)
@@ -125,6 +126,10 @@ pictures: $(VENV)/bench.ok
 
 test-spark35: $(VENV35)/spark35.ok
 	$(VENV35)/bin/python -m pytest -n 2 -m "spark and not slow" tests/test_spark.py tests/test_exchange.py
+
+# The same with the launch paths of LAUNCHERS.
+chaos-launchers: $(VENV_LAUNCHERS)/launchers.ok
+	$(VENV_LAUNCHERS)/bin/python tests/chaos/monkey.py --runs $(RUNS) $(if $(SEED),--seed $(SEED))
 
 chaos: $(VENV)/test.ok
 	$(BIN)/python tests/chaos/monkey.py --runs $(RUNS) $(if $(SEED),--seed $(SEED))

@@ -41,7 +41,10 @@ DEADLINE = 180.0
 #: Training steps: about three seconds.
 STEPS = 200
 
-VICTIMS = ("nobody", "rank", "loader", "launcher", "agent", "worker", "executor", "warm", "any", "cancel", "connection")
+VICTIMS = (
+    *("nobody", "rank", "loader", "launcher", "agent", "worker", "executor", "warm", "any", "cancel", "connection"),
+    *("companion", "beside"),
+)
 
 #: What was done, and how the run ended.
 Told = tuple[str, str]
@@ -62,6 +65,8 @@ def victims(run: Run, kind: str) -> list[psutil.Process]:
         "worker": [p for p in parents if "pyspark.daemon" in " ".join(p.cmdline())][:1],
         "executor": [p for p in parents if "CoarseGrainedExecutorBackend" in " ".join(p.cmdline())],
         "warm": watch.warm_processes(),
+        "companion": (companions := [each for each in found if watch._part(each) == "companion"]),
+        "beside": [child for each in companions for child in each.children(recursive=True)],
         "any": found,
     }.get(kind, [])
 
@@ -113,14 +118,16 @@ def killed(source: random.Random, sessions: Sessions, folder: Path) -> Told:
     ranks, kind, delay = source.randint(1, 4), source.choice(VICTIMS), source.uniform(0.0, 6.0)
     if mode != LOCAL:
         sessions.get(mode)
-    path, shared = source.choice(paths.PATHS), set(watch.shared_memory())
+    path, shared = source.choice(paths.installed()), set(watch.shared_memory())
     distributor = paths.distributor(path, ranks, mode == LOCAL, grace_period=1, heartbeat_timeout=10, logs="none")
     run = distributor.submit(paths.training(path), str(folder), STEPS)
     run.wait(delay)
     what = f"{path}, {mode}, {ranks} ranks, {kind} after {delay:.1f} s"
     done = strike(run, kind, source) if not run.wait(0) else "too late"
     end = ended(run)
-    assert end == f"success: {[STEPS] * ranks}" or (not end.startswith("success") and done not in IN_VAIN), end
+    assert end == f"success: {paths.values(path, ranks, STEPS)}" or (
+        not end.startswith("success") and done not in IN_VAIN
+    ), end
     watch.until(lambda: not set(watch.shared_memory()) - shared)
     return f"{what}: {done}", end
 
@@ -274,13 +281,14 @@ PLAYS: tuple[Play, ...] = (broken, long_message, full_disk, apart, interrupted, 
 
 
 def play(seed: int, sessions: Sessions, folder: str) -> Told:
-    """One run; what was done to it, and how it ended.
+    """One run; what was done to it, and how it ended. Where other launch paths are, something of theirs is killed.
 
     Raises:
         AssertionError: it did not end, ended in an untrue way, or left something behind.
     """
     source = random.Random(seed)
-    act = killed if source.random() < 0.5 else source.choice(PLAYS)
+    others = set(paths.installed()) - set(paths.PATHS)
+    act = killed if others or source.random() < 0.5 else source.choice(PLAYS)
     return act(source, sessions, Path(folder))
 
 

@@ -37,6 +37,74 @@ def mpi_total() -> list[float]:
     return [float(world.allreduce(world.rank + 1)), float(total), world.rank, world.size, int(os.environ["RANK"])]
 
 
+def train_with_mpi(folder: str, steps: int) -> int:
+    """So many all-reduces."""
+    from mpi4py import MPI
+
+    for _ in range(steps):
+        MPI.COMM_WORLD.allreduce(1)
+        time.sleep(0.01)
+    return steps
+
+
+def train_with_jax(folder: str, steps: int) -> int:
+    """So many sums over all processes."""
+    import jax
+    from jax.experimental import multihost_utils
+
+    jax.distributed.initialize()
+    for _ in range(steps):
+        multihost_utils.process_allgather(jax.process_index())
+        time.sleep(0.01)
+    return steps
+
+
+def train_with_tensorflow(folder: str, steps: int) -> int | None:
+    """So many steps of a chief, where there is one, or of workers that mirror each other; servers return nothing."""
+    import tensorflow as tf
+
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    if resolver.task_type == "worker" and not resolver.cluster_spec().as_dict().get("ps"):
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        step = tf.function(
+            lambda: strategy.run(
+                lambda: tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.constant(1.0))
+            )
+        )
+        for _ in range(steps):
+            step()
+            time.sleep(0.01)
+        return steps
+    if resolver.task_type in ("worker", "ps"):
+        tf.distribute.Server(
+            resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc"
+        ).join()
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        weight = tf.Variable(0.0)
+    schedule = tf.function(lambda: strategy.run(lambda: weight.assign_add(1.0)))
+    for _ in range(steps):
+        coordinator.schedule(schedule)
+        time.sleep(0.01)
+    coordinator.join()
+    return int(weight.numpy())
+
+
+def train_with_ray(folder: str, steps: int) -> int:
+    """So many rounds of tasks."""
+    import ray
+
+    @ray.remote
+    def task() -> int:
+        return 1
+
+    for _ in range(steps):
+        assert ray.get(task.remote()) == 1
+        time.sleep(0.01)
+    return steps
+
+
 def by_openmpis_variables() -> list[float]:
     """Knows its place from Open MPI's variables, and where rank 0 is from Azure's."""
     import torch

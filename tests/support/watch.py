@@ -62,8 +62,8 @@ def _mark(process: psutil.Process) -> str:
 
 
 def shared_memory() -> list[Path]:
-    """What DeepSpeed's ranks on CPUs keep outside of any folder."""
-    return list(Path("/dev/shm").glob("deepspeed_*"))
+    """What DeepSpeed's ranks on CPUs, and MPICH, keep outside of any folder."""
+    return [*Path("/dev/shm").glob("deepspeed_*"), *Path("/dev/shm").glob("mpich_*"), *Path("/tmp").glob("hydra_*")]
 
 
 def warm_processes(owner: int | None = None, temporary: str = "/") -> list[psutil.Process]:
