@@ -224,11 +224,14 @@ class Distributor:
         """Start training with a module and return the run's handle at once."""
         return self._begin(*self._prepare(named_module(module, args), (), {}, "rank0"))
 
-    def _wait(self, run: Run, notes: Sequence[str]) -> Any:
-        """Start a run and return its result. Nothing of the run is left if this is interrupted at any moment."""
+    def _wait(self, run: Run, notes: Sequence[str], ask: Callable[[Run], Any] = Run.result) -> Any:
+        """Start a run and return its result, or what else ``ask`` returns once it has ended.
+
+        Nothing of the run is left if this is interrupted at any moment.
+        """
         with plain_interrupts():
             try:
-                return run.start(notes).result()
+                return ask(run.start(notes))
             except DistributorError as error:
                 error.__traceback__ = None  # hides the frames of this package
                 raise

@@ -1,0 +1,133 @@
+"""Types of GPUs: names that users ask for, and the check in each rank that its GPU is one of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from distributor.errors import ConfigurationError
+from distributor.values.job import Job
+from distributor.values.launch import Launch, LaunchPath
+from distributor.values.outcome import Failure
+from distributor.values.plan import Call, Plan, Site
+
+#: Models that a cloud sells under the name of another one. AWS has A10G where others have A10.
+_SOLD_AS = {"A10": ("A10", "A10G")}
+
+
+def is_a(accelerator: str, device: str) -> bool:
+    """Return whether a device, by the name that torch has for it, is of a type.
+
+    Example:
+        >>> is_a("h100", "NVIDIA H100 80GB HBM3"), is_a("A10", "NVIDIA A10G"), is_a("A10", "NVIDIA A100-SXM4-40GB")
+        (True, True, False)
+    """
+    wanted = accelerator.upper()
+    words = re.split(r"[\s_-]+", device.upper())
+    return any(name in words for name in _SOLD_AS.get(wanted, (wanted,)))
+
+
+def mismatch(accelerator: str, device: str | None) -> str | None:
+    """Return why a rank must not train on a device; ``None`` if it may.
+
+    Args:
+        accelerator: the type that the user asks for.
+        device: torch's name of the rank's device; ``None`` if it has none.
+    """
+    if device is None:
+        return (
+            f"GPU type {accelerator!r} was asked for, but torch finds no GPU in this rank: train where there are such "
+            "GPUs with a torch for CUDA, or set DISTRIBUTOR_COMPAT_CPU=2 to try this on CPUs"
+        )
+    if is_a(accelerator, device):
+        return None
+    return (
+        f"GPU type {accelerator!r} was asked for, but the GPU of this rank is {device!r}: ask for the type that is "
+        "there, leave the type out, or train on executors that have it"
+    )
+
+
+def check_here(accelerator: str, local_rank: int) -> None:
+    """Check the GPU of this rank. Each rank calls this before its target.
+
+    Raises:
+        ConfigurationError: it is of another type, or there is none.
+    """
+    import torch
+
+    try:
+        device = torch.cuda.get_device_name(local_rank)
+    except (AssertionError, RuntimeError, ValueError):  # torch for CPUs; no driver; no such device
+        device = None
+    if (told := mismatch(accelerator, device)) is not None:
+        raise ConfigurationError(told)
+
+
+@dataclass(frozen=True)
+class OnAccelerator:
+    """A launch path whose ranks check the type of their GPU before they run the target.
+
+    Args:
+        accelerator: the type, such as ``"H100"``.
+        launch: the path that starts the ranks.
+
+    Example:
+        >>> from distributor.launch import Torchrun
+        >>> OnAccelerator("H100", Torchrun()).resolve(2, True).name
+        'torchrun'
+    """
+
+    accelerator: str
+    launch: Launch
+
+    def resolve(self, num_processes: int, use_gpu: bool) -> CheckedPath:
+        """Return the path as the job holds it. Raises what the inner path raises."""
+        return CheckedPath(self.launch.resolve(num_processes, use_gpu), self.accelerator)
+
+
+@dataclass(frozen=True)
+class CheckedPath:
+    """Another launch path, with the check of GPUs before the target."""
+
+    path: LaunchPath
+    accelerator: str
+
+    @property
+    def name(self) -> str:
+        """The name of the inner path."""
+        return self.path.name
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """The modules of the inner path."""
+        return self.path.preload
+
+    @property
+    def needs(self) -> Mapping[str, str]:
+        """The needs of the inner path."""
+        return self.path.needs
+
+    @property
+    def ports(self) -> int:
+        """The ports of the inner path."""
+        return self.path.ports
+
+    @property
+    def once(self) -> bool:
+        """Whether the inner path runs the target once."""
+        return self.path.once
+
+    def env(self, use_gpu: bool) -> Mapping[str, str]:
+        """Return the variables of the inner path."""
+        return self.path.env(use_gpu)
+
+    def advise(self, failure: Failure, job: Job) -> str:
+        """Return the advice of the inner path."""
+        return self.path.advise(failure, job)
+
+    def plan(self, site: Site) -> Plan:
+        """Return the plan of one node; the inner path must have no first call of its own."""
+        plan = self.path.plan(site)
+        assert plan.first is None
+        return replace(plan, first=Call(__name__, "check_here", {"accelerator": self.accelerator}))

@@ -1,0 +1,83 @@
+"""The command line of a job: a program and its arguments, without a shell. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from distributor.errors import ConfigurationError
+
+#: What only a shell understands; an input's place is ``${{inputs.NAME}}``, and is replaced before.
+_SHELL = re.compile(r"[|&;<>`\n]|\$")
+
+_INPUT = re.compile(r"\$\{\{\s*inputs\.(\w+)\s*\}\}")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A script, or a module if ``is_module``, and its arguments."""
+
+    name: str
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+
+
+def parse(command: str, inputs: Mapping[str, Any]) -> Program:
+    """Return the program that a command line runs.
+
+    Args:
+        command: ``python SCRIPT ARGUMENTS`` or ``python -m MODULE ARGUMENTS``.
+        inputs: the values of ``${{inputs.NAME}}``.
+
+    Raises:
+        ConfigurationError: it is no such command, needs a shell, or names an input that is not there.
+
+    Example:
+        >>> parse("python -m pkg.train --data ${{inputs.data}}", {"data": "/mnt/my data"})
+        Program(name='pkg.train', arguments=('--data', '/mnt/my data'), is_module=True)
+    """
+    if not isinstance(command, str) or not command.strip():
+        raise ConfigurationError(f"command must be a line such as 'python train.py --lr 0.1', not {command!r}")
+    marked = _INPUT.sub(r"\0\1\0", command)
+    if found := _SHELL.search(marked):
+        raise ConfigurationError(
+            f"command uses {found[0]!r}, which only a shell or Azure understands, and no shell runs it: pass one "
+            f"program with its arguments, not {command!r}"
+        )
+    try:
+        words = shlex.split(marked)
+    except ValueError as error:
+        raise ConfigurationError(f"command cannot be split into words ({error}): {command!r}") from None
+    words = [word for index, word in enumerate(words) if not (index == 1 and word == "-u")]  # output is never held back
+    if not re.fullmatch(r"python(3(\.\d+)?)?", words[0]) or len(words) < 2 + (words[1:2] == ["-m"]):
+        raise ConfigurationError(
+            f"command must be 'python SCRIPT ...' or 'python -m MODULE ...', not {command!r}: the run starts the ranks "
+            "itself, so leave out torchrun, mpirun and other launchers"
+        )
+    values = {name: _text(name, value) for name, value in inputs.items()}
+    filled = [re.sub(r"\0(\w+)\0", lambda match: _value(match[1], values), word) for word in words[1:]]
+    if filled[0] == "-m":
+        return Program(filled[1], tuple(filled[2:]), is_module=True)
+    if filled[0].startswith("-"):
+        raise ConfigurationError(
+            f"command gives Python the option {filled[0]!r}, but ranks start without a command line: leave it out"
+        )
+    return Program(filled[0], tuple(filled[1:]))
+
+
+def _value(name: str, values: Mapping[str, str]) -> str:
+    if name not in values:
+        there = ", ".join(values) or "none"
+        raise ConfigurationError(f"command names the input {name!r}, but inputs has {there}: add it")
+    return values[name]
+
+
+def _text(name: str, value: Any) -> str:
+    """Return an input's value as text: its path, if it is an object with one."""
+    value = getattr(value, "path", value)
+    if not isinstance(value, (str, int, float)):
+        raise ConfigurationError(f"input {name!r} must be text, a number or an object with a path, not {value!r}")
+    return str(value)

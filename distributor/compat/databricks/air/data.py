@@ -1,0 +1,27 @@
+"""The names of ``databricks.air.data``. They read Unity Catalog's volumes by Databricks' own services; none is here.
+
+Using a name says what to use instead. Source: the public page of the package ``databricks-sdk-air``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distributor.errors import ConfigurationError
+
+#: What to use instead of each name.
+INSTEAD = {
+    "UCVolumeDataset": "torch.utils.data.Dataset over the files of /Volumes/..., or of any folder that all ranks have",
+    "DataLoader": "torch.utils.data.DataLoader with a DistributedSampler",
+    "UCVolumeReader": "torch.distributed.checkpoint.FileSystemReader with a path that all ranks have",
+    "UCVolumeWriter": "torch.distributed.checkpoint.FileSystemWriter with a path that all ranks have",
+    "Checkpointable": "torch.distributed.checkpoint.stateful.Stateful",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in INSTEAD:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise ConfigurationError(
+        f"databricks.air.data.{name} needs Databricks' services, and is not here: use {INSTEAD[name]}"
+    )

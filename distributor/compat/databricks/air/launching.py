@@ -1,0 +1,112 @@
+"""The decorators of ``databricks.air``, and ``ray_init``."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from distributor.compat.databricks.decorated import DistributedFunction, bare, decorator, in_words
+from distributor.compat.databricks.types import accelerator
+from distributor.compat.running import Request
+from distributor.errors import ConfigurationError
+from distributor.launch.torchrun import Torchrun
+from distributor.ray.launch import Ray
+from distributor.values.checks import check_count
+from distributor.values.launch import Launch
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def distributed(
+    num_accelerators: int | None = None, accelerator_type: str | None = None
+) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
+    """Make a function that ``function.distributed(...)`` runs in one process per GPU; a list of all values returns.
+
+    Args:
+        num_accelerators: number of GPUs, each with a rank of its own, on any number of nodes. ``None`` (default): the
+            number in ``accelerator_type``, or all that there are.
+        accelerator_type: a number and a model such as ``"GPU_8xH100"``. Each rank checks that its GPU is such a model
+            before the function runs. How many GPUs a node has is not checked. ``None`` (default) takes any model.
+
+    Raises:
+        ConfigurationError: an argument is wrong.
+
+    Example:
+        >>> @distributed(num_accelerators=2, accelerator_type="GPU_8xH100")
+        ... def train():
+        ...     return 7
+        >>> train.distributed()  # doctest: +SKIP
+        [7, 7]
+    """
+    return decorator(request("distributed", Torchrun(), num_accelerators, accelerator_type))
+
+
+def ray_launch(
+    num_accelerators: int | None = None, accelerator_type: str | None = None
+) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
+    """Make a function that ``function.distributed(...)`` runs once, as the driver of a Ray cluster with these GPUs.
+
+    The cluster has the nodes of the run, and ends with the function. ``distributed`` returns a list of its one value.
+
+    Args:
+        num_accelerators: number of GPUs of the cluster, as for :func:`distributed`.
+        accelerator_type: a number and a model, as for :func:`distributed`; the function's own node is checked.
+
+    Raises:
+        ConfigurationError: an argument is wrong.
+
+    Example:
+        >>> @ray_launch(num_accelerators=4)
+        ... def resources():
+        ...     import ray
+        ...     return ray.cluster_resources()
+        >>> resources.distributed()[0]["GPU"]  # doctest: +SKIP
+        4.0
+    """
+    return decorator(request("ray_launch", Ray(), num_accelerators, accelerator_type))
+
+
+def request(name: str, launch: Launch, num_accelerators: Any, accelerator_type: Any) -> Request:
+    """Return what a decorator with these arguments asks for.
+
+    Raises:
+        ConfigurationError: an argument is wrong.
+
+    Example:
+        >>> request("distributed", Torchrun(), None, "GPU_8xH100").processes
+        8
+    """
+    bare(num_accelerators, name)
+    wanted = accelerator("accelerator_type", accelerator_type)
+    number = None if num_accelerators is None else check_count("num_accelerators", num_accelerators)
+    return Request(
+        asked=in_words(name, num_accelerators=num_accelerators, accelerator_type=accelerator_type),
+        parameter="num_accelerators",
+        processes=wanted.number if number is None and wanted is not None else number,
+        use_gpu=True,
+        accelerator=None if wanted is None else wanted.type,
+        launch=launch,
+    )
+
+
+def ray_init(*args: Any, **kwargs: Any) -> Any:
+    """Join the Ray cluster of the run, inside a function of :func:`ray_launch`; the same as ``ray.init``.
+
+    Args:
+        args, kwargs: arguments of ``ray.init``.
+
+    Raises:
+        ConfigurationError: this process belongs to no run with a Ray cluster.
+
+    Example:
+        >>> ray_init()  # doctest: +SKIP
+    """
+    if "RAY_ADDRESS" not in os.environ or "TORCHELASTIC_RUN_ID" not in os.environ:
+        raise ConfigurationError(
+            "ray_init() joins the Ray cluster of a run, and this process is in none: call it in a function of "
+            "@ray_launch. For a cluster that outlives a function, use ray.util.spark.setup_ray_cluster"
+        )
+    return importlib.import_module("ray").init(*args, **kwargs)

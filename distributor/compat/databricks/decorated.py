@@ -1,0 +1,98 @@
+"""What both generations of Databricks' decorators make: a function with a method that runs it in many processes."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from distributor.compat.running import Request, run_all
+from distributor.errors import ConfigurationError
+from distributor.text import notices
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: Variables with which notebooks choose one of Databricks' pools.
+#: Source: https://api-docs.databricks.com/python/serverless_gpu/overview.html
+POOLS = ("DATABRICKS_USE_RESERVED_GPU_POOL", "DATABRICKS_REMOTE_GPU_POOL_ID")
+
+
+class DistributedFunction(Generic[P, T]):
+    """A function that also runs in many processes: ``function.distributed(*args, **kwargs)``.
+
+    Called itself, it runs here and once, as without the decorator.
+
+    Args:
+        function: the user's function.
+        request: what its decorator asks for.
+    """
+
+    def __init__(self, function: Callable[P, T], request: Request) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._request = request
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._function(*args, **kwargs)
+
+    def distributed(self, *args: P.args, **kwargs: P.kwargs) -> list[T]:
+        """Run the function in all processes, and return their values in rank order.
+
+        With ``ray_launch`` it runs once, as Ray's driver, and the list has its one value.
+
+        Raises:
+            ConfigurationError: the request is wrong; nothing was started.
+            ResourceError: there are fewer GPUs than requested.
+            TrainingError: a rank failed, for instance because its GPU is of another type.
+        """
+        for pool in pools_set(os.environ):
+            notices.logger.warning(
+                "%s is set, but there are no pools here: %s trains on the executors of the Spark session, or on this "
+                "machine",
+                pool,
+                self._request.asked,
+            )
+        return run_all(self._request, self._function, args, kwargs)
+
+
+def decorator(request: Request) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
+    """Return the decorator for a request."""
+
+    def decorate(function: Callable[P, T]) -> DistributedFunction[P, T]:
+        if not callable(function):
+            raise ConfigurationError(f"{request.asked} decorates a function, not {function!r}")
+        return DistributedFunction(function, request)
+
+    return decorate
+
+
+def bare(function: Any, name: str) -> None:
+    """Refuse a decorator without parentheses, which gets the function as its first argument.
+
+    Raises:
+        ConfigurationError: the argument is a function.
+    """
+    if callable(function) and not isinstance(function, type):
+        raise ConfigurationError(f"@{name} needs parentheses: write @{name}() above {function.__qualname__}")
+
+
+def pools_set(environ: Mapping[str, str]) -> list[str]:
+    """Return the variables that choose a pool, as far as they are set.
+
+    Example:
+        >>> pools_set({"DATABRICKS_REMOTE_GPU_POOL_ID": "7", "HOME": "/root"})
+        ['DATABRICKS_REMOTE_GPU_POOL_ID']
+    """
+    return [name for name in POOLS if environ.get(name)]
+
+
+def in_words(name: str, **given: Any) -> str:
+    """Return a call of a decorator as a user writes it.
+
+    Example:
+        >>> in_words("distributed", gpus=8, gpu_type=None)
+        '@distributed(gpus=8)'
+    """
+    return f"@{name}({', '.join(f'{key}={value!r}' for key, value in given.items() if value is not None)})"

@@ -1,0 +1,61 @@
+"""The ``distributed`` decorator of ``serverless_gpu``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from distributor.compat.databricks.decorated import DistributedFunction, bare, decorator, in_words
+from distributor.compat.databricks.types import GPUType, gpu_type as type_of
+from distributor.compat.running import Request
+from distributor.launch.torchrun import Torchrun
+from distributor.values.checks import check_choice, check_count
+from distributor.values.launch import Launch
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def distributed(
+    gpus: int | None = None, gpu_type: GPUType | str | None = None, remote: bool | None = None
+) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
+    """Make a function that ``function.distributed(...)`` runs in one process per GPU; a list of all values returns.
+
+    Args:
+        gpus: number of GPUs, each with a rank of its own. ``None`` (default) takes all that there are.
+        gpu_type: the model of the GPUs, such as ``"H100"`` or ``GPUType.A10``. Each rank checks that its GPU is one
+            before the function runs. ``None`` (default) takes any.
+        remote: ``True`` trains on the executors of the active Spark session, ``False`` on this machine. ``None``
+            (default): on executors if the active session is on a cluster, otherwise on this machine.
+
+    Raises:
+        ConfigurationError: an argument is wrong.
+
+    Example:
+        >>> @distributed(gpus=8, gpu_type="H100")
+        ... def train(learning_rate):
+        ...     return learning_rate
+        >>> train.distributed(1e-3)  # doctest: +SKIP
+        [0.001, 0.001, 0.001, 0.001, 0.001, 0.001, 0.001, 0.001]
+    """
+    return decorator(request("distributed", Torchrun(), gpus, gpu_type, remote))
+
+
+def request(name: str, launch: Launch, gpus: Any, gpu_type: Any, remote: Any) -> Request:
+    """Return what a decorator with these arguments asks for.
+
+    Raises:
+        ConfigurationError: an argument is wrong.
+    """
+    bare(gpus, name)
+    on_executors = check_choice("remote", remote)
+    return Request(
+        asked=in_words(name, gpus=gpus, gpu_type=gpu_type, remote=remote),
+        parameter="gpus",
+        processes=None if gpus is None else check_count("gpus", gpus),
+        local_mode=None if on_executors is None else not on_executors,
+        otherwise="leave remote=True out to train on this machine",
+        use_gpu=True,
+        accelerator=type_of("gpu_type", gpu_type),
+        launch=launch,
+    )

@@ -1,0 +1,41 @@
+"""``serverless_gpu.ray``: a function that runs as the driver of a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from distributor.compat.databricks.decorated import DistributedFunction, decorator
+from distributor.compat.databricks.serverless_gpu.launching import request
+from distributor.compat.databricks.types import GPUType
+from distributor.ray.launch import Ray
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def ray_launch(
+    gpus: int | None = None, gpu_type: GPUType | str | None = None, remote: bool | None = None
+) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
+    """Make a function that ``function.distributed(...)`` runs once, as the driver of a Ray cluster with these GPUs.
+
+    The cluster has the nodes of the run, and ends with the function. ``distributed`` returns a list of its one value.
+
+    Args:
+        gpus: number of GPUs of the cluster. ``None`` (default) takes all that there are.
+        gpu_type: the model of the GPUs. The function's own node is checked; the nodes of a cluster are expected to be
+            alike.
+        remote: where to train, as for :func:`~distributor.compat.databricks.serverless_gpu.distributed`.
+
+    Raises:
+        ConfigurationError: an argument is wrong.
+
+    Example:
+        >>> @ray_launch(gpus=4, gpu_type="A10")
+        ... def resources():
+        ...     import ray
+        ...     return ray.cluster_resources()
+        >>> resources.distributed()[0]["GPU"]  # doctest: +SKIP
+        4.0
+    """
+    return decorator(request("ray_launch", Ray(), gpus, gpu_type, remote))

@@ -1,0 +1,59 @@
+"""``serverless_gpu.runtime``: what a rank may ask about itself. Outside of a run, the answers are those of one rank.
+
+Source: https://api-docs.databricks.com/python/serverless_gpu/api/generated/serverless_gpu.runtime.html
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distributor import runtime
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+def get_global_rank(group: ProcessGroup | None = None) -> int:
+    """Return this process's rank, from 0; within ``group`` if one is given.
+
+    Args:
+        group: a process group of torch. A process that is not in it gets -1, as from torch.
+
+    Example:
+        >>> get_global_rank()  # doctest: +SKIP
+        0
+    """
+    if group is None:
+        return runtime.rank()
+    import torch.distributed as dist
+
+    return int(dist.get_rank(group))
+
+
+def get_world_size() -> int:
+    """Return the number of ranks that train together."""
+    return runtime.world_size()
+
+
+def get_local_rank() -> int:
+    """Return this process's rank within its node; its device is ``cuda:LOCAL_RANK``."""
+    return runtime.local_rank()
+
+
+def get_local_world_size() -> int:
+    """Return the number of ranks on this node."""
+    return runtime.local_world_size()
+
+
+def get_node_rank() -> int:
+    """Return the number of this node, counted from 0: an executor, or this machine."""
+    return runtime.node_rank()
+
+
+def get_replica_rank() -> int:
+    """Return the number of this node among those that hold a replica of the model, which here are all nodes.
+
+    So it is the node's rank, as in a training that shards the model within each node and replicates it across nodes.
+    The public documentation gives no meaning.
+    """
+    return runtime.node_rank()

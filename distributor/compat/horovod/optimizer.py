@@ -1,0 +1,232 @@
+"""``DistributedOptimizer``: an optimizer that averages gradients over all ranks before it steps.
+
+Gradients are reduced while ``backward`` still computes others, in an order that is the same on all ranks: that of the
+parameters, from the last to the first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+
+from distributor.compat.horovod import collectives, world
+from distributor.compat.horovod.collectives import Average, Handle, Op, Reduction, check_op, no_process_set
+from distributor.compat.horovod.compression import Compression, Compressor
+from distributor.errors import ConfigurationError
+from distributor.values.checks import check_count
+
+Parameter = torch.Tensor
+
+
+class GradientReducer:
+    """Starts the reduction of each gradient as soon as it and all before it in the common order are there.
+
+    Args:
+        groups: the parameter groups of the optimizer, which it shares.
+        passes: number of backward passes whose gradients add up before they are reduced.
+        reduction: how gradients of all ranks become one.
+        dense: whether to make sparse gradients dense.
+    """
+
+    def __init__(
+        self, groups: Sequence[dict[str, Any]], passes: int, reduction: Reduction, *, dense: bool = False
+    ) -> None:
+        self._groups = groups
+        self._passes = passes
+        self._reduction = reduction
+        self._dense = dense
+        self._arrived: Counter[Parameter] = Counter()
+        self._handles: dict[Parameter, Handle] = {}
+        self._next = 0
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a reduction was started and not yet waited for."""
+        return bool(self._handles)
+
+    def watch(self) -> None:
+        """Have torch call :meth:`arrived` for each gradient that it has computed."""
+        for parameter in self._order():
+            if parameter.requires_grad:
+                cast(Any, parameter).register_post_accumulate_grad_hook(self.arrived)
+
+    def arrived(self, parameter: Parameter) -> None:
+        """Count a backward pass of a parameter, and start what can be started.
+
+        Raises:
+            ConfigurationError: there are more passes than expected.
+        """
+        self._arrived[parameter] += 1
+        if self._arrived[parameter] > self._passes:
+            raise ConfigurationError(
+                f"there were more than backward_passes_per_step={self._passes} backward passes before step(): raise "
+                "it, or call step() or synchronize() in between"
+            )
+        order = self._order()
+        while self._next < len(order):
+            following = order[self._next]
+            if following.requires_grad:
+                if self._arrived[following] < self._passes:
+                    return
+                self._start(following)
+            self._next += 1
+
+    def finish(self) -> None:
+        """Start what is left, wait for all reductions, and begin a new round.
+
+        A parameter without a gradient gets one of zeros: other ranks may have used it.
+        """
+        for parameter in self._order()[self._next :]:
+            if parameter.requires_grad:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                self._start(parameter)
+        for handle in self._handles.values():
+            handle.wait()
+        self._handles.clear()
+        self._arrived.clear()
+        self._next = 0
+
+    def _start(self, parameter: Parameter) -> None:
+        gradient = parameter.grad
+        assert gradient is not None
+        if gradient.is_sparse:
+            if not self._dense:
+                raise ConfigurationError(
+                    "a gradient is sparse, and only dense ones are reduced: pass sparse_as_dense=True, or use layers "
+                    "with sparse=False"
+                )
+            gradient = parameter.grad = gradient.to_dense()
+        self._handles[parameter] = collectives.start(gradient, self._reduction, into=gradient)
+
+    def _order(self) -> list[Parameter]:
+        return [parameter for group in self._groups for parameter in group["params"]][::-1]
+
+
+class Distributed(torch.optim.Optimizer):
+    """What :func:`DistributedOptimizer` adds to the class of the user's optimizer."""
+
+    _reducer: GradientReducer
+    _reduced = False
+    _skips = False
+
+    def synchronize(self) -> None:
+        """Reduce all gradients now; the next :meth:`step` does not do it again."""
+        self._reducer.finish()
+        self._reduced = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Let :meth:`step` in the ``with`` block use the gradients as they are."""
+        self._skips = True
+        try:
+            yield
+        finally:
+            self._skips = False
+
+    def step(self, closure: Any = None) -> Any:
+        """Reduce the gradients unless that was done, and step.
+
+        Raises:
+            ConfigurationError: there is a closure, whose gradients would not be reduced.
+        """
+        if closure is not None:
+            raise ConfigurationError(
+                "step(closure) computes gradients that no other rank sees: compute them before, and call step()"
+            )
+        if not (self._skips or self._reduced):
+            self.synchronize()
+        self._reduced = False
+        return super().step()
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Reset the gradients.
+
+        Raises:
+            ConfigurationError: their reduction is under way, so they would be lost.
+        """
+        if self._reducer.under_way:
+            raise ConfigurationError(
+                "zero_grad() loses the gradients of the last backward(), which are being reduced: call step() or "
+                "synchronize() first"
+            )
+        super().zero_grad(*args, **kwargs)
+
+
+def DistributedOptimizer(  # noqa: N802  (Horovod's name)
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: Op = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    sparse_as_dense: bool = False,
+    process_set: Any = None,
+) -> Any:
+    """Return an optimizer of the same class that averages the gradients of all ranks before it steps.
+
+    It shares parameters, options and state with the one given, so schedulers of either work.
+
+    Args:
+        optimizer: any optimizer of torch.
+        named_parameters: ``model.named_parameters()``, only to find parameters that were forgotten.
+        compression: how gradients travel.
+        backward_passes_per_step: number of backward passes whose gradients add up before :meth:`step`; they are
+            summed, not averaged.
+        op: :data:`Average` (default) or :data:`Sum`.
+        gradient_predivide_factor: what gradients are divided by before they are summed, and multiplied with after.
+        num_groups, groups: accepted and not used: they only change how Horovod packs messages.
+        sparse_as_dense: make sparse gradients dense; otherwise they are an error.
+        process_set: refused.
+
+    Raises:
+        ConfigurationError: an argument is wrong, or ``init`` was not called.
+
+    Example:
+        >>> optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1))  # doctest: +SKIP
+    """
+    world.require("DistributedOptimizer")
+    no_process_set(process_set)
+    if check_op(op) not in (Op.AVERAGE, Op.SUM):
+        raise ConfigurationError(f"op must be hvd.Average or hvd.Sum for gradients, not hvd.{op.value}")
+    if named_parameters is not None:
+        _check_names(optimizer, list(named_parameters))
+    factor = gradient_predivide_factor
+    reducer = GradientReducer(
+        optimizer.param_groups,
+        check_count("backward_passes_per_step", backward_passes_per_step),
+        Reduction(op, 1 / factor, factor, compression),
+        dense=sparse_as_dense,
+    )
+    kind: Any = type(type(optimizer).__name__, (Distributed, type(optimizer)), {})
+    made = cast(Distributed, kind.__new__(kind))
+    # A scheduler puts its own step into the instance that it was given.
+    vars(made).update({name: value for name, value in vars(optimizer).items() if name != "step"})
+    made._reducer = reducer
+    reducer.watch()
+    return made
+
+
+def _check_names(optimizer: torch.optim.Optimizer, named: Sequence[Any]) -> None:
+    """Check that each parameter of an optimizer has a name of its own.
+
+    Raises:
+        ConfigurationError: a name stands for several parameters, or a parameter has none.
+    """
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in named):
+        raise ConfigurationError("named_parameters must be model.named_parameters(): pairs of a name and a parameter")
+    names = Counter(name for name, _ in named)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise ConfigurationError(f"named_parameters has {twice[0]!r} more than once: give each parameter its own name")
+    known = {id(parameter) for _, parameter in named}
+    missing = sum(id(each) not in known for group in optimizer.param_groups for each in group["params"])
+    if missing:
+        raise ConfigurationError(
+            f"named_parameters lacks {missing} of the optimizer's parameters: pass those of all models, or leave it out"
+        )

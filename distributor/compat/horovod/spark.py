@@ -1,0 +1,121 @@
+"""``horovod.spark``: ``run``. Source: https://horovod.readthedocs.io/en/stable/spark_include.html."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from distributor.compat.running import Request, run_all
+from distributor.errors import ConfigurationError
+from distributor.text import notices
+from distributor.values.checks import check_count
+
+T = TypeVar("T")
+
+#: What to do instead of each name of ``horovod.spark`` that is not here.
+INSTEAD = {
+    "run_elastic": "run() with a fixed num_proc, and save checkpoints: the number of ranks of a run does not change",
+    "TorchEstimator": "run() with a function that reads its data from files",
+    "KerasEstimator": 'distributor.Distributor(n, launch="tensorflow")',
+}
+
+
+def run(
+    fn: Callable[..., T],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    start_timeout: float | None = None,
+    use_mpi: bool | None = None,
+    use_gloo: bool | None = None,
+    extra_mpi_args: str | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: Any = None,
+    stderr: Any = None,
+    verbose: int = 1,
+    nics: Iterable[str] | str | None = None,
+    prefix_output_with_timestamp: bool = False,
+    executable: str | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
+) -> list[T]:
+    """Run a function in many ranks, and return their values in rank order.
+
+    Args:
+        fn, args, kwargs: the function and its arguments.
+        num_proc: number of ranks. ``None`` (default): one for each GPU, or for each task slot where there are no GPUs.
+        start_timeout: number of seconds until all ranks must be up (default 600).
+        use_mpi, use_gloo: accepted: ranks always talk through ``torch.distributed``. ``use_mpi=True`` warns.
+        extra_mpi_args, stdout, stderr, executable: refused; the error says what to do.
+        env: environment variables for the ranks, beside those that they have.
+        verbose: 0 shows no status of the run.
+        nics: names of the network interfaces of gloo and NCCL. By default the kernel's routing decides.
+        prefix_output_with_timestamp: accepted with a warning: lines begin with rank and host.
+        options: further options of ``Distributor`` by name, such as ``{"log_dir": "logs"}``.
+
+    Raises:
+        ConfigurationError: an argument is wrong; nothing was started.
+        TrainingError: a rank failed.
+
+    Example:
+        >>> run(train, args=(1e-3,), num_proc=4)  # doctest: +SKIP
+        [0.1, 0.1, 0.1, 0.1]
+    """
+    refuse(extra_mpi_args=extra_mpi_args, stdout=stdout, stderr=stderr, executable=executable)
+    if use_mpi:
+        notices.logger.warning("use_mpi=True starts nothing of MPI: ranks talk through torch.distributed")
+    if prefix_output_with_timestamp:
+        notices.logger.warning("prefix_output_with_timestamp is not used: lines begin with rank and host")
+    variables = {**(env or {}), **interfaces(nics)}
+    asked = {
+        **({"start_timeout": start_timeout} if start_timeout is not None else {}),
+        **({"env": variables} if variables else {}),
+        **({"progress": False} if verbose == 0 else {}),
+        **(options or {}),
+    }
+    request = Request(
+        asked="run()" if num_proc is None else f"run(num_proc={num_proc!r})",
+        parameter="num_proc",
+        processes=None if num_proc is None else check_count("num_proc", num_proc),
+        options=asked,
+    )
+    return run_all(request, fn, args, kwargs)
+
+
+#: Arguments of Horovod that would change how ranks start, and what to do instead.
+_REFUSED = {
+    "extra_mpi_args": "no MPI starts the ranks: leave it out, and set variables of NCCL or gloo with env=",
+    "stdout": 'lines of ranks are shown with rank and host: pass options={"log_dir": "logs"} to keep them in files',
+    "stderr": 'lines of ranks are shown with rank and host: pass options={"log_dir": "logs"} to keep them in files',
+    "executable": "ranks run the Python of their executor: set spark.pyspark.python, or PYSPARK_PYTHON",
+}
+
+
+def refuse(**given: Any) -> None:
+    """Refuse arguments that have no meaning here.
+
+    Raises:
+        ConfigurationError: one of them is given.
+    """
+    for name, value in given.items():
+        if value:
+            raise ConfigurationError(f"{name}={value!r} cannot be used: {_REFUSED[name]}")
+
+
+def interfaces(nics: Iterable[str] | str | None) -> dict[str, str]:
+    """Return variables that make ranks use some network interfaces.
+
+    Example:
+        >>> interfaces({"eth1"})
+        {'GLOO_SOCKET_IFNAME': 'eth1', 'NCCL_SOCKET_IFNAME': '=eth1'}
+    """
+    if not nics:
+        return {}
+    names = ",".join([nics] if isinstance(nics, str) else sorted(nics))
+    return {"GLOO_SOCKET_IFNAME": names, "NCCL_SOCKET_IFNAME": f"={names}"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in INSTEAD:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise ConfigurationError(f"horovod.spark.{name} is not here: use {INSTEAD[name]}")

@@ -1,0 +1,114 @@
+"""The ranks of a training as Horovod's functions name them, over ``torch.distributed``."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from distributor import runtime
+from distributor.errors import ConfigurationError
+
+
+def init(comm: Any = None, process_sets: Any = None) -> None:
+    """Join the process group of all ranks; does nothing if there is one. Outside of a run, it has this process only.
+
+    Args:
+        comm, process_sets: refused: all ranks train together.
+
+    Raises:
+        ConfigurationError: an argument is given.
+    """
+    for name, value in (("comm", comm), ("process_sets", process_sets)):
+        if value:
+            raise ConfigurationError(
+                f"init({name}={value!r}): all ranks of a run train together. For groups of some ranks, use "
+                "torch.distributed.new_group"
+            )
+    if dist.is_initialized():
+        return
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    if "RANK" in os.environ:
+        dist.init_process_group(backend)
+    else:
+        store = cast(Any, dist).HashStore()  # in this process
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+
+
+def shutdown() -> None:
+    """Leave the process group; does nothing if there is none."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def is_initialized() -> bool:
+    """Return whether there is a process group."""
+    return dist.is_initialized()
+
+
+def require(name: str) -> None:
+    """Check that :func:`init` was called.
+
+    Raises:
+        ConfigurationError: it was not; the text names what needs it.
+    """
+    if not dist.is_initialized():
+        raise ConfigurationError(f"hvd.{name} needs the other ranks: call hvd.init() first")
+
+
+def rank() -> int:
+    """Return this process's rank, from 0."""
+    require("rank")
+    return dist.get_rank()
+
+
+def size() -> int:
+    """Return the number of ranks."""
+    require("size")
+    return dist.get_world_size()
+
+
+def local_rank() -> int:
+    """Return this process's rank within its node; its device is ``cuda:LOCAL_RANK``."""
+    require("local_rank")
+    return runtime.local_rank()
+
+
+def local_size() -> int:
+    """Return the number of ranks on this node."""
+    require("local_size")
+    return runtime.local_world_size()
+
+
+def cross_rank() -> int:
+    """Return the number of this node, from 0."""
+    require("cross_rank")
+    return runtime.node_rank()
+
+
+def cross_size() -> int:
+    """Return the number of nodes."""
+    require("cross_size")
+    return int(os.environ.get("GROUP_WORLD_SIZE", "1"))
+
+
+def mpi_built() -> bool:
+    """Return ``False``: nothing of MPI is used."""
+    return False
+
+
+def nccl_built() -> bool:
+    """Return whether torch has NCCL."""
+    return bool(dist.is_nccl_available())
+
+
+def gloo_built() -> bool:
+    """Return whether torch has gloo."""
+    return bool(dist.is_gloo_available())
+
+
+def cuda_built() -> bool:
+    """Return whether torch is built for CUDA."""
+    return torch.version.cuda is not None

@@ -1,0 +1,80 @@
+"""What there is where a run would train: slots and GPUs of executors, or of this machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from distributor.api.choose import active_session, choose_session
+from distributor.machine import devices, processes
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run would train.
+
+    Attributes:
+        exists: whether a run can train there; ``False`` if it needs a Spark session and none is active.
+        executors: whether it is the executors of a cluster, and not this machine.
+        gpus: number of GPUs of all executors that are up, or of this machine; ``None`` if it is not known.
+        cpus: number of task slots without GPUs; ``None`` if it is not known.
+    """
+
+    exists: bool = True
+    executors: bool = False
+    gpus: int | None = 0
+    cpus: int | None = 1
+
+
+def look(local_mode: bool | None, environ: Mapping[str, str]) -> Place:
+    """Return where a run with this ``local_mode`` would train, as the active session and this machine are now.
+
+    Args:
+        local_mode: as :class:`~distributor.Distributor` takes it.
+        environ: usually ``os.environ``; it says which GPUs of this machine can be used.
+
+    Raises:
+        ConfigurationError: pyspark is needed and cannot be imported, or the active session has ended.
+    """
+    session, here = choose_session(local_mode, needed=False)
+    if session is None:
+        master = active_session() if local_mode is None else None  # it trains on this machine, within its own limits
+        gpus = _gpus_here(environ)
+        return Place(exists=here, gpus=gpus, cpus=processes.cpu_count() if master is None else _cores(master))
+    from distributor.schedulers.spark.session import is_connect
+    from distributor.schedulers.spark.slots import cluster_of, executors
+
+    cluster = cluster_of(session)
+    if cluster.is_local and not is_connect(session):
+        return Place(gpus=_gpus_here(environ), cpus=_cores(session))
+    if is_connect(session):
+        return Place(executors=True, gpus=None if cluster.executor_gpus else 0, cpus=None)
+    cores = [cores for cores, _ in executors(session) if cores]
+    return Place(
+        executors=True,
+        gpus=len(cores) * cluster.executor_gpus,
+        cpus=sum(each // cluster.task_cpus for each in cores),
+    )
+
+
+def _gpus_here(environ: Mapping[str, str]) -> int:
+    """Return the number of GPUs that a run on this machine has: those that Spark found for the driver, or all."""
+    found = None
+    if sys.modules.get("pyspark") is not None:
+        from distributor.schedulers.spark.session import driver_gpus
+
+        found = driver_gpus()
+    return len(devices.local_gpus(environ) if found is None else found)
+
+
+def _cores(session: SparkSession) -> int | None:
+    """Return the number of task slots of a session on a ``local[...]`` master."""
+    from distributor.schedulers.spark.slots import cluster_of
+
+    cluster = cluster_of(session)
+    return None if cluster.executor_cores is None else cluster.executor_cores // cluster.task_cpus

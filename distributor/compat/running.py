@@ -1,0 +1,172 @@
+"""Runs as other launchers ask for them: what is asked, settled by what there is, then trained."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from distributor.api.distributor import Distributor
+from distributor.compat.accelerators import OnAccelerator
+from distributor.compat.places import Place, look
+from distributor.compat.trial import VARIABLE, cpu_ranks
+from distributor.errors import ConfigurationError, ResourceError
+from distributor.launch.torchrun import Torchrun
+from distributor.run.handle import Run
+from distributor.text import notices
+from distributor.text.wording import count
+from distributor.values.launch import Launch
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a call under another launcher's name asks for.
+
+    Attributes:
+        asked: the call in the user's words, for messages, such as ``"@distributed(gpus=8)"``.
+        parameter: the name of the parameter that holds the number of processes.
+        processes: number of processes; ``None``: one for each GPU, or for each slot without GPUs.
+        local_mode: where to train, as :class:`~distributor.Distributor` takes it.
+        otherwise: what to do if ``local_mode`` is ``False`` and there is no session.
+        use_gpu: whether ranks use GPUs; ``None``: if there are any.
+        accelerator: the type of the ranks' GPUs; ``None`` for any.
+        per_node: maximum number of ranks on one executor; this machine takes them all.
+        launch: how ranks are started.
+        options: further options of ``Distributor``.
+    """
+
+    asked: str
+    parameter: str
+    processes: int | None = None
+    local_mode: bool | None = None
+    otherwise: str = ""
+    use_gpu: bool | None = None
+    accelerator: str | None = None
+    per_node: int | None = None
+    launch: Launch = field(default_factory=Torchrun)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A request with nothing left open: the arguments of ``Distributor``."""
+
+    processes: int
+    local_mode: bool | None
+    use_gpu: bool
+    launch: Launch
+    options: Mapping[str, Any]
+
+
+def settle(request: Request, trial: int | None, look: Callable[[bool | None], Place]) -> Settled:
+    """Return what to do about a request.
+
+    Args:
+        request: what is asked for.
+        trial: the number of CPU ranks to train with instead; ``None`` to do what is asked.
+        look: returns what there is, for a ``local_mode``.
+
+    Raises:
+        ConfigurationError: the request needs a Spark session, or the number of slots, and there is none.
+        ResourceError: more GPUs are asked for than this machine has, or all GPUs, and there are none.
+
+    Example:
+        >>> settle(Request("run()", "num_proc"), None, lambda mode: Place(gpus=0, cpus=4)).processes
+        4
+        >>> settle(Request("run()", "num_proc", 8, use_gpu=True, accelerator="H100"), 2, look).use_gpu
+        False
+    """
+    if trial is not None:
+        here = True if request.local_mode else None  # executors if there are any
+        return Settled(trial, here, False, request.launch, request.options)
+    place = look(request.local_mode)
+    if not place.exists:
+        raise ConfigurationError(
+            f"{request.asked} trains on the executors of a Spark session, and none is active: create one first "
+            f"(SparkSession.builder.getOrCreate()), or {request.otherwise}"
+        )
+    use_gpu = place.gpus != 0 if request.use_gpu is None else request.use_gpu
+    processes = _all_slots(request, place, use_gpu) if request.processes is None else request.processes
+    if use_gpu and not place.executors and place.gpus is not None and processes > place.gpus:
+        raise ResourceError(
+            f"{request.asked} needs {count(processes, 'GPU')}, but this machine has {place.gpus}: ask for fewer, or "
+            "train on the executors of a Spark session"
+        )
+    checked = request.accelerator is not None and use_gpu
+    limit = {"max_processes_per_node": request.per_node} if place.executors and request.per_node else {}
+    return Settled(
+        processes,
+        request.local_mode,
+        use_gpu,
+        OnAccelerator(str(request.accelerator), request.launch) if checked else request.launch,
+        {**limit, **request.options},
+    )
+
+
+def _all_slots(request: Request, place: Place, use_gpu: bool) -> int:
+    slots, where = (place.gpus if use_gpu else place.cpus), "the executors" if place.executors else "this machine"
+    if slots is None:
+        raise ConfigurationError(
+            f"{request.asked} takes all slots, but the number of those of {where} is not known here: pass "
+            f"{request.parameter}="
+        )
+    if slots == 0 and use_gpu:
+        raise ResourceError(
+            f"{request.asked} takes all GPUs of {where}, and there are none: train where there are GPUs"
+        )
+    if slots == 0:
+        raise ResourceError(
+            f"{request.asked} takes all slots of {where}, and none is up: start executors, or pass {request.parameter}="
+        )
+    return slots
+
+
+class EveryRank(Distributor):
+    """A distributor whose run can also return the values of all ranks."""
+
+    def run_all(self, train_object: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        """Train and return every rank's value, in rank order. Arguments and errors are those of :meth:`run`."""
+        values: list[Any] = self._wait(*self._prepare(train_object, args, kwargs, "all"), Run.results)
+        return values
+
+
+def run_first(request: Request, target: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    """Train as requested, and return rank 0's value. Raises the errors of ``Distributor.run``."""
+    with _told_how_to_try(request):
+        return _distributor(request).run(target, *args, **(kwargs or {}))
+
+
+def run_all(
+    request: Request, target: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+) -> list[Any]:
+    """Train as requested, and return every rank's value, in rank order. Raises the errors of ``Distributor.run``."""
+    with _told_how_to_try(request):
+        return _distributor(request).run_all(target, *args, **(kwargs or {}))
+
+
+def _distributor(request: Request) -> EveryRank:
+    trial = cpu_ranks(os.environ)
+    settled = settle(request, trial, lambda mode: look(mode, os.environ))
+    if trial is not None:
+        notices.logger.warning(
+            "%s=%d: %s on CPUs %s, whatever %s asks for, and types of GPUs are not checked. Unset it to train as asked",
+            VARIABLE,
+            trial,
+            count(trial, "rank"),
+            "trains" if trial == 1 else "train",
+            request.asked,
+        )
+    return EveryRank(settled.processes, settled.local_mode, settled.use_gpu, launch=settled.launch, **settled.options)
+
+
+@contextmanager
+def _told_how_to_try(request: Request) -> Iterator[None]:
+    """Add to an error about missing resources how to do without them, if GPUs were asked for."""
+    try:
+        yield
+    except ResourceError as error:
+        if request.use_gpu is False or "GPU" not in str(error):
+            raise
+        raise ResourceError(f"{error}. To try this on CPUs, set {VARIABLE}=2") from None

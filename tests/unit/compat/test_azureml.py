@@ -1,0 +1,135 @@
+"""Azure's distributions and commands: what they ask for, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from distributor import ConfigurationError
+from distributor.compat import azureml
+from distributor.compat.azureml import (
+    MpiDistribution,
+    PyTorchDistribution,
+    RayDistribution,
+    TensorFlowDistribution,
+    command,
+)
+from distributor.compat.commands import Program, parse
+from distributor.launch import MpiEnv, Ray, TensorFlow, Torchrun
+
+
+@pytest.mark.parametrize(
+    ("distribution", "processes", "per_instance", "launch"),
+    [
+        (PyTorchDistribution(), 2, 1, Torchrun()),
+        (PyTorchDistribution(process_count_per_instance=4), 8, 4, Torchrun()),
+        (MpiDistribution(process_count_per_instance=4), 8, 4, MpiEnv()),
+        (TensorFlowDistribution(), 2, None, TensorFlow()),
+        (TensorFlowDistribution(parameter_server_count=1, worker_count=3), 4, None, TensorFlow(parameter_servers=1)),
+        (RayDistribution(), 2, 1, Ray()),
+    ],
+)
+def test_a_distribution_chooses_path_and_processes(
+    distribution: Any, processes: int, per_instance: int | None, launch: Any
+) -> None:
+    assert distribution.processes(2) == processes
+    assert distribution.per_instance == per_instance
+    assert distribution.launch(2) == launch
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: PyTorchDistribution(process_count_per_instance=0), "process_count_per_instance must be a positive"),
+        (lambda: MpiDistribution(process_count_per_instance="8"), "process_count_per_instance must be a positive"),
+        (lambda: TensorFlowDistribution(parameter_server_count=-1), "parameter_server_count must be a positive"),
+        (lambda: TensorFlowDistribution(worker_count=0), "worker_count must be a positive integer, not 0"),
+        (
+            lambda: TensorFlowDistribution(parameter_server_count=1, worker_count=1).launch(2),
+            "worker_count=1 leaves no worker beside the chief, which parameter_server_count=1 needs: pass worker_count=2",
+        ),
+        (lambda: RayDistribution(address="10.0.0.1:6379"), "names a Ray cluster, but the run starts its own"),
+        (lambda: RayDistribution(head_node_additional_args="--num-cpus 4"), "head_node_additional_args='--num-cpus 4'"),
+        (lambda: RayDistribution(worker_node_additional_args="-v"), "worker_node_additional_args='-v' cannot be used"),
+        (lambda: azureml.run(print, instance_count=0), "instance_count must be a positive integer, not 0"),
+        (lambda: azureml.run(print, environment_variables={"RANK": "1"}), "environment_variables sets RANK"),
+    ],
+)
+def test_wrong_distributions(make: Any, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        make()
+
+
+def test_what_ray_does_not_use_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        RayDistribution(port=6379, include_dashboard=True, dashboard_port=8265)
+    assert caplog.text.count("is not used: the run reserves free ports, and starts no dashboard") == 3
+    assert all(told in caplog.text for told in (" port=6379", "include_dashboard=True", "dashboard_port=8265"))
+
+
+@pytest.mark.parametrize(
+    ("line", "program"),
+    [
+        ("python train.py", Program("train.py")),
+        ("python3 -u train.py --lr 0.1", Program("train.py", ("--lr", "0.1"))),
+        ("python -m pkg.train 'two words'", Program("pkg.train", ("two words",), is_module=True)),
+        ("python train.py ${{ inputs.data }}/a --n=${{inputs.n}}", Program("train.py", ("/my data/a", "--n=3"))),
+    ],
+)
+def test_commands_that_are_run(line: str, program: Program) -> None:
+    class Input:
+        path = "/my data"
+
+    assert parse(line, {"data": Input(), "n": 3}) == program
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("", "command must be a line such as"),
+        ("python a.py && python b.py", "command uses '&', which only a shell"),
+        ("python a.py > log", "command uses '>'"),
+        ("python a.py $HOME", r"command uses '\$'"),
+        ("python a.py ${{outputs.model}}", r"command uses '\$'"),
+        ("python a.py 'b", "command cannot be split into words"),
+        ("torchrun --nproc_per_node 2 a.py", "leave out torchrun, mpirun and other launchers"),
+        ("python", "command must be 'python SCRIPT"),
+        ("python -m", "command must be 'python SCRIPT"),
+        ("python -O a.py", "gives Python the option '-O'"),
+        ("python a.py ${{inputs.lr}}", "names the input 'lr', but inputs has data: add it"),
+    ],
+)
+def test_commands_that_are_refused(line: str, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        parse(line, {"data": "/data"})
+
+
+def test_an_input_that_is_no_text() -> None:
+    with pytest.raises(ConfigurationError, match="input 'data' must be text, a number or an object with a path"):
+        command(command="python a.py", inputs={"data": [1]})
+
+
+def test_a_command_is_a_value(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        job = command(
+            command="python a.py", compute="gpu-cluster", environment="azureml:torch@latest", instance_count=2
+        )
+    assert (job.program, job.instance_count, job.distribution) == (Program("a.py"), 2, PyTorchDistribution())
+    assert "command: compute, environment are not used here" in caplog.text
+    with pytest.raises(ConfigurationError, match=r"command\(\) cannot use outputs: leave it out"):
+        command(command="python a.py", outputs={})
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"distribution": PyTorchDistribution()}, "distribution: a command has all of its arguments already"),
+        ({"instance_count": 2}, "instance_count=2: a command has all"),
+        ({"lr": 0.1}, "lr: a command has all"),
+    ],
+)
+def test_a_command_takes_no_further_arguments(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        azureml.run(command(command="python a.py"), **given)

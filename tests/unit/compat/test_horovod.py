@@ -1,0 +1,209 @@
+"""Horovod's names in a process of its own, which is a training of one rank; and what is refused."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from distributor import ConfigurationError
+from distributor.compat import horovod
+from distributor.compat.horovod import runner, spark, torch as hvd
+from distributor.compat.horovod.collectives import check_op
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+def test_outside_of_a_run_there_is_one_rank_of_horovod(alone: None) -> None:
+    hvd.init()  # a second time does nothing
+    ranks = (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size())
+    assert ranks == (0, 1, 0, 1, 0, 1)
+    hvd.shutdown()
+    assert not hvd.is_initialized()
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("name", ["rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "barrier"])
+def test_nothing_works_before_init(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"hvd.{name} needs the other ranks: call hvd.init\(\) first"):
+        getattr(hvd, name)()
+
+
+def test_the_backends_are_torchs() -> None:
+    assert (hvd.mpi_built(), hvd.gloo_built()) == (False, True)
+    assert hvd.cuda_built() is (torch.version.cuda is not None)
+    assert hvd.nccl_built() is torch.distributed.is_nccl_available()
+
+
+@pytest.mark.parametrize("name", [*hvd.INSTEAD])
+def test_what_is_not_here_says_what_is(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"hvd.{name} is not here: use "):
+        getattr(hvd, name)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        hvd.no_such_name
+
+
+@pytest.mark.parametrize("name", [*spark.INSTEAD])
+def test_what_is_not_here_of_horovods_spark(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"horovod.spark.{name} is not here: use "):
+        getattr(spark, name)
+    for module in (spark, horovod):
+        with pytest.raises(AttributeError, match="no_such_name"):
+            module.no_such_name
+
+
+@pytest.mark.parametrize("flavour", ["tensorflow", "keras"])
+def test_other_flavours_say_what_to_do(flavour: str) -> None:
+    with pytest.raises(ConfigurationError, match=f'horovod.{flavour} is not here.*launch="tensorflow"'):
+        importlib.import_module(f"distributor.compat.horovod.{flavour}")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"extra_mpi_args": "-x A"}, "extra_mpi_args='-x A' cannot be used: no MPI starts the ranks"),
+        ({"stdout": "out"}, "stdout='out' cannot be used: .*log_dir"),
+        ({"stderr": "err"}, "stderr='err' cannot be used: .*log_dir"),
+        ({"executable": "python3"}, "executable='python3' cannot be used: .*PYSPARK_PYTHON"),
+        ({"num_proc": 0}, "num_proc must be a positive integer, not 0"),
+    ],
+)
+def test_arguments_of_run_that_are_refused(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        horovod.run(print, **given)
+
+
+@pytest.mark.parametrize(
+    ("np", "processes", "local_mode"), [(3, 3, False), (-2, 2, True), (-1, 1, True), (0, None, False)]
+)
+def test_the_number_says_where_to_run(np: int, processes: int | None, local_mode: bool) -> None:
+    asked = runner.request(np, "all")
+    assert (asked.processes, asked.local_mode, asked.options["logs"]) == (processes, local_mode, "all")
+
+
+def test_wrong_arguments_of_the_runner() -> None:
+    with pytest.raises(ConfigurationError, match="np must be a whole number, not 1.5"):
+        horovod.HorovodRunner(np=1.5)
+    with pytest.raises(
+        ConfigurationError, match="driver_log_verbosity must be 'log_callback_only' or 'all', not 'few'"
+    ):
+        horovod.HorovodRunner(np=1, driver_log_verbosity="few")
+
+
+def optimizer_of(*parameters: torch.Tensor, **given: Any) -> Any:
+    return hvd.DistributedOptimizer(torch.optim.SGD([*parameters], 0.1), **given)
+
+
+def parameter() -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: hvd.init(comm=[0, 1]), r"init\(comm=\[0, 1\]\): all ranks of a run train together"),
+        (lambda: hvd.init(process_sets=[[0]]), "init.process_sets="),
+        (lambda: hvd.allreduce(torch.ones(1), op=hvd.Adasum), "op=hvd.Adasum is not here: use op=hvd.Average"),
+        (lambda: hvd.allreduce(torch.ones(1), average=True, op=hvd.Sum), "average=True and op=.* say the same"),
+        (lambda: hvd.allreduce(torch.ones(1), op="sum"), "op must be hvd.Average, .* not 'sum'"),
+        (lambda: hvd.allreduce(torch.ones(1), process_set=3), "process_set=3 cannot be used"),
+        (lambda: hvd.allreduce(parameter(), op=hvd.Max), r"do not flow through hvd.allreduce\(op=hvd.Max\)"),
+        (lambda: hvd.allgather(parameter()), "gradients do not flow through hvd.allgather: pass tensor.detach"),
+        (lambda: hvd.broadcast(parameter(), 0), "gradients do not flow through hvd.broadcast"),
+        (lambda: hvd.broadcast_parameters([parameter()]), "params must be model.state_dict"),
+        (lambda: optimizer_of(parameter(), op=hvd.Max), "op must be hvd.Average or hvd.Sum for gradients, not hvd.Max"),
+        (lambda: optimizer_of(parameter(), op=hvd.Adasum), "op=hvd.Adasum is not here"),
+        (lambda: optimizer_of(parameter(), backward_passes_per_step=0), "backward_passes_per_step must be a positive"),
+        (lambda: optimizer_of(parameter(), named_parameters=[]), "named_parameters lacks 1 of the optimizer's"),
+        (lambda: optimizer_of(parameter(), named_parameters=[1]), "pairs of a name and a parameter"),
+        (
+            lambda: optimizer_of(parameter(), named_parameters=[("a", parameter()), ("a", parameter())]),
+            "named_parameters has 'a' more than once",
+        ),
+        (lambda: optimizer_of(parameter()).step(lambda: 1.0), r"step\(closure\) computes gradients that no other rank"),
+    ],
+)
+def test_what_horovods_functions_refuse(call: Any, told: str, alone: None) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        call()
+
+
+def test_gradients_under_way_are_not_thrown_away(alone: None) -> None:
+    weight = parameter()
+    optimizer = optimizer_of(weight)
+    weight.sum().backward()
+    with pytest.raises(ConfigurationError, match=r"zero_grad\(\) loses the gradients of the last backward\(\)"):
+        optimizer.zero_grad()
+    optimizer.step()
+    optimizer.zero_grad()
+    assert weight.tolist() == pytest.approx([0.9, 0.9])
+
+
+def test_more_backward_passes_than_expected(alone: None) -> None:
+    weight = parameter()
+    optimizer = optimizer_of(weight, backward_passes_per_step=2)
+    weight.sum().backward()
+    weight.sum().backward()
+    with pytest.raises(ConfigurationError, match="more than backward_passes_per_step=2 backward passes before"):
+        weight.sum().backward()
+    optimizer.step()
+
+
+def test_sparse_gradients(alone: None) -> None:
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    optimizer_of(*table.parameters())
+    with pytest.raises(ConfigurationError, match="a gradient is sparse, .* pass sparse_as_dense=True"):
+        table(torch.tensor([1])).sum().backward()
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    optimizer = optimizer_of(*table.parameters(), sparse_as_dense=True)
+    before = table.weight[1].tolist()
+    table(torch.tensor([1])).sum().backward()
+    optimizer.step()
+    assert table.weight[1].tolist() == pytest.approx([value - 0.1 for value in before])
+
+
+def test_the_optimizer_keeps_its_class_and_state(alone: None) -> None:
+    weight = parameter()
+    plain = torch.optim.Adam([weight], 0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(plain, 1, 0.5)
+    optimizer = hvd.DistributedOptimizer(plain, named_parameters=[("weight", weight)])
+    assert isinstance(optimizer, torch.optim.Adam)
+    weight.sum().backward()
+    optimizer.step()
+    with pytest.warns(
+        UserWarning, match="lr_scheduler.step"
+    ):  # torch watches the optimizer that the scheduler was given
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.05
+    assert plain.state[weight] is optimizer.state[weight]
+    assert torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+
+def test_gradients_can_be_clipped_before_the_step(alone: None) -> None:
+    for skips in (True, False):
+        weight = parameter()
+        optimizer = optimizer_of(weight, op=hvd.Sum, gradient_predivide_factor=2.0)
+        (3 * weight).sum().backward()
+        optimizer.synchronize()
+        torch.nn.utils.clip_grad_value_([weight], 1.0)
+        if skips:
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        else:
+            optimizer.step()
+        assert weight.tolist() == pytest.approx([0.9, 0.9])
+
+
+def test_older_and_newer_names_of_an_operation() -> None:
+    assert [check_op(None), check_op(None, True), check_op(None, False)] == [hvd.Average, hvd.Average, hvd.Sum]
+    assert check_op(hvd.Min) is hvd.Min

@@ -1,0 +1,92 @@
+"""What becomes of a request: by what there is, and by DISTRIBUTOR_COMPAT_CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from jobs import make_job
+
+from distributor import ConfigurationError, ResourceError
+from distributor.compat.accelerators import CheckedPath, OnAccelerator
+from distributor.compat.places import Place
+from distributor.compat.running import Request, settle
+from distributor.compat.trial import cpu_ranks
+from distributor.launch.torchrun import Torchrun
+from distributor.values.outcome import Failure
+from distributor.values.placement import Node, Placement
+from distributor.values.plan import Call, Site
+
+ASKED = Request("@distributed(gpus=8)", "gpus", 8, use_gpu=True, accelerator="H100", otherwise="do without")
+EVERY = Request("run()", "num_proc")
+CLUSTER = Place(executors=True, gpus=16, cpus=64)
+
+
+def at(place: Place) -> Any:
+    return lambda mode: place
+
+
+def never(mode: bool | None) -> Place:
+    raise AssertionError("nothing depends on what there is")
+
+
+def test_a_trial_runs_on_cpus_without_a_check() -> None:
+    settled = settle(replace(ASKED, local_mode=False, per_node=8), 2, never)
+    assert (settled.processes, settled.local_mode, settled.use_gpu, settled.options) == (2, None, False, {})
+    assert settled.launch == Torchrun()
+    assert settle(replace(ASKED, local_mode=True), 3, never).local_mode is True
+
+
+def test_gpu_types_are_checked_where_gpus_are() -> None:
+    assert settle(ASKED, None, at(CLUSTER)).launch == OnAccelerator("H100", Torchrun())
+    assert settle(replace(ASKED, accelerator=None), None, at(CLUSTER)).launch == Torchrun()
+
+
+def test_all_slots_are_gpus_or_else_cpus() -> None:
+    with_gpus, without = settle(EVERY, None, at(CLUSTER)), settle(EVERY, None, at(Place(cpus=4)))
+    assert (with_gpus.processes, with_gpus.use_gpu) == (16, True)
+    assert (without.processes, without.use_gpu) == (4, False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "place", "error", "told"),
+    [
+        (ASKED, Place(exists=False), ConfigurationError, "none is active: create one first .*, or do without"),
+        (ASKED, Place(gpus=4), ResourceError, r"@distributed\(gpus=8\) needs 8 GPUs, but this machine has 4: ask"),
+        (replace(ASKED, processes=None), Place(), ResourceError, "takes all GPUs of this machine, and there are none"),
+        (EVERY, Place(executors=True, cpus=0), ResourceError, "takes all slots of the executors, and none is up"),
+        (EVERY, Place(executors=True, cpus=None), ConfigurationError, "is not known here: pass num_proc="),
+    ],
+)
+def test_requests_that_cannot_be(asked: Request, place: Place, error: type[Exception], told: str) -> None:
+    with pytest.raises(error, match=told):
+        settle(asked, None, at(place))
+
+
+def test_ranks_per_instance_are_a_limit_on_executors_only() -> None:
+    asked = replace(ASKED, per_node=4, options={"name": "a"})
+    assert settle(asked, None, at(CLUSTER)).options == {"max_processes_per_node": 4, "name": "a"}
+    assert settle(asked, None, at(Place(gpus=8))).options == {"name": "a"}
+
+
+def test_the_variable_is_a_number() -> None:
+    assert cpu_ranks({"DISTRIBUTOR_COMPAT_CPU": " "}) is None
+    for wrong in ("two", "0", "-1", "1.5"):
+        with pytest.raises(ConfigurationError, match=f"DISTRIBUTOR_COMPAT_CPU must be the number .* not '{wrong}'"):
+            cpu_ranks({"DISTRIBUTOR_COMPAT_CPU": wrong})
+
+
+def test_the_check_comes_first_and_changes_nothing_else() -> None:
+    path, inner = OnAccelerator("H100", Torchrun()).resolve(1, True), Torchrun()
+    assert isinstance(path, CheckedPath)
+    node = Node(0, "executor", "host", "127.0.0.1", 29500, 0, 0, 1, ("0",))
+    site = Site(make_job(use_gpu=True, launch=path), Placement((node,)), node)
+    plan = path.plan(site)
+    assert plan.first == Call("distributor.compat.accelerators", "check_here", {"accelerator": "H100"})
+    assert replace(plan, first=None) == inner.plan(site)
+    for name in ("name", "preload", "needs", "ports", "once"):
+        assert getattr(path, name) == getattr(inner, name)
+    failure = Failure(0, 0, "host", "ValueError", "no")
+    assert path.env(True) == inner.env(True)
+    assert path.advise(failure, site.job) == inner.advise(failure, site.job)
