@@ -88,7 +88,7 @@ test-long: test-all
 
 # FRAMEWORK: which of tests/frameworks, all by default. What was run goes into the table of docs/frameworks.md.
 FRAMEWORK ?= pytorch trl trainer_deepspeed accelerate lightning vision streaming $(LAUNCHERS)
-LAUNCHERS = jax mpi ray tensorflow
+LAUNCHERS = jax mpi ray tensorflow compat_launchers
 NOTED = FRAMEWORKS_OUT=docs/frameworks.json
 
 test-frameworks: $(addprefix test-framework-,$(FRAMEWORK))

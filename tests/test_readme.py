@@ -16,10 +16,14 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text()
 
+#: Pages with tables of differences.
+COMING_FROM = sorted(DOCS.glob("from-*.md"))
+
 
 def test_each_difference_is_held_by_a_test_that_exists() -> None:
-    rows = [*differences(README), *differences((DOCS / "from-pyspark.md").read_text())]
-    assert len(rows) > 50
+    rows = [*differences(README), *(row for page in COMING_FROM for row in differences(page.read_text()))]
+    assert len(COMING_FROM) == 4
+    assert len(rows) > 80
     tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     for row in rows:
         named = re.findall(r"`(test_\w+)`", row)

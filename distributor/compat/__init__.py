@@ -1,1 +1,1 @@
-"""The wing for users of other launchers: names that they know, on the driver and in ranks."""
+"""A wing for users of other launchers: names that they know. Runs on the driver; ``horovod.torch`` also in ranks."""

@@ -145,7 +145,7 @@ class TensorFlowDistribution:
 class RayDistribution:
     """A Ray cluster with one slot per instance, whose driver is the function, on the first instance.
 
-    A slot has one GPU, or the CPUs of a Spark task: ``options={"gpus_per_process": 4}`` of :func:`run` makes it larger.
+    A slot has one GPU, or the CPUs of a Spark task: ``options={"gpus_per_process": 4}`` of ``run`` makes it larger.
 
     Args:
         port, dashboard_port: accepted and not used, with a warning: the run reserves free ports.
@@ -200,7 +200,7 @@ class RayDistribution:
 
 @dataclass(frozen=True)
 class Command:
-    """A job as :func:`command` describes it. :func:`run` runs it."""
+    """A job as ``command`` describes it. ``run`` runs it."""
 
     program: Program
     code: str | None = None
@@ -233,7 +233,7 @@ def command(
         instance_count: number of instances.
         environment_variables: variables for the ranks.
         display_name: the run's name.
-        others: what :data:`NOT_USED` lists is accepted and not used, with a warning.
+        others: what ``NOT_USED`` lists is accepted and not used, with a warning.
 
     Raises:
         ConfigurationError: an argument is wrong, or the command needs a shell.
@@ -275,7 +275,7 @@ def run(
     """Train with one of Azure's distributions, and return rank 0's value; ``None`` for a script or a command.
 
     Args:
-        target: a function, the path of a script, or what :func:`command` returns.
+        target: a function, the path of a script, or what ``command`` returns.
         args: arguments of the function or the script.
         distribution: how many processes each instance has, and how they are started; default one, by torchrun's path.
         instance_count: number of instances, which are Spark executors, or all this machine.

@@ -48,6 +48,13 @@ def loaded_by(statement):
         ("from distributor import autotune, runtime, deepspeed_checkpoint", {"torch", "deepspeed", "pyspark"}),
         ("import distributor.hosting.host_node, distributor.channel.task", {"asyncio", "torch", "pyspark"}),
         ("import distributor.schedulers.spark.task", {"torch", "pyspark", "cloudpickle"}),
+        (
+            "from distributor.compat.databricks import air, serverless_gpu",
+            {"torch", "pyspark", "ray", "cryptography", "rich"},
+        ),
+        ("from distributor.compat import azureml, horovod", {"torch", "pyspark", "ray", "tensorflow"}),
+        ("from distributor.compat.horovod import HorovodRunner, run", {"torch", "pyspark"}),
+        ("from distributor.compat.horovod import torch", {"pyspark", "cloudpickle", "distributor.api.distributor"}),
     ],
 )
 def test_an_import_loads_only_what_it_needs(statement, absent):
@@ -133,7 +140,7 @@ ROOMS = {
     "api": {"run", "schedulers", "display", "launch", "shipping", "machine"},
 }
 BELOW = {"text": set(), "values": {"errors", "text"}, "errors": {"text"}}
-WINGS = ("accelerate", "cli", "deepspeed", "jax", "mpi", "ray")
+WINGS = ("accelerate", "cli", "compat", "deepspeed", "jax", "mpi", "ray")
 DOORS = ("__init__", "__main__", "runtime")
 
 
@@ -179,6 +186,13 @@ def test_a_room_says_where_it_runs(room):
                 "node/meeting.py",
                 "rank/lookups.py",
                 "shipping/payload.py",
+                "compat/accelerators.py",
+                "compat/databricks/serverless_gpu/runtime.py",
+                "compat/horovod/collectives.py",
+                "compat/horovod/compression.py",
+                "compat/horovod/optimizer.py",
+                "compat/horovod/state.py",
+                "compat/horovod/world.py",
                 "deepspeed/checkpoint.py",
                 "deepspeed/extensions.py",
                 "runtime.py",

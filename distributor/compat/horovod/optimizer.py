@@ -177,9 +177,9 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
         optimizer: any optimizer of torch.
         named_parameters: ``model.named_parameters()``, only to find parameters that were forgotten.
         compression: how gradients travel.
-        backward_passes_per_step: number of backward passes whose gradients add up before :meth:`step`; they are
+        backward_passes_per_step: number of backward passes whose gradients add up before ``step()``; they are
             summed, not averaged.
-        op: :data:`Average` (default) or :data:`Sum`.
+        op: ``Average`` (default) or ``Sum``.
         gradient_predivide_factor: what gradients are divided by before they are summed, and multiplied with after.
         num_groups, groups: accepted and not used: they only change how Horovod packs messages.
         sparse_as_dense: make sparse gradients dense; otherwise they are an error.

@@ -1,0 +1,313 @@
+"""Names of other launchers, on real ranks: on this machine, and on executors."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import horovod_trainings
+import pytest
+from sessions import LOCAL, Sessions
+
+from distributor import ConfigurationError, TrainingError
+from distributor.compat import azureml, horovod, trial
+from distributor.compat.databricks import air, serverless_gpu
+from distributor.compat.databricks.serverless_gpu import runtime
+
+
+@pytest.fixture
+def anywhere(local: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names decide by the active session where to train; on this machine there must be none."""
+    monkeypatch.delenv(trial.VARIABLE, raising=False)
+    if local:
+        monkeypatch.delitem(sys.modules, "pyspark", raising=False)
+
+
+@pytest.fixture
+def on_cpus(anywhere: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(trial.VARIABLE, "2")
+
+
+def who(offset: int = 0) -> list[int]:
+    return [
+        runtime.get_global_rank() + offset,
+        runtime.get_world_size(),
+        runtime.get_node_rank() * runtime.get_local_world_size() + runtime.get_local_rank(),
+    ]
+
+
+def whose_group() -> int:
+    import torch.distributed as dist
+
+    dist.init_process_group()
+    return runtime.get_global_rank(dist.group.WORLD)
+
+
+def seen(*names: str) -> dict[str, str | None]:
+    return {name: os.environ.get(name) for name in names}
+
+
+def fails() -> None:
+    raise ValueError("bad batch")
+
+
+def test_distributed_returns_a_value_of_each_rank_in_order(on_cpus: None, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        values = serverless_gpu.distributed(gpus=8, gpu_type="H100", remote=True)(who).distributed(offset=10)
+    assert values == [[10, 2, 0], [11, 2, 1]]
+    assert "DISTRIBUTOR_COMPAT_CPU=2: 2 ranks on CPUs train, whatever @distributed(gpus=8" in caplog.text
+    assert "types of GPUs are not checked. Unset it to train as asked" in caplog.text
+
+
+def test_the_second_generation_does_too(on_cpus: None) -> None:
+    assert air.distributed(num_accelerators=16, accelerator_type="GPU_8xH100")(whose_group).distributed() == [0, 1]
+
+
+@serverless_gpu.distributed(gpus=1, gpu_type="H100")
+def decorated_above(number: int) -> int:
+    return number + 1
+
+
+def test_a_decorated_function_of_a_module_travels(on_cpus: None) -> None:
+    assert decorated_above.distributed(1) == [2, 2]
+
+
+def test_wrong_arguments_of_the_function_are_told_at_once(on_cpus: None) -> None:
+    with pytest.raises(ConfigurationError, match=r"decorated_above\(number\) cannot be called with these arguments"):
+        decorated_above.distributed()
+
+
+def test_an_error_of_a_rank_is_the_users(on_cpus: None) -> None:
+    with pytest.raises(TrainingError, match="ValueError: bad batch") as caught:
+        serverless_gpu.distributed(gpus=2)(fails).distributed()
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_each_rank_checks_its_gpu_before_the_function(
+    make_local: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Torch finds no GPU in these ranks, whatever the environment says of devices."""
+    monkeypatch.delenv(trial.VARIABLE, raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7000,7001")
+
+    def trains() -> None:
+        print("has begun")
+
+    with pytest.raises(
+        TrainingError, match="GPU type 'H100' was asked for, but torch finds no GPU in this rank"
+    ) as caught:
+        serverless_gpu.distributed(gpus=2, gpu_type="H100", remote=False)(trains).distributed()
+    assert isinstance(caught.value.__cause__, ConfigurationError)
+    assert "has begun" not in "".join(capfd.readouterr())
+
+
+def test_executors_are_needed_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(trial.VARIABLE, raising=False)
+    pytest.importorskip("pyspark")
+    monkeypatch.setattr("distributor.schedulers.spark.session.active_session", lambda: None)
+    with pytest.raises(
+        ConfigurationError, match=r"HorovodRunner\(np=2\) trains on the executors .*pass np=-2 to train"
+    ):
+        horovod.HorovodRunner(np=2).run(who)
+    with pytest.raises(ConfigurationError, match="none is active: .*leave remote=True out to train on this machine"):
+        serverless_gpu.distributed(gpus=1, remote=True)(who).distributed()
+
+
+def test_collectives_of_horovod(anywhere: None) -> None:
+    first, second = horovod.run(horovod_trainings.collectives, num_proc=2)
+    places = [each.pop("places") for each in (first, second)]
+    assert places == [[2, 2, 0], [2, 2, 1]]
+    own = [(each.pop("unchanged"), each.pop("gradient")) for each in (first, second)]
+    assert own == [(1.0, 3.0), (2.0, 3.0)]
+    assert first == second
+    assert first == {
+        "average": 1.5,
+        "older": 3.0,
+        "scaled": 3.0,
+        "min": 1.0,
+        "max": 2.0,
+        "done": True,
+        "product": 2.0,
+        "integers": [0],
+        "fp16": True,
+        "inplace": 3.0,
+        "grouped": [1.5, 3.0],
+        "transposed": [[0.5, 0.5]] * 3,
+        "gathered": [[0, 0], [1, 1], [1, 1]],
+        "numbers": [0, 1],
+        "broadcast": 2.0,
+        "object": {"from": 1},
+        "objects": ["a", "b"],
+        "barrier": None,
+    }
+
+
+def test_ranks_train_as_one_process_with_the_whole_batch(anywhere: None) -> None:
+    ranks = horovod.run(horovod_trainings.in_ranks, num_proc=2)
+    for name, way in horovod_trainings.WAYS.items():
+        alone = horovod_trainings.in_one_process(way)
+        assert ranks[0][name] == ranks[1][name], name
+        exact = 2e-3 if name == "fp16" else 1e-5
+        for found, expected in zip(ranks[0][name], alone, strict=True):
+            assert found == pytest.approx(expected, abs=exact), name
+    assert len({str(way) for way in ranks[0].values()}) >= 5  # they are not all the same training
+
+
+def test_the_state_of_an_optimizer_comes_from_one_rank(anywhere: None) -> None:
+    first, second = horovod.run(horovod_trainings.restored, num_proc=2)
+    assert first == second
+    rate, steps, moments = first
+    assert (rate, steps) == (0.5, [1.0] * 4)
+    assert sum(moments) > 0
+
+
+def test_a_parameter_that_a_rank_does_not_use(anywhere: None) -> None:
+    assert horovod.run(horovod_trainings.unused, num_proc=2) == [[0.5, 0.5], [0.5, 0.5]]
+
+
+def test_arguments_of_horovods_run(anywhere: None, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        values = horovod.run(
+            seen,
+            args=("SEED",),
+            num_proc=2,
+            env={"SEED": "3"},
+            start_timeout=300,
+            use_mpi=True,
+            verbose=0,
+            prefix_output_with_timestamp=True,
+        )
+    assert values == [{"SEED": "3"}] * 2
+    assert "use_mpi=True starts nothing of MPI" in caplog.text
+    assert "prefix_output_with_timestamp is not used" in caplog.text
+    assert horovod.spark.interfaces(None) == {}
+
+
+def test_horovods_run_takes_all_slots(anywhere: None, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distributor.machine.processes.cpu_count", lambda: 3)
+    count = len(horovod.run(who))
+    assert count == (3 if mode == LOCAL else 4)
+
+
+def test_a_runner_on_this_machine_returns_rank_0s_value(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(trial.VARIABLE, raising=False)
+
+    def main(offset: int) -> list[int]:
+        print(f"I am {runtime.get_global_rank()}")
+        return who(offset)
+
+    assert horovod.HorovodRunner(np=-2).run(main, offset=5) == [5, 2, 0]
+    assert capfd.readouterr().out.count("I am") == 1
+    assert horovod.HorovodRunner(np=-2, driver_log_verbosity="all").run(main, offset=5) == [5, 2, 0]
+    assert capfd.readouterr().out.count("I am") == 2
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_runner_takes_all_slots_of_the_executors(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv(trial.VARIABLE, raising=False)
+    sessions.get("local-cluster[2,1,1024]")
+    with caplog.at_level(logging.WARNING):
+        told = horovod.HorovodRunner(np=0).run(nodes)
+    assert told == [[0, 0], [1, 1]]
+    assert "HorovodRunner(np=0) is deprecated: pass the number of ranks" in caplog.text
+    assert horovod.HorovodRunner(np=1).run(who) == [0, 1, 0]
+
+
+def nodes() -> list[list[int]]:
+    """The rank and the node of each rank."""
+    from distributor.compat.horovod import torch as hvd
+
+    hvd.init()
+    gathered: list[list[int]] = hvd.allgather_object([hvd.rank(), hvd.cross_rank()])
+    return gathered
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_each_instance_is_an_executor(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(trial.VARIABLE, raising=False)
+    sessions.get("local-cluster[2,1,1024]")
+    one_each = azureml.PyTorchDistribution(process_count_per_instance=1)
+    assert azureml.run(nodes, distribution=one_each, instance_count=2) == [[0, 0], [1, 1]]
+
+
+MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def test_ranks_find_the_variables_that_azure_sets(anywhere: None) -> None:
+    two = {"process_count_per_instance": 2}
+    found = azureml.run(seen, *TORCH, distribution=azureml.PyTorchDistribution(**two), environment_variables={"A": "1"})
+    assert (found["RANK"], found["WORLD_SIZE"], found["NODE_RANK"]) == ("0", "2", "0")
+    assert None not in found.values()
+    where = ("AZ_BATCH_MASTER_NODE", "AZ_BATCHAI_MPI_MASTER_NODE")
+    names = (*TORCH, *MPI, *where, "A")
+    found = azureml.run(seen, *names, distribution=azureml.MpiDistribution(**two), environment_variables={"A": "1"})
+    assert None not in found.values()
+    assert (found["OMPI_COMM_WORLD_RANK"], found["OMPI_COMM_WORLD_SIZE"], found["A"]) == ("0", "2", "1")
+    assert found["AZ_BATCH_MASTER_NODE"] == f"{found['MASTER_ADDR']}:{found['MASTER_PORT']}"
+
+
+@pytest.mark.parametrize(
+    "words", ["python train.py ${{inputs.out}} --lr 0.1", "python -m train ${{inputs.out}} --lr 0.1"]
+)
+def test_commands_of_azure_run(words: str, anywhere: None, tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "train.py").write_text(
+        "import json, os, sys\nfrom pathlib import Path\n"
+        "Path(sys.argv[1] + os.environ['RANK']).write_text(json.dumps(sys.argv[2:]))\n"
+    )
+    job = azureml.command(
+        command=words,
+        code=str(tmp_path / "src"),
+        inputs={"out": str(tmp_path / "rank-")},
+        distribution=azureml.MpiDistribution(process_count_per_instance=2),
+        display_name="from Azure",
+    )
+    assert azureml.run(job) is None
+    assert [json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in range(2)] == [["--lr", "0.1"]] * 2
+
+
+def test_a_trial_of_azure_and_horovod(on_cpus: None) -> None:
+    """Where there is one CPU rank for each of two, whatever is asked for."""
+    assert azureml.run(who, distribution=azureml.PyTorchDistribution(process_count_per_instance=8))[1] == 2
+    assert [value[1] for value in horovod.run(who, num_proc=5)] == [2, 2]
+    assert horovod.HorovodRunner(np=5).run(who)[1] == 2
+
+
+SCRIPT = """
+import signal, threading, os
+from distributor.compat.databricks.serverless_gpu import distributed
+
+@distributed(gpus=2)
+def train():
+    import time
+    print("training", flush=True)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    threading.Timer(15, os.kill, (os.getpid(), signal.SIGINT)).start()
+    train.distributed()
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_ranks_of_a_decorated_function(tmp_path: Path) -> None:
+    script = tmp_path / "notebook.py"
+    script.write_text(SCRIPT)
+    environ = {**os.environ, trial.VARIABLE: "2"}
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=90, env=environ)
+    assert ended.returncode != 0
+    assert "KeyboardInterrupt" in ended.stderr
+    assert ended.stdout.count("training") == 2
+    assert "ranks 0-1 in" in ended.stderr  # where they were
