@@ -12,12 +12,15 @@ from typing import Any
 
 import horovod_trainings
 import pytest
+import watch
 from sessions import LOCAL, Sessions
 
 from distributor import ConfigurationError, TrainingError
 from distributor.compat import azureml, horovod, trial
 from distributor.compat.databricks import air, serverless_gpu
 from distributor.compat.databricks.serverless_gpu import runtime
+from distributor.compat.places import Place, look
+from distributor.machine import processes
 
 
 @pytest.fixture
@@ -207,6 +210,21 @@ def test_a_runner_on_this_machine_returns_rank_0s_value(
     assert capfd.readouterr().out.count("I am") == 1
     assert horovod.HorovodRunner(np=-2, driver_log_verbosity="all").run(main, offset=5) == [5, 2, 0]
     assert capfd.readouterr().out.count("I am") == 2
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_what_there_is_where_a_run_would_train(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = {"CUDA_VISIBLE_DEVICES": "0,1,2"}
+    sessions.get("local[2]")
+    assert look(None, gpus) == look(False, gpus) == Place(gpus=3, cpus=2)
+    assert look(True, gpus) == Place(gpus=3, cpus=processes.cpu_count())
+    sessions.get("local-cluster[2,2,1024]", **{"spark.task.cpus": "2"})
+    watch.until(lambda: look(None, gpus) == Place(executors=True, gpus=0, cpus=2))
+    monkeypatch.setattr("distributor.schedulers.spark.slots.executors", lambda session: iter([(0, 0)]))
+    assert look(None, gpus) == Place(executors=True, gpus=0, cpus=None)
+    sessions.stop()
+    assert look(False, gpus).exists is False
 
 
 @pytest.mark.spark

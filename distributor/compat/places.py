@@ -52,9 +52,9 @@ def look(local_mode: bool | None, environ: Mapping[str, str]) -> Place:
     cluster = cluster_of(session)
     if cluster.is_local and not is_connect(session):
         return Place(gpus=_gpus_here(environ), cpus=_cores(session))
-    if is_connect(session):
+    cores = [] if is_connect(session) else [cores for cores, _ in executors(session) if cores]
+    if not cores:  # Connect does not say, or none has come up yet
         return Place(executors=True, gpus=None if cluster.executor_gpus else 0, cpus=None)
-    cores = [cores for cores, _ in executors(session) if cores]
     return Place(
         executors=True,
         gpus=len(cores) * cluster.executor_gpus,

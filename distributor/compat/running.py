@@ -70,7 +70,7 @@ def settle(request: Request, trial: int | None, look: Callable[[bool | None], Pl
 
     Raises:
         ConfigurationError: the request needs a Spark session, or the number of slots, and there is none.
-        ResourceError: more GPUs are asked for than this machine has, or all GPUs, and there are none.
+        ResourceError: more GPUs are asked for than there are, or all GPUs or slots, and there are none.
 
     Example:
         >>> settle(Request("run()", "num_proc"), None, lambda mode: Place(gpus=0, cpus=4)).processes
@@ -89,7 +89,12 @@ def settle(request: Request, trial: int | None, look: Callable[[bool | None], Pl
         )
     use_gpu = place.gpus != 0 if request.use_gpu is None else request.use_gpu
     processes = _all_slots(request, place, use_gpu) if request.processes is None else request.processes
-    if use_gpu and not place.executors and place.gpus is not None and processes > place.gpus:
+    if use_gpu and place.executors and place.gpus == 0:
+        raise ResourceError(
+            f"{request.asked} needs {count(processes, 'GPU')}, but executors have none: set "
+            "spark.executor.resource.gpu.amount and spark.task.resource.gpu.amount when the session starts"
+        )
+    if use_gpu and not place.executors and processes > (place.gpus or 0):
         raise ResourceError(
             f"{request.asked} needs {count(processes, 'GPU')}, but this machine has {place.gpus}: ask for fewer, or "
             "train on the executors of a Spark session"
@@ -109,16 +114,13 @@ def _all_slots(request: Request, place: Place, use_gpu: bool) -> int:
     slots, where = (place.gpus if use_gpu else place.cpus), "the executors" if place.executors else "this machine"
     if slots is None:
         raise ConfigurationError(
-            f"{request.asked} takes all slots, but the number of those of {where} is not known here: pass "
-            f"{request.parameter}="
-        )
-    if slots == 0 and use_gpu:
-        raise ResourceError(
-            f"{request.asked} takes all GPUs of {where}, and there are none: train where there are GPUs"
+            f"{request.asked} takes all slots of {where}, and their number is not known (none is up yet, or the "
+            f"session is one of Spark Connect): pass {request.parameter}="
         )
     if slots == 0:
+        what = "GPUs" if use_gpu else "slots"
         raise ResourceError(
-            f"{request.asked} takes all slots of {where}, and none is up: start executors, or pass {request.parameter}="
+            f"{request.asked} takes all {what} of {where}, and there are none: train where there are some"
         )
     return slots
 

@@ -1,4 +1,4 @@
-"""Ray under the names of Databricks and Azure."""
+"""Ray and TensorFlow under the names of Databricks and Azure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import pytest
 
 from distributor.compat import azureml, trial
 from distributor.compat.databricks import air, serverless_gpu
-
-ray = pytest.importorskip("ray")
 
 pytestmark = pytest.mark.slow
 
@@ -58,4 +56,22 @@ def _computed(times: int) -> list[int]:
     ids=["serverless_gpu", "air", "azureml"],
 )
 def test_a_function_runs_once_as_rays_driver(launched: Any) -> None:
+    pytest.importorskip("ray")
     assert launched() == [[0, 2, 4]]
+
+
+def cluster() -> Any:
+    """The cluster and the task of a process, as TensorFlow reads them; servers serve until they are stopped."""
+    import tensorflow as tf
+
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    if resolver.task_type in ("worker", "ps"):
+        tf.distribute.Server(resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id).join()
+    return {kind: len(tasks) for kind, tasks in resolver.cluster_spec().as_dict().items()}
+
+
+def test_azures_tensorflow_has_a_chief_workers_and_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorflow")
+    monkeypatch.delenv(trial.VARIABLE)
+    asked = azureml.TensorFlowDistribution(parameter_server_count=1, worker_count=3)
+    assert azureml.run(cluster, distribution=asked, use_gpu=False) == {"chief": 1, "worker": 2, "ps": 1}

@@ -55,13 +55,19 @@ def test_all_slots_are_gpus_or_else_cpus() -> None:
         (ASKED, Place(exists=False), ConfigurationError, "none is active: create one first .*, or do without"),
         (ASKED, Place(gpus=4), ResourceError, r"@distributed\(gpus=8\) needs 8 GPUs, but this machine has 4: ask"),
         (replace(ASKED, processes=None), Place(), ResourceError, "takes all GPUs of this machine, and there are none"),
-        (EVERY, Place(executors=True, cpus=0), ResourceError, "takes all slots of the executors, and none is up"),
-        (EVERY, Place(executors=True, cpus=None), ConfigurationError, "is not known here: pass num_proc="),
+        (EVERY, Place(executors=True, cpus=0), ResourceError, "takes all slots of the executors, and there are none"),
+        (EVERY, Place(executors=True, cpus=None), ConfigurationError, "their number is not known .*: pass num_proc="),
+        (ASKED, Place(executors=True), ResourceError, "needs 8 GPUs, but executors have none: set spark.executor.res"),
     ],
 )
 def test_requests_that_cannot_be(asked: Request, place: Place, error: type[Exception], told: str) -> None:
     with pytest.raises(error, match=told):
         settle(asked, None, at(place))
+
+
+def test_gpus_that_have_not_come_up_yet_are_used() -> None:
+    settled = settle(replace(EVERY, processes=2), None, at(Place(executors=True, gpus=None, cpus=None)))
+    assert (settled.processes, settled.use_gpu) == (2, True)
 
 
 def test_ranks_per_instance_are_a_limit_on_executors_only() -> None:
