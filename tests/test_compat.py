@@ -229,6 +229,33 @@ def test_what_there_is_where_a_run_would_train(sessions: Sessions, monkeypatch: 
 
 @pytest.mark.spark
 @pytest.mark.slow
+def test_all_gpus_of_the_executors_are_taken_and_checked(
+    sessions: Sessions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark is told of one GPU for each of two executors; torch finds none in their ranks."""
+    monkeypatch.delenv(trial.VARIABLE, raising=False)
+    script = tmp_path / "discover.sh"
+    script.write_text(
+        f"""#!/bin/sh
+        i=0; while ! mkdir {tmp_path}/$i 2>/dev/null; do i=$((i+1)); done
+        echo "{{\\"name\\": \\"gpu\\", \\"addresses\\": [\\"$i\\"]}}"
+        """
+    )
+    script.chmod(0o755)
+    settings = {
+        f"spark.{who}.resource.gpu.{name}": value
+        for who in ("worker", "executor")
+        for name, value in (("amount", "1"), ("discoveryScript", str(script)))
+    }
+    sessions.get("local-cluster[2,1,1024]", **settings, **{"spark.task.resource.gpu.amount": "1"})
+    watch.until(lambda: look(None, {}) == Place(executors=True, gpus=2, cpus=2))
+    assert len(serverless_gpu.distributed()(who).distributed()) == 2
+    with pytest.raises(TrainingError, match="ranks? [01].* on .*GPU type 'H100' was asked for, but torch finds no GPU"):
+        air.distributed(accelerator_type="GPU_1xH100", num_accelerators=2)(who).distributed()
+
+
+@pytest.mark.spark
+@pytest.mark.slow
 def test_a_runner_takes_all_slots_of_the_executors(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
