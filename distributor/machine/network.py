@@ -36,15 +36,19 @@ def listen(address: str) -> socket.socket:
 
 
 def reserve(address: str) -> socket.socket:
-    """Return a socket that keeps a free port of an address for a server which is started later.
+    """Return a socket that keeps a free port for a server which is started later, on all interfaces.
 
-    No other program is given the port while the socket is open. A server can listen there if it sets SO_REUSEADDR, as
-    most do: Linux allows that where no socket listens on the port (socket(7)).
+    Servers do not always listen where they are told to: Ray takes another address instead of loopback. No other program
+    is given the port while the socket is open. A server can listen there if it sets SO_REUSEADDR, as most do: Linux
+    allows that where no socket listens on the port (socket(7)).
+
+    Args:
+        address: an address of the kind that the server will listen at, IPv4 or IPv6.
     """
     holder = _stream_socket(address)
     try:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _bind(holder, address)
+        holder.bind(("::" if ":" in address else "", 0))
     except BaseException:
         holder.close()
         raise

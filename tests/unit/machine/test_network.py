@@ -141,9 +141,10 @@ def test_an_own_address_wins(monkeypatch):
     assert network.node_address("198.51.100.7", "10.0.0.1") == "10.0.0.2"
 
 
-def test_a_reserved_port_is_for_a_server_that_reuses_addresses():
+@pytest.mark.parametrize("where", ["127.0.0.1", "127.0.0.2", "0.0.0.0"])
+def test_a_reserved_port_is_for_a_server_that_reuses_addresses(where):
     with network.reserve("127.0.0.1") as holder, socket.socket() as other, socket.socket() as server:
-        address = holder.getsockname()
+        address = (where, holder.getsockname()[1])
         with pytest.raises(OSError):
             other.bind(address)
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
