@@ -108,8 +108,8 @@ def with_deepspeeds_launcher(variant: str, options: argparse.Namespace) -> dict[
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "found.json")
         shape = [str(options.steps), str(options.width), str(options.layers)]
-        port = f"--master_port={_free_port()}"  # its own choice is always the same: two runs would meet
-        command = ["deepspeed", port, "--num_gpus", str(options.ranks), "--no_local_rank", __file__]
+        port = _free_port()  # its own choice is always the same: two runs would meet
+        command = ["deepspeed", f"--master_port={port}", "--num_gpus", str(options.ranks), "--no_local_rank", __file__]
         env = {**os.environ, **threads(options)}
         if not options.use_gpu:
             env["DS_ACCELERATOR"] = "cpu"
@@ -119,6 +119,8 @@ def with_deepspeeds_launcher(variant: str, options: argparse.Namespace) -> dict[
             capture_output=True,
             text=True,
         )
+        for left in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"):
+            left.unlink()
         if ended.returncode != 0:
             sys.exit(f"DeepSpeed's launcher ended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}")
         found: dict[str, float] = json.loads(out.read_text())
