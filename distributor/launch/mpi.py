@@ -1,4 +1,4 @@
-"""The MPI path: torchrun's ranks, which MPICH's process manager connects with each other as well."""
+"""The MPI path: torchrun's ranks, which an MPI's process manager connects with each other as well."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class MpiNodes(BasePath):
 
     Attributes:
         secret: from which the run's keys are made. Nobody without them learns how to join.
+        implementation: which MPI; ``None`` for the one that node 0 has.
     """
 
     name: ClassVar[str] = "mpi"
@@ -28,6 +29,7 @@ class MpiNodes(BasePath):
     ports: ClassVar[int] = 1
 
     secret: str = field(repr=False)
+    implementation: str | None = None
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         """Return the variables that all ranks get: torchrun's."""
@@ -37,13 +39,13 @@ class MpiNodes(BasePath):
         """Return advice on mpi4py without an MPI."""
         text = f"{failure.message}\n{failure.traceback}"
         if "mpi4py" in text and ("cannot load MPI library" in text or "cannot open shared object" in text):
-            return "Install MPICH where ranks run: pip install mpich mpi4py"
+            return "Install an MPI where ranks run: pip install mpich mpi4py"
         return ""
 
     def plan(self, site: Site) -> Plan:
         """Return the plan of one node: MPICH's processes are a companion, from which each rank gets its place."""
-        plan, node, head = Torchrun().plan(site), site.node, site.placement.master
-        line = self._key(site.job.run_id, site.folder, str(site.attempt))
+        plan, node, head, nodes = Torchrun().plan(site), site.node, site.placement.master, site.placement.nodes
+        lines = [self._key(site, str(site.attempt), str(each.node_rank))[:16] for each in nodes]
         return replace(
             plan,
             companions=(
@@ -53,16 +55,27 @@ class MpiNodes(BasePath):
                     "serve",
                     {
                         "node": node.node_rank,
-                        "sizes": tuple(each.local_world_size for each in site.placement.nodes),
+                        "sizes": tuple(each.local_world_size for each in nodes),
+                        "hosts": tuple(each.host for each in nodes),
                         "head": (head.address, head.ports[0]),
                         "folder": site.folder,
+                        "kind": self.implementation,
                     },
-                    {"DISTRIBUTOR_MPI_LINE": line, "DISTRIBUTOR_MPI_KEY": self._key(site.job.run_id, "commands")},
+                    {
+                        "DISTRIBUTOR_MPI_LINES": " ".join(
+                            line for line, each in zip(lines, nodes) for _ in range(each.local_world_size)
+                        ),
+                        "DISTRIBUTOR_MPI_KEY": self._key(site, "commands"),
+                    },
                 ),
             ),
-            first=Call("distributor.mpi.rank", "join", {"line": line, "world_size": site.placement.world_size}),
+            first=Call(
+                "distributor.mpi.rank",
+                "join",
+                {"line": lines[node.node_rank], "world_size": site.placement.world_size},
+            ),
             last=Call("distributor.mpi.rank", "leave"),
         )
 
-    def _key(self, *parts: str) -> str:
-        return hashlib.sha256(" ".join((self.secret, *parts)).encode()).hexdigest()
+    def _key(self, site: Site, *parts: str) -> str:
+        return hashlib.sha256(" ".join((self.secret, site.job.run_id, *parts)).encode()).hexdigest()

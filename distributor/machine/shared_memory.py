@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 
-#: Names that Python, torch, NCCL, mosaicml-streaming and MPICH give. A file of another name is perhaps somebody's data.
-_NAMES = re.compile(r"psm_[0-9a-f]+|torch_\d+_\d+_\d+|nccl-\w+|\d{6}_\w+|mpich_shm_[0-9a-f]+_\d+")
+#: Names that Python, torch, NCCL, mosaicml-streaming, MPICH and Open MPI give. Another file is perhaps somebody's data.
+_NAMES = re.compile(r"psm_[0-9a-f]+|torch_\d+_\d+_\d+|nccl-\w+|\d{6}_\w+|mpich_shm_[0-9a-f]+_\d+|sm_segment\.[\w.-]+")
 
 _FOLDER = "/dev/shm"  # noqa: S108  # where Linux keeps POSIX shared memory, shm_open(3)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 
+from distributor.errors import ConfigurationError
 from distributor.launch.mpi import MpiNodes
 
 
@@ -12,9 +13,12 @@ from distributor.launch.mpi import MpiNodes
 class Mpi:
     """The launch path for code that calls MPI, such as mpi4py's: ``COMM_WORLD`` holds the run's ranks, in their order.
 
-    MPICH must be installed on each node (``pip install mpich mpi4py``). Its own process manager connects the
-    ranks; no ssh is used. Ranks are started as on the other paths, and have torchrun's variables too, so the same code
-    may use ``torch.distributed``.
+    MPICH or Open MPI 5 must be installed on each node (``pip install mpich mpi4py``). Its own process manager connects
+    the ranks; no ssh is used. Ranks are started as on the other paths, and have torchrun's variables too, so the same
+    code may use ``torch.distributed``.
+
+    Args:
+        implementation: ``"mpich"`` or ``"openmpi"``. ``None`` (default): what node 0 has, MPICH where it has both.
 
     Example:
         >>> from distributor import Distributor
@@ -25,6 +29,14 @@ class Mpi:
         8
     """
 
+    implementation: str | None = None
+
     def resolve(self, num_processes: int, use_gpu: bool) -> MpiNodes:
-        """Return the launch path as the job holds it."""
-        return MpiNodes(secrets.token_hex(16))
+        """Return the launch path as the job holds it.
+
+        Raises:
+            ConfigurationError: there is no such implementation.
+        """
+        if self.implementation not in (None, "mpich", "openmpi"):
+            raise ConfigurationError(f"implementation must be 'mpich' or 'openmpi', not {self.implementation!r}")
+        return MpiNodes(secrets.token_hex(16), self.implementation)

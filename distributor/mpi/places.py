@@ -1,6 +1,6 @@
-"""Places in MPI's world on a node: they come from the shims that MPICH has started, and go to the run's ranks.
+"""Places in MPI's world on a node: they come from the shims that MPI has started, and go to the run's ranks.
 
-What a rank says to MPICH's process manager passes through here. So the manager hears nothing of a rank's end: whether
+What a rank says to MPICH's process manager passes through here. So that manager hears nothing of a rank's end: whether
 a rank has failed is not for it to say. And ``MPI_Abort`` ends the rank that calls it, instead of all but that one.
 
 Source: the PMI-1 protocol, lines such as ``cmd=abort exitcode=7``; ``src/pmi/src/pmi_wire.c`` of MPICH.
@@ -28,7 +28,7 @@ _ABORT = re.compile(rb"cmd=abort\b[^\n]*\bexitcode=(-?\d+)")
 #: killed; without it, MPICH asks the machine.
 _TOPOLOGY = b"key=PMI_hwloc_xmlfile"
 
-#: Called with the text of an error when MPICH has ended too early.
+#: Called with the text of an error when MPI has ended too early.
 Fail = Callable[[str], None]
 
 
@@ -47,9 +47,8 @@ class Places:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(f"\0{line}")
         self._listener.listen(2 * size)
-        self._shims: list[tuple[Mapping[str, str], socket.socket, socket.socket]] = []
+        self._shims: list[tuple[Mapping[str, str], socket.socket | None, socket.socket]] = []
         self._watched = selectors.DefaultSelector()
-        self._given = 0
         self._ended = 0
 
     @property
@@ -66,10 +65,11 @@ class Places:
         while len(self._shims) < self._size:
             shim = self._accept()
             told, descriptors, _, _ = socket.recv_fds(shim, _MOST, 1)
-            if descriptors:
-                self._shims.append((json.loads(told), socket.socket(fileno=descriptors[0]), shim))
+            if told.startswith(b"{"):
+                manager = socket.socket(fileno=descriptors[0]) if descriptors else None
+                self._shims.append((json.loads(told), manager, shim))
                 self._watch(shim, self._on_shims_end)
-        self._shims.sort(key=lambda shim: int(shim[0]["PMI_RANK"]))
+        self._shims.sort(key=lambda shim: rank_of(shim[0]))
         ready()
         self._watch(self._listener, lambda _: self._answer(self._accept()))
         while True:
@@ -81,7 +81,7 @@ class Places:
 
     def _on_shims_end(self, shim: socket.socket) -> None:
         self._watched.unregister(shim)
-        self._fail("a process that MPICH had started in place of a rank has ended")
+        self._fail("a process that MPI had started in place of a rank has ended")
 
     def _answer(self, rank: socket.socket) -> None:
         """Give a rank its place."""
@@ -89,13 +89,15 @@ class Places:
         if not asked.isdigit():
             return
         place, manager, _ = self._shims[int(asked)]
+        self._watch(rank, self._on_ranks_end)
+        if manager is None:
+            rank.send(json.dumps(place).encode())
+            return
         ours, theirs = socket.socketpair()
         with theirs:
             socket.send_fds(rank, [json.dumps(place).encode()], [theirs.fileno()])
-        self._given += 1
         self._watch(ours, partial(self._to_manager, manager=manager, rank=rank))
         self._watch(manager, partial(self._to_rank, ours=ours))
-        self._watch(rank, self._on_ranks_end)
 
     def _to_manager(self, ours: socket.socket, manager: socket.socket, rank: socket.socket) -> None:
         said = _received(ours)
@@ -126,6 +128,15 @@ class Places:
             if control.peer_user(connection) == os.getuid():
                 return connection
             connection.close()
+
+
+def rank_of(place: Mapping[str, str]) -> int:
+    """Return the rank whose place it is.
+
+    >>> rank_of({"PMI_RANK": "3"}), rank_of({"OMPI_COMM_WORLD_RANK": "4"})
+    (3, 4)
+    """
+    return int(place.get("PMI_RANK") or place["OMPI_COMM_WORLD_RANK"])
 
 
 def _received(connection: socket.socket) -> bytes:

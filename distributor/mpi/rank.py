@@ -13,16 +13,14 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+from distributor.mpi.openmpi import prefixes
 from distributor.rank.imports import on_import
 
 #: Number of bytes of a place, at most.
 _MOST = 1 << 16
 
-#: MPICH's library where its wheel puts it.
-_LIBRARY = "libmpi.so.12"
-
-#: A file of MPICH's shared memory, which MPICH would remove in ``MPI_Finalize`` only.
-_SEGMENT = re.compile(r" (/dev/shm/mpich_shm_\w+)\n")
+#: A file of shared memory, which MPICH and Open MPI would remove in ``MPI_Finalize`` only.
+_SEGMENT = re.compile(r" (/dev/shm/(?:mpich_shm_|sm_segment\.)[\w.-]+)\n")
 
 
 def join(line: str, world_size: int, local_rank: int) -> None:
@@ -36,11 +34,11 @@ def join(line: str, world_size: int, local_rank: int) -> None:
     companion = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     companion.connect(f"\0{line}")
     companion.send(str(local_rank).encode())
-    told, (descriptor, *_), _, _ = socket.recv_fds(companion, _MOST, 1)
+    told, descriptors, _, _ = socket.recv_fds(companion, _MOST, 1)
     threading.Thread(target=_await_abort, args=(companion,), daemon=True).start()
-    os.environ.update({**json.loads(told), "PMI_FD": str(descriptor)})
-    library = os.path.join(sys.prefix, "lib", _LIBRARY)
-    if os.path.exists(library):  # mpi4py would take Open MPI's if it was installed beside it later
+    os.environ.update({**prefixes(), **json.loads(told), **({"PMI_FD": str(descriptors[0])} if descriptors else {})})
+    library = os.path.join(sys.prefix, "lib", "libmpi.so.12" if descriptors else "libmpi.so.40")
+    if os.path.exists(library):  # mpi4py would take what was installed last
         os.environ.setdefault("MPI4PY_LIBMPI", library)
     on_import("mpi4py.MPI", partial(_on_mpi4py, world_size=world_size))
 
@@ -67,12 +65,12 @@ def _on_mpi4py(module: ModuleType, world_size: int) -> None:
 
 
 def _check(mpi: Any, world_size: int) -> None:
-    """Raise an error if mpi4py has come up alone, as it does with an MPI that does not know MPICH's process manager."""
+    """Raise an error if mpi4py has come up alone, as it does with another MPI than that whose manager runs."""
     if (found := mpi.COMM_WORLD.Get_size()) != world_size:
         library = mpi.Get_library_version().split("\n")[0].strip("\0")
         raise RuntimeError(
-            f"mpi4py found {found} of {world_size} ranks: it uses {library}, and launch='mpi' is for MPICH. Install "
-            "mpich where ranks run, and an mpi4py that takes it (pip install mpich mpi4py)"
+            f"mpi4py found {found} of {world_size} ranks: it uses {library}, and another MPI's process manager "
+            "runs. Name the one that mpi4py uses: launch=Mpi('mpich') or Mpi('openmpi')"
         )
 
 

@@ -1,4 +1,4 @@
-"""The process that MPICH starts in place of a rank: it gives its place to the rank, and stays until it is ended.
+"""The process that MPI starts in place of a rank: it gives its place to the rank, and stays until it is ended.
 
 Runs alone, without this package: ``python -S -E shim.py``.
 """
@@ -6,15 +6,38 @@ Runs alone, without this package: ``python -S -E shim.py``.
 import json
 import os
 import socket
+import sys
+import time
+
+#: Number of seconds that the companion of a rank's node may take to start.
+_PATIENCE = 60.0
+
+#: How the variables begin that process managers set, with which ranks find their place.
+_PREFIXES = ("PMI_", "MPI_", "PMIX_", "OMPI_", "PRTE_")
 
 
 def main() -> None:
-    """Send the variables and the descriptor of the process manager to the companion, and wait."""
+    """Send the variables, and MPICH's descriptor, to the companion of the rank's node, and wait."""
+    place = {name: value for name, value in os.environ.items() if name.startswith(_PREFIXES)}
+    rank = int(place.get("PMI_RANK") or place["OMPI_COMM_WORLD_RANK"])
+    descriptors = [int(place["PMI_FD"])] if "PMI_FD" in place else []
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
-        line.connect("\0" + os.environ["DISTRIBUTOR_MPI_LINE"])
-        place = {name: value for name, value in os.environ.items() if name.startswith(("PMI_", "MPI_"))}
-        socket.send_fds(line, [json.dumps(place).encode()], [int(place["PMI_FD"])])
+        connect(line, rank)
+        socket.send_fds(line, [json.dumps(place).encode()], descriptors)
         line.recv(1)
+
+
+def connect(line: socket.socket, rank: int) -> None:
+    """Connect to the companion of a rank's node, which may be another executor of this host, and yet to come."""
+    end = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            line.connect("\0" + os.environ["DISTRIBUTOR_MPI_LINES"].split()[rank])
+            return
+        except OSError:
+            if time.monotonic() > end:
+                sys.exit(f"rank {rank} is not on this machine: do two machines have its host name? Give each its own")
+            time.sleep(0.05)
 
 
 if __name__ == "__main__":

@@ -85,10 +85,16 @@ def test_the_mpi_environment_counts_as_torchruns() -> None:
 def test_ranks_of_mpi_get_their_places_from_the_companion_of_their_node() -> None:
     first, second = plans(Mpi().resolve(3, False))
     (one,), (other,) = first.companions, second.companions
-    assert one.arguments == {"node": 0, "sizes": (2, 1), "head": ("10.0.0.1", 6000), "folder": TMP}
+    assert one.arguments == {
+        **{"node": 0, "sizes": (2, 1), "hosts": ("host-a", "host-b"), "head": ("10.0.0.1", 6000)},
+        **{"folder": TMP, "kind": None},
+    }
     assert other.arguments["node"] == 1
     assert first.first is not None and first.last is not None
-    assert first.first.arguments == {"line": one.environment["DISTRIBUTOR_MPI_LINE"], "world_size": 3}
+    lines = one.environment["DISTRIBUTOR_MPI_LINES"].split()  # of each rank, the node's
+    assert lines[0] == lines[1] != lines[2]
+    assert lines == other.environment["DISTRIBUTOR_MPI_LINES"].split()
+    assert first.first.arguments == {"line": lines[0], "world_size": 3}
     assert one.environment["DISTRIBUTOR_MPI_KEY"] == other.environment["DISTRIBUTOR_MPI_KEY"]
     (another,) = plans(Mpi().resolve(3, False), "a")[0].companions
     assert not {*one.environment.values()} & {*another.environment.values()}
@@ -139,6 +145,7 @@ def test_each_process_of_tensorflow_sees_its_own_gpus() -> None:
         (TensorFlow(0, "yes"), 2, "evaluator must be True or False, not 'yes'"),  # type: ignore[arg-type]
         (TensorFlow(2), 3, "num_processes=3 is too few for a chief, a worker, 2 parameter servers: it counts all"),
         (TensorFlow(0, True), 1, "num_processes=1 is too few for a worker, an evaluator: .* raise it to 2 or more"),
+        (Mpi("lam"), 2, "implementation must be 'mpich' or 'openmpi', not 'lam'"),
         (Ray("x"), 2, "object_store_memory must be a size such as '8g'"),
         (Ray("10m"), 2, "object_store_memory must be at least 78,643,200 bytes, which Ray needs, not '10m'"),
     ],

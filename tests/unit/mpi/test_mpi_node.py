@@ -14,19 +14,30 @@ from typing import Any
 
 import pytest
 
-from distributor.mpi import node, rank
+from distributor.mpi import mpich, node, openmpi, rank, shim
 from distributor.mpi.places import Places
 
 DEADLINE = 60.0
 
 
-def test_a_node_without_mpich_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_node_takes_mpich_or_open_mpi_or_says_how_to_install_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(SystemExit, match=r"MPICH is not installed: there is no mpiexec.hydra beside \S+/python, and"):
-        node._find("mpiexec.hydra")
+    for kind, told in (
+        (None, "neither MPICH nor Open MPI is"),
+        ("mpich", "MPICH is not"),
+        ("openmpi", "Open MPI is not"),
+    ):
+        with pytest.raises(SystemExit, match=rf"^{told} installed: looked for \S+ beside \S+/python and on PATH"):
+            node.choose(kind)
+    (tmp_path / "prterun").touch(0o755)
+    assert node.choose(None) == node.choose("openmpi") == "openmpi"
+    with pytest.raises(SystemExit, match=r"pip install mpich mpi4py"):
+        node.choose("mpich")
     (tmp_path / "mpiexec.hydra").touch(0o755)
-    assert node._find("mpiexec.hydra") == str(tmp_path / "mpiexec.hydra")
+    assert node.choose(None) == "mpich"
 
 
 def mpiexec(says: str) -> subprocess.Popen[str]:
@@ -35,12 +46,12 @@ def mpiexec(says: str) -> subprocess.Popen[str]:
 
 def test_what_mpiexec_says_is_sorted_by_node() -> None:
     says = "printf 'HYDRA_LAUNCH: /a/proxy --proxy-id %d --x \\n' 1 0; echo HYDRA_LAUNCH_END"
-    assert node.proxies(mpiexec(says), 2) == ["/a/proxy --proxy-id 0 --x ", "/a/proxy --proxy-id 1 --x "]
+    assert mpich.proxies(mpiexec(says), 2) == ["/a/proxy --proxy-id 0 --x ", "/a/proxy --proxy-id 1 --x "]
 
 
 def test_an_mpiexec_that_ends_is_told() -> None:
     with pytest.raises(SystemExit, match="mpiexec ended with code 3 before it said what to start"):
-        node.proxies(mpiexec("true"), 2)
+        mpich.proxies(mpiexec("true"), 2)
 
 
 class World:
@@ -57,7 +68,7 @@ class World:
 
 def test_ranks_that_another_mpi_leaves_alone_say_so() -> None:
     with pytest.raises(
-        RuntimeError, match=r"mpi4py found 1 of 4 ranks: it uses Open MPI v5.0.11, package, and launch="
+        RuntimeError, match=r"mpi4py found 1 of 4 ranks: it uses Open MPI v5.0.11, package, and another"
     ):
         rank._check(World(), 4)
     rank._check(World(), 1)
@@ -110,11 +121,58 @@ def test_ranks_get_places_by_number_and_speak_to_their_managers() -> None:
     late.line.close()
     while not failures:
         pass
-    assert failures == ["a process that MPICH had started in place of a rank has ended"]
+    assert failures == ["a process that MPI had started in place of a rank has ended"]
     for each in (other, pmi, early.line, early.manager, late.manager):
         each.close()
     while not places.over:
         pass
+
+
+def test_places_of_open_mpi_need_no_line_to_a_manager() -> None:
+    line, ready = f"test-{secrets.token_hex(8)}", threading.Event()
+    threading.Thread(target=Places(line, 1, print).give, args=(ready.set,), daemon=True).start()
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as shims,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as companion,
+    ):
+        shims.connect(f"\0{line}")
+        shims.send(json.dumps({"OMPI_COMM_WORLD_RANK": "0", "PMIX_NAMESPACE": "x"}).encode())
+        assert ready.wait(DEADLINE)
+        companion.connect(f"\0{line}")
+        companion.send(b"0")
+        assert json.loads(companion.recv(1 << 16))["PMIX_NAMESPACE"] == "x"
+
+
+def test_a_shim_whose_rank_is_elsewhere_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTRIBUTOR_MPI_LINES", f"one {secrets.token_hex(8)}")
+    monkeypatch.setattr(shim, "_PATIENCE", 0.1)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+        with pytest.raises(SystemExit, match="rank 1 is not on this machine: do two machines have its host name"):
+            shim.connect(line, 1)
+
+
+def test_an_agent_tells_the_command_of_its_hosts_daemon(tmp_path: Path) -> None:
+    """``prterun`` runs it with the host, the program with its variables, and quoted arguments."""
+    line = f"test-{secrets.token_hex(8)}"
+    agent = openmpi._agent(str(tmp_path))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(f"\0{line}-agent")
+        listener.listen()
+        command = [str(agent), "host-b", "A=1;/x/prted", "--prtemca", "ess", '"env"']
+        started = subprocess.Popen(command, env={"DISTRIBUTOR_MPI_LINES": f"{line} other"}, text=True)
+        try:
+            assert openmpi._hear(listener, started) == ("host-b", '["--prtemca", "ess", "env"]')
+        finally:
+            started.kill()
+            started.wait()
+
+
+def test_a_prterun_that_ends_is_told() -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(f"\0test-{secrets.token_hex(8)}")
+        listener.listen()
+        with pytest.raises(SystemExit, match="prterun ended with code 3 before it said what to start"):
+            openmpi._hear(listener, mpiexec("true"))
 
 
 def test_the_end_of_a_manager_ends_the_companion_unless_all_ranks_have_ended() -> None:

@@ -1,0 +1,21 @@
+"""The process that Open MPI's ``prterun`` starts instead of ssh: it passes on the command for a host, and stays.
+
+Runs alone, without this package: ``python -S -E agent.py HOST COMMAND...``.
+"""
+
+import json
+import os
+import socket
+import sys
+
+
+def main() -> None:
+    """Say host and command to the companion, and wait until it ends."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+        line.connect("\0" + os.environ["DISTRIBUTOR_MPI_LINES"].split()[0] + "-agent")
+        line.send(json.dumps(sys.argv[1:]).encode())
+        line.recv(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Open MPI's process manager on a node: ``prterun`` on node 0, and a ``prted`` on each other host.
+
+Instead of ssh, ``prterun`` starts an agent for each host, which gives the daemon's command to the companion of node 0.
+Executors of one host share a daemon, since two daemons with one host name do not find each other's ranks.
+
+Source: https://docs.open-mpi.org/en/main/launching-apps/ssh.html; ``plm_ssh_agent`` in ``prte_info --all``
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from distributor.mpi.shims import SHIM, find, write
+
+#: Number of bytes of a command, at most.
+_MOST = 1 << 16
+
+#: What a node is told for which another one of its host starts the daemon.
+NOTHING = ""
+
+
+def is_here() -> bool:
+    """Return whether this node has Open MPI 5."""
+    return find("prterun") is not None
+
+
+def begin(
+    sizes: Sequence[int], hosts: Sequence[str], folder: str, environ: Mapping[str, str]
+) -> tuple[subprocess.Popen[str], list[str]]:
+    """Start ``prterun`` on node 0, and return it with the command of each node, :data:`NOTHING` for most.
+
+    Args:
+        sizes: number of ranks of each node.
+        hosts: name of each node's host.
+        folder: the private folder of node 0.
+        environ: its environment, which shims of its host get too.
+    """
+    names = [hosts[0], *(host for host in dict.fromkeys(hosts) if host != hosts[0])]
+    slots = Path(folder, "hostfile")
+    slots.write_text("".join(f"{host}\n" for host, size in zip(hosts, sizes) for _ in range(size)))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(f"\0{environ['DISTRIBUTOR_MPI_LINES'].split()[0]}-agent")
+        listener.listen(len(names))
+        process = _prterun(slots, _agent(folder), sum(sizes), environ)
+        told = dict(_hear(listener, process) for _ in names[1:])
+    commands = [NOTHING if hosts.index(host) != node else told.get(host, NOTHING) for node, host in enumerate(hosts)]
+    return process, commands
+
+
+def _agent(folder: str) -> Path:
+    agent = Path(folder, "agent.sh")
+    script = write("agent.py", folder)
+    agent.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S -E {shlex.quote(str(script))} "$@"\n')
+    agent.chmod(0o700)
+    return agent
+
+
+def _prterun(slots: Path, agent: Path, ranks: int, environ: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Start it as ``mpirun`` does, which may be another MPI's where both are installed."""
+    manager = {"plm_ssh_agent": str(agent), "plm_ssh_no_tree_spawn": "1"}
+    command = [
+        *("mpirun", "--allow-run-as-root", "--leave-session-attached", "--bind-to", "none"),
+        *(word for name, value in manager.items() for word in ("--prtemca", name, value)),
+        *("--hostfile", str(slots), "--map-by", "seq", "-n", str(ranks), *SHIM),
+    ]
+    ours = {"PRTE_MCA_schizo_proxy": "ompi", "OMPI_TOOL_NAME": "mpirun", **prefixes(), **environ}
+    return subprocess.Popen(command, executable=find("prterun"), stdin=subprocess.DEVNULL, env=ours, text=True)
+
+
+def prefixes() -> dict[str, str]:
+    """Return where Open MPI is, if it was installed from a wheel: it was built for another place."""
+    if not os.path.exists(os.path.join(sys.prefix, "lib", "libmpi.so.40")):
+        return {}
+    return dict.fromkeys(("OPAL_PREFIX", "PRTE_PREFIX", "PMIX_PREFIX"), sys.prefix)
+
+
+def _hear(listener: socket.socket, prterun: subprocess.Popen[str]) -> tuple[str, str]:
+    """Return a host and the command of its daemon, which an agent says. Its line stays open as long as this process."""
+    listener.settimeout(1.0)
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            if (code := prterun.poll()) is not None:
+                sys.exit(f"prterun ended with code {code} before it said what to start")
+            continue
+        connection.setblocking(True)
+        host, _, *arguments = json.loads(connection.recv(_MOST))  # the second word is the program, and its variables
+        connection.detach()
+        return host, json.dumps([argument.strip('"') for argument in arguments])
+
+
+def start(command: str, environ: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Start the daemon of this node's host, whose program is this node's own.
+
+    Args:
+        command: its arguments, which ``prterun`` has said.
+        environ: its environment, which shims get too.
+    """
+    words = [find("prted") or "prted", *json.loads(command)]
+    return subprocess.Popen(words, stdin=subprocess.DEVNULL, env={**prefixes(), **environ}, text=True)
