@@ -47,9 +47,8 @@ def serve(
     """
     key = bytes.fromhex(os.environ.pop("DISTRIBUTOR_MPI_KEY"))
     environ = environment(os.environ, folder)
-    places = Places(
-        os.environ["DISTRIBUTOR_MPI_LINES"].split()[sum(sizes[:node])], sizes[node], lambda text: _fail(text, places)
-    )
+    line = os.environ["DISTRIBUTOR_MPI_LINES"].split()[sum(sizes[:node])]
+    places = Places(line, sizes[node], lambda text: _beside(_fail, text, places))
     if node == 0:
         kind = choose(kind)
         manager, told = _begin(kind, sizes, hosts, head[0], folder, environ)
@@ -89,23 +88,28 @@ def _begin(
 def _tell(head: tuple[str, int], key: bytes, lines: Sequence[str]) -> None:
     if len(lines) > 1:
         listener = socket.create_server(head, family=socket.AF_INET6 if ":" in head[0] else socket.AF_INET)
-        threading.Thread(target=commands.tell, args=(listener, key, lines), daemon=True).start()
+        _beside(commands.tell, listener, key, lines)
 
 
 def _watch(name: str, manager: subprocess.Popen[str], places: Places) -> None:
-    threading.Thread(target=_await, args=(name, manager, places), daemon=True).start()
+    _beside(_await, name, manager, places)
+
+
+def _beside(function: Callable[..., object], *arguments: object) -> None:
+    """Call a function in a thread of its own."""
+    threading.Thread(target=function, args=arguments, daemon=True).start()
 
 
 def _await(name: str, manager: subprocess.Popen[str], places: Places) -> None:
     """Wait for the end of one of MPI's processes."""
     manager.communicate()
     code = manager.returncode
-    time.sleep(_PATIENCE)
     _fail(f"{name} was killed by signal {-code}" if code < 0 else f"{name} ended with code {code}", places)
 
 
 def _fail(text: str, places: Places) -> None:
     """End this process, as MPI has ended, unless all ranks of the node have ended before."""
+    time.sleep(_PATIENCE)
     if not places.over:
         print(text, file=sys.stderr, flush=True)
         os._exit(1)

@@ -42,7 +42,9 @@ def begin(
         folder: the private folder of node 0.
         environ: its environment, which shims of its host get too.
     """
-    names = [hosts[0], *(host for host in dict.fromkeys(hosts) if host != hosts[0])]
+    here = socket.gethostname()  # the name by which it knows its own machine
+    hosts = [here if host == hosts[0] else host for host in hosts]
+    names = [*dict.fromkeys(hosts)]
     slots = Path(folder, "hostfile")
     slots.write_text("".join(f"{host}\n" for host, size in zip(hosts, sizes) for _ in range(size)))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
