@@ -109,7 +109,7 @@ class Fitting:
 
     def _fit(self, connector: Any, devices: Any, num_nodes: int) -> Numbers:
         """Return the numbers for a Trainer or Fabric: its own if it has its own devices or cluster environment."""
-        strategy, kind = connector._strategy_flag, _kind(connector._accelerator_flag)
+        strategy, kind = connector._strategy_flag, _kind(connector)
         chosen = connector._cluster_environment_flag is not None or bool(connector._parallel_devices)
         if kind not in ("cpu", "cuda", "gpu") or chosen or wants_one_device(strategy, devices, num_nodes):
             return Numbers(devices, num_nodes)
@@ -122,8 +122,14 @@ class Fitting:
         return fit
 
 
-def _kind(accelerator: Any) -> str:
-    """Return the name of an accelerator, which Lightning keeps as a name or an object."""
+def _kind(connector: Any) -> str:
+    """Return the name of a connector's accelerator, which Lightning keeps as a name or an object.
+
+    Fabric chooses an accelerator for ``"auto"``, its default, only after this; Trainer has chosen one before.
+    """
+    accelerator = connector._accelerator_flag
+    if accelerator == "auto":
+        return str(connector._choose_auto_accelerator())
     if isinstance(accelerator, str):
         return accelerator
     return type(accelerator).__name__.lower().removesuffix("accelerator")

@@ -128,7 +128,7 @@ def no_temporary_folder(host: str, why: str) -> str:
 
 #: What makes processes of a framework find each other, by the framework; ``"torch"`` for none.
 _REMEDIES = {
-    "pytorch_lightning": "Trainer() without devices=1, which asks for one device alone",
+    "pytorch_lightning": "Trainer() or Fabric() without devices=1, which asks for one device alone",
     "transformers": "TrainingArguments(use_cpu=True) on CPUs",
     "accelerate": "Accelerator(cpu=True) on CPUs",
     "torch": "torch.distributed.init_process_group() before the model is made",

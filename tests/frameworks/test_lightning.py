@@ -8,6 +8,8 @@ import pytest
 from driver import driven
 from sessions import Make
 
+from distributor import TrainingError
+
 pytest.importorskip("pytorch_lightning")
 
 pytestmark = pytest.mark.slow
@@ -122,7 +124,7 @@ def fabric(**options: Any) -> tuple[int, int, float]:
     import torch
     from lightning_fabric import Fabric
 
-    made = Fabric(accelerator="cpu", **options)
+    made = Fabric(**options)
     made.launch()
     torch.manual_seed(0)
     model = torch.nn.Linear(1, 1)
@@ -132,12 +134,28 @@ def fabric(**options: Any) -> tuple[int, int, float]:
     return made.world_size, made.global_rank, float(model.weight.detach())
 
 
-@pytest.mark.parametrize("options", [{}, {"strategy": "ddp", "devices": 4}])
+@pytest.mark.parametrize("options", [{}, {"accelerator": "cpu"}, {"strategy": "ddp", "devices": 4}])
 @pytest.mark.framework("Lightning", "pytorch-lightning", "Fabric: devices and nodes are those of the run")
 def test_numbers_of_fabric_are_those_of_the_run(make_local: Make, options: dict[str, Any]) -> None:
     zero, one = make_local(2, require_group=True).submit(fabric, **options).results()
     assert (zero[:2], one[:2]) == ((2, 0), (2, 1))
     assert zero[2] == one[2]
+
+
+def fabric_without_launch() -> int:
+    """As in scripts for ``fabric run``."""
+    import torch
+    from lightning_fabric import Fabric
+
+    made = Fabric()
+    made.setup(torch.nn.Linear(1, 1))
+    return int(made.world_size)
+
+
+def test_scripts_for_fabric_run(make_local: Make) -> None:
+    with pytest.raises(TrainingError, match="LT_CLI_USED"):
+        make_local(2).run(fabric_without_launch)
+    assert make_local(2, env={"LT_CLI_USED": "1"}).submit(fabric_without_launch).results() == [2, 2]
 
 
 def test_other_numbers_are_told_of(make_local: Make, capfd: pytest.CaptureFixture[str]) -> None:
