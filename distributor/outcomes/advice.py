@@ -17,6 +17,10 @@ _NO_GPU = re.compile(
     r"Found no NVIDIA driver|Attempting to deserialize object on a CUDA device|"
     r"doesn't have NCCL built in|ProcessGroupNCCL is only supported with GPUs"
 )
+#: A line of a traceback: the code demands a GPU, whatever its message says.
+_ASSERTS_GPU = re.compile(r"^\s*assert torch\.cuda\.(is_available|device_count)\(", re.MULTILINE)
+_DEVICE_IDS = "DistributedDataParallel device_ids and output_device arguments only work with"
+_NO_LAUNCH = "To use Fabric with more than one device, you must call `.launch()`"
 #: Names of mosaicml-streaming's shared memory (``streaming/base/shared/prefix.py``).
 _SHARED = re.compile(r"File exists: '/\d{6}_\w+'")
 _NO_FILE = re.compile(r"No such file or directory: '(?P<path>.+?)'")
@@ -32,11 +36,12 @@ def advise(failure: Failure, job: Job, *, local: bool = False) -> str:
     """
     if told := job.launch.advise(failure, job):
         return told
-    counts = failure.kind == "ZeroDivisionError" and "device_count()" in failure.traceback
-    if not job.resources.use_gpu and (counts or _NO_GPU.search(failure.message)):
+    if not job.resources.use_gpu and (told := _about_gpu(failure)):
+        return told
+    if _NO_LAUNCH in failure.message:
         return (
-            "The code asks for a GPU, and ranks see none with use_gpu=False: pass use_gpu=True, or let the code choose "
-            '("cuda" and "nccl" if torch.cuda.is_available() else "cpu" and "gloo")'
+            "The code is written for fabric run, which tells it that its processes have been started: pass "
+            'env={"LT_CLI_USED": "1"} (--env LT_CLI_USED=1), or let the code call launch()'
         )
     if failure.kind == "FileExistsError" and _SHARED.search(failure.message) and job.training.local_ranks != "host":
         return (
@@ -49,6 +54,23 @@ def advise(failure: Failure, job: Job, *, local: bool = False) -> str:
         return _about_module(found["name"], failure, job)
     if failure.kind == "FileNotFoundError" and (found := _NO_FILE.search(failure.message)):
         return _about_file(found["path"], failure, job)
+    return ""
+
+
+def _about_gpu(failure: Failure) -> str:
+    """Return advice on code that demands a GPU, for ranks on CPUs."""
+    if _DEVICE_IDS in failure.message:
+        return (
+            "The code passes device_ids to DistributedDataParallel, which is for GPUs, and ranks see none with "
+            "use_gpu=False: pass use_gpu=True, or let the code leave out device_ids on CPUs"
+        )
+    counts = failure.kind == "ZeroDivisionError" and "device_count()" in failure.traceback
+    asserts = failure.kind == "AssertionError" and _ASSERTS_GPU.search(failure.traceback)
+    if counts or asserts or _NO_GPU.search(failure.message):
+        return (
+            "The code asks for a GPU, and ranks see none with use_gpu=False: pass use_gpu=True, or let the code choose "
+            '("cuda" and "nccl" if torch.cuda.is_available() else "cpu" and "gloo")'
+        )
     return ""
 
 

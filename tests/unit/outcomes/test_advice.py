@@ -109,6 +109,25 @@ def test_code_that_shares_out_no_gpus() -> None:
     assert advise(replace(ended, traceback="    x = 1 // 0\n"), make_job(target=Module("train")), local=True) == ""
 
 
+@pytest.mark.parametrize("line", ["assert torch.cuda.is_available()", 'assert torch.cuda.is_available(), "for DDP"'])
+def test_code_that_asserts_a_gpu(line: str) -> None:
+    ended = replace(failure("AssertionError", ""), traceback=f"    {line}\n           ^^^^\nAssertionError\n")
+    assert advise(ended, make_job(target=Module("train")), local=True).startswith("The code asks for a GPU")
+    assert advise(ended, make_job(target=Module("train"), use_gpu=True), local=True) == ""
+    other = replace(ended, traceback="    assert total % world_size == 0\nAssertionError\n")
+    assert advise(other, make_job(target=Module("train")), local=True) == ""
+
+
+def test_device_ids_on_cpus() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ValueError, match="device_ids") as raised:
+        torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1), device_ids=[0], process_group=object())
+    ended = failure("ValueError", str(raised.value))
+    told = advise(ended, make_job(target=Module("train")), local=True)
+    assert told.startswith("The code passes device_ids to DistributedDataParallel, which is for GPUs")
+    assert advise(ended, make_job(target=Module("train"), use_gpu=True), local=True) == ""
+
+
 def test_what_the_launch_path_knows_comes_first() -> None:
     ended = replace(
         failure("exit", "exited with code 2"), log_tail="error: argument --deepspeed: expected one argument"
