@@ -144,6 +144,8 @@ def test_collectives_of_horovod(anywhere: None) -> None:
         "gathered": [[0, 0], [1, 1], [1, 1]],
         "numbers": [0, 1],
         "broadcast": 2.0,
+        "broadcast later": [[1, 1]] * 3,
+        "gathered later": [0, 1, 1],
         "object": {"from": 1},
         "objects": ["a", "b"],
         "barrier": None,
@@ -178,7 +180,8 @@ def test_arguments_of_horovods_run(anywhere: None, caplog: pytest.LogCaptureFixt
         values = horovod.run(
             seen,
             args=("SEED",),
-            num_proc=2,
+            np=2,
+            stdout=sys.stdout,
             env={"SEED": "3"},
             start_timeout=300,
             use_mpi=True,

@@ -141,6 +141,8 @@ def collectives() -> dict[str, Any]:
         "gathered": hvd.allgather(torch.full((rank + 1, 2), rank)).tolist(),
         "numbers": hvd.allgather(torch.tensor(rank)).tolist(),
         "broadcast": hvd.broadcast(own, root_rank=1).item(),
+        "broadcast later": hvd.synchronize(hvd.broadcast_async_(torch.full((2, 3), rank).t(), 1)).tolist(),
+        "gathered later": hvd.synchronize(hvd.allgather_async(torch.full((rank + 1,), rank))).tolist(),
         "object": hvd.broadcast_object({"from": rank}, root_rank=1),
         "objects": hvd.allgather_object("ab"[rank]),
         "places": [

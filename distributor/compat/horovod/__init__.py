@@ -15,14 +15,19 @@ if TYPE_CHECKING:
     from distributor.compat.horovod.runner import HorovodRunner as HorovodRunner
     from distributor.compat.horovod.spark import run as run
 
+#: What programs reach as ``horovod.spark.run`` after importing this package only.
+_MODULES = ("keras", "spark", "tensorflow", "torch")
+
 _WHERE = {"HorovodRunner": "distributor.compat.horovod.runner", "run": "distributor.compat.horovod.spark"}
 
 __all__ = ["HorovodRunner", "run"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_WHERE[name]), name)

@@ -59,6 +59,13 @@ class Handle:
         self._finish = finish
         self._result: torch.Tensor | None = None
 
+    @classmethod
+    def of(cls, result: torch.Tensor) -> Handle:
+        """Return the handle of a collective that has ended."""
+        handle = cls(None, lambda: result)
+        handle._result = result
+        return handle
+
     def done(self) -> bool:
         """Return whether its result is there."""
         return self._result is not None or bool(self._work.is_completed())
@@ -241,6 +248,11 @@ def grouped_allreduce(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any
     return [allreduce(tensor, *args, **kwargs) for tensor in tensors]
 
 
+def grouped_allreduce_(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> list[torch.Tensor]:
+    """Reduce each tensor in place, and return them. Arguments and errors are those of :func:`allreduce_`."""
+    return [allreduce_(tensor, *args, **kwargs) for tensor in tensors]
+
+
 def poll(handle: Handle) -> bool:
     """Return whether a collective that was started has its result."""
     return handle.done()
@@ -277,6 +289,11 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Any = 
     return torch.cat([part[:count] for part, count in zip(parts, counts)])
 
 
+def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: Any = None) -> Handle:
+    """Do what :func:`allgather` does, and return a handle. It waits for all ranks: their lengths are not known."""
+    return Handle.of(allgather(tensor, name, process_set))
+
+
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = None) -> torch.Tensor:
     """Return the tensor of one rank. Arguments and errors are those of :func:`broadcast_`."""
     _no_gradient("broadcast", tensor)
@@ -296,12 +313,27 @@ def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None, pr
         ConfigurationError: ``init`` was not called.
     """
     world.require("broadcast")
+    return broadcast_async_(tensor, root_rank, name, process_set).wait()
+
+
+def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = None) -> Handle:
+    """Start :func:`broadcast` and return a handle for :func:`synchronize` and :func:`poll`. No gradient flows."""
+    return broadcast_async_(tensor.detach().clone(), root_rank, name, process_set)
+
+
+def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = None) -> Handle:
+    """Start :func:`broadcast_` and return a handle for :func:`synchronize` and :func:`poll`."""
+    world.require("broadcast_async")
     no_process_set(process_set)
     wire = tensor.detach().contiguous()
-    dist.broadcast(wire, root_rank)
-    if wire.data_ptr() != tensor.data_ptr():
-        tensor.detach().copy_(wire)
-    return tensor
+    work = dist.broadcast(wire, root_rank, async_op=True)
+
+    def finish() -> torch.Tensor:
+        if wire.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(wire)
+        return tensor
+
+    return Handle(work, finish)
 
 
 def broadcast_object(value: Any, root_rank: int = 0, name: str | None = None, process_set: Any = None) -> Any:

@@ -99,6 +99,16 @@ def mpi_built() -> bool:
     return False
 
 
+def mpi_enabled() -> bool:
+    """Return ``False``: ranks do not talk through MPI."""
+    return False
+
+
+def mpi_threads_supported() -> bool:
+    """Return ``False``: nothing of MPI runs. For mpi4py beside these functions, use ``launch="mpi"``."""
+    return False
+
+
 def nccl_built() -> bool:
     """Return whether torch has NCCL."""
     return bool(dist.is_nccl_available())
@@ -107,6 +117,26 @@ def nccl_built() -> bool:
 def gloo_built() -> bool:
     """Return whether torch has gloo."""
     return bool(dist.is_gloo_available())
+
+
+def gloo_enabled() -> bool:
+    """Return whether ranks may talk through gloo."""
+    return gloo_built()
+
+
+def ccl_built() -> bool:
+    """Return ``False``: oneCCL is not used."""
+    return False
+
+
+def ddl_built() -> bool:
+    """Return ``False``: IBM's DDL is not used."""
+    return False
+
+
+def rocm_built() -> bool:
+    """Return whether torch is built for ROCm."""
+    return torch.version.hip is not None
 
 
 def cuda_built() -> bool:

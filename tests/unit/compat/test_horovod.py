@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,6 +44,8 @@ def test_the_backends_are_torchs() -> None:
     assert (hvd.mpi_built(), hvd.gloo_built()) == (False, True)
     assert hvd.cuda_built() is (torch.version.cuda is not None)
     assert hvd.nccl_built() is torch.distributed.is_nccl_available()
+    assert (hvd.mpi_enabled(), hvd.mpi_threads_supported(), hvd.gloo_enabled()) == (False, False, True)
+    assert (hvd.ccl_built(), hvd.ddl_built(), hvd.rocm_built()) == (False, False, torch.version.hip is not None)
 
 
 @pytest.mark.parametrize("name", [*hvd.INSTEAD])
@@ -62,6 +65,19 @@ def test_what_is_not_here_of_horovods_spark(name: str) -> None:
             module.no_such_name
 
 
+def test_modules_are_reached_by_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, module in (("spark", spark), ("torch", hvd)):
+        monkeypatch.delattr(horovod, name, raising=False)
+        assert getattr(horovod, name) is module
+
+
+@pytest.mark.parametrize("name", ["common", "keras", "lightning", "torch"])
+def test_modules_of_estimators_say_what_to_do(name: str) -> None:
+    told = f"^horovod.spark.{name} is not here, since DataFrames .*: write them to Parquet, and use distributor.*files$"
+    with pytest.raises(ConfigurationError, match=told):
+        importlib.import_module(f"distributor.compat.horovod.spark.{name}")
+
+
 @pytest.mark.parametrize("flavour", ["tensorflow", "keras"])
 def test_other_flavours_say_what_to_do(flavour: str) -> None:
     with pytest.raises(ConfigurationError, match=f'horovod.{flavour} is not here.*launch="tensorflow"'):
@@ -75,6 +91,11 @@ def test_other_flavours_say_what_to_do(flavour: str) -> None:
         ({"stdout": "out"}, "stdout='out' cannot be used: .*log_dir"),
         ({"stderr": "err"}, "stderr='err' cannot be used: .*log_dir"),
         ({"executable": "python3"}, "executable='python3' cannot be used: .*PYSPARK_PYTHON"),
+        ({"hosts": "a:2"}, "hosts='a:2' cannot be used: ranks train on the executors"),
+        ({"hostfile": "hosts"}, "hostfile='hosts' cannot be used: ranks train on the executors"),
+        ({"num_proc": 2, "np": 3}, "num_proc=2 and np=3 are the same argument: leave np out"),
+        ({"np": 0}, "num_proc must be a positive integer, not 0"),
+        ({"stdout": sys.stdout, "stderr": sys.stderr, "num_proc": 0}, "num_proc must be a positive integer, not 0"),
         ({"num_proc": 0}, "num_proc must be a positive integer, not 0"),
     ],
 )
@@ -202,6 +223,20 @@ def test_gradients_can_be_clipped_before_the_step(alone: None) -> None:
         else:
             optimizer.step()
         assert weight.tolist() == pytest.approx([0.9, 0.9])
+
+
+def test_collectives_that_are_started(alone: None) -> None:
+    transposed = torch.arange(4.0).reshape(2, 2).t()
+    handle = hvd.broadcast_async_(transposed, root_rank=0, name="weights")
+    assert hvd.synchronize(handle) is transposed
+    copied = hvd.synchronize(hvd.broadcast_async(transposed, 0))
+    assert copied is not transposed
+    assert copied.equal(transposed)
+    gathered = hvd.allgather_async(torch.tensor([1, 2]))
+    assert hvd.poll(gathered)
+    assert hvd.synchronize(gathered).tolist() == [1, 2]
+    tensors = [torch.ones(1), torch.zeros(2)]
+    assert all(made is given for made, given in zip(hvd.grouped_allreduce_(tensors, op=hvd.Sum), tensors, strict=True))
 
 
 def test_older_and_newer_names_of_an_operation() -> None:

@@ -1,7 +1,12 @@
-"""``horovod.spark``: ``run``. Source: https://horovod.readthedocs.io/en/stable/spark_include.html."""
+"""``horovod.spark.run``, which also stands for ``horovod.run``.
+
+Sources: https://horovod.readthedocs.io/en/stable/spark_include.html,
+https://horovod.readthedocs.io/en/stable/run_include.html
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -37,6 +42,9 @@ def run(
     prefix_output_with_timestamp: bool = False,
     executable: str | None = None,
     *,
+    np: int | None = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> list[T]:
     """Run a function in many ranks, and return their values in rank order.
@@ -46,11 +54,13 @@ def run(
         num_proc: number of ranks. ``None`` (default): one for each GPU, or for each task slot where there are no GPUs.
         start_timeout: number of seconds until all ranks must be up (default 600).
         use_mpi, use_gloo: accepted: ranks always talk through ``torch.distributed``. ``use_mpi=True`` warns.
-        extra_mpi_args, stdout, stderr, executable: refused; the error says what to do.
+        stdout, stderr: ``sys.stdout`` and ``sys.stderr``, where lines are shown anyway; others are refused.
+        extra_mpi_args, executable, hosts, hostfile: refused; the error says what to do.
         env: environment variables for the ranks, beside those that they have.
         verbose: 0 shows no status of the run.
         nics: names of the network interfaces of gloo and NCCL. By default the kernel's routing decides.
         prefix_output_with_timestamp: accepted with a warning: lines begin with rank and host.
+        np: older name of ``num_proc``, as ``horovod.run`` has it.
         options: further options of ``Distributor`` by name, such as ``{"log_dir": "logs"}``.
 
     Raises:
@@ -61,7 +71,12 @@ def run(
         >>> run(train, args=(1e-3,), num_proc=4)  # doctest: +SKIP
         [0.1, 0.1, 0.1, 0.1]
     """
-    refuse(extra_mpi_args=extra_mpi_args, stdout=stdout, stderr=stderr, executable=executable)
+    refuse(extra_mpi_args=extra_mpi_args, executable=executable, hosts=hosts, hostfile=hostfile)
+    refuse(
+        stdout=None if stdout is sys.stdout else stdout,
+        stderr=None if stderr is sys.stderr else stderr,
+    )
+    num_proc = one_number(num_proc, np)
     if use_mpi:
         notices.logger.warning("use_mpi=True starts nothing of MPI: ranks talk through torch.distributed")
     if prefix_output_with_timestamp:
@@ -82,11 +97,28 @@ def run(
     return run_all(request, fn, args, kwargs)
 
 
+def one_number(num_proc: int | None, np: int | None) -> int | None:
+    """Return the number of ranks, which has two names.
+
+    Raises:
+        ConfigurationError: both are given, and differ.
+
+    Example:
+        >>> one_number(None, 4)
+        4
+    """
+    if num_proc is not None and np is not None and num_proc != np:
+        raise ConfigurationError(f"num_proc={num_proc!r} and np={np!r} are the same argument: leave np out")
+    return np if num_proc is None else num_proc
+
+
 #: Arguments of Horovod that would change how ranks start, and what to do instead.
 _REFUSED = {
     "extra_mpi_args": "no MPI starts the ranks: leave it out, and set variables of NCCL or gloo with env=",
     "stdout": 'lines of ranks are shown with rank and host: pass options={"log_dir": "logs"} to keep them in files',
     "stderr": 'lines of ranks are shown with rank and host: pass options={"log_dir": "logs"} to keep them in files',
+    "hosts": "ranks train on the executors of the Spark session, or on this machine without one: leave it out",
+    "hostfile": "ranks train on the executors of the Spark session, or on this machine without one: leave it out",
     "executable": "ranks run the Python of their executor: set spark.pyspark.python, or PYSPARK_PYTHON",
 }
 

@@ -1,0 +1,8 @@
+"""``horovod.spark.torch``, which is not here: importing this module says what to do instead."""
+
+from distributor.errors import ConfigurationError
+
+raise ConfigurationError(
+    "horovod.spark.torch is not here, since DataFrames are not passed to ranks: write them to Parquet, and use "
+    "distributor.compat.horovod.run with a function that reads its data from files"
+)
