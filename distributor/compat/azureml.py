@@ -11,12 +11,21 @@ https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from distributor.api.target import named_module
 from distributor.compat.commands import Program, parse
+from distributor.compat.descriptions import (
+    AssetTypes as AssetTypes,
+    Input as Input,
+    JobResourceConfiguration as JobResourceConfiguration,
+    ResourceConfiguration as ResourceConfiguration,
+    instances,
+    not_used,
+)
 from distributor.compat.running import Request, run_first
 from distributor.errors import ConfigurationError
 from distributor.launch.mpi_env import MpiEnv
@@ -30,8 +39,18 @@ from distributor.values.launch import Launch
 #: Arguments of Azure's ``command`` that say where and under which labels Azure runs a job, and change nothing here.
 NOT_USED = (
     *("compute", "description", "docker_args", "environment", "experiment_name", "identity", "instance_type"),
-    *("is_deterministic", "job_tier", "locations", "name", "properties", "services", "shm_size", "tags", "timeout"),
+    *("is_deterministic", "job_tier", "locations", "name", "parent_job_name", "priority", "properties", "services"),
+    *("shm_size", "tags", "timeout"),
 )
+
+#: What to do instead of each name of ``azure.ai.ml`` that is not here.
+INSTEAD = {
+    "MLClient": "run(job), which runs a job on the Spark session",
+    "Output": 'options={"output_dir": ...} of run, which brings new files back',
+    "dsl": "one run() for each step",
+    "load_component": "command()",
+    "load_job": "command()",
+}
 
 
 class Distribution(Protocol):
@@ -48,12 +67,25 @@ class Distribution(Protocol):
         """Return the launch path that starts them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PyTorchDistribution:
+class _Counts:
+    """Attributes that are numbers, and can be set later, as those of Azure's distributions."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if value is not None and (name, value) != ("parameter_server_count", 0):
+            check_count(name, value)
+        super().__setattr__(name, value)
+
+
+@dataclass(init=False)
+class PyTorchDistribution(_Counts):
     """Processes that find each other by torchrun's variables: ``RANK``, ``LOCAL_RANK``, ``NODE_RANK``, ....
 
     Args:
         process_count_per_instance: number of processes on each instance; ``None`` (default) is 1.
+        others: such as ``node_count``: accepted and not used, with a warning.
+
+    Raises:
+        ConfigurationError: a number is wrong, now or when it is set later.
 
     Example:
         >>> PyTorchDistribution(process_count_per_instance=4).processes(instance_count=2)
@@ -62,8 +94,9 @@ class PyTorchDistribution:
 
     process_count_per_instance: int | None = None
 
-    def __post_init__(self) -> None:
-        _check_optional(self, "process_count_per_instance")
+    def __init__(self, *, process_count_per_instance: int | None = None, **others: Any) -> None:
+        self.process_count_per_instance = process_count_per_instance
+        not_used(type(self).__name__, others)
 
     @property
     def per_instance(self) -> int:
@@ -79,15 +112,16 @@ class PyTorchDistribution:
         return Torchrun()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(init=False)
 class MpiDistribution(PyTorchDistribution):
     """Processes that read their rank from Open MPI's variables and Azure's. Nothing of MPI is started.
 
     Beside ``OMPI_COMM_WORLD_RANK`` and its relatives they find torchrun's variables, and the address of rank 0 in
-    ``AZ_BATCH_MASTER_NODE`` and ``AZ_BATCHAI_MPI_MASTER_NODE``.
+    ``AZ_BATCH_MASTER_NODE`` and ``AZ_BATCHAI_MPI_MASTER_NODE``. Arguments are those of :class:`PyTorchDistribution`.
 
-    Args:
-        process_count_per_instance: number of processes on each instance; ``None`` (default) is 1.
+    Example:
+        >>> MpiDistribution(process_count_per_instance=4).processes(instance_count=2)
+        8
     """
 
     def launch(self, instance_count: int) -> Launch:
@@ -95,8 +129,8 @@ class MpiDistribution(PyTorchDistribution):
         return MpiEnv()
 
 
-@dataclass(frozen=True, kw_only=True)
-class TensorFlowDistribution:
+@dataclass(init=False)
+class TensorFlowDistribution(_Counts):
     """Tasks of a TensorFlow cluster, which find each other by ``TF_CONFIG``.
 
     With parameter servers, the first worker is the chief, which runs ``ParameterServerStrategy``.
@@ -104,6 +138,10 @@ class TensorFlowDistribution:
     Args:
         parameter_server_count: number of parameter servers.
         worker_count: number of workers, the chief included; ``None`` (default): as many as instances.
+        others: accepted and not used, with a warning.
+
+    Raises:
+        ConfigurationError: a number is wrong, now or when it is set later.
 
     Example:
         >>> TensorFlowDistribution(parameter_server_count=1, worker_count=3).processes(instance_count=2)
@@ -113,10 +151,12 @@ class TensorFlowDistribution:
     parameter_server_count: int | None = 0
     worker_count: int | None = None
 
-    def __post_init__(self) -> None:
-        if self.parameter_server_count != 0:
-            _check_optional(self, "parameter_server_count")
-        _check_optional(self, "worker_count")
+    def __init__(
+        self, *, parameter_server_count: int | None = 0, worker_count: int | None = None, **others: Any
+    ) -> None:
+        self.parameter_server_count = parameter_server_count
+        self.worker_count = worker_count
+        not_used("TensorFlowDistribution", others)
 
     @property
     def per_instance(self) -> None:
@@ -198,9 +238,49 @@ class RayDistribution:
         return Ray()
 
 
-@dataclass(frozen=True)
+#: Distributions by the word that names them in a dict.
+_KINDS: Mapping[str, Callable[..., Distribution]] = {
+    "pytorch": PyTorchDistribution,
+    "mpi": MpiDistribution,
+    "tensorflow": TensorFlowDistribution,
+    "ray": RayDistribution,
+}
+
+
+def as_distribution(value: Any) -> Distribution:
+    """Return a distribution, which may be given as a dict with its ``type``; ``None`` is one process per instance.
+
+    Raises:
+        ConfigurationError: it is neither, or an argument is wrong.
+
+    Example:
+        >>> as_distribution({"type": "PyTorch", "process_count_per_instance": 4})
+        PyTorchDistribution(process_count_per_instance=4)
+    """
+    if value is None:
+        return PyTorchDistribution()
+    if isinstance(value, (PyTorchDistribution, TensorFlowDistribution, RayDistribution)):
+        return value
+    given = dict(value) if isinstance(value, Mapping) else {}
+    kind = str(given.pop("type", "")).lower()
+    if kind not in _KINDS:
+        raise ConfigurationError(
+            "distribution must be PyTorchDistribution, MpiDistribution, TensorFlowDistribution or RayDistribution of "
+            f'distributor.compat.azureml, or a dict such as {{"type": "pytorch"}}, not {value!r}'
+        )
+    try:
+        return _KINDS[kind](**given)
+    except TypeError as error:
+        raise ConfigurationError(f"distribution={value!r} cannot be used: {error}") from None
+
+
+@dataclass
 class Command:
-    """A job as ``command`` describes it. ``run`` runs it."""
+    """A job as ``command`` describes it. ``run`` runs it. Attributes can be set later, as those of Azure's jobs.
+
+    Raises:
+        ConfigurationError: a value is wrong, or there is no such attribute.
+    """
 
     program: Program
     code: str | None = None
@@ -208,17 +288,51 @@ class Command:
     instance_count: int = 1
     environment_variables: Mapping[str, str] = field(default_factory=dict, repr=False)
     display_name: str | None = None
+    resources: Any = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in NOT_USED:
+            return not_used("command", {name: value})
+        if name not in _ATTRIBUTES:
+            raise ConfigurationError(
+                f"a command has no attribute {name!r} here: leave it out, or set one of {', '.join(_ATTRIBUTES)}"
+            )
+        super().__setattr__(name, _ATTRIBUTES[name](value))
+        return None
+
+    @property
+    def instances(self) -> int:
+        """The number of instances: that of the resources, if they have one."""
+        return instances(self.resources) or self.instance_count
+
+
+def _checked_resources(value: Any) -> Any:
+    instances(value)
+    return value
+
+
+#: The attributes of a command, and what checks their values.
+_ATTRIBUTES: Mapping[str, Callable[[Any], Any]] = {
+    "program": lambda value: value,
+    "code": lambda value: None if value is None else str(value),
+    "distribution": as_distribution,
+    "instance_count": lambda value: check_count("instance_count", value),
+    "environment_variables": lambda value: check_env("environment_variables", value or {}),
+    "display_name": lambda value: None if value is None else check_title("display_name", value),
+    "resources": _checked_resources,
+}
 
 
 def command(
     *,
     command: str,
-    code: str | None = None,
+    code: str | os.PathLike[str] | None = None,
     inputs: Mapping[str, Any] | None = None,
-    distribution: Distribution | None = None,
+    distribution: Distribution | Mapping[str, Any] | None = None,
     instance_count: int = 1,
     environment_variables: Mapping[str, str] | None = None,
     display_name: str | None = None,
+    resources: Any = None,
     **others: Any,
 ) -> Command:
     """Describe a job, as ``azure.ai.ml.command`` does. Nothing starts.
@@ -230,9 +344,11 @@ def command(
         inputs: values by name: text, numbers, or objects with a ``path``, such as Azure's ``Input``. Paths are taken as
             they are, and must exist on all nodes.
         distribution: how many processes each instance has and how they are started; default one, by torchrun's path.
+            A dict with its ``type``, such as ``"pytorch"``, is one too.
         instance_count: number of instances.
         environment_variables: variables for the ranks.
         display_name: the run's name.
+        resources: another way to give ``instance_count``: ``ResourceConfiguration``, or a dict.
         others: what ``NOT_USED`` lists is accepted and not used, with a warning.
 
     Raises:
@@ -249,25 +365,25 @@ def command(
             f"command() cannot use {', '.join(unknown)}: leave it out. Results come back by what ranks return, and new "
             'files by options={"output_dir": ...} of run'
         )
-    if others:
-        notices.logger.warning("command: %s not used here: runs train on the Spark session", _are(sorted(others)))
+    not_used("command", others)
     return Command(
         parse(command, inputs or {}),
-        code,
-        distribution or PyTorchDistribution(),
-        check_count("instance_count", instance_count),
-        check_env("environment_variables", environment_variables or {}),
-        None if display_name is None else check_title("display_name", display_name),
+        None if code is None else str(code),
+        as_distribution(distribution),
+        instance_count,
+        environment_variables or {},
+        display_name,
+        resources,
     )
 
 
 def run(
     target: Any,
     *args: Any,
-    distribution: Distribution | None = None,
+    distribution: Distribution | Mapping[str, Any] | None = None,
     instance_count: int = 1,
     environment_variables: Mapping[str, str] | None = None,
-    code: str | None = None,
+    code: str | os.PathLike[str] | None = None,
     use_gpu: bool | None = None,
     options: Mapping[str, Any] | None = None,
     **kwargs: Any,
@@ -304,10 +420,10 @@ def run(
         return run_first(_request(target, use_gpu, options), what, args)
     job = Command(
         Program(""),
-        code,
-        distribution or PyTorchDistribution(),
-        check_count("instance_count", instance_count),
-        check_env("environment_variables", environment_variables or {}),
+        None if code is None else str(code),
+        as_distribution(distribution),
+        instance_count,
+        environment_variables or {},
     )
     return run_first(_request(job, use_gpu, options), target, args, kwargs)
 
@@ -316,20 +432,17 @@ def _request(job: Command, use_gpu: bool | None, options: Mapping[str, Any] | No
     """Return what a job asks for; options come last, so that they can override what the job says."""
     named = {"env": job.environment_variables, "working_dir": job.code, "name": job.display_name}
     return Request(
-        asked=f"{type(job.distribution).__name__} on instance_count={job.instance_count}",
+        asked=f"{type(job.distribution).__name__} on instance_count={job.instances}",
         parameter="instance_count",
-        processes=job.distribution.processes(job.instance_count),
+        processes=job.distribution.processes(job.instances),
         use_gpu=use_gpu,
         per_node=job.distribution.per_instance,
-        launch=job.distribution.launch(job.instance_count),
+        launch=job.distribution.launch(job.instances),
         options={**{name: value for name, value in named.items() if value}, **(options or {})},
     )
 
 
-def _check_optional(value: Any, name: str) -> None:
-    if getattr(value, name) is not None:
-        check_count(name, getattr(value, name))
-
-
-def _are(names: list[str]) -> str:
-    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
+def __getattr__(name: str) -> Any:
+    if name not in INSTEAD:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise ConfigurationError(f"azure.ai.ml.{name} is not here: use {INSTEAD[name]}")

@@ -13,6 +13,9 @@ from distributor.errors import ConfigurationError
 #: What only a shell understands; an input's place is ``${{inputs.NAME}}``, and is replaced before.
 _SHELL = re.compile(r"[|&;<>`\n]|\$")
 
+#: What Azure uploads afterwards.
+_OUTPUT = re.compile(r"\$\{\{\s*outputs\.(\w+)\s*\}\}")
+
 _INPUT = re.compile(r"\$\{\{\s*inputs\.(\w+)\s*\}\}")
 
 
@@ -29,11 +32,11 @@ def parse(command: str, inputs: Mapping[str, Any]) -> Program:
     """Return the program that a command line runs.
 
     Args:
-        command: ``python SCRIPT ARGUMENTS`` or ``python -m MODULE ARGUMENTS``.
+        command: ``python SCRIPT ARGUMENTS`` or ``python -m MODULE ARGUMENTS``; a line may go on after a backslash.
         inputs: the values of ``${{inputs.NAME}}``.
 
     Raises:
-        ConfigurationError: it is no such command, needs a shell, or names an input that is not there.
+        ConfigurationError: it is no such command, needs a shell, or names an output or an input that is not there.
 
     Example:
         >>> parse("python -m pkg.train --data ${{inputs.data}}", {"data": "/mnt/my data"})
@@ -41,7 +44,12 @@ def parse(command: str, inputs: Mapping[str, Any]) -> Program:
     """
     if not isinstance(command, str) or not command.strip():
         raise ConfigurationError(f"command must be a line such as 'python train.py --lr 0.1', not {command!r}")
-    marked = _INPUT.sub(r"\0\1\0", command)
+    if found := _OUTPUT.search(command):
+        raise ConfigurationError(
+            f"command names the output {found[1]!r}, but nothing is uploaded: write a path instead of {found[0]}, and "
+            'pass options={"output_dir": ...} to run to get new files back'
+        )
+    marked = _INPUT.sub(r"\0\1\0", command.strip().replace("\\\n", " "))
     if found := _SHELL.search(marked):
         raise ConfigurationError(
             f"command uses {found[0]!r}, which only a shell or Azure understands, and no shell runs it: pass one "

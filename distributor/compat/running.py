@@ -152,6 +152,7 @@ def _distributor(request: Request) -> EveryRank:
     trial = cpu_ranks(os.environ)
     settled = settle(request, trial, lambda mode: look(mode, os.environ))
     if trial is not None:
+        check_trial(request, trial)
         notices.logger.warning(
             "%s=%d: %s on CPUs %s, whatever %s asks for, and types of GPUs are not checked. Unset it to train as asked",
             VARIABLE,
@@ -161,6 +162,21 @@ def _distributor(request: Request) -> EveryRank:
             request.asked,
         )
     return EveryRank(settled.processes, settled.local_mode, settled.use_gpu, launch=settled.launch, **settled.options)
+
+
+def check_trial(request: Request, trial: int) -> None:
+    """Check that the launch path can work with the number of ranks of a trial.
+
+    Raises:
+        ConfigurationError: it cannot, for instance since a cluster of TensorFlow needs more tasks.
+
+    Example:
+        >>> check_trial(Request("run()", "num_proc"), 2)
+    """
+    try:
+        request.launch.resolve(trial, False)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{VARIABLE}={trial} is the number of processes, and does not do: {error}") from None
 
 
 @contextmanager

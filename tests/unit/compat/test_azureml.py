@@ -14,6 +14,7 @@ from distributor.compat.azureml import (
     PyTorchDistribution,
     RayDistribution,
     TensorFlowDistribution,
+    as_distribution,
     command,
 )
 from distributor.compat.commands import Program, parse
@@ -53,6 +54,12 @@ def test_a_distribution_chooses_path_and_processes(
         (lambda: RayDistribution(address="10.0.0.1:6379"), "names a Ray cluster, but the run starts its own"),
         (lambda: RayDistribution(head_node_additional_args="--num-cpus 4"), "head_node_additional_args='--num-cpus 4'"),
         (lambda: RayDistribution(worker_node_additional_args="-v"), "worker_node_additional_args='-v' cannot be used"),
+        (lambda: as_distribution({"type": "spark"}), r"or a dict such as .*, not \{'type': 'spark'\}"),
+        (
+            lambda: as_distribution(object()),
+            "distribution must be PyTorchDistribution, .* of distributor.compat.azureml",
+        ),
+        (lambda: as_distribution({"type": "ray", "nodes": 2}), "distribution=.* cannot be used: .*'nodes'"),
         (lambda: azureml.run(print, instance_count=0), "instance_count must be a positive integer, not 0"),
         (lambda: azureml.run(print, environment_variables={"RANK": "1"}), "environment_variables sets RANK"),
     ],
@@ -60,6 +67,38 @@ def test_a_distribution_chooses_path_and_processes(
 def test_wrong_distributions(make: Any, told: str) -> None:
     with pytest.raises(ConfigurationError, match=told):
         make()
+
+
+@pytest.mark.parametrize(
+    ("given", "distribution"),
+    [
+        ({"type": "PyTorch", "process_count_per_instance": 4}, PyTorchDistribution(process_count_per_instance=4)),
+        ({"type": "mpi"}, MpiDistribution()),
+        ({"type": "tensorflow", "worker_count": 2}, TensorFlowDistribution(worker_count=2)),
+        ({"type": "ray", "port": None}, RayDistribution()),
+        (None, PyTorchDistribution()),
+    ],
+)
+def test_a_distribution_may_be_a_dict(given: Any, distribution: Any) -> None:
+    made = command(command="python a.py", distribution=given).distribution
+    assert (made, type(made)) == (distribution, type(distribution))
+
+
+def test_what_a_distribution_does_not_use_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        made = PyTorchDistribution(node_count=8, process_count_per_instance=4)
+        as_distribution({"type": "tensorflow", "worker_count": 2, "added_property": 7})
+    assert made.processes(1) == 4
+    assert "PyTorchDistribution: node_count is not used here" in caplog.text
+    assert "TensorFlowDistribution: added_property is not used here" in caplog.text
+
+
+def test_a_distribution_can_be_changed() -> None:
+    distribution = MpiDistribution()
+    distribution.process_count_per_instance = 2
+    assert distribution.processes(3) == 6
+    with pytest.raises(ConfigurationError, match="process_count_per_instance must be a positive integer, not 0"):
+        distribution.process_count_per_instance = 0
 
 
 def test_what_ray_does_not_use_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -75,6 +114,7 @@ def test_what_ray_does_not_use_is_told(caplog: pytest.LogCaptureFixture) -> None
         ("python train.py", Program("train.py")),
         ("python3 -u train.py --lr 0.1", Program("train.py", ("--lr", "0.1"))),
         ("python -m pkg.train 'two words'", Program("pkg.train", ("two words",), is_module=True)),
+        ("python train.py \\\n  --n 1 \\\n  --m 2\n    ", Program("train.py", ("--n", "1", "--m", "2"))),
         ("python train.py ${{ inputs.data }}/a --n=${{inputs.n}}", Program("train.py", ("/my data/a", "--n=3"))),
     ],
 )
@@ -92,7 +132,11 @@ def test_commands_that_are_run(line: str, program: Program) -> None:
         ("python a.py && python b.py", "command uses '&', which only a shell"),
         ("python a.py > log", "command uses '>'"),
         ("python a.py $HOME", r"command uses '\$'"),
-        ("python a.py ${{outputs.model}}", r"command uses '\$'"),
+        (
+            "python a.py ${{outputs.model}}",
+            r"names the output 'model', .*: write a path instead of \$\{\{outputs.model",
+        ),
+        ("python a.py\npython b.py", r"command uses '\\n'"),
         ("python a.py 'b", "command cannot be split into words"),
         ("torchrun --nproc_per_node 2 a.py", "leave out torchrun, mpirun and other launchers"),
         ("python", "command must be 'python SCRIPT"),
@@ -120,6 +164,55 @@ def test_a_command_is_a_value(caplog: pytest.LogCaptureFixture) -> None:
     assert "command: compute, environment are not used here" in caplog.text
     with pytest.raises(ConfigurationError, match=r"command\(\) cannot use outputs: leave it out"):
         command(command="python a.py", outputs={})
+
+
+def test_a_command_can_be_changed(caplog: pytest.LogCaptureFixture) -> None:
+    job = command(command="python a.py", instance_count=1)
+    job.distribution = TensorFlowDistribution(worker_count=2)
+    job.resources = azureml.ResourceConfiguration(instance_type="STANDARD_NC4AS_T4_V3", instance_count=3)
+    with caplog.at_level(logging.WARNING):
+        job.compute = "gpu-cluster"
+    assert (job.distribution.processes(1), job.instances) == (2, 3)
+    assert "command: compute is not used here" in caplog.text
+    job.distribution = {"type": "mpi"}
+    assert job.distribution == MpiDistribution()
+    with pytest.raises(ConfigurationError, match="a command has no attribute 'outputs' here: leave it out, or set one"):
+        job.outputs = {}
+    with pytest.raises(ConfigurationError, match="instance_count must be a positive integer, not 0"):
+        job.instance_count = 0
+
+
+@pytest.mark.parametrize(
+    ("resources", "instances"),
+    [({"instance_count": 2}, 2), (azureml.JobResourceConfiguration(instance_count=2), 2), ({}, 1), (None, 1)],
+)
+def test_resources_say_how_many_instances(resources: Any, instances: int) -> None:
+    assert command(command="python a.py", resources=resources).instances == instances
+
+
+@pytest.mark.parametrize(
+    ("resources", "told"),
+    [
+        (2, r"resources must be a dict such as \{\"instance_count\": 2\}, not 2"),
+        ({"instance_count": 0}, "instance_count must be a positive integer, not 0"),
+    ],
+)
+def test_wrong_resources(resources: Any, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        command(command="python a.py", resources=resources)
+
+
+def test_an_input_is_its_path() -> None:
+    data = azureml.Input(type=azureml.AssetTypes.URI_FOLDER, path="/mnt/data", mode="ro_mount")
+    assert command(command="python a.py ${{inputs.data}}", inputs={"data": data}).program.arguments == ("/mnt/data",)
+
+
+@pytest.mark.parametrize("name", azureml.INSTEAD)
+def test_what_is_not_here_of_azures_names(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"azure.ai.ml.{name} is not here: use "):
+        getattr(azureml, name)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        azureml.no_such_name
 
 
 @pytest.mark.parametrize(

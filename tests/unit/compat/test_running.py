@@ -11,8 +11,9 @@ from jobs import make_job
 from distributor import ConfigurationError, ResourceError
 from distributor.compat.accelerators import CheckedPath, OnAccelerator
 from distributor.compat.places import Place
-from distributor.compat.running import Request, settle
+from distributor.compat.running import Request, check_trial, settle
 from distributor.compat.trial import cpu_ranks
+from distributor.launch.tensorflow import TensorFlow
 from distributor.launch.torchrun import Torchrun
 from distributor.values.outcome import Failure
 from distributor.values.placement import Node, Placement
@@ -74,6 +75,14 @@ def test_ranks_per_instance_are_a_limit_on_executors_only() -> None:
     asked = replace(ASKED, per_node=4, options={"name": "a"})
     assert settle(asked, None, at(CLUSTER)).options == {"max_processes_per_node": 4, "name": "a"}
     assert settle(asked, None, at(Place(gpus=8))).options == {"name": "a"}
+
+
+def test_a_trial_has_the_processes_that_its_launch_path_needs() -> None:
+    cluster = replace(EVERY, launch=TensorFlow(parameter_servers=1))
+    told = "^DISTRIBUTOR_COMPAT_CPU=2 is the number of processes, and does not do: .* too few .* raise it to 3 or more"
+    with pytest.raises(ConfigurationError, match=told):
+        check_trial(cluster, 2)
+    check_trial(cluster, 3)
 
 
 def test_the_variable_is_a_number() -> None:

@@ -1,0 +1,99 @@
+"""What Azure's jobs are described with beside their command: inputs, and the machines that they ask for. Pure.
+
+Sources: https://learn.microsoft.com/python/api/azure-ai-ml/azure.ai.ml.input,
+https://learn.microsoft.com/python/api/azure-ai-ml/azure.ai.ml.entities.resourceconfiguration
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from distributor.errors import ConfigurationError
+from distributor.text import notices
+from distributor.values.checks import check_count
+
+
+class AssetTypes:
+    """Kinds of inputs. All are taken as paths."""
+
+    CUSTOM_MODEL = "custom_model"
+    MLFLOW_MODEL = "mlflow_model"
+    MLTABLE = "mltable"
+    TRITON_MODEL = "triton_model"
+    URI_FILE = "uri_file"
+    URI_FOLDER = "uri_folder"
+
+
+@dataclass(kw_only=True)
+class Input:
+    """An input of a job: a path, which is taken as it is.
+
+    Args:
+        type: kind of the input, which changes nothing.
+        path: where it is on all nodes.
+        mode: how Azure mounts it, which changes nothing.
+
+    Example:
+        >>> Input(type=AssetTypes.URI_FOLDER, path="/mnt/data").path
+        '/mnt/data'
+    """
+
+    type: str = AssetTypes.URI_FOLDER
+    path: str = ""
+    mode: str | None = None
+
+
+@dataclass(init=False)
+class ResourceConfiguration:
+    """How many instances a job has.
+
+    Args:
+        instance_count: number of instances; ``None`` (default) leaves what the job says.
+        others: such as ``instance_type``: accepted and not used, with a warning.
+
+    Example:
+        >>> ResourceConfiguration(instance_count=2).instance_count
+        2
+    """
+
+    instance_count: int | None = None
+
+    def __init__(self, *, instance_count: int | None = None, **others: Any) -> None:
+        self.instance_count = instance_count
+        not_used("ResourceConfiguration", others)
+
+
+#: Newer name of the same.
+JobResourceConfiguration = ResourceConfiguration
+
+
+def instances(resources: Any) -> int | None:
+    """Return the number of instances that a job's resources name; ``None`` if they name none.
+
+    Args:
+        resources: a dict, or an object such as :class:`ResourceConfiguration`, Azure's own included.
+
+    Raises:
+        ConfigurationError: it is neither, or the number is wrong.
+
+    Example:
+        >>> instances({"instance_count": 2}), instances(ResourceConfiguration())
+        (2, None)
+    """
+    if resources is None:
+        return None
+    known = isinstance(resources, Mapping) or hasattr(resources, "instance_count")
+    if not known:
+        raise ConfigurationError(f'resources must be a dict such as {{"instance_count": 2}}, not {resources!r}')
+    number = resources.get("instance_count") if isinstance(resources, Mapping) else resources.instance_count
+    return None if number is None else check_count("instance_count", number)
+
+
+def not_used(where: str, others: Mapping[str, Any]) -> None:
+    """Warn about arguments that are accepted and change nothing."""
+    if others:
+        names = sorted(others)
+        verb = "is" if len(names) == 1 else "are"
+        notices.logger.warning("%s: %s %s not used here", where, ", ".join(names), verb)
