@@ -71,6 +71,12 @@ def test_the_second_generation_does_too(on_cpus: None) -> None:
     assert air.distributed(num_accelerators=16, accelerator_type="GPU_8xH100")(whose_group).distributed() == [0, 1]
 
 
+def test_ranks_log_to_the_notebooks_run_of_mlflow(on_cpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_RUN_ID", "7")
+    values = serverless_gpu.distributed(gpus=2)(seen).distributed("MLFLOW_RUN_ID")
+    assert values == [{"MLFLOW_RUN_ID": "7"}] * 2
+
+
 @serverless_gpu.distributed(gpus=1, gpu_type="H100")
 def decorated_above(number: int) -> int:
     return number + 1

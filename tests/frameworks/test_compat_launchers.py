@@ -35,6 +35,14 @@ def workers_by_ray_init(times: int) -> list[int]:
     return _computed(times)
 
 
+def workers_at_once(times: int) -> list[int]:
+    """As public notebooks do it: the function finds itself joined to the cluster."""
+    import ray
+
+    assert ray.cluster_resources()["CPU"] >= 2
+    return _computed(times)
+
+
 def _computed(times: int) -> list[int]:
     import ray
 
@@ -50,10 +58,11 @@ def _computed(times: int) -> list[int]:
     "launched",
     [
         lambda: serverless_gpu.ray_launch(gpus=8, gpu_type="a10", remote=True)(workers).distributed(3),
+        lambda: serverless_gpu.ray_launch(gpus=8)(workers_at_once).distributed(3),
         lambda: air.ray_launch(num_accelerators=8)(workers_by_ray_init).distributed(3),
         lambda: [azureml.run(workers, 3, distribution=azureml.RayDistribution(), instance_count=2)],
     ],
-    ids=["serverless_gpu", "air", "azureml"],
+    ids=["serverless_gpu", "at once", "air", "azureml"],
 )
 def test_a_function_runs_once_as_rays_driver(launched: Any) -> None:
     pytest.importorskip("ray")

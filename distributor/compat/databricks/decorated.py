@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from distributor.compat.running import Request, run_all
@@ -27,12 +28,14 @@ class DistributedFunction(Generic[P, T]):
     Args:
         function: the user's function.
         request: what its decorator asks for.
+        target: what runs in the processes, with the same arguments.
     """
 
-    def __init__(self, function: Callable[P, T], request: Request) -> None:
+    def __init__(self, function: Callable[P, T], request: Request, target: Callable[P, T]) -> None:
         functools.update_wrapper(self, function)
         self._function = function
         self._request = request
+        self._target = target
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._function(*args, **kwargs)
@@ -54,16 +57,30 @@ class DistributedFunction(Generic[P, T]):
                 pool,
                 self._request.asked,
             )
-        return run_all(self._request, self._function, args, kwargs)
+        variables = carried(os.environ)
+        options = {**self._request.options, **({"env": variables} if variables else {})}
+        return run_all(replace(self._request, options=options), self._target, args, kwargs)
 
 
-def decorator(request: Request) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
-    """Return the decorator for a request."""
+def as_it_is(function: T) -> T:
+    """Return the function, which runs in the processes as it is.
+
+    Example:
+        >>> as_it_is(len) is len
+        True
+    """
+    return function
+
+
+def decorator(
+    request: Request, prepare: Callable[[Any], Any] = as_it_is
+) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
+    """Return the decorator for a request; ``prepare`` makes of the function what runs in the processes."""
 
     def decorate(function: Callable[P, T]) -> DistributedFunction[P, T]:
         if not callable(function):
             raise ConfigurationError(f"{request.asked} decorates a function, not {function!r}")
-        return DistributedFunction(function, request)
+        return DistributedFunction(function, request, prepare(function))
 
     return decorate
 
@@ -86,6 +103,16 @@ def pools_set(environ: Mapping[str, str]) -> list[str]:
         ['DATABRICKS_REMOTE_GPU_POOL_ID']
     """
     return [name for name in POOLS if environ.get(name)]
+
+
+def carried(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that ranks get from the notebook: those of MLflow, so that they log to its run.
+
+    Example:
+        >>> carried({"MLFLOW_RUN_ID": "7", "HOME": "/root"})
+        {'MLFLOW_RUN_ID': '7'}
+    """
+    return {name: value for name, value in environ.items() if name.startswith("MLFLOW_")}
 
 
 def in_words(name: str, **given: Any) -> str:

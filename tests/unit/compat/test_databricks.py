@@ -12,7 +12,14 @@ from distributor import ConfigurationError, ResourceError
 from distributor.compat import accelerators, trial
 from distributor.compat.databricks import air, decorated, serverless_gpu
 from distributor.compat.databricks.air import launching as air_launching
-from distributor.compat.databricks.serverless_gpu import compute, launching, ray as serverless_ray, runtime
+from distributor.compat.databricks.serverless_gpu import (
+    compute,
+    data as serverless_data,
+    launcher,
+    launching,
+    ray as serverless_ray,
+    runtime,
+)
 from distributor.launch import Ray, Torchrun
 
 
@@ -64,6 +71,24 @@ def test_data_loaders_of_databricks_are_refused_by_name(name: str) -> None:
         getattr(air.data, name)
     with pytest.raises(AttributeError, match="no_such_name"):
         air.data.no_such_name
+
+
+@pytest.mark.parametrize("name", ["UCVolumeReader", "UCVolumeWriter"])
+def test_data_of_the_first_generation_is_refused_by_name(name: str) -> None:
+    with pytest.raises(
+        ConfigurationError, match=f"^serverless_gpu.data.{name} needs Databricks' services.*: use torch"
+    ):
+        getattr(serverless_data, name)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        serverless_data.no_such_name
+
+
+def test_the_decorator_is_in_a_module_of_its_own_too() -> None:
+    assert launcher.distributed is serverless_gpu.distributed
+
+
+def test_only_variables_of_mlflow_are_carried() -> None:
+    assert decorated.carried({"MLFLOW_RUN_ID": "7", "AWS_SECRET_ACCESS_KEY": "s"}) == {"MLFLOW_RUN_ID": "7"}
 
 
 def test_a_decorated_function_still_runs_here() -> None:

@@ -19,9 +19,17 @@ INSTEAD = {
 }
 
 
+def refusal(module: str, name: str) -> ConfigurationError:
+    """Return the error for a name of a module of Databricks.
+
+    Example:
+        >>> str(refusal("databricks.air.data", "Checkpointable"))[:40]
+        'databricks.air.data.Checkpointable needs'
+    """
+    return ConfigurationError(f"{module}.{name} needs Databricks' services, and is not here: use {INSTEAD[name]}")
+
+
 def __getattr__(name: str) -> Any:
     if name not in INSTEAD:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    raise ConfigurationError(
-        f"databricks.air.data.{name} needs Databricks' services, and is not here: use {INSTEAD[name]}"
-    )
+    raise refusal("databricks.air.data", name)

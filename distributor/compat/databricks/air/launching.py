@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from distributor.compat.databricks.decorated import DistributedFunction, bare, decorator, in_words
+from distributor.compat.databricks.driver import as_driver
 from distributor.compat.databricks.types import accelerator
 from distributor.compat.running import Request
 from distributor.errors import ConfigurationError
@@ -49,7 +50,8 @@ def ray_launch(
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
     """Make a function that ``function.distributed(...)`` runs once, as the driver of a Ray cluster with these GPUs.
 
-    The cluster has the nodes of the run, and ends with the function. ``distributed`` returns a list of its one value.
+    The function finds itself joined to the cluster, which has the nodes of the run, and ends with the function.
+    ``distributed`` returns a list of its one value.
 
     Args:
         num_accelerators: number of GPUs of the cluster, as for :func:`distributed`.
@@ -66,7 +68,7 @@ def ray_launch(
         >>> resources.distributed()[0]["GPU"]  # doctest: +SKIP
         4.0
     """
-    return decorator(request("ray_launch", Ray(), num_accelerators, accelerator_type))
+    return decorator(request("ray_launch", Ray(), num_accelerators, accelerator_type), as_driver)
 
 
 def request(name: str, launch: Launch, num_accelerators: Any, accelerator_type: Any) -> Request:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from distributor.compat.databricks.decorated import DistributedFunction, decorator
+from distributor.compat.databricks.driver import as_driver
 from distributor.compat.databricks.serverless_gpu.launching import request
 from distributor.compat.databricks.types import GPUType
 from distributor.ray.launch import Ray
@@ -19,7 +20,8 @@ def ray_launch(
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
     """Make a function that ``function.distributed(...)`` runs once, as the driver of a Ray cluster with these GPUs.
 
-    The cluster has the nodes of the run, and ends with the function. ``distributed`` returns a list of its one value.
+    The function finds itself joined to the cluster, which has the nodes of the run, and ends with the function.
+    ``distributed`` returns a list of its one value.
 
     Args:
         gpus: number of GPUs of the cluster. ``None`` (default) takes all that there are.
@@ -38,4 +40,4 @@ def ray_launch(
         >>> resources.distributed()[0]["GPU"]  # doctest: +SKIP
         4.0
     """
-    return decorator(request("ray_launch", Ray(), gpus, gpu_type, remote))
+    return decorator(request("ray_launch", Ray(), gpus, gpu_type, remote), as_driver)

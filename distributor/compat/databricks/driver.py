@@ -1,0 +1,36 @@
+"""What ``ray_launch`` does before the user's function: it joins the run's Ray cluster. Runs in the rank.
+
+Public notebooks call ``ray.cluster_resources()`` and ``ray.data`` in such functions without ``ray.init()``. Source:
+https://github.com/databricks-industry-solutions/genesis-workbench (notebooks that embed sequences with Ray).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def as_driver(function: Callable[P, T]) -> Callable[P, T]:
+    """Return the function with a connection to the run's Ray cluster. Further calls of ``ray.init`` do nothing.
+
+    Args:
+        function: what runs as Ray's driver.
+
+    Example:
+        >>> as_driver(len).__name__
+        'len'
+    """
+
+    @functools.wraps(function)
+    def driver(*args: P.args, **kwargs: P.kwargs) -> T:
+        ray: Any = importlib.import_module("ray")
+        ray.init = functools.partial(ray.init, ignore_reinit_error=True)
+        ray.init()
+        return function(*args, **kwargs)
+
+    return driver

@@ -1,0 +1,16 @@
+"""The names of ``serverless_gpu.data``. Using one says what to use instead, as in ``databricks.air.data``.
+
+Source: the page "Connect to AI Runtime" of https://docs.databricks.com/aws/en/machine-learning/ai-runtime
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distributor.compat.databricks.air.data import INSTEAD, refusal
+
+
+def __getattr__(name: str) -> Any:
+    if name not in INSTEAD:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise refusal("serverless_gpu.data", name)
