@@ -81,20 +81,22 @@ def run(
         notices.logger.warning("use_mpi=True starts nothing of MPI: ranks talk through torch.distributed")
     if prefix_output_with_timestamp:
         notices.logger.warning("prefix_output_with_timestamp is not used: lines begin with rank and host")
-    variables = {**(env or {}), **interfaces(nics)}
-    asked = {
-        **({"start_timeout": start_timeout} if start_timeout is not None else {}),
-        **({"env": variables} if variables else {}),
-        **({"progress": False} if verbose == 0 else {}),
-        **(options or {}),
-    }
     request = Request(
         asked="run()" if num_proc is None else f"run(num_proc={num_proc!r})",
         parameter="num_proc",
         processes=None if num_proc is None else check_count("num_proc", num_proc),
-        options=asked,
+        options={**_named(start_timeout, {**(env or {}), **interfaces(nics)}, verbose), **(options or {})},
     )
     return run_all(request, fn, args, kwargs)
+
+
+def _named(start_timeout: float | None, variables: Mapping[str, str], verbose: int) -> dict[str, Any]:
+    """Return what arguments of ``run`` are called as options of ``Distributor``."""
+    return {
+        **({"start_timeout": start_timeout} if start_timeout is not None else {}),
+        **({"env": variables} if variables else {}),
+        **({"progress": False} if verbose == 0 else {}),
+    }
 
 
 def one_number(num_proc: int | None, np: int | None) -> int | None:
