@@ -136,8 +136,8 @@ def fabric(**options: Any) -> tuple[int, int, float]:
 
 @pytest.mark.parametrize("options", [{}, {"accelerator": "cpu"}, {"strategy": "ddp", "devices": 4}])
 @pytest.mark.framework("Lightning", "pytorch-lightning", "Fabric: devices and nodes are those of the run")
-def test_numbers_of_fabric_are_those_of_the_run(make_local: Make, options: dict[str, Any]) -> None:
-    zero, one = make_local(2, require_group=True).submit(fabric, **options).results()
+def test_numbers_of_fabric_are_those_of_the_run(make: Make, options: dict[str, Any]) -> None:
+    zero, one = make(2, require_group=True).submit(fabric, **options).results()
     assert (zero[:2], one[:2]) == ((2, 0), (2, 1))
     assert zero[2] == one[2]
 
