@@ -127,7 +127,7 @@ def test_companions_go_when_their_agent_is_killed(with_ranks: bool, tmp_path: Pa
 
 def helpers(driver: Driver) -> list[psutil.Process]:
     children = [child for agent in driver.agents() for child in agent.children()]
-    return [child for child in children if watch._part(child) == "companion"]
+    return [child for child in children if watch.part(child) == "companion"]
 
 
 def test_a_companion_may_end_after_the_ranks_of_its_node(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def ranks_of(driver: Driver, companion: psutil.Process) -> int:
     """The number of living ranks of a companion's node."""
     agent = companion.parent()
     assert agent is not None
-    launchers = [child for child in agent.children() if watch._part(child) == "launcher"]
+    launchers = [child for child in agent.children() if watch.part(child) == "launcher"]
     return sum(rank.status() != psutil.STATUS_ZOMBIE for launcher in launchers for rank in launcher.children())
 
 
@@ -194,7 +194,7 @@ def test_nobody_is_warned_of_ranks_that_were_stopped_before_they_began(tmp_path:
 
 def launchers(driver: Driver) -> list[psutil.Process]:
     children = [child for agent in driver.agents() for child in agent.children()]
-    return [child for child in children if watch._part(child) == "launcher"]
+    return [child for child in children if watch.part(child) == "launcher"]
 
 
 def test_companions_begin_again_with_a_second_attempt(tmp_path: Path) -> None:

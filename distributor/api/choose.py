@@ -73,12 +73,16 @@ def choose_scheduler(session: SparkSession | None, use_gpu: bool) -> Scheduler:
         return SparkScheduler(session)
     from distributor.schedulers.local import LocalScheduler
 
-    gpus = None
-    if use_gpu and sys.modules.get("pyspark") is not None:
-        from distributor.schedulers.spark import session as spark_session
+    return LocalScheduler(gpus=driver_gpus() if use_gpu else None)
 
-        gpus = spark_session.driver_gpus()
-    return LocalScheduler(gpus=gpus)
+
+def driver_gpus() -> tuple[str, ...] | None:
+    """Return the GPUs that Spark found for the driver; ``None`` if it found none. Does not import pyspark."""
+    if sys.modules.get("pyspark") is None:
+        return None
+    from distributor.schedulers.spark import session as spark_session
+
+    return spark_session.driver_gpus()
 
 
 def check_gpus(local_mode: bool | None, resources: Resources) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distributor.api.choose import active_session, choose_session
+from distributor.api.choose import active_session, choose_session, driver_gpus
 from distributor.machine import devices, processes
 
 if TYPE_CHECKING:
@@ -64,11 +63,7 @@ def look(local_mode: bool | None, environ: Mapping[str, str]) -> Place:
 
 def _gpus_here(environ: Mapping[str, str]) -> int:
     """Return the number of GPUs that a run on this machine has: those that Spark found for the driver, or all."""
-    found = None
-    if sys.modules.get("pyspark") is not None:
-        from distributor.schedulers.spark.session import driver_gpus
-
-        found = driver_gpus()
+    found = driver_gpus()
     return len(devices.local_gpus(environ) if found is None else found)
 
 

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from distributor.launch.torchrun import Torchrun
+from distributor.text import wording
 from distributor.values.job import Job
 from distributor.values.launch import BasePath
 from distributor.values.outcome import Failure
@@ -52,7 +53,7 @@ class Jax(BasePath):
     def plan(self, site: Site) -> Plan:
         """Return the plan of one node."""
         plan, placement, node = Torchrun().plan(site), site.placement, site.node
-        coordinator = _address(placement.master.address, placement.master.ports[0])
+        coordinator = wording.address(placement.master.address, placement.master.ports[0])
         known = {
             "coordinator": coordinator,
             "address": node.address,
@@ -61,12 +62,3 @@ class Jax(BasePath):
             "use_gpu": site.job.resources.use_gpu,
         }
         return replace(plan, first=Call("distributor.jax.cluster", "register", known))
-
-
-def _address(host: str, port: int) -> str:
-    """Return an address as gRPC writes it.
-
-    >>> _address("fd00::1", 4711)
-    '[fd00::1]:4711'
-    """
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -10,7 +9,7 @@ from typing import ClassVar
 
 from distributor.launch.torchrun import Torchrun
 from distributor.values.job import Job
-from distributor.values.launch import BasePath
+from distributor.values.launch import BasePath, key
 from distributor.values.outcome import Failure
 from distributor.values.plan import Call, Companion, Plan, Site
 
@@ -45,7 +44,8 @@ class MpiNodes(BasePath):
     def plan(self, site: Site) -> Plan:
         """Return the plan of one node: MPICH's processes are a companion, from which each rank gets its place."""
         plan, node, head, nodes = Torchrun().plan(site), site.node, site.placement.master, site.placement.nodes
-        lines = [self._key(site, str(site.attempt), str(each.node_rank))[:16] for each in nodes]
+        run = site.job.run_id
+        lines = [key(self.secret, run, str(site.attempt), str(each.node_rank))[:16] for each in nodes]
         return replace(
             plan,
             companions=(
@@ -65,7 +65,7 @@ class MpiNodes(BasePath):
                         "DISTRIBUTOR_MPI_LINES": " ".join(
                             line for line, each in zip(lines, nodes) for _ in range(each.local_world_size)
                         ),
-                        "DISTRIBUTOR_MPI_KEY": self._key(site, "commands"),
+                        "DISTRIBUTOR_MPI_KEY": key(self.secret, run, "commands"),
                     },
                 ),
             ),
@@ -76,6 +76,3 @@ class MpiNodes(BasePath):
             ),
             last=Call("distributor.mpi.rank", "leave"),
         )
-
-    def _key(self, site: Site, *parts: str) -> str:
-        return hashlib.sha256(" ".join((self.secret, site.job.run_id, *parts)).encode()).hexdigest()

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from distributor.launch.torchrun import Torchrun
+from distributor.text import wording
 from distributor.values.job import Job
 from distributor.values.launch import BasePath
 from distributor.values.outcome import Failure
@@ -64,13 +65,12 @@ def _variables(placement: Placement, node: Node, local_rank: int) -> dict[str, s
     """
     numbering, master = placement.numbering(node), placement.master
     local = str(numbering.first_local + local_rank)
-    host = f"[{master.address}]" if ":" in master.address else master.address
     return {
         "OMPI_COMM_WORLD_RANK": str(node.first_rank + local_rank),
         "OMPI_COMM_WORLD_SIZE": str(placement.world_size),
         "OMPI_COMM_WORLD_LOCAL_RANK": local,
         "OMPI_COMM_WORLD_LOCAL_SIZE": str(numbering.local_world_size),
         "OMPI_COMM_WORLD_NODE_RANK": local,
-        "AZ_BATCH_MASTER_NODE": f"{host}:{master.port}",
+        "AZ_BATCH_MASTER_NODE": wording.address(master.address, master.port),
         "AZ_BATCHAI_MPI_MASTER_NODE": master.address,
     }

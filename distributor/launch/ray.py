@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,7 +9,8 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from distributor.launch.torchrun import Torchrun
-from distributor.values.launch import BasePath
+from distributor.text import wording
+from distributor.values.launch import BasePath, key
 from distributor.values.placement import Node
 from distributor.values.plan import Companion, Plan, Site
 
@@ -43,13 +43,14 @@ class RayNodes(BasePath):
     def plan(self, site: Site) -> Plan:
         """Return the plan of one node: Ray's processes are a companion of the rank, or all that the node has."""
         plan, node, head = Torchrun().plan(site), site.node, site.placement.master
-        token = hashlib.sha256(f"{self.secret} {site.job.run_id}".encode()).hexdigest()
-        access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+        token = key(self.secret, site.job.run_id)
         port, client_port = head.ports[:2]
+        access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+        known = {**access, "RAY_ADDRESS": wording.address(head.address, port)}
         temporary = self._temporary(site)
         return replace(
             plan,
-            rank_env=tuple({**env, **access, "RAY_ADDRESS": _address(head, port)} for env in plan.rank_env),
+            rank_env=tuple({**env, **known} for env in plan.rank_env),
             elsewhere=() if temporary.startswith(f"{site.folder}{os.sep}") else (temporary,),
             companions=(
                 Companion(
@@ -80,13 +81,13 @@ class RayNodes(BasePath):
         inside = os.path.join(site.folder, "ray")
         if len(inside) <= _LONGEST:
             return inside
-        unknown = hashlib.sha256(f"{self.secret} {site.folder}".encode()).hexdigest()[:8]
+        unknown = key(self.secret, site.folder)[:8]
         return f"/tmp/dr-{site.job.run_id}-{unknown}"  # noqa: S108
 
 
 def _places(node: Node, head: Node, port: int, client_port: int, temporary: str) -> tuple[str, ...]:
     """Return the arguments of ``ray start`` that say where a node listens. Other ports are the system's choice."""
-    role: tuple[str, ...] = (f"--address={_address(head, port)}",)
+    role: tuple[str, ...] = (f"--address={wording.address(head.address, port)}",)
     if node == head:
         role = (
             "--head",
@@ -103,7 +104,3 @@ def _places(node: Node, head: Node, port: int, client_port: int, temporary: str)
         "--max-worker-port=0",
         "--dashboard-agent-listen-port=0",
     )
-
-
-def _address(node: Node, port: int) -> str:
-    return f"[{node.address}]:{port}" if ":" in node.address else f"{node.address}:{port}"

@@ -11,6 +11,7 @@ from typing import ClassVar
 from distributor.errors import ConfigurationError
 from distributor.launch.torchrun import Torchrun
 from distributor.machine import devices
+from distributor.text import wording
 from distributor.values.checks import check_flag
 from distributor.values.job import Job
 from distributor.values.launch import BasePath
@@ -140,6 +141,5 @@ def _cluster(tasks: Sequence[Task], placement: Placement) -> dict[str, list[str]
     places = [(node.address, port) for node in placement.nodes for port in node.ports]
     for task, (address, port) in zip(tasks, places):
         if task.kind != "evaluator":
-            host = f"[{address}]" if ":" in address else address
-            cluster.setdefault(task.kind, []).append(f"{host}:{port}")
+            cluster.setdefault(task.kind, []).append(wording.address(address, port))
     return cluster

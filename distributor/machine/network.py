@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import struct
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -13,6 +14,9 @@ _RTM_NEWROUTE, _RTM_GETROUTE = 24, 26
 _NLM_F_REQUEST = 1
 _RTA_DST, _RTA_OIF = 1, 4
 _NETLINK_TIMEOUT = 5.0
+
+#: Number of seconds for one attempt to connect to a server that may not be up, and between two attempts.
+_ATTEMPT, _POLL = 1.0, 0.05
 
 #: netdevice(7).
 _SIOCGIFADDR = 0x8915
@@ -55,8 +59,33 @@ def reserve(address: str) -> socket.socket:
     return holder
 
 
+def family_of(address: str) -> socket.AddressFamily:
+    """Return the family of an IP address.
+
+    >>> family_of("fd00::1").name, family_of("10.0.0.1").name
+    ('AF_INET6', 'AF_INET')
+    """
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def connect_once_up(server: tuple[str, int]) -> socket.socket:
+    """Return a connection to a server that another node is about to start. Waits for it without end.
+
+    Args:
+        server: host and port.
+    """
+    while True:
+        try:
+            connection = socket.create_connection(server, timeout=_ATTEMPT)
+        except OSError:
+            time.sleep(_POLL)
+        else:
+            connection.settimeout(None)
+            return connection
+
+
 def _stream_socket(address: str) -> socket.socket:
-    return socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    return socket.socket(family_of(address), socket.SOCK_STREAM)
 
 
 def _bind(sock: socket.socket, address: str) -> None:
@@ -123,7 +152,7 @@ def is_own(address: str) -> bool:
     (True, False, False)
     """
     try:
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        with socket.socket(family_of(address), socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))
             return True
     except OSError:
@@ -168,7 +197,7 @@ def interface_of_route(address: str) -> str | None:
     ``None`` if the kernel has no route or does not answer, or if the interface has no address of its own, which gloo
     needs. The request is the same as that of ``ip route get``: rtnetlink(7), RTM_GETROUTE.
     """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    family = family_of(address)
     try:
         target = socket.inet_pton(family, address.partition("%")[0])
         request = struct.pack("=BBBBBBBBI", family, len(target) * 8, 0, 0, 0, 0, 0, 0, 0)

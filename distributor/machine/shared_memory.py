@@ -22,14 +22,13 @@ class Segments:
 
     def look(self, pids: Iterable[int]) -> None:
         """Note the files that processes have mapped now."""
-        self._found |= _mapped(pids) - self._before
+        self._found |= mapped(pids) - self._before
 
     def remove(self) -> None:
         """Remove the files that were noted, unless a process still has them mapped."""
         if self._found:
-            for name in self._found - _mapped(int(name) for name in os.listdir("/proc") if name.isdecimal()):
-                with suppress(OSError):
-                    os.unlink(f"{_FOLDER}/{name}")
+            for name in self._found - mapped(int(name) for name in os.listdir("/proc") if name.isdecimal()):
+                unlink(name)
         self._found.clear()
 
 
@@ -40,7 +39,8 @@ def _names() -> set[str]:
         return set()
 
 
-def _mapped(pids: Iterable[int]) -> set[str]:
+def mapped(pids: Iterable[int]) -> set[str]:
+    """Return the names of such files that processes have mapped."""
     found = set()
     for pid in pids:
         with suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as maps:
@@ -49,3 +49,9 @@ def _mapped(pids: Iterable[int]) -> set[str]:
                 if _NAMES.fullmatch(name):
                     found.add(name)
     return found
+
+
+def unlink(name: str) -> None:
+    """Remove a file of shared memory, unless another process was first."""
+    with suppress(OSError):
+        os.unlink(f"{_FOLDER}/{name}")

@@ -9,12 +9,10 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
-#: Number of seconds between attempts to connect.
-_POLL = 0.05
+from distributor.machine import network
 
 #: Number of bytes of a command, at most.
 _MOST = 1 << 16
@@ -49,15 +47,8 @@ def ask(head: tuple[str, int], key: bytes, node: int) -> str:
         key: the run's key.
         node: the number of the node.
     """
-    while True:
-        try:
-            connected = socket.create_connection(head, timeout=1.0)
-        except OSError:
-            time.sleep(_POLL)
-            continue
-        connected.settimeout(None)
-        with Connection(connected.detach()) as connection:
-            answer_challenge(connection, key)
-            deliver_challenge(connection, key)
-            connection.send_bytes(str(node).encode())
-            return connection.recv_bytes(_MOST).decode()
+    with Connection(network.connect_once_up(head).detach()) as connection:
+        answer_challenge(connection, key)
+        deliver_challenge(connection, key)
+        connection.send_bytes(str(node).encode())
+        return connection.recv_bytes(_MOST).decode()

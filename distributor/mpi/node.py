@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from distributor.machine import network
 from distributor.mpi import commands, mpich, openmpi
 from distributor.mpi.places import Places
 from distributor.mpi.shims import environment
@@ -87,7 +88,7 @@ def _begin(
 
 def _tell(head: tuple[str, int], key: bytes, lines: Sequence[str]) -> None:
     if len(lines) > 1:
-        listener = socket.create_server(head, family=socket.AF_INET6 if ":" in head[0] else socket.AF_INET)
+        listener = socket.create_server(head, family=network.family_of(head[0]))
         _beside(commands.tell, listener, key, lines)
 
 

@@ -44,14 +44,14 @@ def begin(
     """
     here = socket.gethostname()  # the name by which it knows its own machine
     hosts = [here if host == hosts[0] else host for host in hosts]
-    names = [*dict.fromkeys(hosts)]
+    others = len({*hosts}) - 1
     slots = Path(folder, "hostfile")
     slots.write_text("".join(f"{host}\n" for host, size in zip(hosts, sizes) for _ in range(size)))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(f"\0{environ['DISTRIBUTOR_MPI_LINES'].split()[0]}-agent")
-        listener.listen(len(names))
+        listener.listen(others + 1)
         process = _prterun(slots, _agent(folder), sum(sizes), environ)
-        told = dict(_hear(listener, process) for _ in names[1:])
+        told = dict(_hear(listener, process) for _ in range(others))
     commands = [NOTHING if hosts.index(host) != node else told.get(host, NOTHING) for node, host in enumerate(hosts)]
     return process, commands
 

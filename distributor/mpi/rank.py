@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 import sys
 import threading
-from contextlib import suppress
 from functools import partial
 from types import ModuleType
 from typing import Any
 
+from distributor.machine import shared_memory
 from distributor.mpi.openmpi import prefixes
 from distributor.rank.imports import on_import
 
 #: Number of bytes of a place, at most.
 _MOST = 1 << 16
 
-#: A file of shared memory, which MPICH and Open MPI would remove in ``MPI_Finalize`` only.
-_SEGMENT = re.compile(r" (/dev/shm/(?:mpich_shm_|sm_segment\.)[\w.-]+)\n")
+#: How names of shared memory begin that MPICH and Open MPI would remove in ``MPI_Finalize`` only.
+_SEGMENTS = ("mpich_shm_", "sm_segment.")
 
 
 def join(line: str, world_size: int, local_rank: int) -> None:
@@ -48,7 +47,6 @@ def _await_abort(companion: socket.socket) -> None:
     code = companion.recv(_MOST)  # the line stays open until this process ends
     if code:
         os._exit(int(code) & 0xFF)
-    threading.Event().wait()
 
 
 def _on_mpi4py(module: ModuleType, world_size: int) -> None:
@@ -58,10 +56,9 @@ def _on_mpi4py(module: ModuleType, world_size: int) -> None:
         return
     _check(mpi, world_size)
     mpi.COMM_WORLD.Barrier()  # all have opened them
-    with open("/proc/self/maps", errors="replace") as maps:
-        for path in set(_SEGMENT.findall(maps.read())):
-            with suppress(OSError):  # another rank was first
-                os.unlink(path)
+    for name in shared_memory.mapped([os.getpid()]):
+        if name.startswith(_SEGMENTS):
+            shared_memory.unlink(name)
 
 
 def _check(mpi: Any, world_size: int) -> None:

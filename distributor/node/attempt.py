@@ -286,7 +286,8 @@ class Attempt:
         if not grace:
             self._companions.send_signal(signal.SIGKILL)
         if grace and (self._ranks.alive or self._has_no_ranks or not self._ranks.started):
-            if not (self._has_no_ranks and self._ranks.started and self._error is None):
+            serves_others = self._has_no_ranks and self._ranks.started and self._error is None
+            if not serves_others:
                 self._launcher.send_signal(signal.SIGTERM)
             loop = asyncio.get_running_loop()
             self._backstop = loop.call_later(self._order.grace_period + _STOP_MARGIN, self._launcher.kill)

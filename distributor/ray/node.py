@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NoReturn
 
-from distributor.machine import folders
+from distributor.machine import folders, network
 
 #: Number of seconds between looks at what Ray has done.
 _POLL = 0.05
@@ -45,7 +44,7 @@ def serve(
         sys.exit(refused)
     folders.make_private(temporary)
     if head is not None:
-        _await(head)
+        network.connect_once_up(head).close()
     command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block", *arguments]
     process = subprocess.Popen(command, env=environment(os.environ, sys.path))
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
@@ -81,13 +80,3 @@ def environment(environ: Mapping[str, str], path: Sequence[str]) -> dict[str, st
     """
     kept = {name: value for name, value in environ.items() if name not in _NOT_FOR_WORKERS}
     return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, path))}
-
-
-def _await(head: tuple[str, int]) -> None:
-    """Wait until Ray's head accepts connections. It is being started on another node."""
-    while True:
-        try:
-            socket.create_connection(head, timeout=1.0).close()
-            return
-        except OSError:
-            time.sleep(_POLL)

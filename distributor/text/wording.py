@@ -58,6 +58,15 @@ def size(number: float) -> str:
     return f"{number:,.1f} {unit}" if number < 10 else f"{number:,.0f} {unit}"
 
 
+def address(host: str, port: int) -> str:
+    """Return a host and a port as text, with the brackets that IPv6 needs.
+
+    >>> address("10.0.0.1", 4711), address("fd00::1", 4711)
+    ('10.0.0.1:4711', '[fd00::1]:4711')
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def shortened(text: str, most: int) -> str:
     """Return a text, without its middle if it has more than ``most`` characters.
 

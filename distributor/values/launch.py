@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -69,3 +70,13 @@ class Launch(Protocol):
         Raises:
             ConfigurationError: the value does not suit the run.
         """
+
+
+def key(secret: str, *parts: str) -> str:
+    """Return a key for one purpose, as hexadecimal digits. Nobody can make it, or the secret from it.
+
+    Args:
+        secret: known to the nodes of a run.
+        parts: what the key is for. Other parts give another key.
+    """
+    return hashlib.sha256(" ".join((secret, *parts)).encode()).hexdigest()

@@ -65,7 +65,7 @@ def victims(run: Run, kind: str) -> list[psutil.Process]:
         "worker": [p for p in parents if "pyspark.daemon" in " ".join(p.cmdline())][:1],
         "executor": [p for p in parents if "CoarseGrainedExecutorBackend" in " ".join(p.cmdline())],
         "warm": watch.warm_processes(),
-        "companion": (companions := [each for each in found if watch._part(each) == "companion"]),
+        "companion": (companions := [each for each in found if watch.part(each) == "companion"]),
         "beside": [child for each in companions for child in each.children(recursive=True)],
         "any": found,
     }.get(kind, [])

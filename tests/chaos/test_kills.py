@@ -16,8 +16,9 @@ import paths
 import psutil
 import pytest
 import trainings
+import victims
 import watch
-from sessions import LOCAL, Make
+from sessions import Make
 
 from distributor import NodeLostError, Run, RunCancelledError, Status, TrainingError
 
@@ -34,7 +35,7 @@ def train(make: Make, path: str, tmp_path: Path) -> Run:
 
 
 def agent_of(run: Run) -> psutil.Process:
-    return next(process for process in watch.processes(run.id) if watch.is_agent(process))
+    return victims.part(run, "agent")
 
 
 def launcher_of(run: Run) -> psutil.Process:
@@ -57,16 +58,10 @@ def worker_of(run: Run) -> psutil.Process:
     return worker
 
 
-def executor_of(run: Run) -> psutil.Process:
-    return next(
-        parent
-        for parent in watch.owners_of(agent_of(run))
-        if "CoarseGrainedExecutorBackend" in " ".join(parent.cmdline())
-    )
-
-
 #: What torch says of a worker that is gone; a rank that was just taking a tensor over from it says how that broke.
 DATA_LOADER = r"^rank \d on .* failed: (RuntimeError: DataLoader worker|Connection\w+Error|EOFError|FileNotFoundError)"
+
+TASK_ENDED = r"^lost the node on .* \(node \d, ranks \d-\d\): its Spark task ended"
 
 KILLS: dict[str, tuple[Callable[[Run], psutil.Process], type[Exception], str]] = {
     "rank": (rank_of, TrainingError, r"^rank \d on .* failed: killed by SIGKILL"),
@@ -78,7 +73,11 @@ KILLS: dict[str, tuple[Callable[[Run], psutil.Process], type[Exception], str]] =
         r"^lost the node on .* \(node \d, ranks \d-\d\): its agent (died|ended without saying why)",
     ),
     "worker": (worker_of, NodeLostError, r"^lost the node on .* \(node \d, ranks \d-\d\): its Spark task ended"),
-    "executor": (executor_of, NodeLostError, r"^lost the node on .* \(node \d, ranks \d-\d\): its Spark task ended"),
+    "executor": (
+        victims.executor_of,
+        NodeLostError,
+        r"^lost the node on .* \(node \d, ranks \d-\d\): its Spark task ended",
+    ),
 }
 
 
@@ -87,8 +86,7 @@ KILLS: dict[str, tuple[Callable[[Run], psutil.Process], type[Exception], str]] =
 def test_a_kill_is_a_true_error_and_leaves_nothing(
     victim: str, make_on_path: Make, path: str, mode: str, tmp_path: Path
 ) -> None:
-    if (victim == "worker" and mode == LOCAL) or (victim == "executor" and not mode.startswith("local-cluster")):
-        pytest.skip(f"there is no {victim} in {mode}")
+    victims.skip_if_absent(victim, mode)
     find, kind, text = KILLS[victim]
     training = train(make_on_path, path, tmp_path)
     find(training).kill()

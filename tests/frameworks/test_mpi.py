@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import launched
 import psutil
 import pytest
+import victims
 import watch
-from sessions import LOCAL, Make
+from sessions import Make
 
-from distributor import DistributorError, RunCancelledError, TrainingError
+from distributor import TrainingError
 from distributor.launch import Mpi
 from distributor.mpi.shims import find
 
@@ -28,6 +27,9 @@ pytest.importorskip("mpi4py")
 IMPLEMENTATIONS = [name for name, program in (("mpich", "hydra_pmi_proxy"), ("openmpi", "prted")) if find(program)]
 
 pytestmark = pytest.mark.slow
+
+#: What a driver that is killed launches.
+LAUNCH = "mpi"
 
 #: The system in the table of docs/frameworks.md.
 SYSTEM = ("MPI", "mpi4py")
@@ -60,12 +62,10 @@ def gone(run: Any) -> None:
 def mpis(run: str) -> list[psutil.Process]:
     """The processes of MPI in a run."""
     found = []
-    for process in psutil.process_iter():
-        try:
-            if run in process.environ().get("DISTRIBUTOR_NODE_ID", "") and named(process):
+    for process in watch.processes(run):
+        with suppress(psutil.Error):  # it has ended meanwhile
+            if named(process):
                 found.append(process)
-        except psutil.Error:
-            continue
     return found
 
 
@@ -172,76 +172,33 @@ def of(run: Any, *names: str) -> psutil.Process:
     return next(process for process in mpis(run.id) if named(process) in names)
 
 
-def part(run: Any, name: str) -> psutil.Process:
-    """A process of this package by what it is."""
-    return next(process for process in watch.processes(run.id) if watch._part(process) == name)
-
-
-def executor_of(run: Any) -> psutil.Process:
-    owners = watch.owners_of(part(run, "agent"))
-    return next(owner for owner in owners if "CoarseGrainedExecutorBackend" in " ".join(owner.cmdline()))
-
-
-LOST = "lost the node on|its agent|its Spark task"
-COMPANION = r"the companion mpi on \S+ (exited with code 1|was killed by)"
-KILLS: dict[str, tuple[Callable[[Any], psutil.Process], str]] = {
-    "mpiexec": (lambda run: of(run, "mpiexec.hydra", "prterun"), COMPANION),
-    "proxy": (lambda run: of(run, "hydra_pmi_proxy", "prterun"), COMPANION),
-    "shim": (lambda run: of(run, "shim.py"), COMPANION),
-    "companion": (lambda run: part(run, "companion"), COMPANION),
-    "rank": (lambda run: part(run, "launcher").children()[0], r"rank \d on .* failed: killed by SIGKILL"),
-    "launcher": (lambda run: part(run, "launcher"), f"process that started it|launcher was killed by SIGKILL|{LOST}"),
-    "agent": (lambda run: part(run, "agent"), LOST),
-    "executor": (executor_of, LOST),
-}
+KILLS = victims.kills(
+    "mpi",
+    rank=lambda run: victims.part(run, "launcher").children()[0],
+    mpiexec=lambda run: of(run, "mpiexec.hydra", "prterun"),
+    proxy=lambda run: of(run, "hydra_pmi_proxy", "prterun"),
+    shim=lambda run: of(run, "shim.py"),
+)
 
 
 @pytest.mark.framework(*SYSTEM, "whatever is killed: a true error, nothing left")
 @pytest.mark.parametrize("victim", ["none", *KILLS])
 def test_nothing_is_left(victim: str, make: Make, mode: str, mpi: Mpi, tmp_path: Path) -> None:
-    if victim == "executor" and mode == LOCAL:
-        pytest.skip("there is no executor in local")
+    victims.skip_if_absent(victim, mode)
     if victim == "proxy" and mpi.implementation == "openmpi":
         pytest.skip("mpiexec is the proxy of its own host")
     before = left()
     run = make(2, launch=mpi, grace_period=10).submit(stay, str(tmp_path))
     watch.until(lambda: len([*tmp_path.glob("here-*")]) == 2, 2 * watch.DEADLINE)
-    if victim == "none":
-        run.cancel()
-    else:
-        find, told = KILLS[victim]
-        find(run).kill()
-    with pytest.raises(RunCancelledError if victim == "none" else DistributorError) as caught:
-        run.result(watch.DEADLINE)
-    assert victim == "none" or re.search(told, str(caught.value)), caught.value
+    victims.strike(run, KILLS.get(victim))
     if victim in ("none", "mpiexec", "proxy", "shim"):  # their own ends cost no rank its grace period
         assert {path.name for path in tmp_path.glob("saved-*")} == {"saved-0", "saved-1"}
     gone(run)
     watch.until(lambda: not left() - before)
 
 
-DRIVER = """
-import sys
-sys.path[:0] = sys.argv[2:]
-import test_mpi
-from distributor import Distributor
-run = Distributor(2, local_mode=True, use_gpu=False, launch="mpi").submit(test_mpi.stay, sys.argv[1])
-print(run.id, flush=True)
-run.result()
-"""
-
-
 @pytest.mark.framework(*SYSTEM, "a killed driver leaves nothing")
 def test_a_killed_driver_leaves_nothing(tmp_path: Path) -> None:
-    paths = [str(Path(__file__).parent), str(Path(watch.__file__).parent)]
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path), *paths], stdout=subprocess.PIPE, text=True)
-    assert driver.stdout is not None
-    try:
-        watch.until(lambda: len([*tmp_path.glob("here-*")]) == 2, 2 * watch.DEADLINE)
-        run = driver.stdout.readline().strip()
-        assert mpis(run)
-    finally:
-        driver.kill()
-        driver.wait()
+    run = victims.kill_a_driver(Path(__file__), tmp_path, lambda: len([*tmp_path.glob("here-*")]) == 2)
     watch.until(lambda: not mpis(run), watch.ORPHAN_DEADLINE)
     watch.gone(run)

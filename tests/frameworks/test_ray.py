@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import launched
 import psutil
 import pytest
+import victims
 import watch
 from sessions import LOCAL, Make
 
-from distributor import DistributorError, RunCancelledError, TrainingError
+from distributor import TrainingError
 from distributor.launch import Ray
 
 ray = pytest.importorskip("ray")
@@ -27,7 +25,7 @@ pytestmark = pytest.mark.slow
 #: The system in the table of docs/frameworks.md.
 SYSTEM = ("Ray Train", "ray")
 
-SMALL = Ray(object_store_memory="100m")
+LAUNCH = Ray(object_store_memory="100m")
 
 
 def gone(run: Any) -> None:
@@ -53,7 +51,7 @@ def rays(run: str) -> list[psutil.Process]:
 @pytest.mark.framework(*SYSTEM, "a cluster of the run's nodes")
 def test_each_node_offers_its_slots(make: Make, mode: str) -> None:
     options: dict[str, Any] = {"cpus_per_process": 1} if mode == LOCAL else {"max_processes_per_node": 1}
-    run = make(2, launch=SMALL, **options).submit(launched.ray_nodes)
+    run = make(2, launch=LAUNCH, **options).submit(launched.ray_nodes)
     addresses, cpus = run.result(2 * watch.DEADLINE)
     assert (len(addresses), cpus) == ((1, 2.0) if mode == LOCAL else (2, 2.0))
     assert run.results() == [run.result()]
@@ -99,7 +97,7 @@ def train_with_ray(storage: str) -> Any:
 
 @pytest.mark.framework(*SYSTEM, "TorchTrainer with Ray Data")
 def test_torch_trainer_with_ray_data(make: Make, tmp_path: Path) -> None:
-    run = make(3, launch=SMALL).submit(train_with_ray, str(tmp_path))
+    run = make(3, launch=LAUNCH).submit(train_with_ray, str(tmp_path))
     metrics = run.result(4 * watch.DEADLINE)
     assert metrics["world"] == 2
     assert metrics["loss"] < 10
@@ -126,7 +124,7 @@ def fail_in_a_task() -> None:
 @pytest.mark.framework(*SYSTEM, "one true error")
 @pytest.mark.parametrize("function", [fail_as_driver, fail_in_a_task])
 def test_a_failure_is_told(function: Any, make: Make) -> None:
-    run = make(2, launch=SMALL, grace_period=2).submit(function)
+    run = make(2, launch=LAUNCH, grace_period=2).submit(function)
     with pytest.raises(TrainingError, match="bad batch"):
         run.result(2 * watch.DEADLINE)
     gone(run)
@@ -145,84 +143,38 @@ def named(run: Any, part: str) -> psutil.Process:
     return next(process for process in rays(run.id) if part in " ".join(process.cmdline()))
 
 
-def part(run: Any, name: str) -> psutil.Process:
-    """A process of this package by what it is."""
-    return next(process for process in watch.processes(run.id) if watch._part(process) == name)
-
-
 def children(run: Any, name: str) -> Iterator[psutil.Process]:
     """The children of this package's processes of a kind."""
     for process in watch.processes(run.id):
-        if watch._part(process) == name:
+        if watch.part(process) == name:
             yield from process.children()
 
 
-def executor_of(run: Any) -> psutil.Process:
-    owners = watch.owners_of(part(run, "agent"))
-    return next(owner for owner in owners if "CoarseGrainedExecutorBackend" in " ".join(owner.cmdline()))
-
-
-LOST = "lost the node on|its agent|its Spark task"
-COMPANION = "the companion ray on .* (exited with code|was killed by)"
-KILLS: dict[str, tuple[Callable[[Any], psutil.Process], str]] = {
-    "head": (lambda run: named(run, "gcs_server"), COMPANION),
-    "raylet": (lambda run: named(run, "raylet/raylet"), COMPANION),
-    "ray start": (lambda run: named(run, "ray.scripts.scripts"), COMPANION),
-    "companion": (lambda run: part(run, "companion"), COMPANION),
-    "rank": (lambda run: next(child for child in children(run, "launcher")), "rank 0 on .* failed: killed by SIGKILL"),
-    "launcher": (
-        lambda run: part(run, "launcher"),
-        f"process that started it|launcher was killed by SIGKILL|{LOST}",
-    ),
-    "agent": (lambda run: part(run, "agent"), LOST),
-    "executor": (executor_of, LOST),
-}
+KILLS = victims.kills(
+    "ray",
+    rank=lambda run: next(children(run, "launcher")),
+    head=lambda run: named(run, "gcs_server"),
+    raylet=lambda run: named(run, "raylet/raylet"),
+    ray_start=lambda run: named(run, "ray.scripts.scripts"),
+)
 
 
 @pytest.mark.framework(*SYSTEM, "whatever is killed: a true error, nothing left")
 @pytest.mark.parametrize("victim", ["none", *KILLS])
 def test_nothing_is_left(victim: str, make: Make, mode: str, tmp_path: Path) -> None:
-    if victim == "executor" and mode == LOCAL:
-        pytest.skip("there is no executor in local")
+    victims.skip_if_absent(victim, mode)
     before = {*os.listdir("/dev/shm")}
-    run = make(2, launch=SMALL, grace_period=2).submit(stay, str(tmp_path / "here"))
+    run = make(2, launch=LAUNCH, grace_period=2).submit(stay, str(tmp_path / "here"))
     watch.until(lambda: (tmp_path / "here").exists(), 2 * watch.DEADLINE)
-    if victim == "none":
-        run.cancel()
-    else:
-        find, told = KILLS[victim]
-        find(run).kill()
-    with pytest.raises(RunCancelledError if victim == "none" else DistributorError) as caught:
-        run.result(watch.DEADLINE)
-    assert victim == "none" or re.search(told, str(caught.value)), caught.value
+    victims.strike(run, KILLS.get(victim))
     gone(run)
     watch.until(lambda: not [folder for folder in watch.folders() if run.id in folder.name])
     assert not [name for name in {*os.listdir("/dev/shm")} - before if "plasma" in name]
 
 
-DRIVER = """
-import sys
-sys.path[:0] = sys.argv[2:]
-import test_ray
-from distributor import Distributor
-run = Distributor(2, local_mode=True, use_gpu=False, launch=test_ray.SMALL).submit(test_ray.stay, sys.argv[1])
-print(run.id, flush=True)
-run.result()
-"""
-
-
 @pytest.mark.framework(*SYSTEM, "a killed driver leaves nothing")
 def test_a_killed_driver_leaves_nothing(tmp_path: Path) -> None:
     here = tmp_path / "here"
-    paths = [str(Path(__file__).parent), str(Path(watch.__file__).parent)]
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(here), *paths], stdout=subprocess.PIPE, text=True)
-    assert driver.stdout is not None
-    try:
-        watch.until(here.exists, 2 * watch.DEADLINE)
-        run = driver.stdout.readline().strip()
-        assert rays(run)
-    finally:
-        driver.kill()
-        driver.wait()
+    run = victims.kill_a_driver(Path(__file__), here, here.exists)
     watch.until(lambda: not rays(run), watch.ORPHAN_DEADLINE)
     watch.gone(run)

@@ -78,7 +78,7 @@ def warm_processes(owner: int | None = None, temporary: str = "/") -> list[psuti
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            if _part(process) == "warm" and int(process.cmdline()[7]) in owners:
+            if part(process) == "warm" and int(process.cmdline()[7]) in owners:
                 if Path(process.cmdline()[6]).is_relative_to(temporary):
                     found.append(process)
     return found
@@ -111,7 +111,7 @@ def owners_of(agent: psutil.Process) -> list[psutil.Process]:
     return [owner, *owner.parents()]
 
 
-def _part(process: psutil.Process) -> str:
+def part(process: psutil.Process) -> str:
     """The part of the package that a process runs, "" for other processes."""
     try:
         command = process.cmdline()
@@ -121,11 +121,11 @@ def _part(process: psutil.Process) -> str:
 
 
 def is_agent(process: psutil.Process) -> bool:
-    return _part(process) == "agent"
+    return part(process) == "agent"
 
 
 def is_launcher(process: psutil.Process) -> bool:
-    return _part(process) == "launcher" and not _is_rank(process)
+    return part(process) == "launcher" and not _is_rank(process)
 
 
 def _is_rank(process: psutil.Process) -> bool:

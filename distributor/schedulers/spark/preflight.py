@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from distributor.errors import ConfigurationError, ResourceError
 from distributor.machine import devices
 from distributor.schedulers.spark import java
+from distributor.text import wording
 
 #: The forms of master URLs, and of Connect server addresses, that Spark accepts.
 #: Source: https://github.com/apache/spark/blob/master/core/src/main/scala/org/apache/spark/SparkContext.scala
@@ -153,7 +154,7 @@ def _check_answers(master: str, environ: Mapping[str, str]) -> None:
 
 def _try(host: str, port: int) -> str | None:
     """Try to connect to a host's port. Return why nothing answers; ``None`` if something does."""
-    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    shown = wording.address(host, port)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
