@@ -11,8 +11,11 @@ VENV_LAUNCHERS := .venv-launchers
 BIN := $(VENV)/bin
 
 RUNS ?= 100
-JOBS ?= 3
+JOBS ?= 4
 export TORCH_INDEX
+
+# What Python makes of modules is kept: making it of the tests takes seconds in each process that runs them.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo demo-deepspeed test test-all test-long test-cluster test-spark35 test-pythons resolve chaos docker-test
 .PHONY: test-frameworks chaos-launchers
@@ -67,13 +70,14 @@ demo: $(VENV)/demo.ok
 demo-deepspeed: $(VENV)/demo-deepspeed.ok
 	$(BIN)/python examples/deepspeed_zero3.py
 
-# JOBS: how many processes run tests side by side. Most of a test is waiting, so more than there are cores.
-SIDE_BY_SIDE = -n $(JOBS) --dist load --maxschedchunk 1
+# JOBS: number of processes that run tests side by side; tests wait much, so more than there are cores.
+# One process runs all tests of a Spark session.
+SIDE_BY_SIDE = -n $(JOBS) --dist loadgroup
 
 # A process has one kind of Spark session, classic or Connect: hence a call for each.
 test: $(VENV)/test.ok
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not connect"
-	$(BIN)/python -m pytest -m "not slow and connect"
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not connect" --ignore=tests/frameworks
+	$(BIN)/python -m pytest -m "not slow and connect" --ignore=tests/frameworks
 
 test-all: $(VENV)/test.ok
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not connect"

@@ -6,6 +6,7 @@ import atexit
 import gc
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,15 @@ os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="dt-", dir=tem
 os.chmod(tempfile.tempdir, 0o1777)  # as /tmp
 atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
 
+# A shell lets what it starts in the background ignore SIGINT, and so would all that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """One process runs all tests of a session, which takes seconds to start."""
+    if (session := _session(item)) is not None:
+        item.add_marker(pytest.mark.xdist_group(session))
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,9 +50,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         executors = item.get_closest_marker("spark") is not None
         if executors and item.get_closest_marker("slow_on_executors") is not None:
             item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: (not _on_hosts(item), "unit" in item.path.parts, _uses_deepspeed(item)))
+    items.sort(key=_place)
     if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0" and any(_uses_deepspeed(item) for item in items):
         _build_deepspeed()
+
+
+def _place(item: pytest.Item) -> tuple[bool, ...]:
+    """By which tests are sorted."""
+    return not _on_hosts(item), "unit" in item.path.parts, _uses_deepspeed(item), _session(item) is None
+
+
+def _session(item: pytest.Item) -> str | None:
+    """Which Spark session of this machine it uses, if any."""
+    if _on_hosts(item):
+        return None
+    fixtures = getattr(item, "fixturenames", ())
+    call = getattr(item, "callspec", None)
+    masters = {value for value in (call.params.values() if call else ()) if isinstance(value, str)}
+    if "two_executors" in fixtures or MASTERS[-1] in masters:
+        return "executors"
+    if "one_jvm" in fixtures or MASTERS[0] in masters:
+        return "one JVM"
+    return "others" if "sessions" in fixtures else None
 
 
 def _uses_deepspeed(item: pytest.Item) -> bool:
@@ -102,6 +131,18 @@ def spark_master(request: pytest.FixtureRequest) -> str:
 def spark(spark_master: str, sessions: Sessions) -> Any:
     """A session on this machine's cores, then one with two executors of two cores."""
     return sessions.get(spark_master)
+
+
+@pytest.fixture
+def one_jvm(sessions: Sessions) -> Any:
+    """A session whose tasks run in the driver's JVM."""
+    return sessions.get(MASTERS[0])
+
+
+@pytest.fixture
+def two_executors(sessions: Sessions) -> Any:
+    """A session with two executors of two cores."""
+    return sessions.get(MASTERS[-1])
 
 
 @pytest.fixture(

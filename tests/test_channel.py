@@ -353,6 +353,7 @@ def test_many_frames_of_many_nodes_arrive_in_order(served: tuple[Listener, Chann
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_the_driver_listens_on_sparks_address_only(sessions: Sessions, tmp_path: Any) -> None:
     import psutil
 

@@ -138,6 +138,7 @@ def test_deepspeeds_configuration(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_masters_on_this_machine_run_the_drivers_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", path_without_torch(tmp_path / "bare"))
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)

@@ -96,7 +96,7 @@ def test_who_means_it_hears_nothing(make_local: Make, caplog: pytest.LogCaptureF
     assert "without the other" not in caplog.text
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_it_can_be_an_error(make_local: Make, start_method: str) -> None:
     with pytest.raises(GroupError, match=r"^ranks? [01-]+ trained without the other ranks: .* of all 2 ranks"):
         make_local(2, require_group=True, start_method=start_method).run(step)

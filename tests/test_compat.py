@@ -177,10 +177,12 @@ def test_the_state_of_an_optimizer_comes_from_one_rank(anywhere: None) -> None:
     assert sum(moments) > 0
 
 
+@pytest.mark.slow_on_executors
 def test_a_parameter_that_a_rank_does_not_use(anywhere: None) -> None:
     assert horovod.run(horovod_trainings.unused, num_proc=2) == [[0.5, 0.5], [0.5, 0.5]]
 
 
+@pytest.mark.slow_on_executors
 def test_arguments_of_horovods_run(anywhere: None, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         values = horovod.run(
@@ -299,6 +301,7 @@ MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RA
 TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
+@pytest.mark.slow_on_executors
 def test_ranks_find_the_variables_that_azure_sets(anywhere: None) -> None:
     two = {"process_count_per_instance": 2}
     found = azureml.run(seen, *TORCH, distribution=azureml.PyTorchDistribution(**two), environment_variables={"A": "1"})
@@ -332,6 +335,7 @@ def test_commands_of_azure_run(words: str, anywhere: None, tmp_path: Path) -> No
     assert [json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in range(2)] == [["--lr", "0.1"]] * 2
 
 
+@pytest.mark.slow_on_executors
 def test_a_trial_of_azure_and_horovod(on_cpus: None) -> None:
     """Where there is one CPU rank for each of two, whatever is asked for."""
     assert azureml.run(who, distribution=azureml.PyTorchDistribution(process_count_per_instance=8))[1] == 2

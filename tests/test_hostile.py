@@ -337,10 +337,9 @@ def port_of_run(monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[str, int]
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_run_under_attack_completes(
-    sessions: Sessions, port_of_run: Callable[[], tuple[str, int]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    one_jvm: Any, port_of_run: Callable[[], tuple[str, int]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """10,000 random frames, silent connections and half a handshake, while ranks train, log and finish."""
-    sessions.get("local[4]")
 
     def train(go: str) -> float:
         total = trainings.all_reduce()
@@ -401,6 +400,7 @@ def test_secrets_are_in_no_error(make: Make, tmp_path: Path, how: str, capfd: py
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_secrets_are_not_in_sparks_event_log_or_on_its_pages(
     sessions: Sessions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ import pytest
 import trainings
 import watch
 from proxy import Proxy
-from sessions import Make, Sessions
+from sessions import Make
 
 from distributor import NodeLostError, StallError, Status, TorchDistributor, TrainingError
 from distributor.channel.server import ChannelServer
@@ -115,6 +115,7 @@ def test_stacks_tell_what_each_rank_is_doing(make: Make, tmp_path: Path) -> None
     assert run.dump_stacks() == {}
 
 
+@pytest.mark.slow_on_executors
 def test_a_stall_ends_the_run_and_says_where_ranks_stand(make: Make, tmp_path: Path) -> None:
     run = make(3, stall_timeout=2, grace_period=1).submit(stand, str(tmp_path / "never"))
     with pytest.raises(StallError, match="no rank wrote anything or used CPU time for stall_timeout=2 s") as caught:
@@ -183,9 +184,8 @@ def count_to(go: str) -> int:
 
 @pytest.mark.spark
 def test_a_wire_that_breaks_costs_no_line(
-    sessions: Sessions, wire: Proxy, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    one_jvm: Any, wire: Proxy, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    sessions.get("local[4]")
     go = tmp_path / "go"
     run = TorchDistributor(2, False, False, log_dir=tmp_path).submit(count_to, str(go))
     watch.until(lambda: run.status is Status.RUNNING)
@@ -206,9 +206,8 @@ def test_a_wire_that_breaks_costs_no_line(
 
 
 @pytest.mark.spark
-def test_a_wire_that_is_cut_ends_both_sides(sessions: Sessions, wire: Proxy, tmp_path: Path) -> None:
+def test_a_wire_that_is_cut_ends_both_sides(one_jvm: Any, wire: Proxy, tmp_path: Path) -> None:
     """Spark's own connections live on: the node itself finds out and stops its ranks."""
-    sessions.get("local[4]")
     run = TorchDistributor(2, False, False, heartbeat_timeout=2, grace_period=1).submit(
         trainings.wait_for, str(tmp_path / "never")
     )
@@ -224,9 +223,8 @@ def test_a_wire_that_is_cut_ends_both_sides(sessions: Sessions, wire: Proxy, tmp
 
 @pytest.mark.spark
 def test_logs_arrive_in_band_where_the_driver_cannot_be_reached(
-    sessions: Sessions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    one_jvm: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sessions.get("local[4]")
     listen = ChannelServer.listen
     monkeypatch.setattr(ChannelServer, "listen", lambda self, *args: replace(listen(self, *args), port=1))
     run = TorchDistributor(2, False, False, log_dir=tmp_path).submit(talk)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import watch
-from sessions import LOCAL, MASTERS, Make, Sessions
+from sessions import LOCAL, Make
 
 from distributor import PayloadError, Run, StartError, TorchDistributor, TrainingError
 from distributor.channel.server import ChannelServer
@@ -145,8 +145,7 @@ def test_a_later_run_finds_what_is_there(where: str, make: Make, mode: str, here
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_other_executors_find_it_too(sessions: Sessions, out: Path) -> None:
-    sessions.get(MASTERS[-1])
+def test_other_executors_find_it_too(two_executors: Any, out: Path) -> None:
     (out / "data").mkdir(parents=True)
     (out / "data/a.txt").write_text("there")
     (out / "run.sh").write_text("true")
@@ -174,10 +173,10 @@ def add_one() -> list[str]:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_what_is_too_large_for_the_job_comes_over_the_channel(
-    sessions: Sessions, out: Path, monkeypatch: pytest.MonkeyPatch
+    two_executors: Any, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sessions.get(MASTERS[-1])
     monkeypatch.setattr("distributor.api.build.WITH_THE_JOB", 10)
     (out / "data/deep").mkdir(parents=True)
     (out / "data/deep/large.bin").write_bytes(bytes(3_000_000))
@@ -214,9 +213,8 @@ def write_conflicts() -> None:
 @pytest.mark.spark
 @pytest.mark.parametrize("where", ["{}", pytest.param("file://{}", marks=pytest.mark.slow)])
 def test_different_files_of_one_name_are_both_kept(
-    where: str, sessions: Sessions, out: Path, caplog: pytest.LogCaptureFixture
+    where: str, two_executors: Any, out: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sessions.get(MASTERS[-1])
     TorchDistributor(2, False, False, output_dir=where.format(out), **spread).run(write_conflicts)
     assert files(out) == {
         "other.txt": "of rank 0",
@@ -305,10 +303,9 @@ def test_without_it_a_warning_comes_with_the_first_file(
 
 @pytest.mark.spark
 def test_files_in_the_drivers_own_jvm_stay_where_they_are(
-    sessions: Sessions, here: Path, out: Path, caplog: pytest.LogCaptureFixture
+    one_jvm: Any, here: Path, out: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The executor of ``local[4]`` works in the directory in which its JVM was started."""
-    sessions.get(MASTERS[0])
 
     def write() -> str:
         from pathlib import Path
@@ -327,21 +324,19 @@ def test_files_in_the_drivers_own_jvm_stay_where_they_are(
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_what_spark_has_put_there_is_found(sessions: Sessions, tmp_path: Path) -> None:
+def test_what_spark_has_put_there_is_found(two_executors: Any, tmp_path: Path) -> None:
     """``--files`` and ``addFile`` put files into the executor's current directory."""
-    session = sessions.get(MASTERS[-1])
     (tmp_path / "config.json").write_text("{}")
-    session.sparkContext.addFile(str(tmp_path / "config.json"))
+    two_executors.sparkContext.addFile(str(tmp_path / "config.json"))
     assert TorchDistributor(1, False, False).run(lambda: Path("config.json").read_text()) == "{}"
 
 
 @pytest.mark.spark
 @pytest.mark.parametrize("where", ["{}", pytest.param("file://{}", marks=pytest.mark.slow)])
 def test_without_a_channel_files_come_at_the_end(
-    where: str, sessions: Sessions, out: Path, monkeypatch: pytest.MonkeyPatch
+    where: str, two_executors: Any, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ChannelServer, "listen", refuse)
-    sessions.get(MASTERS[-1])
     distributor = TorchDistributor(2, False, False, output_dir=where.format(out), **spread)
     distributor.run(write_conflicts)
     assert files(out)["other.txt.node-1"] == "of rank 1"
@@ -366,8 +361,8 @@ def test_a_url_that_the_driver_cannot_use(url: str, why: str) -> None:
 
 
 @pytest.mark.spark
-def test_a_url_that_means_another_place_on_nodes(sessions: Sessions) -> None:
-    sessions.get(MASTERS[-1])
+@pytest.mark.slow
+def test_a_url_that_means_another_place_on_nodes(two_executors: Any) -> None:
     with pytest.raises(StartError, match="cannot be used on this node: what the driver has written there is not there"):
         TorchDistributor(1, False, False, output_dir="memory://run").run(print)
 

@@ -42,20 +42,6 @@ def on_executors(num_processes: int = 2, use_gpu: bool = False, **options: Any) 
     return TorchDistributor(num_processes, False, use_gpu, **options)
 
 
-@pytest.fixture
-def one_jvm(sessions: Sessions) -> Any:
-    return sessions.get("local[4]")
-
-
-@pytest.fixture
-def cluster(sessions: Sessions) -> Any:
-    return sessions.get(CLUSTER)
-
-
-# First what needs the session on this machine's cores, then the one with executors, then sessions of other settings:
-# each change of settings restarts Spark.
-
-
 def test_local_mode_is_decided_by_the_master(one_jvm: Any) -> None:
     assert is_child_of_driver(TorchDistributor(1, use_gpu=False))
     assert not is_child_of_driver(TorchDistributor(1, local_mode=False, use_gpu=False))
@@ -104,12 +90,12 @@ def test_more_slots_than_there_can_be(one_jvm: Any) -> None:
         on_executors(5).run(trainings.rank)
 
 
-def test_gpus_that_spark_does_not_know_of(sessions: Sessions) -> None:
-    sessions.get(CLUSTER)
+def test_gpus_that_spark_does_not_know_of(two_executors: Any) -> None:
     with pytest.raises(RuntimeError, match=r"'spark\.task\.resource\.gpu\.amount' was unset"):
         on_executors(2, use_gpu=True).run(trainings.rank)
 
 
+@pytest.mark.slow
 def test_slots_that_are_busy_are_waited_for_until_the_start_timeout(one_jvm: Any, tmp_path: Path) -> None:
     busy = on_executors(3).submit(trainings.wait_for, str(tmp_path / "go"))
     watch.until(lambda: busy.status is Status.RUNNING)
@@ -243,18 +229,18 @@ def test_a_run_without_the_channel_still_ends_in_the_truth(
     watch.gone()
 
 
-def test_executors_need_not_have_the_package(cluster: Any) -> None:
+def test_executors_need_not_have_the_package(two_executors: Any) -> None:
     files = on_executors(4).submit(lambda: __import__("distributor").__file__).results()
     assert all("package.zip" in file for file in files)
 
 
-def test_ranks_write_no_environment_into_workers(cluster: Any) -> None:
+def test_ranks_write_no_environment_into_workers(two_executors: Any) -> None:
     on_executors(4, env={"LEAKED": "1"}).run(trainings.all_reduce)
-    seen = context_for_tasks(cluster).parallelize(range(4), 4).map(lambda _: os.environ.get("LEAKED")).collect()
+    seen = context_for_tasks(two_executors).parallelize(range(4), 4).map(lambda _: os.environ.get("LEAKED")).collect()
     assert seen == [None] * 4
 
 
-def test_a_cluster_is_chosen_by_itself(cluster: Any) -> None:
+def test_a_cluster_is_chosen_by_itself(two_executors: Any) -> None:
     run = TorchDistributor(4, use_gpu=False).submit(trainings.all_reduce)
     assert run.results() == [10.0] * 4
     assert run.placement is not None
@@ -262,7 +248,7 @@ def test_a_cluster_is_chosen_by_itself(cluster: Any) -> None:
     assert TorchDistributor(2, True, False).submit(trainings.all_reduce).results() == [3.0, 3.0]
 
 
-def test_a_killed_executor_is_an_error_and_the_run_does_not_start_again(cluster: Any, tmp_path: Path) -> None:
+def test_a_killed_executor_is_an_error_and_the_run_does_not_start_again(two_executors: Any, tmp_path: Path) -> None:
     starts = tmp_path / "starts"
     starts.mkdir()
 
@@ -305,6 +291,7 @@ def test_dynamic_allocation_is_refused_where_barrier_mode_does_not_run_with_it(s
     assert on_executors().run(trainings.all_reduce) == 3.0
 
 
+@pytest.mark.slow
 def test_cpus_of_a_task_are_threads_of_a_rank(sessions: Sessions) -> None:
     sessions.get("local[4]", **{"spark.task.cpus": "2"})
     ranks = on_executors(2).submit(trainings.environment, "OMP_NUM_THREADS").results()
@@ -345,6 +332,7 @@ def visible() -> tuple[str, str]:
     return os.environ["LOCAL_RANK"], os.environ["CUDA_VISIBLE_DEVICES"]
 
 
+@pytest.mark.slow
 def test_ranks_see_their_nodes_gpus_in_order(sessions: Sessions, gpu_settings: dict[str, str]) -> None:
     sessions.get(CLUSTER, **gpu_settings, **{"spark.task.resource.gpu.amount": "1"})
     run = on_executors(4, use_gpu=True).submit(visible)

@@ -118,21 +118,21 @@ def test_a_failed_run_is_a_failed_job(session: Any, ranks: int, how: str, tmp_pa
     watch.gone(after.id)
 
 
-def test_two_of_more_slots(sessions: Sessions, tmp_path: Path) -> None:
-    session = sessions.get(CLUSTER)
+def test_two_of_more_slots(two_executors: Any, tmp_path: Path) -> None:
     run = on_executors(2).submit(trainings.fail_on_rank_1, "raise", str(tmp_path / "stamp"))
     with pytest.raises(TrainingError) as caught:
         run.result(timeout=60)
     assert isinstance(caught.value.__cause__, ValueError)
-    assert_failed(session, run, "rank 1 on ")
+    assert_failed(two_executors, run, "rank 1 on ")
 
 
-def test_a_stall_is_told_as_one(sessions: Sessions) -> None:
-    session = sessions.get(CLUSTER)
+def test_a_stall_is_told_as_one(two_executors: Any) -> None:
     run = on_executors(4, stall_timeout=1, grace_period=1).submit(lambda: time.sleep(600))
     with pytest.raises(StallError):
         run.result(timeout=60)
-    assert_failed(session, run, "the ranks were stopped: no rank wrote anything or used CPU time for stall_timeout=1 s")
+    assert_failed(
+        two_executors, run, "the ranks were stopped: no rank wrote anything or used CPU time for stall_timeout=1 s"
+    )
 
 
 def fail_everywhere() -> None:
@@ -240,13 +240,12 @@ def test_a_failed_run_without_the_channel(
     assert len(on_executors(ranks).submit(trainings.all_reduce).results(timeout=60)) == ranks
 
 
-def test_a_run_of_one_task_is_told_as_data(sessions: Sessions) -> None:
-    session = sessions.get(LOCAL)
+def test_a_run_of_one_task_is_told_as_data(one_jvm: Any) -> None:
     run = on_executors(1).submit(fail_everywhere)
     with pytest.raises(TrainingError) as caught:
         run.result(timeout=watch.DEADLINE)
     assert isinstance(caught.value.__cause__, trainings.Diverged)
-    assert spark_job(session, run)[0] == "SUCCEEDED"
+    assert spark_job(one_jvm, run)[0] == "SUCCEEDED"
 
 
 @pytest.mark.slow
@@ -405,10 +404,9 @@ def listening_on(monkeypatch: pytest.MonkeyPatch, ports: tuple[int, int]) -> lis
 
 
 def test_the_channel_keeps_to_the_ports_it_is_given(
-    sessions: Sessions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    one_jvm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    session = sessions.get(LOCAL)
-    _, bind = SparkScheduler(session)._barrier.driver_address()
+    _, bind = SparkScheduler(one_jvm)._barrier.driver_address()
     with socket.create_server((bind, 0)) as busy:
         port = busy.getsockname()[1]
         used = listening_on(monkeypatch, (port, port + 5))

@@ -29,7 +29,9 @@ def without_torchs_help() -> None:
     process.join()
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])  # torch has been imported, or not
+@pytest.mark.parametrize(  # torch has been imported, or not
+    "start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("code", [twice, by_another_name])
 def test_one_note(make_local: Make, code: object, start_method: str, capfd: pytest.CaptureFixture[str]) -> None:
     make_local(2, start_method=start_method).run(code)

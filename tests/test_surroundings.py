@@ -48,6 +48,7 @@ def test_without_further_threads_a_run_cannot_start(tmp_path: Path) -> None:
     assert ended.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_temporary_folder_whose_name_is_not_utf8(
     make_local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,7 +66,7 @@ def test_a_temporary_folder_whose_name_is_not_utf8(
     shutil.rmtree(folder)  # so that its warm process ends
 
 
-@pytest.mark.parametrize("inside", ["", "/lib"])
+@pytest.mark.parametrize("inside", ["/lib", pytest.param("", marks=pytest.mark.slow)])
 def test_a_package_that_is_imported_from_a_zip(inside: str, tmp_path: Path) -> None:
     """Ranks on this machine, and what would be sent to executors."""
     package = Path(distributor.__file__).parent

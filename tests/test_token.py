@@ -17,7 +17,6 @@ import psutil
 import pytest
 import trainings
 import watch
-from sessions import Sessions
 from test_channel import Listener, trusted
 from test_hostile import GROWTH, answer, refused
 
@@ -286,13 +285,12 @@ def attack(endpoint: Endpoint, drawn: list[bytes], openings: list[bytes]) -> Non
 @pytest.mark.parametrize("count", [2_000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_a_run_goes_on_while_who_has_the_token_sends_anything(
     count: int,
-    sessions: Sessions,
+    one_jvm: Any,
     shown: list[Log],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    sessions.get("local[4]")
     seen = watch.endpoints(monkeypatch)
 
     def train(go: str) -> float:

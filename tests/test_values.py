@@ -66,8 +66,7 @@ def test_large_values_take_the_channel(spark: Any, arrived: dict[int, int]) -> N
     watch.gone(run.id)
 
 
-def test_small_values_take_none_of_its_time(sessions: Sessions, arrived: dict[int, int]) -> None:
-    sessions.get("local[4]")
+def test_small_values_take_none_of_its_time(one_jvm: Any, arrived: dict[int, int]) -> None:
     assert submit(value, 100_000, processes=2).results(timeout=watch.DEADLINE) == [
         content(0, 100_000),
         content(1, 100_000),
@@ -80,16 +79,13 @@ def test_values_may_be_larger_than_sparks_limit(sessions: Sessions) -> None:
     assert submit(value).result(timeout=watch.DEADLINE) == content(0)
 
 
-def test_a_value_whose_connection_breaks_is_sent_again(
-    sessions: Sessions, arrived: dict[int, int], wire: Proxy
-) -> None:
-    sessions.get("local[4]")
+def test_a_value_whose_connection_breaks_is_sent_again(one_jvm: Any, arrived: dict[int, int], wire: Proxy) -> None:
     wire.stop_after(SIZE // 2, times=1)
     assert submit(value).result(timeout=watch.DEADLINE) == content(0)
     assert (wire.stopped, set(arrived)) == (1, {0})
 
 
-@pytest.mark.parametrize("hang", [False, True])
+@pytest.mark.parametrize("hang", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_value_that_cannot_take_the_channel_comes_through_spark(
     sessions: Sessions, arrived: dict[int, int], wire: Proxy, hang: bool
 ) -> None:
@@ -124,9 +120,8 @@ class Leave:
 
 @pytest.mark.parametrize("what", ["other bytes", "fewer bytes"])
 def test_bytes_that_were_not_announced_are_not_unpickled(
-    sessions: Sessions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
+    one_jvm: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
 ) -> None:
-    sessions.get("local[4]")
     trace, get = str(tmp_path / "trace"), Intake.get
 
     def exchanged(self: Intake, rank: int) -> Arrived | None:
@@ -143,9 +138,8 @@ def test_bytes_that_were_not_announced_are_not_unpickled(
 
 
 @pytest.mark.parametrize("how", ["cancel", "kill"])
-def test_a_run_that_is_stopped_while_a_value_travels_ends(sessions: Sessions, wire: Proxy, how: str) -> None:
+def test_a_run_that_is_stopped_while_a_value_travels_ends(one_jvm: Any, wire: Proxy, how: str) -> None:
     """Long before the grace period of ranks, which have ended."""
-    sessions.get("local[4]")
     wire.stop_after(SIZE // 2, times=1, hang=True)
     run = submit(value, grace_period=10 * watch.DEADLINE)
     watch.until(lambda: wire.stopped)

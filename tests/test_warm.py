@@ -271,6 +271,7 @@ def test_edits_of_modules_that_the_driver_has_imported_take_effect(
 
 
 @pytest.mark.slow_on_executors
+@pytest.mark.slow
 def test_it_ends_when_nobody_has_needed_it_for_a_while(make: Make) -> None:
     forked_by = make(1, keep_warm=0.3).run(started_by)
     watch.until(lambda: not psutil.pid_exists(forked_by))
@@ -302,7 +303,7 @@ def test_a_run_is_not_idleness(make_local: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow_on_executors
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_one_that_does_not_answer_is_replaced(make: Make, number: signal.Signals) -> None:
     forked_by = set(make(4).submit(started_by).results())
     for pid in forked_by:
@@ -386,6 +387,7 @@ def test_preloaded_modules_are_there_at_once(make_local: Make) -> None:
 
 
 @pytest.mark.slow_on_executors
+@pytest.mark.slow
 def test_what_cannot_be_preloaded_is_said_and_does_no_harm(
     make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -557,7 +559,10 @@ def test_spawned_ranks_do_the_same(spawned: Make, mode: str, tmp_path: Path, cap
 
 
 @pytest.mark.slow_on_executors
-@pytest.mark.parametrize(("how", "text"), [("raise", "ValueError: learning rate"), ("SIGKILL", "killed by SIGKILL")])
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [("raise", "ValueError: learning rate"), pytest.param("SIGKILL", "killed by SIGKILL", marks=pytest.mark.slow)],
+)
 def test_spawned_ranks_fail_the_same(spawned: Make, how: str, text: str, tmp_path: Path) -> None:
     run = spawned(2, grace_period=1).submit(trainings.fail_on_rank_1, how, str(tmp_path / "stamp"))
     with pytest.raises(TrainingError, match=f"^rank 1 on .* failed: {text}"):
@@ -565,6 +570,7 @@ def test_spawned_ranks_fail_the_same(spawned: Make, how: str, text: str, tmp_pat
     watch.gone(run.id)
 
 
+@pytest.mark.slow
 def test_spawned_ranks_see_what_forked_ones_see(make_local: Make) -> None:
     forked, anew = make_local(1).run(look), make_local(1, start_method="spawn").run(look)
     same(forked, anew)

@@ -112,9 +112,19 @@ def schedulers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Idle]]:
     watch.until(lambda: not going())
 
 
-@pytest.mark.parametrize("act", [raise_it, send_it])
 @pytest.mark.parametrize(
-    "name", ["run", "submit", *(pytest.param(name, marks=pytest.mark.slow) for name in ("run_module", "submit_module"))]
+    ("name", "act"),
+    [
+        ("run", raise_it),
+        ("submit", send_it),
+        pytest.param("run", send_it, marks=pytest.mark.slow),
+        pytest.param("submit", raise_it, marks=pytest.mark.slow),
+        *(
+            pytest.param(name, act, marks=pytest.mark.slow)
+            for name in ("run_module", "submit_module")
+            for act in (raise_it, send_it)
+        ),
+    ],
 )
 def test_an_interrupt_leaves_no_run_without_a_handle(
     name: str, act: Callable[[], None], schedulers: list[Idle], monkeypatch: pytest.MonkeyPatch
