@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import os
 import re
 import secrets
@@ -383,3 +384,28 @@ def test_ranks_of_one_machine_talk_over_loopback(make_local: Make) -> None:
     names = ("GLOO_SOCKET_IFNAME", "MASTER_ADDR")
     seen = make_local(2).submit(trainings.environment, *names).results()
     assert seen == [{"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}] * 2
+
+
+def what_pyspark_says_without_grpc() -> str:
+    sys.modules["grpc"] = None  # type: ignore[assignment]
+    try:
+        importlib.import_module("pyspark.sql.connect.session")
+    except ImportError as error:
+        return str(error)
+    return ""
+
+
+def test_pyspark_does_not_take_a_rank_for_its_doctests(make_local: Make) -> None:
+    """Where its main module has neither file nor specification, PySpark ends the process, with exit code 0."""
+    pytest.importorskip("pyspark", minversion="4.3")
+    assert "grpc" in make_local(1, keep_warm=0).run(what_pyspark_says_without_grpc)
+
+
+def sum_in_processes() -> int:
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(2) as pool:
+        return sum(pool.map(abs, [-1, -2]))
+
+
+def test_a_function_starts_processes_of_its_own(make_local: Make) -> None:
+    assert make_local(1).run(sum_in_processes) == 3

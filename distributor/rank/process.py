@@ -24,6 +24,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from importlib.machinery import ModuleSpec
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
@@ -261,6 +262,9 @@ def _call(order: NodeOrder, local_rank: int) -> Any:
     plan, target = order.plan, order.plan.target
     _call_ours(plan.first, local_rank)
     if isinstance(target, Function):
+        # PySpark takes a main module without file and specification for its own doctests, and may end the process
+        # with exit code 0 (pyspark.sql.connect.utils.check_dependencies).
+        sys.modules["__main__"].__spec__ = ModuleSpec("__main__", None)
         function, args, kwargs = payload.load_function(target.pickled)
         return function(*args, **kwargs)
     if isinstance(target, Module):
