@@ -76,18 +76,19 @@ SIDE_BY_SIDE = -n $(JOBS) --dist loadgroup
 
 # A process has one kind of Spark session, classic or Connect: hence a call for each.
 test: $(VENV)/test.ok
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not connect" --ignore=tests/frameworks
-	$(BIN)/python -m pytest -m "not slow and connect" --ignore=tests/frameworks
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not long and not connect" --ignore=tests/frameworks
+	$(BIN)/python -m pytest -m "not slow and not long and connect" --ignore=tests/frameworks
 
 test-all: $(VENV)/test.ok
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not connect"
-	$(BIN)/python -m pytest -m connect
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not connect and not long"
+	$(BIN)/python -m pytest -m "connect and not long"
 	$(MAKE) test-spark35
 	$(MAKE) test-frameworks-launchers
 	$(MAKE) chaos RUNS=3 SEED=100
 	$(MAKE) chaos-launchers RUNS=4 SEED=100
 
 test-long: test-all
+	$(BIN)/python -m pytest -m long
 	$(MAKE) chaos chaos-launchers test-pythons test-frameworks docker-test
 
 # FRAMEWORK: which of tests/frameworks, all by default. What was run goes into the table of docs/frameworks.md.

@@ -61,9 +61,9 @@ def _place(item: pytest.Item) -> tuple[bool, ...]:
 
 
 def _session(item: pytest.Item) -> str | None:
-    """Which Spark session of this machine it uses, if any."""
+    """Which Spark session it uses, if any."""
     if _on_hosts(item):
-        return None
+        return item.path.stem
     fixtures = getattr(item, "fixturenames", ())
     call = getattr(item, "callspec", None)
     masters = {value for value in (call.params.values() if call else ()) if isinstance(value, str)}
