@@ -36,6 +36,9 @@ def join(line: str, world_size: int, local_rank: int) -> None:
     told, descriptors, _, _ = socket.recv_fds(companion, _MOST, 1)
     threading.Thread(target=_await_abort, args=(companion,), daemon=True).start()
     os.environ.update({**prefixes(), **json.loads(told), **({"PMI_FD": str(descriptors[0])} if descriptors else {})})
+    if interface := os.environ.get("GLOO_SOCKET_IFNAME"):
+        # Open MPI takes all, and hangs where an address is that of another machine too, as Docker's is.
+        os.environ.setdefault("OMPI_MCA_btl_tcp_if_include", interface)
     library = os.path.join(sys.prefix, "lib", "libmpi.so.12" if descriptors else "libmpi.so.40")
     if os.path.exists(library):  # mpi4py would take what was installed last
         os.environ.setdefault("MPI4PY_LIBMPI", library)

@@ -11,7 +11,7 @@ import watch
 from clusters import CORES, Cluster
 
 from distributor import Distributor
-from distributor.launch import Ray, TensorFlow
+from distributor.launch import Mpi, Ray, TensorFlow
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.slow]
 
@@ -34,10 +34,11 @@ def test_openmpis_variables(cluster: Cluster) -> None:
     assert values == [[6.0, 0, 1]] * 3
 
 
-def test_mpi(cluster: Cluster) -> None:
+@pytest.mark.parametrize("implementation", ["mpich", "openmpi"])
+def test_mpi(cluster: Cluster, implementation: str) -> None:
     pytest.importorskip("mpi4py")
     cluster.session()
-    values = spread("mpi").submit(launched.mpi_total).results(2 * watch.DEADLINE)
+    values = spread(Mpi(implementation)).submit(launched.mpi_total).results(2 * watch.DEADLINE)
     assert values == [[6.0, 6.0, rank, 3, rank] for rank in range(3)]
 
 
