@@ -119,6 +119,7 @@ def test_a_node_that_does_not_reach_the_channel_is_no_late_start(
         started.append(root)
         return start_agent(root, {k: v for k, v in inherit.items() if k != "channel" or len(started) == 1}, **options)
 
+    assert submit_on_nodes(2, 2, trainings.rank).results(watch.DEADLINE) == [0, 1]  # torch is imported by now
     monkeypatch.setattr(host_node, "start_agent", without_channel)
     target = Function("test", dump_function(trainings.wait_for, (str(tmp_path / "go"),), {}))
     job = make_job(secrets.token_hex(6), 2, target, False, start_timeout=4.0, collect="all", launch=Torchrun())

@@ -33,6 +33,9 @@ _STOP_MARGIN = 3.0
 #: Number of seconds that ranks of other nodes get to succeed too, once the owner is gone.
 _OTHERS_PATIENCE = 10.0
 
+#: Number of seconds that the launcher's news of a rank's end may take.
+_NEWS = 1.0
+
 #: Number of bytes of pickled exceptions that a node's report holds, at most.
 _MOST_EXCEPTIONS = 8 << 20
 
@@ -295,6 +298,13 @@ class Attempt:
             self._launcher.kill()
 
     def _on_companion_death(self, code: int, text: str) -> None:
+        """End the attempt, unless the companion has done its part, of which the launcher may still have to tell."""
+        if code == 0 and not self._has_no_ranks and self._ranks.alive:
+            asyncio.get_running_loop().call_later(_NEWS, self._miss_companion, code, text)
+        else:
+            self._miss_companion(code, text)
+
+    def _miss_companion(self, code: int, text: str) -> None:
         """End the attempt, unless it is ending already, or the companion has done its part."""
         ranks = self._ranks
         done = code == 0 and not self._has_no_ranks and ranks.started and not ranks.alive
