@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from distributor.errors import ConfigurationError
 from distributor.launch.deepspeed import CONFIG_PATH
+from distributor.rank import reports
 
 
 def rank() -> int:
@@ -79,6 +80,37 @@ def accumulation_steps(global_batch: int, per_rank_batch: int) -> int:
             f"{per_rank_batch!r} * {world_size()}: change one of them"
         )
     return global_batch // at_once
+
+
+def report(
+    metrics: Mapping[str, Any] | None = None,
+    /,
+    *,
+    step: int | None = None,
+    total_steps: int | None = None,
+    **values: Any,
+) -> None:
+    """Report how the training is doing; ``run.metrics``, ``run.progress`` and callbacks on the driver show it.
+
+    Any rank may report, any number of times: no rank waits for another one, or for the driver. Outside a run, the
+    arguments are checked, and nothing is reported. A rank that has reported more than 8 MiB (about 80,000 reports; less
+    with more than 4 ranks, see ``docs/metrics.md``) thins its reports out evenly.
+
+    Args:
+        metrics: values by name, for names that are no Python names, such as ``"val/loss"``.
+        step: the step of the training, for ``run.progress`` and the axis of ``run.plot()``.
+        total_steps: number of steps of the whole training. It is enough to say it once.
+        **values: values by name. A value is a number, or a tensor or an array of one element.
+
+    Raises:
+        ConfigurationError: a value is not a number, ``step`` or ``total_steps`` is not a whole number, or the report is
+            longer than 64 KiB.
+
+    Example:
+        >>> report(step=1, total_steps=100, loss=0.25)
+        >>> report({"val/loss": 0.5}, step=1)
+    """
+    reports.add({**metrics, **values} if metrics is not None else values, step, total_steps)
 
 
 def rank0_first() -> AbstractContextManager[None]:

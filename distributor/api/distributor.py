@@ -106,6 +106,9 @@ class Distributor:
         require_group: what happens if ranks train, by a backward pass or an optimizer's step, and never join a process
             group of all ranks, so that each trains a model of its own. ``None`` (default) warns, ``True`` raises a
             :class:`GroupError`, ``False`` does nothing.
+        callbacks: objects with any of the methods ``on_start(run)``, ``on_metrics(run, rows)`` and ``on_end(run)``.
+            They are called on the driver, in a thread of their own; ``rows`` is what ranks have reported since the last
+            call. An error in a callback is a warning. ``run()`` and ``wait()`` return once ``on_end`` has.
 
     Raises:
         ConfigurationError: an argument is wrong; the message names the argument, its value, and what to do.
@@ -154,6 +157,7 @@ class Distributor:
         start_method: Literal["fork", "spawn"] = "fork",
         local_ranks: Literal["executor", "host"] = "executor",
         require_group: bool | None = None,
+        callbacks: Sequence[object] = (),
     ) -> None:
         arguments = dict(locals())  # by name, so that each group takes its own
         del arguments["self"]
@@ -279,6 +283,7 @@ class Distributor:
             log_folder=log_folder,
             announce=view is not None and view.announces and session is not None,
             view=view,
+            callbacks=self._options.request.callbacks,
         )
         return run, () if view is None else self._notes(session, log_folder)
 

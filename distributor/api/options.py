@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
@@ -45,6 +46,25 @@ def check_launch(name: str, launch: Any) -> Launch:
     return valid
 
 
+#: What callbacks may have.
+_MOMENTS = ("on_start", "on_metrics", "on_end")
+
+
+def check_callbacks(name: str, callbacks: Any) -> tuple[Any, ...]:
+    """Return callbacks as a tuple. Each must have at least one method that is called.
+
+    Raises:
+        ConfigurationError: one of them has none.
+    """
+    if isinstance(callbacks, (str, bytes)) or not isinstance(callbacks, Iterable):
+        raise ConfigurationError(f"{name} must be a list of objects with methods such as on_metrics, not {callbacks!r}")
+    found = tuple(callbacks)
+    for callback in found:
+        if isinstance(callback, type) or not any(callable(getattr(callback, moment, None)) for moment in _MOMENTS):
+            raise ConfigurationError(f"{name}: {callback!r} is not an object with any of {', '.join(_MOMENTS)}")
+    return found
+
+
 @dataclass(frozen=True)
 class Request(Group):
     """Where and how a run is to train, and its name.
@@ -53,6 +73,7 @@ class Request(Group):
         local_mode: whether to train on this machine; ``None``: on Spark if the active session is on a cluster.
         launch: how ranks are started, before it is resolved for the run.
         name: the user's name for the run, if it has one.
+        callbacks: objects that are told on the driver of what happens.
     """
 
     local_mode: bool | None = option(None, check_choice, "Train on this machine, without Spark.")
@@ -65,6 +86,7 @@ class Request(Group):
     name: str | None = option(
         None, optional(check_title), "Name of the run, for the status and the Spark UI.", Flag(panel=WHAT)
     )
+    callbacks: tuple[Any, ...] = option((), check_callbacks, "Objects that are told on the driver of what happens.")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from distributor.channel.frames import MAX_BODY, ProtocolError
 from distributor.text import notices
 from distributor.values import messages
 from distributor.values.messages import Message
-from distributor.values.outcome import UNCAUGHT, Failure, Log, Outcome
+from distributor.values.outcome import REPORTS, UNCAUGHT, Failure, Log, Outcome
 from distributor.values.placement import Node, Placement
 
 _log = notices.logger
@@ -46,7 +46,7 @@ _FIRST_PER_TASK = 4 << 10
 #: The largest whole number that a message may hold.
 _LARGEST = 2**63 - 1
 
-_STREAMS = range(1, UNCAUGHT + 1)
+_STREAMS = range(1, REPORTS + 1)
 
 #: States of ranks that have succeeded.
 _SUCCEEDED = ("finished", "unreturned")
@@ -287,8 +287,8 @@ class Guard:
 
     def _check_skipped(self, node: str, skipped: messages.Skipped) -> None:
         self._check_rank(node, skipped.rank)
-        if skipped.stream not in _STREAMS:
-            raise ProtocolError(f"there is no stream {skipped.stream}")
+        if skipped.stream not in range(1, UNCAUGHT + 1):
+            raise ProtocolError(f"stream {skipped.stream} is not output")
         _check_number("a number of lines", skipped.lines)
         _check_number("a position", skipped.offset)
         if not self._skips:

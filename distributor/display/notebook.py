@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from html import escape
 from typing import Any
 
-from distributor.display.snapshot import Snapshot, folded, reason, timed
+from distributor.display.snapshot import Snapshot, folded, reason, reported, timed
 from distributor.display.view import Packed, Shown
 from distributor.errors import TrainingError
 from distributor.outcomes.timings import MEANING
@@ -128,6 +128,8 @@ def render(snapshot: Snapshot, *, unfolded: bool = False) -> str:
     parts = [_head(snapshot)]
     if snapshot.status is Status.FAILED:
         parts.append(f'<div style="margin-top:.3em">{_text(shortened(reason(snapshot), _LONGEST))}</div>')
+    if newest := reported(snapshot):
+        parts.append(_reported(snapshot, newest))
     if snapshot.ended and snapshot.timings:
         parts.append(_timings(snapshot))
     if snapshot.lines and not snapshot.ended:
@@ -160,6 +162,14 @@ def _head(snapshot: Snapshot) -> str:
         f"<div>{badge} <b>{escape(snapshot.title)}</b>{words} "
         f'<span style="{_FAINT};white-space:nowrap">{escape(" · ".join(about))}</span></div>'
     )
+
+
+def _reported(snapshot: Snapshot, told: str) -> str:
+    """Return what ranks have reported last, after a bar if they have said how many steps there are."""
+    progress, bar = snapshot.progress, ""
+    if progress is not None and progress.total and not snapshot.ended:
+        bar = f'<progress max="{progress.total}" value="{min(progress.step, progress.total)}"></progress> '
+    return f'<div style="margin-top:.3em">{bar}{_text(told)}</div>'
 
 
 def _fold(title: str, body: str, *, opened: bool) -> str:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from distributor.display.snapshot import Snapshot, folded, state, timed
+from distributor.display.snapshot import Snapshot, folded, reported, state, timed
 from distributor.display.view import Packed, Shown
 from distributor.text import escapes
 from distributor.text.wording import duration, size
@@ -62,7 +62,8 @@ class PlainView:
         self._said, self._last = text, snapshot.since
         notes = [f"run {snapshot.label}: {escapes.plain(timed(snapshot))}"]
         if snapshot.status is Status.RUNNING:
-            notes = [f"{notes[0]} after {duration(snapshot.seconds)}"]
+            told = reported(snapshot)
+            notes = [f"{notes[0]} after {duration(snapshot.seconds)}{f': {escapes.plain(told)}' if told else ''}"]
             notes += [f"  {ranks}: {escapes.plain(line)}" for ranks, line in folded(snapshot.lines, _LINES)]
         return Shown(notes=tuple(notes))
 

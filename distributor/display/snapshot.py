@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 from distributor.text.wording import count, duration, who
 from distributor.values.job import Status
 from distributor.values.placement import Placement
+from distributor.values.reports import Progress
+
+#: Number of reported values to show at most.
+_VALUES = 8
 
 _ENDED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED)
 
@@ -27,6 +31,8 @@ class Snapshot:
         ranks_up: number of ranks that are running, as far as nodes have reported.
         placement: which rank runs where, once that is known.
         lines: the last line of each rank that has written one.
+        progress: how far the training has come, if ranks report steps.
+        metrics: the newest value of each name that ranks have reported.
         timings: seconds by phase, once the run has ended.
         error: why the run failed.
         raised: whether a caller waits for the run's result, and so gets that error as an exception.
@@ -44,6 +50,8 @@ class Snapshot:
     ranks_up: int = 0
     placement: Placement | None = None
     lines: Mapping[int, str] = field(default_factory=dict)
+    progress: Progress | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
     timings: Mapping[str, float] = field(default_factory=dict)
     error: BaseException | None = None
     raised: bool = False
@@ -89,6 +97,34 @@ def timed(snapshot: Snapshot) -> str:
     'importing torch on 2 nodes, 34 s'
     """
     return f"{state(snapshot)}, {duration(snapshot.lasting)}" if snapshot.lasting >= 1 else state(snapshot)
+
+
+def far(progress: Progress) -> str:
+    """Describe how far a training has come.
+
+    >>> far(Progress(120, 1000, 12.34))
+    'step 120 of 1000, 12.3 steps/s, 1 min 11 s left'
+    """
+    words = [f"step {progress.step}" if progress.total is None else f"step {progress.step} of {progress.total}"]
+    if progress.rate is not None:
+        words.append(f"{progress.rate:.3g} steps/s" if progress.rate >= 1 else f"{1 / progress.rate:.3g} s/step")
+    if progress.seconds_left:
+        words.append(f"{duration(progress.seconds_left)} left")
+    return ", ".join(words)
+
+
+def reported(snapshot: Snapshot) -> str:
+    """Describe what ranks have reported last; ``""`` if they have reported nothing.
+
+    >>> reported(Snapshot("3f2a", "train", 4, Status.RUNNING, progress=Progress(7), metrics={"loss": 0.1234567}))
+    'step 7, loss 0.1235'
+    """
+    words = [] if snapshot.progress is None else [far(snapshot.progress)]
+    values = list(snapshot.metrics.items())
+    words += [f"{name} {value:.4g}" for name, value in values[:_VALUES]]
+    if len(values) > _VALUES:
+        words.append(f"and {len(values) - _VALUES} more")
+    return ", ".join(words)
 
 
 def reason(snapshot: Snapshot) -> str:

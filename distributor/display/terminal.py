@@ -19,7 +19,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from distributor.display.snapshot import Snapshot, folded, timed
+from distributor.display.snapshot import Snapshot, folded, reported, timed
 from distributor.display.view import Packed, Shown
 from distributor.text import escapes
 from distributor.text.wording import count, duration
@@ -100,7 +100,8 @@ class TerminalView:
         lines.add_column(no_wrap=True, overflow="ellipsis")
         for ranks, line in entries:
             lines.add_row(f"  {ranks}", Text.from_ansi(line, no_wrap=True, overflow="ellipsis"))
-        return Group(head, lines) if snapshot.lines else head
+        told = Text(f"  {escapes.plain(reported(snapshot))}", no_wrap=True, overflow="ellipsis")
+        return Group(head, *([told] if told.plain.strip() else []), *([lines] if snapshot.lines else []))
 
 
 def _is_utf8() -> bool:

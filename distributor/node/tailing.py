@@ -48,6 +48,7 @@ class _File:
     rank: int
     stream: int
     path: Path
+    kept: bool  # the driver keeps all of it, so that nothing may be skipped
     shipped: bool
     offset: int = 0  # passed on up to this byte
     seen: int = 0  # read up to this byte at least once
@@ -96,15 +97,18 @@ class Tailing:
     """A follower of the ranks' log files.
 
     Args:
-        files: rank, stream (1 stdout, 2 stderr, 3 uncaught exception) and path of each.
-        shipped: the ranks whose lines the driver wants; ``None`` for all.
+        files: rank, stream (1 stdout, 2 stderr, 3 uncaught exception, 4 reports) and path of each.
+        shipped: the ranks whose lines the driver wants; ``None`` for all. It wants the reports of all ranks.
         keep: whether the driver keeps the lines of all ranks in files, so that nothing may be skipped.
     """
 
     def __init__(self, files: Iterable[tuple[int, int, Path]], shipped: Iterable[int] | None, keep: bool) -> None:
         wanted = None if shipped is None else set(shipped)
-        self._files = [_File(*file, shipped=keep or wanted is None or file[0] in wanted) for file in files]
-        self._keep = keep
+        self._files = [
+            _File(rank, stream, path, kept, shipped=kept or wanted is None or rank in wanted)
+            for rank, stream, path in files
+            for kept in [keep or stream == outcome.REPORTS]
+        ]
         self._descriptors = _Descriptors(max(1, min(_MOST_OPEN, limits.open_files() // _SHARE_OF_OPEN)))
         self._uplink: Uplink | None = None
         #: The last bytes of each rank's stdout and stderr, in the order read. Uncaught exceptions are not included.
@@ -149,11 +153,11 @@ class Tailing:
             await asyncio.sleep(0)
 
     def rest(self) -> tuple[Rest, ...]:
-        """Return the parts of the logs that the driver must keep and does not have yet."""
+        """Return the parts of the files that the driver must keep and does not have yet."""
         return tuple(
             Rest(file.rank, file.stream, str(file.path), file.acked)
             for file in self._files
-            if self._keep and self._descriptors.size(file) > file.acked
+            if file.kept and self._descriptors.size(file) > file.acked
         )
 
     async def _pass_on(self) -> int:
@@ -166,7 +170,7 @@ class Tailing:
             descriptor = self._descriptors.get(file)
             if descriptor is None:
                 continue
-            if file.shipped and self._uplink is not None and not self._keep:
+            if file.shipped and self._uplink is not None and not file.kept:
                 self._skip(file, descriptor, self._uplink)
             start = file.offset if file.shipped else max(file.seen, size - _TAIL_BYTES)
             data = os.pread(descriptor, frames.MAX_LOG, start)
@@ -179,11 +183,11 @@ class Tailing:
                 self.seen += file.offset - file.seen
                 new = data[max(0, file.seen - start) :]
                 file.seen = file.offset
-                if file.stream != outcome.UNCAUGHT:
+                if file.stream < outcome.UNCAUGHT:
                     self.tails[file.rank] = (self.tails.get(file.rank, b"") + new)[-_TAIL_BYTES:]
             if file.shipped and self._uplink is not None:
                 await self._uplink.send_log(outcome.Log(file.rank, file.stream, start, data))
-            elif not self._keep:
+            elif not file.kept:
                 self._release(file, file.offset)
         return longest
 

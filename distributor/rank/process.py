@@ -32,7 +32,7 @@ from distributor.channel.rank_slots import Slot
 from distributor.errors import GroupError
 from distributor.machine import allocator
 from distributor.machine.processes import die_with_parent
-from distributor.rank import by_host, lightning, lookups, parting, spark, spawning
+from distributor.rank import by_host, lightning, lookups, parting, reports, spark, spawning
 from distributor.rank.company import Company
 from distributor.rank.ending import PATIENCE, Account, deadline
 from distributor.shipping import modules, payload
@@ -108,6 +108,8 @@ def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -
         if isinstance(text, io.TextIOWrapper):
             text.reconfigure(line_buffering=True)
     os.environ.update(env)
+    path = layout.rank_log(order.folder, local_rank, "reports")
+    reports.begin(path, order.placement.world_size, int(env.get("TORCHELASTIC_RESTART_COUNT", 0)))
     if order.plan.keep_memory:
         allocator.keep_memory(os.environ)
     if order.cwd is not None:
@@ -162,6 +164,7 @@ def _run(order: NodeOrder, local_rank: int, account: Account) -> int:
             value = _returned(order, local_rank)
         finally:
             _calm_signal_handlers()
+            reports.finish()
         if order.require_group and (framework := company.missed) is not None:
             raise GroupError(alone(framework, order.placement.world_size))
     except SystemExit as stop:

@@ -11,22 +11,28 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributor.display.display import Display, make_logs
-from distributor.display.snapshot import Snapshot
+from distributor.display.snapshot import Snapshot, far
 from distributor.display.view import View
 from distributor.errors import DistributorError, RunCancelledError, TrainingError
 from distributor.outcomes.mishaps import typed
 from distributor.outcomes.stacks import Stacks
 from distributor.outcomes.verdict import Verdict
 from distributor.run import state
+from distributor.run.callbacks import Callbacks
+from distributor.run.metrics import Metrics
 from distributor.run.nodes import Nodes
 from distributor.run.preparing import Preparing
 from distributor.run.supervisor import Supervisor
 from distributor.schedulers.base import Scheduler
 from distributor.values.job import Job, Status
 from distributor.values.placement import Placement
+from distributor.values.reports import Progress
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Run:
@@ -47,6 +53,7 @@ class Run:
         announce: bool = False,
         view: View | None = None,
         margins: state.Margins | None = None,
+        callbacks: Sequence[Any] = (),
     ) -> None:
         self.id = job.run_id
         #: The user's name for the run; ``None`` if it has no name.
@@ -54,11 +61,11 @@ class Run:
         #: The folder that receives every rank's whole output; ``None`` without ``log_dir``.
         self.log_folder = log_folder
         self._job = job
-        self._scheduler = scheduler
         margins, nodes = state.Margins() if margins is None else margins, Nodes()
         logs = make_logs(nodes.host_of, job.world_size, job.output, log_folder)
         self._display = Display(logs, view, announce=announce, look=self._look)
         self._supervisor = Supervisor(job, scheduler, self._display, margins, nodes)
+        self._callbacks = Callbacks(callbacks, job.label, self._supervisor.reports.new)
         self._preparing = Preparing(job, scheduler, margins)
         self._callers = _Callers()
         self._verdict = Verdict()
@@ -75,7 +82,7 @@ class Run:
         self._times.submitted = time.time()
         try:
             self._display.open([f"run {self._job.label}: {note}" for note in notes])
-            thread = self._scheduler.thread(self._execute)
+            thread = self._supervisor.thread(self._execute)
             thread.daemon = True
             thread.start()
         except BaseException as error:  # Ctrl-C too: the thread may have started by then
@@ -98,7 +105,8 @@ class Run:
         return True
 
     def __repr__(self) -> str:
-        return f"<Run {self._job.label}: {self._job.resources.num_processes} processes, {self.status.value}>"
+        progress = f", {far(self.progress)}" if self.progress is not None else ""
+        return f"<Run {self._job.label}: {self._job.resources.num_processes} processes, {self.status.value}{progress}>"
 
     def _ipython_display_(self) -> None:
         """Show the live status in this cell too if the view can do that; otherwise let IPython ask for the HTML."""
@@ -155,6 +163,43 @@ class Run:
         """
         return dict(self._supervisor.timings)
 
+    @property
+    def metrics(self) -> Metrics:
+        """What ranks have reported so far with ``runtime.report()``: rows with attempt, step, time, rank and values.
+
+        Example:
+            >>> run.metrics.to_pandas()  # doctest: +SKIP
+            >>> [(row.step, row.values["loss"]) for row in run.metrics]  # doctest: +SKIP
+            [(1, 0.5), (2, 0.25)]
+        """
+        return self._supervisor.reports.metrics
+
+    @property
+    def latest_metrics(self) -> dict[str, float]:
+        """The newest value of each name that ranks have reported, as the lowest rank has it that reports that name."""
+        return self._supervisor.reports.latest
+
+    @property
+    def progress(self) -> Progress | None:
+        """The last step that ranks have reported, the total number, and steps per second; ``None`` without steps.
+
+        Example:
+            >>> run.progress.seconds_left  # doctest: +SKIP
+            71.5
+        """
+        return self._supervisor.reports.progress
+
+    def plot(self) -> Figure:
+        """Return a picture of what ranks have reported, with a diagram for each name; a notebook shows it.
+
+        Raises:
+            ConfigurationError: matplotlib is not installed.
+
+        Example:
+            >>> run.plot().savefig("run.png")  # doctest: +SKIP
+        """
+        return self.metrics.plot()
+
     def snapshot(self) -> Snapshot:
         """Return everything that is known about the run at this moment, as a value.
 
@@ -185,12 +230,16 @@ class Run:
             placement=self.placement,
             lines=dict(self._display.logs.last_lines),
             timings=self.timings,
+            progress=self.progress,
+            metrics=self.latest_metrics,
             error=self._verdict.error,
             raised=bool(self._callers.asking),
         )
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the run has ended, for at most ``timeout`` seconds, and return whether it has."""
+        if self._callbacks.is_running_here and self._life.decided:  # the run waits for the callback
+            return True
         with self._callers.counted(self._callers.waiting):
             return self._life.done.wait(timeout)
 
@@ -277,6 +326,7 @@ class Run:
         if not self._life.begin():
             return
         try:
+            self._callbacks.start(self)
             self._verdict = self._supervisor.run(self._times.submitted)
         except BaseException as error:
             self._verdict = Verdict(error=typed(error))
@@ -285,6 +335,8 @@ class Run:
             try:
                 self._supervisor.end(self._verdict)
                 self._display.look()
+                self._life.decided = True
+                self._callbacks.close()
                 self._tell_end()
             finally:
                 self._display.close()
@@ -329,8 +381,9 @@ class _Callers:
 
 @dataclass
 class _Life:
-    """Whether a run has begun or was withdrawn before that, and whether it is over."""
+    """Whether a run has begun or was withdrawn before that, whether its end is known, and whether it is over."""
 
+    decided: bool = False
     done: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 

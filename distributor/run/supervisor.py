@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +20,7 @@ from distributor.run.alarm import Alarm
 from distributor.run.attempt import Attempt
 from distributor.run.nodes import Nodes
 from distributor.run.policy import again
+from distributor.run.reports import Reports
 from distributor.run.stack_dump import Dumps
 from distributor.run.state import AttemptState, Deadline, Event, Margins
 from distributor.schedulers.base import Scheduler
@@ -26,7 +28,7 @@ from distributor.text import notices
 from distributor.values import messages
 from distributor.values.job import Job, Status, Step
 from distributor.values.messages import Dump, Message, Offset
-from distributor.values.outcome import Collected, Failure, Log
+from distributor.values.outcome import REPORTS, Collected, Failure, Log
 
 _log = notices.logger
 
@@ -46,6 +48,8 @@ class Supervisor:
         self.server: ChannelServer | None = None
         #: Duration of each phase in seconds; empty until the job has ended.
         self.timings: dict[str, float] = {}
+        #: What ranks have reported.
+        self.reports = Reports(job.world_size, job.max_restarts + 1)
         self._job = job
         self._scheduler = scheduler
         self._display = display
@@ -66,6 +70,10 @@ class Supervisor:
         attempt = self.attempt
         while not attempt.on(event) and attempt is not self.attempt:  # another attempt has just followed
             attempt = self.attempt
+
+    def thread(self, target: Callable[[], None]) -> threading.Thread:
+        """Return a thread that is fit to run the job."""
+        return self._scheduler.thread(target)
 
     def run(self, submitted: float) -> Verdict:
         """Run the job to its end, in a thread that the scheduler has made.
@@ -104,7 +112,7 @@ class Supervisor:
             self._job.num_tasks,
             self._job.world_size,
             lambda: self.state.nodes.placement,
-            self._display.logs.received,
+            self._received,
             skips=not self._job.output.keep_logs,
         )
 
@@ -137,7 +145,7 @@ class Supervisor:
     def _note(self, collected: Collected, submitted: float) -> None:
         """Take note of what else the job has brought back: output, warnings, times."""
         for log in collected.logs:
-            self._display.logs.take(log)
+            self.on_log(log)
         self.on(state.Returned(collected))
         self.timings = timings.phases(submitted, collected, time.time())
 
@@ -227,10 +235,17 @@ class Supervisor:
     # The methods of distributor.channel.server.Listener, called in the channel's thread.
 
     def on_log(self, log: Log) -> None:
-        self._display.logs.take(log)
+        if log.stream != REPORTS:
+            self._display.logs.take(log)
+        elif (warning := self.reports.take(log)) is not None:
+            _log.warning("run %s: %s", self._job.label, warning)
 
     def offsets(self, node: str) -> tuple[Offset, ...]:
-        return self._display.logs.offsets(self.state.nodes.ranks_of(node))
+        ranks = self.state.nodes.ranks_of(node)
+        return self._display.logs.offsets(ranks) + self.reports.offsets(ranks)
+
+    def _received(self, rank: int, stream: int) -> int:
+        return self.reports.received(rank) if stream == REPORTS else self._display.logs.received(rank, stream)
 
     def on_message(self, node: str, message: Message) -> None:
         if isinstance(message, messages.Stacks):

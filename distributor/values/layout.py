@@ -16,8 +16,9 @@ ALL_STACKS_SIGNAL = signal.SIGRTMIN + 10
 MAIN_STACK_SIGNAL = signal.SIGRTMIN + 11
 
 
-#: The log streams of a rank. The last is what Python prints for an uncaught exception.
-STREAMS = ("stdout", "stderr", "uncaught")
+#: The streams of a rank, numbered from 1. The third is what Python prints for an uncaught exception; the fourth is not
+#: output, but what the rank reports.
+STREAMS = ("stdout", "stderr", "uncaught", "reports")
 
 #: Names of the shipped project folder and of the folder of a shipped script.
 WORKING_DIR, SCRIPT = "working_dir", "script"
@@ -50,7 +51,7 @@ def companion_log(folder: Folder, name: str) -> Path:
 
 
 def rank_log(folder: Folder, local_rank: int, stream: str) -> Path:
-    """Return the path of a rank's ``"stdout"`` or ``"stderr"``, or of the text of its ``"uncaught"`` exception."""
+    """Return the path of a rank's stream, one of :data:`STREAMS`."""
     return Path(folder, f"rank-{local_rank}.{stream}")
 
 

@@ -100,6 +100,9 @@ class NodeReport:
 #: The number of the stream that holds what Python prints of an uncaught exception.
 UNCAUGHT = 3
 
+#: The number of the stream that holds what a rank reports; see :mod:`distributor.values.reports`.
+REPORTS = 4
+
 
 @dataclass(frozen=True)
 class Log:

@@ -203,7 +203,9 @@ def test_a_room_says_where_it_runs(room):
         ("cloudpickle", {"shipping/payload.py", "shipping/package.py"}),
         ("cryptography", {"channel/tls.py"}),
         ("pyspark", {name for name in FILES if name.startswith("schedulers/")}),
-        ("pyarrow", {name for name in FILES if name.startswith("schedulers/")}),
+        ("pyarrow", {"run/metrics.py", *(name for name in FILES if name.startswith("schedulers/"))}),
+        ("pandas", {"run/metrics.py"}),
+        ("matplotlib", {"run/metrics.py"}),
         ("fsspec", {"machine/urls.py"}),
         ("rich", {"display/terminal.py"}),
         ("rich_click", {"cli/command.py", "cli/launching.py", "cli/options.py"}),
@@ -219,6 +221,7 @@ def test_no_other_package_is_needed():
     known = {"torch", "cloudpickle", "cryptography", "pyspark", "pyarrow", "distributor"}
     known |= {"deepspeed", "hjson", "yaml"}  # on the DeepSpeed path only, and never at import
     known |= {"accelerate"}  # on the Accelerate path only, in a process of its own
+    known |= {"pandas", "matplotlib"}  # for a user who asks for them by name
     known |= {"fsspec"}  # for an output_dir behind a URL
     known |= {"click", "rich", "rich_click", "IPython"}  # on the driver, for what it shows
     used = {module.partition(".")[0] for modules in IMPORTS.values() for module in modules}

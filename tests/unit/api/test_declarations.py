@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -105,6 +106,8 @@ def test_no_option_is_declared_twice() -> None:
     assert sum(len(kind.__dataclass_fields__) for kind in GROUPS.values()) == len(OPTIONS)  # type: ignore[attr-defined]
 
 
+NAMED_CALLBACK = SimpleNamespace(on_end=print)
+
 #: A value of each option that is not its default.
 GIVEN: dict[str, Any] = {
     "num_processes": 4,
@@ -138,6 +141,7 @@ GIVEN: dict[str, Any] = {
     "start_method": "fork",  # as the warm process needs
     "local_ranks": "host",
     "require_group": True,
+    "callbacks": (NAMED_CALLBACK,),
 }
 
 

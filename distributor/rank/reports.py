@@ -1,0 +1,163 @@
+"""What a rank reports goes into a file of its node, which the agent sends on. A report never waits for anybody.
+
+The file is a stream of lines, like the rank's output, and travels like it: at once over the channel, again after a
+break, and what is missing at the end through Spark.
+"""
+
+from __future__ import annotations
+
+import numbers
+import os
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from distributor.errors import ConfigurationError
+from distributor.text.wording import size
+from distributor.values.reports import LONGEST, Report, pack, room
+
+
+class Writer:
+    """Writes the reports of one rank in one attempt.
+
+    Args:
+        path: the file.
+        room: number of bytes that are kept of the rank's reports.
+        attempt: number of the attempt.
+    """
+
+    def __init__(self, path: Path, room: int, attempt: int) -> None:
+        self._path = path
+        self._room = room
+        self._attempt = attempt
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+        self._number = self._stage = self._written = 0
+        self._descriptor, self._identity = -1, (0, 0)
+        self._torn = False  # the last line is not complete
+        self._left_out: Report | None = None
+
+    def add(self, values: Mapping[str, float], step: int | None, total_steps: int | None) -> None:
+        """Write a report, or leave it out to thin out. Does nothing in a process that the rank has forked.
+
+        Raises:
+            ConfigurationError: the report is too long.
+        """
+        if os.getpid() != self._owner:
+            return
+        with self._lock:
+            now = time.time()
+            report = Report(self._number, self._stage, self._attempt, now, step, total_steps, values)
+            self._number += 1
+            if report.number & ((1 << self._stage) - 1):
+                self._left_out = report
+                return
+            line = pack(report)
+            if len(line) > LONGEST:
+                raise ConfigurationError(f"report() was given {size(len(line))}, but takes at most {size(LONGEST)}")
+            self._left_out = None
+            self._write(line)
+
+    def finish(self) -> None:
+        """Write the last report, if it was left out: it says how the training has ended."""
+        with self._lock:
+            if self._left_out is not None and os.getpid() == self._owner:
+                self._write(pack(self._left_out))
+                self._left_out = None
+
+    def _write(self, line: bytes) -> None:
+        """Append a line. On a full disk the report is lost, and training goes on."""
+        data = b"\n" + line if self._torn else line
+        try:
+            done = os.write(self._open(), data)
+        except OSError:
+            return
+        self._torn = done < len(data)
+        self._written += done
+        if self._written > self._room:
+            self._stage += 1
+            self._written //= 2
+
+    def _open(self) -> int:
+        """Return the file's descriptor. The rank may have closed it, and the number may be another file's by then."""
+        with suppress(OSError):
+            found = os.fstat(self._descriptor)
+            if (found.st_dev, found.st_ino) == self._identity:
+                return self._descriptor
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        found = os.fstat(self._descriptor)
+        self._identity = (found.st_dev, found.st_ino)
+        return self._descriptor
+
+
+_writer: Writer | None = None
+
+
+def begin(path: Path, world_size: int, attempt: int) -> None:
+    """Take reports from now on: this process is a rank.
+
+    Args:
+        path: the file for them.
+        world_size: number of ranks.
+        attempt: number of the attempt.
+    """
+    global _writer
+    _writer = Writer(path, room(world_size), attempt)
+    with suppress(OSError):
+        _writer._open()  # created now, so that the agent need not keep looking for it
+
+
+def add(values: dict[str, Any], step: Any, total_steps: Any) -> None:
+    """Take a report. It is checked outside a run too, and not written there.
+
+    Raises:
+        ConfigurationError: a value is not a number, or ``step`` or ``total_steps`` is not a whole number.
+    """
+    for name, value in values.items():
+        if type(value) not in (float, int) or type(name) is not str:
+            values[_name(name)] = _number(name, value)
+    if step is not None and type(step) is not int:
+        step = _whole("step", step)
+    if total_steps is not None and type(total_steps) is not int:
+        total_steps = _whole("total_steps", total_steps)
+    if _writer is not None:
+        _writer.add(values, step, total_steps)
+
+
+def finish() -> None:
+    """Take no more reports: the rank's function has ended."""
+    if _writer is not None:
+        _writer.finish()
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise ConfigurationError(f"report(): names of values must be strings, not {name!r}")
+    return name
+
+
+def _number(name: str, value: Any) -> float:
+    """Return a number, or the one that a tensor or an array holds."""
+    try:
+        if callable(getattr(value, "item", None)):
+            value = value.item()
+        if isinstance(value, numbers.Real):
+            return int(value) if isinstance(value, numbers.Integral) else float(value)
+    except (TypeError, ValueError, RuntimeError):  # several elements
+        pass
+    raise ConfigurationError(f"report(): {name} must be a number or a tensor of one element, not {_described(value)}")
+
+
+def _described(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return f"{type(value).__name__} of shape {tuple(shape)}" if shape is not None else repr(value)[:100]
+
+
+def _whole(name: str, value: Any) -> int:
+    found = _number(name, value)
+    if int(found) != found:
+        raise ConfigurationError(f"report(): {name} must be a whole number, not {value!r}")
+    return int(found)

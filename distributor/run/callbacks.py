@@ -1,0 +1,94 @@
+"""Calls the user's callbacks on the driver, one after another, in a thread of their own."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from distributor.run.metrics import Row
+from distributor.text import notices
+
+_log = notices.logger
+
+#: Number of seconds between two calls of ``on_metrics``.
+_INTERVAL = 0.5
+
+#: Number of seconds that callbacks have to finish once the run has ended.
+PATIENCE = 60.0
+
+
+class Callbacks:
+    """Calls what callbacks have of ``on_start``, ``on_metrics`` and ``on_end``.
+
+    An error in a callback is a warning, and ends neither the run nor the other callbacks.
+
+    Args:
+        callbacks: the user's objects, called in order.
+        label: names the run in warnings.
+        new: returns the rows that have arrived since the last call.
+    """
+
+    def __init__(self, callbacks: Sequence[Any], label: str, new: Callable[[], Sequence[Row]]) -> None:
+        self._callbacks = callbacks
+        self._label = label
+        self._new = new
+        self._events: queue.SimpleQueue[tuple[str, tuple[Any, ...]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_running_here(self) -> bool:
+        """Whether the caller is one of the callbacks."""
+        return threading.current_thread() is self._thread
+
+    def start(self, run: Any) -> None:
+        """Begin to call, with ``on_start``. Does nothing without callbacks."""
+        if self._callbacks:
+            self._thread = threading.Thread(target=self._serve, args=(run,), name="distributor-callbacks", daemon=True)
+            self._thread.start()
+            self.tell("on_start")
+
+    def tell(self, name: str, *arguments: Any) -> None:
+        """Call ``name(run, *arguments)`` of each callback that has it, soon."""
+        self._events.put((name, arguments))
+
+    def close(self) -> None:
+        """Call ``on_end``, after what is still to be called, and wait for it, but not forever."""
+        thread = self._thread
+        if thread is None:
+            return
+        self.tell("on_end")
+        self._events.put(None)
+        thread.join(PATIENCE)
+        if thread.is_alive():
+            _log.warning(
+                "run %s: a callback still runs %g s after the end; it is not waited for", self._label, PATIENCE
+            )
+
+    def _serve(self, run: Any) -> None:
+        while True:
+            try:
+                event = self._events.get(timeout=_INTERVAL)
+            except queue.Empty:
+                self._tell_metrics(run)
+                continue
+            self._tell_metrics(run)
+            if event is None:
+                return
+            self._call(run, *event)
+
+    def _tell_metrics(self, run: Any) -> None:
+        if rows := self._new():
+            self._call(run, "on_metrics", (rows,))
+
+    def _call(self, run: Any, name: str, arguments: tuple[Any, ...]) -> None:
+        for callback in self._callbacks:
+            method = getattr(callback, name, None)
+            if method is None:
+                continue
+            try:
+                method(run, *arguments)
+            except Exception as error:
+                what = f"{type(callback).__name__}.{name}"
+                _log.warning("run %s: %s raised %s: %s", self._label, what, type(error).__name__, error)

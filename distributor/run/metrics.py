@@ -1,0 +1,177 @@
+"""What ranks have reported, as the user reads it: rows, the latest values, and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
+
+from distributor.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
+    from matplotlib.figure import Figure
+
+#: Number of ranks whose lines the legend of a picture names.
+_NAMED = 10
+
+#: Number of pictures beside each other.
+_COLUMNS = 3
+
+
+class Row(NamedTuple):
+    """One report of a rank.
+
+    Attributes:
+        attempt: the attempt in which it was made, from 0.
+        step: the step that the rank gave; ``None`` if it gave none.
+        time: when it was made, in seconds since the epoch, by the clock of the rank's host.
+        rank: the rank.
+        values: what it reported, by name.
+    """
+
+    attempt: int
+    step: int | None
+    time: float
+    rank: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, repr=False)
+class Metrics(Sequence[Row]):
+    """What the ranks of a run had reported at one moment: a sequence of rows, by attempt and time.
+
+    Attributes:
+        rows: the rows.
+        dropped: number of reports that were left out, to thin out those of ranks that report very much, or because a
+            disk was full.
+
+    Example:
+        >>> metrics = Metrics((Row(0, 1, 10.0, 0, {"loss": 0.5}), Row(0, 2, 11.0, 0, {"loss": 0.25})))
+        >>> [(row.step, row.values["loss"]) for row in metrics]
+        [(1, 0.5), (2, 0.25)]
+        >>> metrics.latest
+        {'loss': 0.25}
+    """
+
+    rows: tuple[Row, ...] = ()
+    dropped: int = 0
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Row]: ...
+
+    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
+        return self.rows[index]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __repr__(self) -> str:
+        return f"<Metrics: {len(self.rows)} rows, {', '.join(self.names) or 'no values'}>"
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all values, in the order in which they were first reported."""
+        return list(dict.fromkeys(name for row in self.rows for name in row.values))
+
+    @property
+    def latest(self) -> dict[str, float]:
+        """The newest value of each name, as the lowest rank has it that reports that name."""
+        return latest(self.rows)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a DataFrame with a row for each report, and the columns attempt, step, time, rank and each name.
+
+        A value that a report does not have is NaN. A value whose name is that of another column is ``value.NAME``.
+
+        Raises:
+            ConfigurationError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise _missing("to_pandas()", "pandas") from None
+        frame = pandas.DataFrame(self._columns())
+        return frame.astype({"step": "Int64"})
+
+    def to_arrow(self) -> pyarrow.Table:
+        """Return an Arrow table with the columns of :meth:`to_pandas`; what a report does not have is null.
+
+        Raises:
+            ConfigurationError: pyarrow is not installed.
+        """
+        try:
+            import pyarrow
+        except ImportError:
+            raise _missing("to_arrow()", "pyarrow") from None
+        types = {"attempt": pyarrow.int64(), "step": pyarrow.int64(), "rank": pyarrow.int64()}
+        return pyarrow.table(
+            {
+                name: pyarrow.array(values, types.get(name, pyarrow.float64()))
+                for name, values in self._columns().items()
+            }
+        )
+
+    def _columns(self) -> dict[str, list[Any]]:
+        columns: dict[str, list[Any]] = {name: [getattr(row, name) for row in self.rows] for name in Row._fields[:-1]}
+        for name in self.names:
+            column = f"value.{name}" if name in Row._fields else name
+            columns[column] = [None if (value := row.values.get(name)) is None else float(value) for row in self.rows]
+        return columns
+
+    def plot(self) -> Figure:
+        """Return a picture with a diagram for each name: its values against steps, or against time without steps.
+
+        Raises:
+            ConfigurationError: matplotlib is not installed.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError:
+            raise _missing("plot()", "matplotlib") from None
+        names = self.names
+        columns = max(1, min(_COLUMNS, len(names)))
+        lines = max(1, -(-len(names) // columns))
+        figure = Figure(figsize=(4.5 * columns, 3 * lines), layout="constrained")
+        diagrams = figure.subplots(lines, columns, squeeze=False).flat
+        for name, diagram in zip(names, diagrams):
+            self._draw(name, diagram)
+        for diagram in list(diagrams):
+            diagram.set_axis_off()
+        return figure
+
+    def _draw(self, name: str, diagram: Any) -> None:
+        rows = [row for row in self.rows if name in row.values]
+        stepped = all(row.step is not None for row in rows)
+        began = min(row.time for row in self.rows)
+        ranks = sorted({row.rank for row in rows})
+        for rank in ranks:
+            own = [row for row in rows if row.rank == rank]
+            at = [row.step if stepped else row.time - began for row in own]
+            label = f"rank {rank}" if len(ranks) > 1 and rank in ranks[:_NAMED] else None
+            diagram.plot(at, [row.values[name] for row in own], label=label, marker="." if len(own) == 1 else None)
+        diagram.set_title(name)
+        diagram.set_xlabel("step" if stepped else "seconds")
+        if len(ranks) > 1:
+            diagram.legend()
+
+
+def latest(rows: Sequence[Row]) -> dict[str, float]:
+    """Return the newest value of each name, as the lowest rank has it that reports that name."""
+    found: dict[str, tuple[int, float]] = {}
+    for row in rows:
+        for name, value in row.values.items():
+            if name not in found or row.rank <= found[name][0]:
+                found[name] = (row.rank, value)
+    return {name: value for name, (_, value) in found.items()}
+
+
+def _missing(what: str, package: str) -> ConfigurationError:
+    return ConfigurationError(f"{what} needs {package}, which is not installed: pip install {package}")

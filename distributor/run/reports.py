@@ -1,0 +1,175 @@
+"""Takes the reports of ranks as they arrive, each once, and keeps no more of them than there is room for."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from distributor.run.metrics import Metrics, Row, latest
+from distributor.text.wording import size
+from distributor.values import reports
+from distributor.values.messages import Offset
+from distributor.values.outcome import REPORTS, Log
+from distributor.values.reports import LONGEST, Progress, Report
+
+#: Number of seconds over which the number of steps per second is measured.
+_WINDOW = 30.0
+
+#: Number of the last reports of a rank in which the latest values and the rate are looked for.
+_RECENT = 1000
+
+#: Number of rows that wait for callbacks at most.
+_MOST_NEW = 100_000
+
+#: A node may keep more of a rank's reports than the driver by this factor, as it counts them in another way.
+_SLACK = 2
+
+
+@dataclass
+class _Kept:
+    """What is kept of one rank's reports in one attempt."""
+
+    reports: list[Report] = field(default_factory=list)
+    size: int = 0
+    stage: int = 0
+    made: int = 0
+    total_steps: int | None = None
+
+    def add(self, report: Report, length: int) -> None:
+        """Keep a report of ``length`` bytes, and drop those that are left out at its stage."""
+        self.made = max(self.made, report.number + 1)
+        self.total_steps = report.total_steps if report.total_steps is not None else self.total_steps
+        if report.stage > self.stage:
+            before, self.stage = len(self.reports), report.stage
+            self.reports = [each for each in self.reports if each.number & ((1 << self.stage) - 1) == 0]
+            self.size = self.size * len(self.reports) // max(1, before)
+        self.reports.append(report)
+        self.size += length
+
+
+@dataclass
+class _Stream:
+    """One rank's reports on their way: how many bytes have arrived, and the line that is not complete yet."""
+
+    offset: int = 0
+    begun: bytes = b""
+
+
+class Reports:
+    """Receives pieces of what ranks report. A piece may arrive in several ways and more than once.
+
+    Args:
+        world_size: number of ranks.
+        attempts: number of attempts that the run may make.
+    """
+
+    def __init__(self, world_size: int, attempts: int) -> None:
+        self._attempts = attempts
+        self._room = _SLACK * reports.room(world_size)
+        self._streams: dict[int, _Stream] = {}
+        self._kept: dict[tuple[int, int], _Kept] = {}  # by attempt and rank
+        self._new: list[Row] = []
+        self._thinned = False
+        self._lock = threading.Lock()
+
+    def take(self, log: Log) -> str | None:
+        """Take a piece, without the bytes already received. Return a warning when it first makes others go."""
+        with self._lock:
+            stream = self._streams.setdefault(log.rank, _Stream())
+            data = log.data[max(0, stream.offset - log.offset) :]
+            if not data:
+                return None
+            stream.offset = log.offset + len(log.data)
+            *lines, begun = (stream.begun + data).split(b"\n")
+            stream.begun = begun[: LONGEST + 1]
+            for line in lines:
+                self._add(log.rank, line)
+            return self._warning(log.rank)
+
+    def _add(self, rank: int, line: bytes) -> None:
+        report = reports.parse(line) if len(line) <= LONGEST else None
+        if report is None or report.attempt >= self._attempts:
+            return
+        kept = self._kept.setdefault((report.attempt, rank), _Kept())
+        if kept.size + len(line) >= self._room and report.stage <= kept.stage:
+            kept.made = max(kept.made, report.number + 1)
+            return
+        kept.add(report, len(line) + 1)
+        self._new.append(_row(rank, report))
+        del self._new[: max(0, len(self._new) - _MOST_NEW)]
+
+    def _warning(self, rank: int) -> str | None:
+        thinned = max((kept.stage for kept in self._kept.values()), default=0)
+        if self._thinned or not thinned:
+            return None
+        self._thinned = True
+        return (
+            f"rank {rank} has reported more than {size(self._room // _SLACK)}: of its reports, every second one is "
+            "kept, then every fourth, and so on; run.metrics.dropped counts the others. Report less often"
+        )
+
+    def received(self, rank: int) -> int:
+        """Return how many bytes of a rank's reports have arrived."""
+        with self._lock:
+            return self._streams[rank].offset if rank in self._streams else 0
+
+    def offsets(self, ranks: Iterable[int]) -> tuple[Offset, ...]:
+        """Return how many bytes of the reports of the given ranks have arrived."""
+        with self._lock:
+            return tuple((rank, REPORTS, self._streams[rank].offset) for rank in ranks if rank in self._streams)
+
+    def new(self) -> tuple[Row, ...]:
+        """Return what has arrived since the last call."""
+        with self._lock:
+            rows, self._new = tuple(self._new), []
+            return rows
+
+    @property
+    def metrics(self) -> Metrics:
+        """What has arrived so far."""
+        with self._lock:
+            rows = [_row(rank, report) for (_, rank), kept in self._kept.items() for report in kept.reports]
+            dropped = sum(kept.made - len(kept.reports) for kept in self._kept.values())
+        return Metrics(tuple(sorted(rows, key=lambda row: (row.attempt, row.time, row.rank))), max(0, dropped))
+
+    @property
+    def latest(self) -> dict[str, float]:
+        """The newest value of each name, as the lowest rank has it that reports that name, in the latest attempt."""
+        with self._lock:
+            attempt = max((attempt for attempt, _ in self._kept), default=0)
+            rows: list[Row] = []
+            for rank in sorted(rank for number, rank in self._kept if number == attempt):
+                rows += [_row(rank, report) for report in self._kept[attempt, rank].reports[-_RECENT:]]
+        return latest(rows)
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far the training has come; ``None`` unless a rank reports steps."""
+        with self._lock:
+            attempt = max((attempt for attempt, _ in self._kept), default=0)
+            for rank in sorted(rank for number, rank in self._kept if number == attempt):
+                kept = self._kept[attempt, rank]
+                if (found := progress(kept.reports[-_RECENT:], kept.total_steps)) is not None:
+                    return found
+        return None
+
+
+def _row(rank: int, report: Report) -> Row:
+    return Row(report.attempt, report.step, report.time, rank, report.values)
+
+
+def progress(made: Sequence[Report], total: int | None) -> Progress | None:
+    """Return how far a rank has come by its last reports; ``None`` if none of them has a step.
+
+    >>> progress([Report(n, 0, 0, 100.0 + n / 2, n, None) for n in range(20)], 60)
+    Progress(step=19, total=60, rate=2.0)
+    """
+    stepped = [(report.time, report.step) for report in made if report.step is not None]
+    if not stepped:
+        return None
+    now, step = stepped[-1]
+    before, first = stepped[min(len(stepped) - 1, bisect_left(stepped, now - _WINDOW, key=lambda each: each[0]))]
+    rate = (step - first) / (now - before) if step > first and now > before else None
+    return Progress(step, total, rate)

@@ -1,0 +1,217 @@
+"""What ranks report reaches the driver, whatever happens between them."""
+
+from __future__ import annotations
+
+import threading
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trainings
+import watch
+from proxy import Proxy
+from sessions import Make
+
+from distributor import ConfigurationError, Run, Status, TorchDistributor, TrainingError
+from distributor.channel.server import ChannelServer
+from distributor.run import callbacks as calling
+from distributor.values.reports import Progress
+
+spread = {"max_processes_per_node": 1}
+
+
+def report_steps(steps: int, go: str = "", end: str = "") -> None:
+    """Reports, then waits, reports once more, and ends in its way."""
+    import os
+    import signal
+
+    from distributor import runtime
+
+    for step in range(1, steps + 1):
+        runtime.report(step=step, total_steps=2 * steps, loss=1.0 / step)
+    if go:
+        trainings.wait_for(go)
+    runtime.report({"val/loss": 0.25}, step=steps + 1)
+    if end == "raise":
+        raise ValueError("boom")
+    if end == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def of(run: Run, rank: int) -> list[tuple[int | None, dict[str, float]]]:
+    return [(row.step, dict(row.values)) for row in run.metrics if row.rank == rank]
+
+
+def whole(steps: int) -> list[tuple[int | None, dict[str, float]]]:
+    return [*((step, {"loss": 1.0 / step}) for step in range(1, steps + 1)), (steps + 1, {"val/loss": 0.25})]
+
+
+def test_reports_arrive_while_the_run_goes(make: Make, tmp_path: Path) -> None:
+    run = make(2).submit(report_steps, 100, str(tmp_path / "go"))
+    watch.until(lambda: len(run.metrics) == 200)
+    progress = run.progress
+    assert progress is not None and (progress.step, progress.total) == (100, 200)
+    assert progress.seconds_left is not None
+    assert run.latest_metrics == {"loss": 0.01}
+    assert "running, step 100 of 200, " in repr(run)
+    assert "step 100 of 200" in run._repr_html_()
+    (tmp_path / "go").touch()
+    run.result(watch.DEADLINE)
+    assert of(run, 0) == of(run, 1) == whole(100)
+    assert run.metrics.dropped == 0
+    assert all(row.attempt == 0 for row in run.metrics)
+
+
+@pytest.mark.parametrize("end", ["raise", "kill"])
+def test_a_failed_run_has_all_reports(make: Make, end: str) -> None:
+    run = make(1).submit(report_steps, 1000, end=end)
+    with pytest.raises(TrainingError):
+        run.result(watch.DEADLINE)
+    assert of(run, 0) == whole(1000)
+
+
+def refuse(self: ChannelServer, *_: object) -> None:
+    raise OSError("no port is free")
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("end", ["", "raise"])
+def test_without_a_channel_reports_come_at_the_end(
+    two_executors: Any, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ChannelServer, "listen", refuse)
+    run = TorchDistributor(2, False, False, **spread).submit(report_steps, 3000, end=end)
+    run.wait(watch.DEADLINE)
+    assert (run.status is Status.FAILED) == bool(end)
+    assert of(run, 0) == of(run, 1) == whole(3000)
+
+
+@pytest.mark.spark
+def test_a_channel_that_is_cut_loses_no_report(two_executors: Any, wire: Proxy, tmp_path: Path) -> None:
+    run = TorchDistributor(2, False, False, **spread).submit(report_steps, 20_000, str(tmp_path / "go"))
+    watch.until(lambda: len(run.metrics) > 1000)
+    for _ in range(3):
+        wire.reset()
+        before = len(run.metrics)
+        watch.until(lambda: len(run.metrics) > before or len(run.metrics) == 40_000)
+    wire.reset()
+    (tmp_path / "go").touch()
+    run.result(watch.DEADLINE)
+    assert of(run, 0) == of(run, 1) == whole(20_000)
+
+
+class Listener:
+    """Takes notes of what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.steps: list[int | None] = []
+        self.results: list[Any] = []
+        self.thread: threading.Thread | None = None
+
+    def on_start(self, run: Run) -> None:
+        self.told.append("start")
+        self.thread = threading.current_thread()
+
+    def on_metrics(self, run: Run, rows: Any) -> None:
+        assert threading.current_thread() is self.thread
+        self.told += ["metrics"] * (self.told[-1] != "metrics")
+        self.steps += [row.step for row in rows]
+
+    def on_end(self, run: Run) -> None:
+        self.told.append(run.status.value)
+        self.results = run.results(0)
+
+
+def test_callbacks_are_told_in_order(make: Make) -> None:
+    first, second = Listener(), Listener()
+    make(1, callbacks=[first, second]).run(report_steps, 300)
+    for listener in (first, second):
+        assert listener.told == ["start", "metrics", "succeeded"]
+        assert listener.steps == list(range(1, 302))
+        assert listener.results == [None]
+
+
+class Broken:
+    def on_start(self, run: Run) -> None:
+        raise RuntimeError("no network")
+
+    def on_end(self, run: Run) -> None:
+        raise RuntimeError("still no network")
+
+
+def test_an_error_in_a_callback_is_a_warning(make_local: Make, caplog: pytest.LogCaptureFixture) -> None:
+    listener = Listener()
+    with pytest.raises(TrainingError, match="boom"):
+        make_local(1, callbacks=[Broken(), listener]).run(report_steps, 3, end="raise")
+    assert "Broken.on_start raised RuntimeError: no network" in caplog.text
+    assert "Broken.on_end raised RuntimeError: still no network" in caplog.text
+    assert listener.told == ["start", "metrics", "failed"]
+
+
+class Hanging:
+    def __init__(self) -> None:
+        self.released = threading.Event()
+
+    def on_end(self, run: Run) -> None:
+        self.released.wait()
+
+
+def test_a_callback_that_hangs_holds_nobody_up_forever(
+    make_local: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(calling, "PATIENCE", 0.1)
+    hanging = Hanging()
+    assert make_local(1, callbacks=[hanging]).run(trainings.rank) == 0
+    assert "a callback still runs 0.1 s after the end; it is not waited for" in caplog.text
+    hanging.released.set()
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "why"),
+    [
+        ("print", "callbacks must be a list of objects with methods such as on_metrics, not 'print'"),
+        (3, "callbacks must be a list of objects with methods such as on_metrics, not 3"),
+        ([Listener], "callbacks: .*Listener'> is not an object with any of on_start, on_metrics, on_end"),
+        ([print], "is not an object with any of on_start"),
+    ],
+)
+def test_what_is_no_callback_is_refused(make_local: Make, callbacks: Any, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        make_local(1, callbacks=callbacks)
+
+
+def report_much() -> int:
+    from distributor import runtime
+
+    for step in range(200_001):
+        runtime.report(step=step, loss=0.5, accuracy=0.25)
+    return step
+
+
+def test_a_rank_that_reports_very_much(make_local: Make, caplog: pytest.LogCaptureFixture) -> None:
+    run = make_local(1).submit(report_much)
+    assert run.result(watch.DEADLINE) == 200_000
+    metrics = run.metrics
+    assert metrics.dropped + len(metrics) == 200_001
+    distances = {after.step - before.step for before, after in pairwise(metrics[:-1])}  # type: ignore[operator]
+    assert len(distances) == 1
+    assert caplog.text.count("rank 0 has reported more than 8.0 MiB") == 1
+    assert run.progress is not None and run.progress.step == 200_000
+
+
+def test_a_run_without_reports(make_local: Make) -> None:
+    run = make_local(1).submit(trainings.rank)
+    assert run.result() == 0
+    assert len(run.metrics) == 0
+    assert run.latest_metrics == {}
+    assert run.progress is None
+    assert run.plot() is not None
+
+
+def test_progress_in_words() -> None:
+    from distributor.display.snapshot import far
+
+    assert far(Progress(7)) == "step 7"
+    assert far(Progress(7, 10, 0.25)) == "step 7 of 10, 4 s/step, 12 s left"

@@ -1,0 +1,129 @@
+"""A rank's side of reports: what it accepts, and what it writes."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from distributor import ConfigurationError, runtime
+from distributor.rank import reports
+from distributor.values.reports import LONGEST, Report, parse
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file of a rank, which this process is."""
+    monkeypatch.setattr(reports, "_writer", None)
+    reports.begin(tmp_path / "reports", 4, 3)
+    yield tmp_path / "reports"
+
+
+def lines(file: Path) -> list[Report]:
+    return [report for line in file.read_bytes().splitlines() if (report := parse(line)) is not None]
+
+
+def test_a_report_is_a_line(file: Path) -> None:
+    runtime.report({"val/loss": torch.tensor(0.5)}, step=torch.tensor(7), total_steps=10, lr=Fraction(1, 4), ok=True)
+    runtime.report(loss=float("nan"))
+    first, second = lines(file)
+    assert (first.number, first.attempt, first.step, first.total_steps) == (0, 3, 7, 10)
+    assert first.values == {"val/loss": 0.5, "lr": 0.25, "ok": 1}
+    assert second.step is None and second.values["loss"] != second.values["loss"]
+
+
+@pytest.mark.parametrize(
+    ("report", "why"),
+    [
+        ({"loss": "low"}, "loss must be a number or a tensor of one element, not 'low'"),
+        ({"loss": None}, "loss must be a number or a tensor of one element, not None"),
+        ({"loss": [1.0]}, r"loss must be a number or a tensor of one element, not \[1.0\]"),
+        ({"loss": torch.zeros(2, 3)}, r"loss must be .*, not Tensor of shape \(2, 3\)"),
+        ({1: 2.0}, "names of values must be strings, not 1"),
+        (
+            {f"{number}": 0.25 for number in range(LONGEST // 8)},
+            "report.. was given .* KiB, but takes at most 64 KiB",
+        ),
+    ],
+)
+def test_what_is_no_report_is_an_error(file: Path, report: Any, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        runtime.report(report)
+    assert lines(file) == []
+
+
+@pytest.mark.parametrize("name", ["step", "total_steps"])
+def test_steps_are_whole_numbers(file: Path, name: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"report\(\): {name} must be a whole number, not 0.5"):
+        runtime.report(**{name: 0.5}, loss=1.0)  # type: ignore[arg-type]
+
+
+def test_outside_a_run_a_report_is_checked_and_goes_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "_writer", None)
+    runtime.report(step=1, loss=0.5)
+    with pytest.raises(ConfigurationError, match="must be a number"):
+        runtime.report(loss="low")
+
+
+def test_a_process_that_the_rank_has_forked_reports_nothing(file: Path) -> None:
+    pid = os.fork()
+    if pid == 0:
+        runtime.report(loss=1.0)
+        reports.finish()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    runtime.report(loss=2.0)
+    assert [report.values["loss"] for report in lines(file)] == [2.0]
+
+
+def test_too_many_reports_are_thinned_out_evenly(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = reports.Writer(file, 10_000, 0)
+    monkeypatch.setattr(reports, "_writer", writer)
+    for step in range(3001):
+        runtime.report(step=step, loss=1.0)
+    runtime.report(step=3001, loss=0.0)
+    reports.finish()
+    found = lines(file)
+    assert found[-1].values == {"loss": 0.0}
+    last = max(report.stage for report in found)
+    assert last >= 4
+    kept = [report.number for report in found[:-1] if report.number % 2**last == 0]
+    assert kept == list(range(0, 3001, 2**last))
+    assert all(report.number % 2**report.stage == 0 for report in found[:-1])
+    assert len(kept) * len(file.read_bytes()) / len(found) <= 10_000
+
+
+def test_a_descriptor_that_is_another_files_by_now_is_left_alone(file: Path, tmp_path: Path) -> None:
+    """As after ``os.closerange``."""
+    runtime.report(loss=1.0)
+    assert reports._writer is not None
+    number = reports._writer._descriptor
+    other = os.open(tmp_path / "other", os.O_WRONLY | os.O_CREAT)
+    os.dup2(other, number)
+    runtime.report(loss=2.0)
+    os.close(reports._writer._descriptor)
+    runtime.report(loss=3.0)
+    assert [report.values["loss"] for report in lines(file)] == [1.0, 2.0, 3.0]
+    assert (tmp_path / "other").read_bytes() == b""
+    os.close(number)
+    os.close(other)
+
+
+def test_a_full_disk_costs_reports_and_nothing_else(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, ends = os.write, iter([5, None, None])
+
+    def full(descriptor: int, data: bytes) -> int:
+        if (most := next(ends, len(data))) is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data[:most])
+
+    monkeypatch.setattr("distributor.rank.reports.os.write", full)
+    for number in range(5):
+        runtime.report(loss=number)
+    assert [report.values["loss"] for report in lines(file)] == [3, 4]

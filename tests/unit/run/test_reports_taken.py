@@ -1,0 +1,179 @@
+"""What the driver makes of reports as they arrive, without processes."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import pytest
+
+from distributor.errors import ConfigurationError
+from distributor.run.metrics import Metrics, Row
+from distributor.run.reports import Reports
+from distributor.values import reports as form
+from distributor.values.outcome import REPORTS, Log
+from distributor.values.reports import Progress, Report, pack
+
+
+def made(number: int, stage: int = 0, attempt: int = 0, **values: float) -> bytes:
+    return pack(Report(number, stage, attempt, 100.0 + number, number, None, values))
+
+
+def taken(*pieces: Log, world_size: int = 2, attempts: int = 1) -> Reports:
+    reports = Reports(world_size, attempts)
+    for piece in pieces:
+        reports.take(piece)
+    return reports
+
+
+def test_each_byte_counts_once_however_it_comes() -> None:
+    data = made(0, loss=1.0) + made(1, loss=0.5) + made(2, loss=math.inf)
+    reports = Reports(2, 1)
+    for start, end in ((0, 7), (0, 40), (7, 45), (30, len(data)), (0, len(data))):
+        reports.take(Log(1, REPORTS, start, data[start:end]))
+    assert [(row.rank, row.step, row.values) for row in reports.metrics] == [
+        (1, 0, {"loss": 1.0}),
+        (1, 1, {"loss": 0.5}),
+        (1, 2, {"loss": math.inf}),
+    ]
+    assert reports.received(1) == len(data)
+    assert reports.offsets([0, 1]) == ((1, REPORTS, len(data)),)
+    assert len(reports.new()) == 3
+    assert reports.new() == ()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"{}",
+        b"[1]",
+        b"[0,0,0,1.0,null,null,{",
+        b'[0,0,0,1.0,null,null,{"loss":"low"}]',
+        b'[0,0,0,1.0,null,null,{"loss":[1]}]',
+        b'[-1,0,0,1.0,null,null,{"loss":1}]',
+        b'[0,0,0,1.0,0.5,null,{"loss":1}]',
+        b'[0,true,0,1.0,0,null,{"loss":1}]',
+        b'[0,0,9,1.0,0,null,{"loss":1}]',  # no such attempt
+        b"[" * 100_000,
+        b"\xff\xfe",
+        made(1 << 70, loss=1.0).strip(),
+        b'[0,0,0,1.0,0,null,{"loss":' + b"9" * 5000 + b"}]",
+    ],
+)
+def test_what_is_no_report_is_left_out(line: bytes) -> None:
+    data = line + b"\n" + made(0, loss=1.0)
+    assert [row.values for row in taken(Log(0, REPORTS, 0, data)).metrics] == [{"loss": 1.0}]
+
+
+def test_a_line_without_end_takes_bounded_memory() -> None:
+    reports, offset = Reports(1, 1), 0
+    for _ in range(20):
+        reports.take(Log(0, REPORTS, offset, b"x" * form.LONGEST))
+        offset += form.LONGEST
+    assert len(reports._streams[0].begun) <= form.LONGEST + 1
+    reports.take(Log(0, REPORTS, offset, b"\n" + made(0, loss=1.0)))
+    assert len(reports.metrics) == 1
+
+
+def test_a_later_stage_thins_out_what_is_there() -> None:
+    reports, data = Reports(1, 1), b"".join(made(number) for number in range(8))
+    assert reports.take(Log(0, REPORTS, 0, data)) is None
+    later = b"".join(made(number, stage=2) for number in (8, 12))
+    warning = reports.take(Log(0, REPORTS, len(data), later))
+    assert warning is not None and warning.startswith("rank 0 has reported more than 8.0 MiB: ")
+    assert [row.step for row in reports.metrics] == [0, 4, 8, 12]
+    assert reports.metrics.dropped == 9
+    last = made(15, stage=2)  # the last one of a rank, which no other follows
+    assert reports.take(Log(0, REPORTS, len(data + later), last)) is None
+    assert [row.step for row in reports.metrics] == [0, 4, 8, 12, 15]
+
+
+def test_whoever_has_the_token_fills_no_memory() -> None:
+    reports, offset = Reports(64, 1), 0
+    piece = b"".join(made(number, loss=1.0) for number in range(5000))
+    for _ in range(40):
+        reports.take(Log(0, REPORTS, offset, piece))
+        offset += len(piece)
+    assert sum(len(pack(report)) for report in reports._kept[0, 0].reports) <= 2 * form.room(64)
+    assert reports.metrics.dropped == 0  # the same numbers again and again
+
+
+def test_rows_are_in_order_of_attempts_and_times() -> None:
+    first = Log(1, REPORTS, 0, made(5) + made(6, attempt=1))
+    metrics = taken(first, Log(0, REPORTS, 0, made(2) + made(7, attempt=1)), attempts=2).metrics
+    assert [(row.attempt, row.rank, row.step) for row in metrics] == [(0, 0, 2), (0, 1, 5), (1, 1, 6), (1, 0, 7)]
+
+
+def test_the_latest_values_are_those_of_the_lowest_rank_that_has_them() -> None:
+    reports = taken(
+        Log(1, REPORTS, 0, made(0, loss=9.0, only=3.0)), Log(0, REPORTS, 0, made(0, loss=1.0) + made(1, loss=0.5))
+    )
+    assert reports.latest == reports.metrics.latest == {"loss": 0.5, "only": 3.0}
+
+
+def test_progress_is_that_of_the_lowest_rank_with_steps_in_the_latest_attempt() -> None:
+    assert Reports(1, 1).progress is None
+    told = pack(Report(3, 0, 0, 103.0, 3, 50))
+    one = Log(1, REPORTS, 0, told + b"".join(made(number) for number in range(4, 2000)))
+    zero = Log(0, REPORTS, 0, pack(Report(0, 0, 0, 1.0, None, None, {"loss": 1.0})))
+    reports = taken(zero, one, attempts=2)
+    assert reports.progress == Progress(1999, 50, 1.0)
+    assert Progress(40, 50, 2.0).seconds_left == 5.0
+    assert Progress(60, 50, 2.0).seconds_left == 0.0
+    assert Progress(40, 50, None).seconds_left is None
+    reports.take(Log(1, REPORTS, reports.received(1), made(7, attempt=1)))
+    assert reports.progress == Progress(7, None, None)
+
+
+ROWS = Metrics(
+    (
+        Row(0, 1, 10.0, 0, {"loss": 0.5, "rank": 7.0}),
+        Row(0, None, 11.0, 1, {"loss": 1}),
+        Row(1, 2, 12.0, 0, {"accuracy": 0.5}),
+    )
+)
+
+
+def test_as_pandas() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = ROWS.to_pandas()
+    assert list(frame.columns) == ["attempt", "step", "time", "rank", "loss", "value.rank", "accuracy"]
+    assert frame["rank"].tolist() == [0, 1, 0]
+    assert frame["step"].tolist() == [1, pandas.NA, 2]
+    assert frame["loss"].tolist()[:2] == [0.5, 1.0]
+    assert list(Metrics().to_pandas().columns) == ["attempt", "step", "time", "rank"]
+
+
+def test_as_an_arrow_table() -> None:
+    pytest.importorskip("pyarrow")
+    table = ROWS.to_arrow()
+    assert table["step"].to_pylist() == [1, None, 2]
+    assert table["value.rank"].to_pylist() == [7.0, None, None]
+    assert str(table["loss"].type) == "double"
+    assert Metrics().to_arrow().num_rows == 0
+
+
+def test_as_a_picture() -> None:
+    pytest.importorskip("matplotlib")
+    figure = ROWS.plot()
+    drawn = [axes for axes in figure.axes if axes.axison]
+    assert [axes.get_title() for axes in drawn] == ["loss", "rank", "accuracy"]
+    assert [axes.get_xlabel() for axes in drawn] == ["seconds", "step", "step"]
+    assert [line.get_xydata().tolist() for line in drawn[0].lines] == [[[0.0, 0.5]], [[1.0, 1.0]]]
+    assert Metrics().plot() is not None
+
+
+@pytest.mark.parametrize(("ask", "package"), [("to_pandas", "pandas"), ("to_arrow", "pyarrow"), ("plot", "matplotlib")])
+def test_a_missing_package_is_named(ask: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (package, f"{package}.figure"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigurationError, match=rf"{ask}\(\) needs {package}, which is not installed: pip install"):
+        getattr(ROWS, ask)()
+
+
+def test_metrics_are_a_sequence() -> None:
+    assert len(ROWS) == 3
+    assert ROWS[-1].values == {"accuracy": 0.5}
+    assert repr(ROWS) == "<Metrics: 3 rows, loss, rank, accuracy>"
+    assert repr(Metrics()) == "<Metrics: 0 rows, no values>"
