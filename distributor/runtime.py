@@ -116,10 +116,12 @@ def report(
 def rank0_first() -> AbstractContextManager[None]:
     """Let rank 0 run a block before all other ranks, for example to download data to a shared disk.
 
-    All ranks must enter the block. They wait for each other in the default process group.
+    All ranks must enter the block. They wait for each other in the default process group. If rank 0 fails in the block,
+    no other rank enters it.
 
     Raises:
         ConfigurationError: there are several ranks, and ``init_process_group`` has not been called.
+        RuntimeError: rank 0 failed in the block; its own exception says why.
 
     Example:
         >>> with rank0_first():
@@ -131,9 +133,11 @@ def rank0_first() -> AbstractContextManager[None]:
 def local_rank0_first() -> AbstractContextManager[None]:
     """Let local rank 0 of each node run a block before all other ranks.
 
-    This suits a download to each machine's disk.
+    This suits a download to each machine's disk. All ranks must enter the block. If local rank 0 of a node fails in it,
+    no other rank of any node enters it.
 
-    All ranks must enter the block. Raises what :func:`rank0_first` raises.
+    Raises:
+        ConfigurationError, RuntimeError: as :func:`rank0_first`.
 
     Example:
         >>> with local_rank0_first():
@@ -154,20 +158,33 @@ def _first(name: str, goes_first: bool) -> Iterator[None]:
             f"{name} makes {world_size()} ranks wait for each other: call torch.distributed.init_process_group() first"
         )
     if not goes_first:
-        _barrier(dist)
+        _raise_if_failed(name, _failed(dist))
+        yield
+        return
+    failed = True
     try:
         yield
-    finally:
-        if goes_first:  # even after an error, or the others would wait forever
-            _barrier(dist)
+        failed = False
+    finally:  # the others wait for it, whether it has failed or not
+        other = _failed(dist, rank() if failed else -1)
+    _raise_if_failed(name, other)
 
 
-def _barrier(dist: Any) -> None:
-    """Wait for all ranks; NCCL must be told which device to use for the barrier."""
-    if dist.get_backend() == "nccl":
-        dist.barrier(device_ids=[local_rank()])
-    else:
-        dist.barrier()
+def _failed(dist: Any, failed: int = -1) -> int:
+    """Wait for all ranks, and return the highest rank that has failed, -1 if none has. NCCL needs a tensor on a GPU."""
+    import torch
+
+    device = torch.device("cuda", local_rank()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    told = torch.tensor([failed], device=device)
+    dist.all_reduce(told, op=dist.ReduceOp.MAX)
+    return int(told)
+
+
+def _raise_if_failed(name: str, failed: int) -> None:
+    if failed >= 0:
+        raise RuntimeError(
+            f"{name}: rank {failed}, which went first, has failed in the block; its own exception says why"
+        )
 
 
 def _variable(name: str, default: int) -> int:

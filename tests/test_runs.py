@@ -59,9 +59,14 @@ def test_local_rank_0_of_each_node_goes_first(make: Make, mode: str, tmp_path: P
         assert set(before) < leaders if is_leader else leaders <= set(before)
 
 
-def test_nobody_waits_for_a_rank_that_failed_in_its_turn(make: Make, tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="rank 0 .*Diverged"):
-        make(2).run(trainings.take_turns, str(tmp_path), "rank0_first", fails=True)
+@pytest.mark.parametrize("name", ["rank0_first", "local_rank0_first"])
+def test_if_the_first_rank_fails_no_other_enters_the_block(make: Make, tmp_path: Path, name: str) -> None:
+    with pytest.raises(TrainingError, match="rank 0 .*Diverged") as raised:
+        make(3).run(trainings.take_turns, str(tmp_path), name, fails=True)
+    others = [failure.message for failure in raised.value.failures[1:]]
+    text = f"RuntimeError: {name}: rank 0, which went first, has failed in the block; its own exception says why"
+    assert set(others) <= {text}
+    assert not [file for file in os.listdir(tmp_path) if not file.endswith("-rank-0")]
 
 
 def test_a_rank_that_returns_stays_until_others_have_connected(make: Make, tmp_path: Path) -> None:

@@ -11,10 +11,11 @@ from distributor.text import cells
 from distributor.text.wording import count, who
 from distributor.values.outcome import Failure
 
-#: Messages of exceptions that are caused by the loss of another rank, as gloo, NCCL, the store and JAX word them.
+#: Messages of exceptions that are caused by the loss of another rank, as gloo, NCCL, the store, JAX and
+#: ``runtime.rank0_first`` word them.
 _CONSEQUENCE = re.compile(
     r"connection (closed|reset|refused|was aborted)|broken pipe|socket timeout|timed out|gloo|nccl|tcpstore"
-    r"|remote process exited|peer|unavailable:|deadline_exceeded|heartbeat",
+    r"|remote process exited|peer|unavailable:|deadline_exceeded|heartbeat|which went first, has failed",
     re.IGNORECASE,
 )
 
