@@ -57,6 +57,24 @@ def test_a_server_that_this_process_started_runs_the_drivers_python() -> None:
     assert on_executors(1).run(lambda: sys.executable) == sys.executable
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_reports_come_at_the_end(fails: bool) -> None:
+    run = on_executors(2).submit(report_twice, fails)
+    assert run.wait(watch.DEADLINE)
+    assert (run.status is Status.FAILED) == fails
+    assert [(row.step, row.values["loss"]) for row in run.metrics if row.rank == 1] == [(1, 0.5), (2, 0.25)]
+    assert run.latest_metrics == {"loss": 0.25}
+
+
+def report_twice(fails: bool) -> None:
+    from distributor import runtime
+
+    for step in (1, 2):
+        runtime.report(step=step, loss=0.5**step)
+    if fails:
+        raise ValueError("boom")
+
+
 def test_files_come_back_and_are_there_again(tmp_path: Path) -> None:
     """Through Spark where the client cannot be reached, here over the channel."""
 

@@ -48,6 +48,7 @@ def fail_once(folder: str, how: str, attempts: int = 1) -> tuple[int, float]:
     rank, path = dist.get_rank(), Path(folder)
     (path / f"{attempt}-{rank}").write_text(f"{os.getpid()} {os.getppid()}")
     print(f"rank {rank} in attempt {attempt}", flush=True)
+    runtime.report(step=10 - attempt, number=rank)
     dist.barrier()
     if attempt < attempts and rank == 1:
         if how == "raise":
@@ -77,6 +78,9 @@ def test_ranks_start_again_on_the_same_nodes(
     assert run.results(watch.DEADLINE) == [(1, 4.0)] * 4
     assert run.status is Status.SUCCEEDED
     assert "starting its ranks again, attempt 1: rank 1 failed: " in caplog.text
+    reported = [(row.attempt, row.step, row.rank) for row in run.metrics]
+    assert sorted(reported) == [(attempt, 10 - attempt, rank) for attempt in (0, 1) for rank in range(4)]
+    assert run.progress is not None and run.progress.step == 9
     first, second = pids(tmp_path, 0), pids(tmp_path, 1)
     assert len(first) == len(second) == 6  # four ranks and two launchers
     assert not first & second
