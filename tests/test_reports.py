@@ -16,7 +16,6 @@ from sessions import Make
 from distributor import ConfigurationError, Run, Status, TorchDistributor, TrainingError
 from distributor.channel.server import ChannelServer
 from distributor.run import callbacks as calling
-from distributor.values.reports import Progress
 
 spread = {"max_processes_per_node": 1}
 
@@ -208,10 +207,3 @@ def test_a_run_without_reports(make_local: Make) -> None:
     assert run.latest_metrics == {}
     assert run.progress is None
     assert run.plot() is not None
-
-
-def test_progress_in_words() -> None:
-    from distributor.display.snapshot import far
-
-    assert far(Progress(7)) == "step 7"
-    assert far(Progress(7, 10, 0.25)) == "step 7 of 10, 4 s/step, 12 s left"

@@ -32,7 +32,7 @@ from distributor.channel.rank_slots import Slot
 from distributor.errors import GroupError
 from distributor.machine import allocator
 from distributor.machine.processes import die_with_parent
-from distributor.rank import by_host, lightning, lookups, parting, reports, spark, spawning
+from distributor.rank import by_host, lightning, lookups, parting, reports, spark, spawning, trainers
 from distributor.rank.company import Company
 from distributor.rank.ending import PATIENCE, Account, deadline
 from distributor.shipping import modules, payload
@@ -155,6 +155,7 @@ def _run(order: NodeOrder, local_rank: int, account: Account) -> int:
     lightning.Fitting(order.placement, rank, local_rank).watch()
     by_host.warn(order.placement, order.plan.node, local_rank)
     spawning.watch(rank)
+    trainers.watch()
     company = Company(order.placement.world_size)
     if order.require_group is not False:
         company.watch()

@@ -40,13 +40,21 @@ def train(**options: Any) -> dict[str, Any]:
 
         def training_step(self, batch: Any, index: int) -> Any:
             seen.extend(int(each) for each in batch[0].flatten())
-            return self.layer(batch[0]).sum()
+            loss = self.layer(batch[0]).sum()
+            self.log("loss", loss)
+            return loss
 
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), 0.01)
 
     data = torch.utils.data.TensorDataset(torch.arange(SAMPLES, dtype=torch.float32).reshape(-1, 1))
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "max_epochs": 1}
+    quiet = {
+        "log_every_n_steps": 1,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "max_epochs": 1,
+    }
     trainer = lightning.Trainer(accelerator="cpu", **quiet, **options)
     model = Model()
     trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=2))
@@ -83,6 +91,11 @@ def assert_together(results: list[dict[str, Any]]) -> None:
 def test_numbers_of_a_trainer_are_those_of_the_run(make_local: Make, options: dict[str, Any]) -> None:
     run = make_local(2, require_group=True).submit(train, **options)
     assert_together(run.results())
+    steps = SAMPLES // 2 // 2
+    assert {(row.step, row.rank) for row in run.metrics if "loss" in row.values} == {
+        (step, rank) for step in range(1, steps + 1) for rank in range(2)
+    }
+    assert run.progress is not None and run.progress.total == steps
 
 
 @pytest.mark.framework(

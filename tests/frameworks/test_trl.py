@@ -244,8 +244,11 @@ def test_trl_trains(
     if name == "grpo":
         more |= {"num_generations": 4, "max_completion_length": 8}
     kinds = [] if kind is None else [kind]
-    make(2, **options).run(script(source), *kinds, *common(3, **more))
+    run = make(2, **options).submit(script(source), *kinds, *common(3, logging_steps=1, **more))
+    run.result()
     assert_together(capfd.readouterr().out, 2, 3)
+    assert run.progress is not None and (run.progress.step, run.progress.total) == (3, 3)
+    assert {row.step for row in run.metrics if "loss" in row.values and row.rank == 0} == {1, 2, 3}
 
 
 ZERO_3 = {

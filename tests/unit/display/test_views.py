@@ -13,12 +13,13 @@ import watch
 from distributor.display import choose, notebook
 from distributor.display.console import Console
 from distributor.display.plain import PlainView
-from distributor.display.snapshot import Snapshot, folded, state
+from distributor.display.snapshot import Snapshot, far, folded, reported, state
 from distributor.display.terminal import TerminalView
 from distributor.errors import NodeLostError, TrainingError
 from distributor.values.job import Status
 from distributor.values.outcome import Failure
 from distributor.values.placement import Node, Placement
+from distributor.values.reports import Progress
 
 PLACEMENT = Placement(
     (
@@ -53,6 +54,34 @@ def at(status: Status, **known: object) -> Snapshot:
 )
 def test_where_a_run_stands_in_words(snapshot: Snapshot, words: str) -> None:
     assert state(snapshot) == words
+
+
+FAR = {"progress": Progress(120, 1000, 12.34), "metrics": {f"m{number}": 0.123456 for number in range(10)}}
+
+
+def test_what_ranks_have_reported_in_words() -> None:
+    assert reported(at(Status.RUNNING)) == ""
+    told = reported(at(Status.RUNNING, **FAR))
+    assert told.startswith("step 120 of 1000, 12.3 steps/s, 1 min 11 s left, m0 0.1235, ")
+    assert told.endswith(", m7 0.1235, and 2 more")
+    assert far(Progress(7)) == "step 7"
+    assert far(Progress(7, 10, 0.25)) == "step 7 of 10, 4 s/step, 12 s left"
+
+
+def test_views_show_what_ranks_have_reported() -> None:
+    running = at(Status.RUNNING, ranks_up=4, since=601.0, **FAR)
+    assert any("  step 120 of 1000, 12.3 steps/s" in line for line in TerminalView().show(running, True).footer)
+    (note, *_) = PlainView().show(running, True).notes
+    assert ": step 120 of 1000, 12.3 steps/s" in note
+    page = notebook.render(running)
+    assert '<progress max="1000" value="120"></progress> step 120 of 1000' in page
+    assert "<progress" not in notebook.render(at(Status.SUCCEEDED, **FAR))
+
+
+def test_names_of_values_are_ranks_texts() -> None:
+    running = at(Status.RUNNING, ranks_up=4, metrics={"<b>\x1b[2J": 1.0})
+    assert "&lt;b&gt; 1" in notebook.render(running)
+    assert not any("\x1b[2J" in line for line in TerminalView().show(running, True).footer)
 
 
 def test_last_lines_that_are_alike_are_one_and_the_rest_is_counted() -> None:
