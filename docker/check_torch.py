@@ -1,4 +1,4 @@
-"""Ends a build before it downloads gigabytes of the wrong torch: ``check_torch.py cpu|cuda REPORT`` (pip's)."""
+"""End a build before it downloads gigabytes of the wrong torch: ``check_torch.py cpu|cuda REPORT``, with pip's report."""
 
 import json
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 device, report = sys.argv[1:]
 if device not in ("cpu", "cuda"):
-    sys.exit(f"DEVICE is {device!r}: it has to be cpu or cuda")
+    sys.exit(f"DEVICE must be cpu or cuda, not {device!r}")
 needed = [entry["metadata"]["name"].lower() for entry in json.loads(Path(report).read_text())["install"]]
 found = "cuda" if any(name.startswith(("nvidia-", "cuda-")) for name in needed) else "cpu"
 if found != device:

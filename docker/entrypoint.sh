@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What a container is: entrypoint.sh master | worker | jupyter | health URL | any other command.
-# Spark's own variables (SPARK_MASTER_HOST, SPARK_WORKER_CORES, SPARK_WORKER_MEMORY, ...) hold for master and worker.
+# What a container runs: entrypoint.sh master | worker | jupyter | health URL | any other command.
+# Master and worker obey Spark's own variables (SPARK_MASTER_HOST, SPARK_WORKER_CORES, SPARK_WORKER_MEMORY, ...).
 set -euo pipefail
 case "${1:-}" in
   master)
@@ -10,9 +10,9 @@ case "${1:-}" in
     exec spark-class org.apache.spark.deploy.worker.Worker "${SPARK_MASTER:-spark://master:7077}"
     ;;
   jupyter)
-    # Jupyter would take an empty token for "no password"; without the variable it makes one and prints it.
+    # For Jupyter, an empty token means "no password"; without the variable, it makes a token and prints it.
     if [[ -v JUPYTER_TOKEN && -z "$JUPYTER_TOKEN" ]]; then
-      echo "JUPYTER_TOKEN is empty, so that anybody could log in: set it or leave it out" >&2
+      echo "JUPYTER_TOKEN is empty, so anybody could log in: give it a value, or do not set it" >&2
       exit 1
     fi
     exec jupyter lab --no-browser --ip=0.0.0.0 --port="${JUPYTER_PORT:-8888}" \

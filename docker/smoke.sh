@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs inside the image, as its user, with spark-defaults.conf in place and the names `master` and `jupyter` known:
-# what the image has and has not, ranks without Spark, then the services of compose.yaml as processes of one container,
-# and the notebooks on them.
+# Runs inside the image, as its user, with spark-defaults.conf in place and the host names `master` and `jupyter` known.
+# Checks what the image contains and what it must not contain, and ranks without Spark; then starts the services of
+# compose.yaml as processes of one container, and runs notebooks on them.
 set -euo pipefail
 say() { printf '\n--- %s\n' "$*"; }
 fail() { echo "smoke test: $*" >&2; exit 1; }
@@ -15,7 +15,7 @@ for tool in gcc g++ cc c++ clang make nvcc; do
   if command -v "$tool" >/dev/null; then fail "$tool is in the image"; fi
 done
 [[ ! -w /opt/venv && ! -w "$(python -c 'import distributor; print(distributor.__file__)')" ]] ||
-  fail "its user can write what is installed"
+  fail "the image's user can change installed packages"
 python - <<'PYTHON'
 import sys
 from importlib import metadata
@@ -37,7 +37,7 @@ for line in open("/src/constraints.txt"):
     if (pin.marker is None or pin.marker.evaluate()) and not pin.specifier.contains(installed):
         wrong.append(f"{pin.name} {installed}, not {pin.specifier}")
 if wrong:
-    sys.exit(f"not of the versions in constraints.txt: {wrong}")
+    sys.exit(f"packages have other versions than in constraints.txt: {wrong}")
 PYTHON
 
 say "two ranks without Spark"
@@ -93,7 +93,7 @@ wait_for "worker 2" http://127.0.0.1:8082/json/
 wait_for JupyterLab http://127.0.0.1:8888/api
 if entrypoint.sh health http://127.0.0.1:8888/api/contents 2>/dev/null; then fail "JupyterLab asks for no token"; fi
 entrypoint.sh health "http://127.0.0.1:8888/api/contents/notebooks?token=$JUPYTER_TOKEN"
-if JUPYTER_TOKEN='' entrypoint.sh jupyter 2>/dev/null; then fail "JupyterLab takes an empty token"; fi
+if JUPYTER_TOKEN='' entrypoint.sh jupyter 2>/dev/null; then fail "JupyterLab accepts an empty token"; fi
 
 say "four ranks on the cluster"
 python - <<'PYTHON'

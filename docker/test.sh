@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Builds the CPU image, runs smoke.sh in it, and removes all it made but caches: test.sh [notebook ...]
+# Builds the CPU image, runs smoke.sh in it, and removes all that it made, except caches: test.sh [notebook ...]
 #
-# BUILDER      docker, buildah or podman; without it, the first that works here
-# BASE         the base image; where its registry cannot be reached, buildah makes the same Debian with debootstrap
+# BUILDER      docker, buildah or podman; by default, the first that works on this machine
+# BASE         the base image; if its registry cannot be reached, buildah makes the same Debian with debootstrap
 # TORCH_INDEX  as in .env.example
 #
-# pip's settings on this machine hold in the build as well; folders that they name are there with buildah and podman.
+# The build uses this machine's pip settings; with buildah and podman, it can also read the folders that they name.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/distributor-docker-test
 scratch=$(mktemp -d)
 began=$SECONDS
-quietly() { # its output only if it fails
+quietly() { # shows the command's output only if the command fails
   "$@" >"$scratch/log" 2>&1 || {
     tail -n 100 "$scratch/log" >&2
     fail "this failed: ${*:1:3} ..."
@@ -23,7 +23,7 @@ fail() {
   exit 1
 }
 
-# A storage of its own: nothing of the user's is touched.
+# Separate storage: the user's images and containers are not touched.
 buildah=(buildah --root "$scratch/storage" --runroot "$scratch/run" --storage-driver overlay)
 builder=
 image=localhost/distributor-test:$$
@@ -49,7 +49,7 @@ find_builder() {
   fi
 }
 
-# The settings go into a file, which the build sees as a secret; the certificate and folders are mounted.
+# The pip settings go into a file, which the build gets as a secret; the certificate and the folders are mounted.
 pip_settings() {
   python3 - "$scratch/pip.conf" "$scratch/volumes" <<'PYTHON'
 import ast
@@ -64,7 +64,7 @@ for line in listed.splitlines():
     name, _, value = line.partition("=")
     name, value = name.removeprefix("global.").removeprefix(":env:.").lstrip("."), ast.literal_eval(value)
     if "." in name:
-        continue  # of one command
+        continue  # a setting of one pip command
     if name == "cert":
         volumes["/run/pip-cert.pem"], value = value, "/run/pip-cert.pem"
     for path in re.findall(r"(?:file://|^|\s)(/[^\s]+)", value if name != "cert" else ""):
@@ -89,7 +89,7 @@ if [[ $builder != docker ]]; then
 fi
 if [[ -n ${BASE:-} ]]; then flags+=(--build-arg "BASE=$BASE"); fi
 
-# What the container has beside the image; `master` and `jupyter` are itself, and it needs no network.
+# What the container gets besides the image; `master` and `jupyter` are names of the container itself.
 cp docker/spark-defaults.conf "$scratch/spark-defaults.conf"
 chmod 755 "$scratch" && chmod 644 "$scratch/spark-defaults.conf"
 hosts=(--add-host master:127.0.0.1 --add-host jupyter:127.0.0.1)
@@ -132,7 +132,7 @@ case $builder in
       tini -s -- entrypoint.sh bash /src/docker/smoke.sh "$@"
     ;;
   *)
-    fail "BUILDER is $builder: it has to be docker, buildah or podman"
+    fail "BUILDER must be docker, buildah or podman, not $builder"
     ;;
 esac
 phase "done"

@@ -128,7 +128,7 @@ def test_the_discovery_script_names_all_gpus(tmp_path: Path) -> None:
         ("cuda", ["torch", "nvidia-cudnn-cu13"], None),
         ("cpu", ["torch", "nvidia-cudnn-cu13"], "the index has torch for cuda, but DEVICE is cpu: set TORCH_INDEX"),
         ("cuda", ["torch", "sympy"], "the index has torch for cpu, but DEVICE is cuda: set TORCH_INDEX"),
-        ("gpu", ["torch"], "DEVICE is 'gpu': it has to be cpu or cuda"),
+        ("gpu", ["torch"], "DEVICE must be cpu or cuda, not 'gpu'"),
     ],
 )
 def test_the_wrong_torch_ends_a_build(tmp_path: Path, device: str, needed: list[str], says: str | None) -> None:
