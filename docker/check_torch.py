@@ -1,4 +1,4 @@
-"""End a build before it downloads gigabytes of the wrong torch: ``check_torch.py cpu|cuda REPORT``, with pip's report."""
+"""End a build before it downloads gigabytes of the wrong torch: ``check_torch.py cpu|cuda REPORT_OF_PIP``."""
 
 import json
 import sys
