@@ -64,7 +64,7 @@ def test_distributed_returns_a_value_of_each_rank_in_order(on_cpus: None, caplog
         values = serverless_gpu.distributed(gpus=8, gpu_type="H100", remote=True)(who).distributed(offset=10)
     assert values == [[10, 2, 0], [11, 2, 1]]
     assert "DISTRIBUTOR_COMPAT_CPU=2: 2 ranks on CPUs train, whatever @distributed(gpus=8" in caplog.text
-    assert "types of GPUs are not checked. Unset it to train as asked" in caplog.text
+    assert "GPU types are not checked. Unset it to train as asked" in caplog.text
 
 
 def test_the_second_generation_does_too(on_cpus: None) -> None:
@@ -123,7 +123,7 @@ def test_executors_are_needed_where_they_are_asked_for(monkeypatch: pytest.Monke
         ConfigurationError, match=r"HorovodRunner\(np=2\) trains on the executors .*pass np=-2 to train"
     ):
         horovod.HorovodRunner(np=2).run(who)
-    with pytest.raises(ConfigurationError, match="none is active: .*leave remote=True out to train on this machine"):
+    with pytest.raises(ConfigurationError, match="none is active: .*leave out remote=True to train on this machine"):
         serverless_gpu.distributed(gpus=1, remote=True)(who).distributed()
 
 
@@ -197,7 +197,7 @@ def test_arguments_of_horovods_run(anywhere: None, caplog: pytest.LogCaptureFixt
             prefix_output_with_timestamp=True,
         )
     assert values == [{"SEED": "3"}] * 2
-    assert "use_mpi=True starts nothing of MPI" in caplog.text
+    assert "use_mpi=True does not start MPI" in caplog.text
     assert "prefix_output_with_timestamp is not used" in caplog.text
     assert horovod.spark.interfaces(None) == {}
 

@@ -17,7 +17,7 @@ from distributor.machine import bootstrap
 from distributor.shipping import modules, package
 from distributor.values.environment import CONTRACT
 
-#: Number of seconds that Accelerate may take to read a configuration. It imports torch for that.
+#: Number of seconds that Accelerate, which imports torch first, may take to read a configuration.
 _PATIENCE = 120.0
 
 #: Kinds of training that need GPUs.
@@ -26,14 +26,14 @@ _NEED_GPUS = ("FSDP", "MEGATRON_LM")
 
 @dataclass(frozen=True)
 class Accelerate:
-    """The launch path that honours a configuration of ``accelerate config``.
+    """The launch path that honours a configuration that ``accelerate config`` has written.
 
-    Ranks get the variables that ``accelerate launch`` would set. Their number, ports, threads and devices are those of
-    the run, whatever the file says.
+    Ranks get the environment variables that ``accelerate launch`` would set. The number of ranks, the ports, the
+    threads and the devices are those of the run, whatever the file says.
 
     Args:
-        config: path of the file on the driver. ``None`` (default): the file that Accelerate finds itself, which is
-            ``~/.cache/huggingface/accelerate/default_config.yaml``; its own defaults if there is none.
+        config: path of the file on the driver. ``None`` (default): the file that Accelerate finds by itself, which is
+            ``~/.cache/huggingface/accelerate/default_config.yaml``, or Accelerate's defaults if there is no such file.
 
     Example:
         >>> from distributor import Distributor
@@ -43,10 +43,11 @@ class Accelerate:
     config: str | os.PathLike[str] | None = None
 
     def resolve(self, num_processes: int, use_gpu: bool) -> AccelerateRanks:
-        """Return the launch path as the job holds it, with the variables.
+        """Read the Accelerate configuration, and return the launch path with the environment variables that it sets.
 
         Raises:
-            ConfigurationError: there is no such file, Accelerate refuses it or is missing, or it does not suit the run.
+            ConfigurationError: the configuration file does not exist, Accelerate rejects it, it does not suit the run,
+                or Accelerate is not installed.
         """
         path = "" if self.config is None else os.fspath(self.config)
         if path and not Path(path).is_file():
@@ -65,11 +66,12 @@ def check(told: dict[str, Any], use_gpu: bool) -> None:
     """Check that a configuration suits the run.
 
     Args:
-        told: what Accelerate makes of it, as in :func:`distributor.accelerate.variables.answer`.
+        told: what Accelerate has read from the configuration, as
+            :func:`distributor.accelerate.variables.answer` returns it.
         use_gpu: whether the run has GPUs.
 
     Raises:
-        ConfigurationError: it does not.
+        ConfigurationError: the configuration does not suit the run.
     """
     kind, who = told["kind"], f"the Accelerate configuration {told['config']!r}"
     if told["where"] != "LOCAL_MACHINE" or kind in ("XLA", "TPU"):
@@ -88,10 +90,10 @@ def check(told: dict[str, Any], use_gpu: bool) -> None:
 
 
 def _ask(config: str, num_processes: int, use_gpu: bool) -> dict[str, Any]:
-    """Return what Accelerate makes of a configuration.
+    """Have Accelerate read a configuration, and return what :func:`distributor.accelerate.variables.answer` returns.
 
     Raises:
-        ConfigurationError: Accelerate refuses it.
+        ConfigurationError: Accelerate rejects the configuration, or takes too long to read it.
     """
     command = bootstrap.command(package.package_root(), "accelerate", config, str(num_processes), str(use_gpu))
     unset = {name for name in os.environ if name.startswith(PREFIXES)} | {*CONTRACT}
@@ -106,11 +108,11 @@ def _ask(config: str, num_processes: int, use_gpu: bool) -> dict[str, Any]:
         )
     except subprocess.TimeoutExpired:
         raise ConfigurationError(
-            f"Accelerate has not read the configuration {config!r} within {_PATIENCE:g} s"
+            f"Accelerate did not read the configuration {config!r} within {_PATIENCE:g} s"
         ) from None
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or ["it gave no reason"])[-1]
         name = repr(config) if config else "that it found"
-        raise ConfigurationError(f"Accelerate refuses the configuration {name}: {reason}")
+        raise ConfigurationError(f"Accelerate rejects the configuration {name}: {reason}")
     told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return told

@@ -1,4 +1,4 @@
-"""A process of its own that asks Accelerate which variables its launcher would set: the driver need not import it.
+"""A separate process that asks Accelerate which variables its launcher would set, so the driver need not import it.
 
 It calls Accelerate's own functions; source: ``accelerate/commands/launch.py``, ``launch_command``.
 """
@@ -10,12 +10,13 @@ import os
 import sys
 from typing import Any
 
-#: Variables of the configuration. Others say what this package says: ranks, ports, threads and devices.
+#: How the names of the configuration's variables begin. Accelerate's other variables (ranks, ports, threads, devices)
+#: are set by this package.
 PREFIXES = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_")
 
 
 def main(config: str, num_processes: str, use_gpu: str) -> None:
-    """Print what :func:`answer` returns, as JSON in the last line."""
+    """Print the result of :func:`answer` as JSON, in the last line."""
     print(f"\n{json.dumps(answer(config, num_processes, use_gpu == 'True'))}")
 
 
@@ -31,7 +32,7 @@ def answer(config: str, num_processes: str, use_gpu: bool) -> dict[str, Any]:
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.utils import launch
 
-    launch.is_fp8_available = lambda: True  # that is for the nodes to say
+    launch.is_fp8_available = lambda: True  # only the nodes can know
     if not config and os.path.isfile(default_config_file):
         config = default_config_file
     file = ["--config_file", config] if config else []

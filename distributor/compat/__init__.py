@@ -1,1 +1,1 @@
-"""A wing for users of other launchers: names that they know. Runs on the driver; ``horovod.torch`` also in ranks."""
+"""Names of other launchers, for notebooks that use them. A wing: runs on the driver; ``horovod.torch`` in ranks."""

@@ -1,4 +1,4 @@
-"""Types of GPUs: names that users ask for, and the check in each rank that its GPU is one of them."""
+"""GPU types: the names that users ask for, and the check in each rank that its GPU is of the type asked for."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from distributor.values.launch import Launch, LaunchPath
 from distributor.values.outcome import Failure
 from distributor.values.plan import Call, Plan, Site
 
-#: Models that a cloud sells under the name of another one. AWS has A10G where others have A10.
+#: GPU models that a cloud sells under another model's name: AWS has A10G where other clouds have A10.
 _SOLD_AS = {"A10": ("A10", "A10G")}
 
 
 def is_a(accelerator: str, device: str) -> bool:
-    """Return whether a device, by the name that torch has for it, is of a type.
+    """Return whether a device is of a GPU type.
+
+    Args:
+        accelerator: the type, such as ``"H100"``.
+        device: torch's name of the device.
 
     Example:
         >>> is_a("h100", "NVIDIA H100 80GB HBM3"), is_a("A10", "NVIDIA A10G"), is_a("A10", "NVIDIA A100-SXM4-40GB")
@@ -33,18 +37,18 @@ def mismatch(accelerator: str, device: str | None) -> str | None:
 
     Args:
         accelerator: the type that the user asks for.
-        device: torch's name of the rank's device; ``None`` if it has none.
+        device: torch's name of the rank's GPU; ``None`` if the rank has no GPU.
     """
     if device is None:
         return (
-            f"GPU type {accelerator!r} was asked for, but torch finds no GPU in this rank: train where there are such "
-            "GPUs with a torch for CUDA, or set DISTRIBUTOR_COMPAT_CPU=2 to try this on CPUs"
+            f"GPU type {accelerator!r} was asked for, but torch finds no GPU in this rank: train where there "
+            "are such GPUs and a torch for CUDA, or set DISTRIBUTOR_COMPAT_CPU=2 to try this on CPUs"
         )
     if is_a(accelerator, device):
         return None
     return (
-        f"GPU type {accelerator!r} was asked for, but the GPU of this rank is {device!r}: ask for the type that is "
-        "there, leave the type out, or train on executors that have it"
+        f"GPU type {accelerator!r} was asked for, but the GPU of this rank is {device!r}: ask for that "
+        "type, leave the type out, or train on executors that have the type asked for"
     )
 
 
@@ -52,13 +56,13 @@ def check_here(accelerator: str, local_rank: int) -> None:
     """Check the GPU of this rank. Each rank calls this before its target.
 
     Raises:
-        ConfigurationError: it is of another type, or there is none.
+        ConfigurationError: the rank's GPU is of another type, or the rank has no GPU.
     """
     import torch
 
     try:
         device = torch.cuda.get_device_name(local_rank)
-    except (AssertionError, RuntimeError, ValueError):  # torch for CPUs; no driver; no such device
+    except (AssertionError, RuntimeError, ValueError):  # a torch for CPUs, no GPU driver, or no such device
         device = None
     if (told := mismatch(accelerator, device)) is not None:
         raise ConfigurationError(told)
@@ -82,13 +86,13 @@ class OnAccelerator:
     launch: Launch
 
     def resolve(self, num_processes: int, use_gpu: bool) -> CheckedPath:
-        """Return the path as the job holds it. Raises what the inner path raises."""
+        """Return the launch path as the job holds it. Raises the errors of the inner path's ``resolve``."""
         return CheckedPath(self.launch.resolve(num_processes, use_gpu), self.accelerator)
 
 
 @dataclass(frozen=True)
 class CheckedPath:
-    """Another launch path, with the check of GPUs before the target."""
+    """A launch path around another one, whose ranks check their GPU before they run the target."""
 
     path: LaunchPath
     accelerator: str
@@ -100,17 +104,17 @@ class CheckedPath:
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """The modules of the inner path."""
+        """The modules that the inner path preloads."""
         return self.path.preload
 
     @property
     def needs(self) -> Mapping[str, str]:
-        """The needs of the inner path."""
+        """The packages that the inner path needs."""
         return self.path.needs
 
     @property
     def ports(self) -> int:
-        """The ports of the inner path."""
+        """The number of ports that the inner path needs."""
         return self.path.ports
 
     @property

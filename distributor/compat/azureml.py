@@ -1,12 +1,12 @@
-"""Azure Machine Learning's distributions (SDK v2), and ``run`` and ``command`` to train with them here.
+"""Azure Machine Learning's distributions (SDK v2), and ``command`` and ``run`` to train with them on Spark.
 
     from distributor.compat.azureml import PyTorchDistribution, run     # instead of: from azure.ai.ml import ...
 
     run("train.py", "--lr", 0.1, distribution=PyTorchDistribution(process_count_per_instance=2), instance_count=2)
 
 An instance is a Spark executor. On this machine, the ranks of all instances train together.
-Sources: https://learn.microsoft.com/python/api/azure-ai-ml/azure.ai.ml (the classes and ``command``),
-https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu (what ranks find).
+Sources: https://learn.microsoft.com/python/api/azure-ai-ml/azure.ai.ml (classes and ``command``),
+https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu (environment variables).
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from distributor.text import notices
 from distributor.values.checks import check_count, check_env, check_title
 from distributor.values.launch import Launch
 
-#: Arguments of Azure's ``command`` that say where and under which labels Azure runs a job, and change nothing here.
+#: Arguments of Azure's ``command`` that say where and under which labels Azure runs a job; accepted without effect.
 NOT_USED = (
     *("compute", "description", "docker_args", "environment", "experiment_name", "identity", "instance_type"),
     *("is_deterministic", "job_tier", "locations", "name", "parent_job_name", "priority", "properties", "services"),
     *("shm_size", "tags", "timeout"),
 )
 
-#: What to do instead of each name of ``azure.ai.ml`` that is not here.
+#: What to use instead of each name of ``azure.ai.ml`` that this module lacks.
 INSTEAD = {
     "MLClient": "run(job), which runs a job on the Spark session",
     "Output": 'options={"output_dir": ...} of run, which brings new files back',
@@ -58,17 +58,17 @@ class Distribution(Protocol):
 
     @property
     def per_instance(self) -> int | None:
-        """The number of processes on each instance; ``None`` if it does not matter."""
+        """The number of processes on each instance; ``None`` if processes are spread freely."""
 
     def processes(self, instance_count: int) -> int:
         """Return the number of processes of a job on this number of instances."""
 
     def launch(self, instance_count: int) -> Launch:
-        """Return the launch path that starts them."""
+        """Return the launch path that starts the processes."""
 
 
 class _Counts:
-    """Attributes that are numbers, and can be set later, as those of Azure's distributions."""
+    """Attributes that are numbers, and can be changed later, like those of Azure's distributions."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if value is not None and (name, value) != ("parameter_server_count", 0):
@@ -78,11 +78,11 @@ class _Counts:
 
 @dataclass(init=False)
 class PyTorchDistribution(_Counts):
-    """Processes that find each other by torchrun's variables: ``RANK``, ``LOCAL_RANK``, ``NODE_RANK``, ....
+    """Processes that find each other through torchrun's variables: ``RANK``, ``LOCAL_RANK``, ``NODE_RANK``, ....
 
     Args:
         process_count_per_instance: number of processes on each instance; ``None`` (default) is 1.
-        others: such as ``node_count``: accepted and not used, with a warning.
+        others: further arguments, such as ``node_count``; accepted without effect, with a warning.
 
     Raises:
         ConfigurationError: a number is wrong, now or when it is set later.
@@ -104,19 +104,19 @@ class PyTorchDistribution(_Counts):
         return self.process_count_per_instance or 1
 
     def processes(self, instance_count: int) -> int:
-        """Return the number of all processes."""
+        """Return the total number of processes."""
         return instance_count * self.per_instance
 
     def launch(self, instance_count: int) -> Launch:
-        """Return torchrun's path."""
+        """Return torchrun's launch path."""
         return Torchrun()
 
 
 @dataclass(init=False)
 class MpiDistribution(PyTorchDistribution):
-    """Processes that read their rank from Open MPI's variables and Azure's. Nothing of MPI is started.
+    """Processes that read their rank from Open MPI's and Azure's variables. MPI itself is not started.
 
-    Beside ``OMPI_COMM_WORLD_RANK`` and its relatives they find torchrun's variables, and the address of rank 0 in
+    Besides ``OMPI_COMM_WORLD_RANK`` and the like, they find torchrun's variables, and the address of rank 0 in
     ``AZ_BATCH_MASTER_NODE`` and ``AZ_BATCHAI_MPI_MASTER_NODE``. Arguments are those of :class:`PyTorchDistribution`.
 
     Example:
@@ -125,20 +125,20 @@ class MpiDistribution(PyTorchDistribution):
     """
 
     def launch(self, instance_count: int) -> Launch:
-        """Return the path that sets MPI's variables."""
+        """Return the launch path that sets MPI's variables."""
         return MpiEnv()
 
 
 @dataclass(init=False)
 class TensorFlowDistribution(_Counts):
-    """Tasks of a TensorFlow cluster, which find each other by ``TF_CONFIG``.
+    """Tasks of a TensorFlow cluster, which find each other through ``TF_CONFIG``.
 
     With parameter servers, the first worker is the chief, which runs ``ParameterServerStrategy``.
 
     Args:
         parameter_server_count: number of parameter servers.
-        worker_count: number of workers, the chief included; ``None`` (default): as many as instances.
-        others: accepted and not used, with a warning.
+        worker_count: number of workers, including the chief; ``None`` (default): the number of instances.
+        others: further arguments; accepted without effect, with a warning.
 
     Raises:
         ConfigurationError: a number is wrong, now or when it is set later.
@@ -160,17 +160,17 @@ class TensorFlowDistribution(_Counts):
 
     @property
     def per_instance(self) -> None:
-        """No number: tasks are spread over the instances."""
+        """``None``, since tasks are spread over the instances."""
 
     def processes(self, instance_count: int) -> int:
-        """Return the number of all tasks."""
+        """Return the total number of tasks."""
         return (self.parameter_server_count or 0) + (self.worker_count or instance_count)
 
     def launch(self, instance_count: int) -> Launch:
-        """Return TensorFlow's path.
+        """Return TensorFlow's launch path.
 
         Raises:
-            ConfigurationError: there is no worker beside the chief.
+            ConfigurationError: there are parameter servers, but no worker besides the chief.
         """
         servers, workers = self.parameter_server_count or 0, self.worker_count or instance_count
         if servers and workers < 2:
@@ -183,15 +183,15 @@ class TensorFlowDistribution(_Counts):
 
 @dataclass(frozen=True, kw_only=True)
 class RayDistribution:
-    """A Ray cluster with one slot per instance, whose driver is the function, on the first instance.
+    """A Ray cluster with one slot for each instance; the function runs on the first instance, as Ray's driver.
 
-    A slot has one GPU, or the CPUs of a Spark task: ``options={"gpus_per_process": 4}`` of ``run`` makes it larger.
+    A slot has one GPU, or the CPUs of a Spark task. Larger slots: ``run(..., options={"gpus_per_process": 4})``.
 
     Args:
-        port, dashboard_port: accepted and not used, with a warning: the run reserves free ports.
-        include_dashboard: accepted and not used, with a warning if it is ``True``: there is no dashboard.
-        address: refused: the run starts its own cluster.
-        head_node_additional_args, worker_node_additional_args: refused: the run decides how Ray starts.
+        port, dashboard_port: accepted without effect, with a warning, since the run reserves free ports.
+        include_dashboard: accepted without effect, with a warning if it is ``True``, since there is no dashboard.
+        address: refused, since the run starts its own cluster.
+        head_node_additional_args, worker_node_additional_args: refused, since the run decides how Ray starts.
 
     Raises:
         ConfigurationError: a refused argument is given.
@@ -226,7 +226,7 @@ class RayDistribution:
 
     @property
     def per_instance(self) -> int:
-        """One slot on each instance."""
+        """1: each instance has one slot."""
         return 1
 
     def processes(self, instance_count: int) -> int:
@@ -234,11 +234,11 @@ class RayDistribution:
         return instance_count
 
     def launch(self, instance_count: int) -> Launch:
-        """Return Ray's path."""
+        """Return Ray's launch path."""
         return Ray()
 
 
-#: Distributions by the word that names them in a dict.
+#: Distributions by the ``type`` that names them in a dict.
 _KINDS: Mapping[str, Callable[..., Distribution]] = {
     "pytorch": PyTorchDistribution,
     "mpi": MpiDistribution,
@@ -248,10 +248,10 @@ _KINDS: Mapping[str, Callable[..., Distribution]] = {
 
 
 def as_distribution(value: Any) -> Distribution:
-    """Return a distribution, which may be given as a dict with its ``type``; ``None`` is one process per instance.
+    """Return a distribution from a distribution, a dict with its ``type``, or ``None`` (one process per instance).
 
     Raises:
-        ConfigurationError: it is neither, or an argument is wrong.
+        ConfigurationError: ``value`` is something else, or an argument of the distribution is wrong.
 
     Example:
         >>> as_distribution({"type": "PyTorch", "process_count_per_instance": 4})
@@ -276,10 +276,10 @@ def as_distribution(value: Any) -> Distribution:
 
 @dataclass
 class Command:
-    """A job as ``command`` describes it. ``run`` runs it. Attributes can be set later, as those of Azure's jobs.
+    """A job that ``command`` describes and ``run`` runs. Its attributes can be changed later, like those of Azure's.
 
     Raises:
-        ConfigurationError: a value is wrong, or there is no such attribute.
+        ConfigurationError: a value is wrong, or the job has no attribute of this name.
     """
 
     program: Program
@@ -302,7 +302,7 @@ class Command:
 
     @property
     def instances(self) -> int:
-        """The number of instances: that of the resources, if they have one."""
+        """The number of instances: from the resources if they have one, otherwise ``instance_count``."""
         return instances(self.resources) or self.instance_count
 
 
@@ -311,7 +311,7 @@ def _checked_resources(value: Any) -> Any:
     return value
 
 
-#: The attributes of a command, and what checks their values.
+#: The attributes of a command, and the functions that check their values.
 _ATTRIBUTES: Mapping[str, Callable[[Any], Any]] = {
     "program": lambda value: value,
     "code": lambda value: None if value is None else str(value),
@@ -338,18 +338,18 @@ def command(
     """Describe a job, as ``azure.ai.ml.command`` does. Nothing starts.
 
     Args:
-        command: ``python SCRIPT ARGUMENTS`` or ``python -m MODULE ARGUMENTS``; no shell runs it. ``${{inputs.NAME}}``
-            is replaced by the input's value.
+        command: ``python SCRIPT ARGUMENTS`` or ``python -m MODULE ARGUMENTS``; no shell runs it. The value of an
+            input replaces ``${{inputs.NAME}}``.
         code: the project folder, which becomes the ranks' current directory.
         inputs: values by name: text, numbers, or objects with a ``path``, such as Azure's ``Input``. Paths are taken as
             they are, and must exist on all nodes.
-        distribution: how many processes each instance has and how they are started; default one, by torchrun's path.
-            A dict with its ``type``, such as ``"pytorch"``, is one too.
+        distribution: how many processes each instance has, and how they are started; by default one, as by torchrun.
+            May be a dict with its ``type``, such as ``"pytorch"``.
         instance_count: number of instances.
         environment_variables: variables for the ranks.
         display_name: the run's name.
         resources: another way to give ``instance_count``: ``ResourceConfiguration``, or a dict.
-        others: what ``NOT_USED`` lists is accepted and not used, with a warning.
+        others: the arguments that ``NOT_USED`` lists; accepted without effect, with a warning.
 
     Raises:
         ConfigurationError: an argument is wrong, or the command needs a shell.
@@ -362,8 +362,8 @@ def command(
     unknown = [name for name in others if name not in NOT_USED]
     if unknown:
         raise ConfigurationError(
-            f"command() cannot use {', '.join(unknown)}: leave it out. Results come back by what ranks return, and new "
-            'files by options={"output_dir": ...} of run'
+            f"command() cannot use {', '.join(unknown)}: leave it out. Results come back as return values, and new "
+            'files with options={"output_dir": ...} of run'
         )
     not_used("command", others)
     return Command(
@@ -391,13 +391,13 @@ def run(
     """Train with one of Azure's distributions, and return rank 0's value; ``None`` for a script or a command.
 
     Args:
-        target: a function, the path of a script, or what ``command`` returns.
+        target: a function, the path of a script, or a job that ``command`` has returned.
         args: arguments of the function or the script.
-        distribution: how many processes each instance has, and how they are started; default one, by torchrun's path.
-        instance_count: number of instances, which are Spark executors, or all this machine.
+        distribution: how many processes each instance has, and how they are started; by default one, as by torchrun.
+        instance_count: number of instances. Each is a Spark executor; without executors, all are this machine.
         environment_variables: variables for the ranks.
         code: the project folder, which becomes the ranks' current directory.
-        use_gpu: give each rank a GPU; ``None`` (default): if there are any.
+        use_gpu: whether each rank gets a GPU; ``None`` (default): if there are GPUs.
         options: further options of ``Distributor`` by name, such as ``{"log_dir": "logs"}``.
         kwargs: keyword arguments of the function.
 
@@ -413,7 +413,7 @@ def run(
         extra = [*map(repr, args), *(name for name, value in given.items() if value is not None)]
         if extra or instance_count != 1:
             told = ", ".join(extra) or f"instance_count={instance_count}"
-            raise ConfigurationError(f"{told}: a command has all of its arguments already: give them to command()")
+            raise ConfigurationError(f"{told}: a command already has all its arguments: pass them to command()")
         words = target.program.arguments
         what = named_module(target.program.name, words) if target.program.is_module else target.program.name
         args = () if target.program.is_module else words
@@ -429,7 +429,7 @@ def run(
 
 
 def _request(job: Command, use_gpu: bool | None, options: Mapping[str, Any] | None) -> Request:
-    """Return what a job asks for; options come last, so that they can override what the job says."""
+    """Return the request of a job; options come last, so that they can override the job's own values."""
     named = {"env": job.environment_variables, "working_dir": job.code, "name": job.display_name}
     return Request(
         asked=f"{type(job.distribution).__name__} on instance_count={job.instances}",
@@ -445,4 +445,4 @@ def _request(job: Command, use_gpu: bool | None, options: Mapping[str, Any] | No
 def __getattr__(name: str) -> Any:
     if name not in INSTEAD:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    raise ConfigurationError(f"azure.ai.ml.{name} is not here: use {INSTEAD[name]}")
+    raise ConfigurationError(f"azure.ai.ml.{name} is not supported: use {INSTEAD[name]}")

@@ -10,10 +10,10 @@ from typing import Any
 
 from distributor.errors import ConfigurationError
 
-#: What only a shell understands; an input's place is ``${{inputs.NAME}}``, and is replaced before.
+#: Characters that only a shell understands. Each ``${{inputs.NAME}}`` is replaced before this is applied.
 _SHELL = re.compile(r"[|&;<>`\n]|\$")
 
-#: What Azure uploads afterwards.
+#: An output, which Azure uploads after the job.
 _OUTPUT = re.compile(r"\$\{\{\s*outputs\.(\w+)\s*\}\}")
 
 _INPUT = re.compile(r"\$\{\{\s*inputs\.(\w+)\s*\}\}")
@@ -32,11 +32,13 @@ def parse(command: str, inputs: Mapping[str, Any]) -> Program:
     """Return the program that a command line runs.
 
     Args:
-        command: ``python SCRIPT ARGUMENTS`` or ``python -m MODULE ARGUMENTS``; a line may go on after a backslash.
+        command: ``python SCRIPT ARGUMENTS`` or ``python -m MODULE ARGUMENTS``; a backslash at the end of a line
+            continues the line.
         inputs: the values of ``${{inputs.NAME}}``.
 
     Raises:
-        ConfigurationError: it is no such command, needs a shell, or names an output or an input that is not there.
+        ConfigurationError: the command does not have this form, needs a shell, names an output, or names an input that
+            ``inputs`` lacks.
 
     Example:
         >>> parse("python -m pkg.train --data ${{inputs.data}}", {"data": "/mnt/my data"})
@@ -79,12 +81,12 @@ def parse(command: str, inputs: Mapping[str, Any]) -> Program:
 def _value(name: str, values: Mapping[str, str]) -> str:
     if name not in values:
         there = ", ".join(values) or "none"
-        raise ConfigurationError(f"command names the input {name!r}, but inputs has {there}: add it")
+        raise ConfigurationError(f"command names the input {name!r}, but inputs has {there}: add the input to inputs")
     return values[name]
 
 
 def _text(name: str, value: Any) -> str:
-    """Return an input's value as text: its path, if it is an object with one."""
+    """Return an input's value as text; for an object with a ``path``, the path."""
     value = getattr(value, "path", value)
     if not isinstance(value, (str, int, float)):
         raise ConfigurationError(f"input {name!r} must be text, a number or an object with a path, not {value!r}")

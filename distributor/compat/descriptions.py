@@ -1,4 +1,4 @@
-"""What Azure's jobs are described with beside their command: inputs, and the machines that they ask for. Pure.
+"""How Azure's jobs describe their inputs, and the machines that they ask for. Pure.
 
 Sources: https://learn.microsoft.com/python/api/azure-ai-ml/azure.ai.ml.input,
 https://learn.microsoft.com/python/api/azure-ai-ml/azure.ai.ml.entities.resourceconfiguration
@@ -16,7 +16,7 @@ from distributor.values.checks import check_count
 
 
 class AssetTypes:
-    """Kinds of inputs. All are taken as paths."""
+    """Kinds of inputs. All kinds are used as paths."""
 
     CUSTOM_MODEL = "custom_model"
     MLFLOW_MODEL = "mlflow_model"
@@ -28,12 +28,12 @@ class AssetTypes:
 
 @dataclass(kw_only=True)
 class Input:
-    """An input of a job: a path, which is taken as it is.
+    """An input of a job: a path, which is passed on unchanged.
 
     Args:
-        type: kind of the input, which changes nothing.
-        path: where it is on all nodes.
-        mode: how Azure mounts it, which changes nothing.
+        type: kind of the input; accepted without effect.
+        path: path of the input on all nodes.
+        mode: how Azure mounts the input; accepted without effect.
 
     Example:
         >>> Input(type=AssetTypes.URI_FOLDER, path="/mnt/data").path
@@ -47,11 +47,11 @@ class Input:
 
 @dataclass(init=False)
 class ResourceConfiguration:
-    """How many instances a job has.
+    """The number of instances of a job.
 
     Args:
-        instance_count: number of instances; ``None`` (default) leaves what the job says.
-        others: such as ``instance_type``: accepted and not used, with a warning.
+        instance_count: number of instances; ``None`` (default): the job's own ``instance_count``.
+        others: further arguments, such as ``instance_type``; accepted without effect, with a warning.
 
     Example:
         >>> ResourceConfiguration(instance_count=2).instance_count
@@ -65,18 +65,18 @@ class ResourceConfiguration:
         not_used("ResourceConfiguration", others)
 
 
-#: Newer name of the same.
+#: The newer name of the same class.
 JobResourceConfiguration = ResourceConfiguration
 
 
 def instances(resources: Any) -> int | None:
-    """Return the number of instances that a job's resources name; ``None`` if they name none.
+    """Return the number of instances in a job's resources; ``None`` if it is not given.
 
     Args:
         resources: a dict, or an object such as :class:`ResourceConfiguration`, Azure's own included.
 
     Raises:
-        ConfigurationError: it is neither, or the number is wrong.
+        ConfigurationError: ``resources`` has another type, or the number is invalid.
 
     Example:
         >>> instances({"instance_count": 2}), instances(ResourceConfiguration())
@@ -92,7 +92,7 @@ def instances(resources: Any) -> int | None:
 
 
 def not_used(where: str, others: Mapping[str, Any]) -> None:
-    """Warn about arguments that are accepted and change nothing."""
+    """Warn about arguments that are accepted without effect."""
     if others:
         names = sorted(others)
         verb = "is" if len(names) == 1 else "are"

@@ -1,4 +1,4 @@
-"""What there is where a run would train: slots and GPUs of executors, or of this machine."""
+"""The slots and GPUs where a run would train: on executors, or on this machine."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Place:
 
     Attributes:
         exists: whether a run can train there; ``False`` if it needs a Spark session and none is active.
-        executors: whether it is the executors of a cluster, and not this machine.
-        gpus: number of GPUs of all executors that are up, or of this machine; ``None`` if it is not known.
-        cpus: number of task slots without GPUs; ``None`` if it is not known.
+        executors: whether the run would train on the executors of a cluster, and not on this machine.
+        gpus: number of GPUs of all executors that are up, or of this machine; ``None`` if the number is not known.
+        cpus: number of task slots without GPUs; ``None`` if the number is not known.
     """
 
     exists: bool = True
@@ -31,18 +31,18 @@ class Place:
 
 
 def look(local_mode: bool | None, environ: Mapping[str, str]) -> Place:
-    """Return where a run with this ``local_mode`` would train, as the active session and this machine are now.
+    """Return where a run with this ``local_mode`` would train, given the active session and this machine.
 
     Args:
         local_mode: as :class:`~distributor.Distributor` takes it.
-        environ: usually ``os.environ``; it says which GPUs of this machine can be used.
+        environ: usually ``os.environ``, whose variables say which GPUs of this machine can be used.
 
     Raises:
         ConfigurationError: pyspark is needed and cannot be imported, or the active session has ended.
     """
     session, here = choose_session(local_mode, needed=False)
     if session is None:
-        master = active_session() if local_mode is None else None  # it trains on this machine, within its own limits
+        master = active_session() if local_mode is None else None  # the limits of a local[...] master apply
         gpus = _gpus_here(environ)
         return Place(exists=here, gpus=gpus, cpus=processes.cpu_count() if master is None else _cores(master))
     from distributor.schedulers.spark.session import is_connect
@@ -52,7 +52,7 @@ def look(local_mode: bool | None, environ: Mapping[str, str]) -> Place:
     if cluster.is_local and not is_connect(session):
         return Place(gpus=_gpus_here(environ), cpus=_cores(session))
     cores = [] if is_connect(session) else [cores for cores, _ in executors(session) if cores]
-    if not cores:  # Connect does not say, or none has come up yet
+    if not cores:  # Connect does not tell, or no executor is up yet
         return Place(executors=True, gpus=None if cluster.executor_gpus else 0, cpus=None)
     return Place(
         executors=True,
@@ -62,7 +62,7 @@ def look(local_mode: bool | None, environ: Mapping[str, str]) -> Place:
 
 
 def _gpus_here(environ: Mapping[str, str]) -> int:
-    """Return the number of GPUs that a run on this machine has: those that Spark found for the driver, or all."""
+    """Return the number of GPUs that a run on this machine can use: those that Spark found for the driver, or all."""
     found = driver_gpus()
     return len(devices.local_gpus(environ) if found is None else found)
 

@@ -1,4 +1,4 @@
-"""Runs as other launchers ask for them: what is asked, settled by what there is, then trained."""
+"""Runs under other launchers' names: what a call asks for, what that means with the slots and GPUs at hand, the run."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Request:
     Attributes:
         asked: the call in the user's words, for messages, such as ``"@distributed(gpus=8)"``.
         parameter: the name of the parameter that holds the number of processes.
-        processes: number of processes; ``None``: one for each GPU, or for each slot without GPUs.
+        processes: number of processes; ``None``: one for each GPU, or for each slot if there are no GPUs.
         local_mode: where to train, as :class:`~distributor.Distributor` takes it.
-        otherwise: what to do if ``local_mode`` is ``False`` and there is no session.
-        use_gpu: whether ranks use GPUs; ``None``: if there are any.
+        otherwise: advice for the error message if ``local_mode`` is ``False`` and there is no session.
+        use_gpu: whether ranks use GPUs; ``None``: they do if there are any.
         accelerator: the type of the ranks' GPUs; ``None`` for any.
-        per_node: maximum number of ranks on one executor; this machine takes them all.
+        per_node: maximum number of ranks on one executor; it does not apply to this machine.
         launch: how ranks are started.
         options: further options of ``Distributor``.
     """
@@ -51,7 +51,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Settled:
-    """A request with nothing left open: the arguments of ``Distributor``."""
+    """The arguments of ``Distributor`` that a request leads to."""
 
     processes: int
     local_mode: bool | None
@@ -61,16 +61,17 @@ class Settled:
 
 
 def settle(request: Request, trial: int | None, look: Callable[[bool | None], Place]) -> Settled:
-    """Return what to do about a request.
+    """Return the arguments of ``Distributor`` for a request.
 
     Args:
-        request: what is asked for.
-        trial: the number of CPU ranks to train with instead; ``None`` to do what is asked.
-        look: returns what there is, for a ``local_mode``.
+        request: what the user's call asks for.
+        trial: the number of ranks on CPUs to train with instead; ``None`` to train as asked.
+        look: returns where a run with a ``local_mode`` would train.
 
     Raises:
-        ConfigurationError: the request needs a Spark session, or the number of slots, and there is none.
-        ResourceError: more GPUs are asked for than there are, or all GPUs or slots, and there are none.
+        ConfigurationError: the request needs a Spark session and none is active, or it needs the number of slots, which
+            is not known.
+        ResourceError: the request asks for more GPUs than there are, or for all GPUs or slots, and there are none.
 
     Example:
         >>> settle(Request("run()", "num_proc"), None, lambda mode: Place(gpus=0, cpus=4)).processes
@@ -114,13 +115,13 @@ def _all_slots(request: Request, place: Place, use_gpu: bool) -> int:
     slots, where = (place.gpus if use_gpu else place.cpus), "the executors" if place.executors else "this machine"
     if slots is None:
         raise ConfigurationError(
-            f"{request.asked} takes all slots of {where}, and their number is not known (none is up yet, or the "
-            f"session is one of Spark Connect): pass {request.parameter}="
+            f"{request.asked} takes all slots of {where}, but their number is not known (no executor is up yet, or "
+            f"this is a Spark Connect session): pass {request.parameter}="
         )
     if slots == 0:
         what = "GPUs" if use_gpu else "slots"
         raise ResourceError(
-            f"{request.asked} takes all {what} of {where}, and there are none: train where there are some"
+            f"{request.asked} takes all {what} of {where}, but there are none: train where there are {what}"
         )
     return slots
 
@@ -129,7 +130,7 @@ class EveryRank(Distributor):
     """A distributor whose run can also return the values of all ranks."""
 
     def run_all(self, train_object: Any, *args: Any, **kwargs: Any) -> list[Any]:
-        """Train and return every rank's value, in rank order. Arguments and errors are those of :meth:`run`."""
+        """Train, and return every rank's value in rank order. Arguments and errors are those of :meth:`run`."""
         values: list[Any] = self._wait(*self._prepare(train_object, args, kwargs, "all"), Run.results)
         return values
 
@@ -154,7 +155,7 @@ def _distributor(request: Request) -> EveryRank:
     if trial is not None:
         check_trial(request, trial)
         notices.logger.warning(
-            "%s=%d: %s on CPUs %s, whatever %s asks for, and types of GPUs are not checked. Unset it to train as asked",
+            "%s=%d: %s on CPUs %s, whatever %s asks for; GPU types are not checked. Unset it to train as asked",
             VARIABLE,
             trial,
             count(trial, "rank"),
@@ -168,7 +169,7 @@ def check_trial(request: Request, trial: int) -> None:
     """Check that the launch path can work with the number of ranks of a trial.
 
     Raises:
-        ConfigurationError: it cannot, for instance since a cluster of TensorFlow needs more tasks.
+        ConfigurationError: the number does not fit, for instance because a TensorFlow cluster needs more tasks.
 
     Example:
         >>> check_trial(Request("run()", "num_proc"), 2)
@@ -176,12 +177,13 @@ def check_trial(request: Request, trial: int) -> None:
     try:
         request.launch.resolve(trial, False)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{VARIABLE}={trial} is the number of processes, and does not do: {error}") from None
+        told = f"{VARIABLE}={trial} is the number of processes, and does not fit: {error}"
+        raise ConfigurationError(told) from None
 
 
 @contextmanager
 def _told_how_to_try(request: Request) -> Iterator[None]:
-    """Add to an error about missing resources how to do without them, if GPUs were asked for."""
+    """Add to an error about missing GPUs how to try the call on CPUs."""
     try:
         yield
     except ResourceError as error:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from distributor.errors import ConfigurationError
 
-#: The number of ranks on CPUs that each entry of this wing starts, instead of what it is asked for.
+#: The variable with the number of ranks on CPUs that each call of this wing starts, whatever it asks for.
 VARIABLE = "DISTRIBUTOR_COMPAT_CPU"
 
 
 def cpu_ranks(environ: Mapping[str, str]) -> int | None:
-    """Return the number of CPU ranks to try a notebook with; ``None`` if the variable is unset or empty.
+    """Return the number of ranks on CPUs to try a notebook with; ``None`` if the variable is unset or empty.
 
     Args:
         environ: usually ``os.environ``.

@@ -22,7 +22,8 @@ from distributor.text.tables import table
 #: Metrics for which smaller values are better.
 _LESS = ("latency", "loss", "memory", "seconds", "time")
 
-#: Texts by which a rank reports that it is out of memory: torch's for GPUs and CPUs, DeepSpeed's, Python's and ours.
+#: Texts by which a rank reports that it is out of memory: those of torch for GPUs and CPUs, DeepSpeed, Python and this
+#: package.
 _OUT_OF_MEMORY = (
     "OutOfMemoryError",
     "out of memory",
@@ -63,7 +64,7 @@ class Tuning:
     Attributes:
         metric: name of the metric.
         experiments: all experiments with their outcomes, in the order in which they ran.
-        best: the experiment with the best metric; ``None`` if none finished with a finite metric.
+        best: the experiment with the best metric; ``None`` if no experiment finished with a finite metric.
     """
 
     metric: str
@@ -128,8 +129,8 @@ def autotune(
         on_experiment: called with each experiment as it ends, to show progress.
 
     Raises:
-        ConfigurationError: the space is wrong, the function cannot be shipped or does not return the metric, or there
-            are no GPUs or slots for it.
+        ConfigurationError: ``space`` is wrong, the function cannot be shipped or does not return the metric, or there
+            are too few GPUs or slots.
         RunCancelledError: an experiment was cancelled from outside; the remaining experiments do not run.
         KeyboardInterrupt: on Ctrl-C, once the ranks of the current experiment have been told to end.
 
@@ -167,7 +168,7 @@ def combinations(space: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]
     [{'a': 1, 'b.c': 3}, {'a': 2, 'b.c': 3}]
 
     Raises:
-        ConfigurationError: the space is empty, or has another form.
+        ConfigurationError: ``space`` is empty, or is neither a mapping of lists nor a list of mappings.
     """
     if isinstance(space, Mapping):
         for name, values in space.items():
@@ -210,7 +211,7 @@ def merged(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 def best(experiments: Sequence[Experiment], less: bool) -> Experiment | None:
-    """Return the first experiment with the best finite metric, or ``None`` if there is none."""
+    """Return the first experiment with the best finite metric; ``None`` if no experiment has a finite metric."""
     finished = [each for each in experiments if each.metric is not None and math.isfinite(each.metric)]
     if not finished:
         return None
@@ -240,7 +241,7 @@ def _try(
             run.wait()
             return ended("too slow", reason=f"longer than {timeout:g} s")
         value = run.result()
-    except (PayloadError, ResourceError):  # not caused by these values
+    except (PayloadError, ResourceError):  # errors that these values have not caused
         raise
     except ConfigurationError as error:
         if run is not None:

@@ -40,7 +40,7 @@ _LATEST = "latest_universal"
 #: Folder in which rank 0 makes a universal form before it replaces an earlier one.
 _UNFINISHED = ".unfinished"
 
-#: Longer than any disk takes. If rank 0 ends, so do the ranks that wait for it.
+#: How long ranks wait for rank 0: longer than any disk takes. If rank 0 ends, the ranks that wait for it end, too.
 _PATIENCE = timedelta(days=7)
 
 _numbers = itertools.count()
@@ -66,8 +66,8 @@ def save(
         folder: a folder on a disk that the ranks of all nodes share.
         tag: name of the checkpoint; by default ``global_step`` and the number of the step.
         client_state: your own data to save as well, such as the epoch or the position in the data.
-        workers: number of processes with which rank 0 makes the universal form. More than one are made by a fork, which
-            CUDA does not support well.
+        workers: number of processes with which rank 0 makes the universal form. If there are several, rank 0 forks
+            them, which CUDA does not support well.
 
     Returns:
         The tag.
@@ -75,8 +75,8 @@ def save(
     Raises:
         ConfigurationError: the tag cannot be used, rank 0 does not see every rank's shard (the folder is not shared),
             DeepSpeed makes no universal checkpoints of this model or optimizer, or ZeRO stage 3 has not made its first
-            step. Every rank raises it.
-        RuntimeError: DeepSpeed could not make the universal form. Every rank raises it.
+            step. Every rank raises this error.
+        RuntimeError: DeepSpeed could not make the universal form. Every rank raises this error.
     """
     root, tag = Path(folder), f"global_step{engine.global_steps}" if tag is None else tag
     if not tag or "/" in tag or tag.startswith(".") or tag.endswith(UNIVERSAL):
@@ -108,7 +108,7 @@ def save(
 
 
 def load(engine: Any, folder: str | os.PathLike[str], tag: str | None = None) -> dict[str, Any]:
-    """Load a checkpoint of :func:`save` into an engine that has just been initialized, with any number of ranks.
+    """Load a checkpoint of :func:`save`, with any number of ranks. The engine must have just been initialized.
 
     Args:
         engine: the engine that ``deepspeed.initialize`` returned, with the ZeRO stage of the checkpoint.
@@ -118,7 +118,7 @@ def load(engine: Any, folder: str | os.PathLike[str], tag: str | None = None) ->
         The ``client_state``.
 
     Raises:
-        ConfigurationError: there is no such checkpoint, it has another ZeRO stage, or DeepSpeed cannot load it.
+        ConfigurationError: the checkpoint does not exist, it has another ZeRO stage, or DeepSpeed cannot load it.
 
     Example:
         >>> state = load(engine, folder)  # doctest: +SKIP
@@ -147,7 +147,7 @@ def load(engine: Any, folder: str | os.PathLike[str], tag: str | None = None) ->
 def fp32_state_dict(engine: Any) -> dict[str, Any]:
     """Return the whole model in full precision, on rank 0.
 
-    It is gathered from all ranks one parameter at a time and needs no disk.
+    The model is gathered from all ranks, one parameter at a time, without using a disk.
 
     Returns:
         On rank 0 a state dict of CPU tensors, for ``load_state_dict`` of the plain model; ``{}`` on the other ranks.
@@ -205,7 +205,7 @@ def _on_cpu(tensor: Any) -> Any:
 
 
 def _in_optimizer(parameter: Any) -> bool:
-    """Return whether ZeRO keeps a master copy of a parameter, split over ranks. Frozen parameters, say, have none."""
+    """Return whether ZeRO keeps a master copy of a parameter, split over ranks. Frozen parameters have no copy."""
     stage3 = getattr(parameter, "_z3_optimizer", None)  # every parameter of the module has this attribute
     if stage3 is not None:
         return stage3.get_param_id(parameter) in stage3.grad_position

@@ -24,9 +24,9 @@ TOTAL_STEPS = "scheduler.params.total_num_steps"
 
 STAGES = {0: "none", 1: "optimizer states", 2: "+ gradients", 3: "+ parameters"}
 
-#: The names that ``auto=`` accepts, with their defaults. They are those of Hugging Face's TrainingArguments, except for
-#: ``warmup_steps``: 1 is the least that DeepSpeed accepts. ``None``: no default is possible. Without ``hidden_size``,
-#: buckets get DeepSpeed's default sizes.
+#: The names that ``auto=`` accepts, with their defaults. The defaults are those of Hugging Face's TrainingArguments,
+#: except for ``warmup_steps``, of which DeepSpeed accepts no less than 1. ``None``: no default is possible. Without
+#: ``hidden_size``, buckets get DeepSpeed's default sizes.
 #: Source: https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments
 FILL: dict[str, Any] = {
     "micro_batch_size": 8,
@@ -131,7 +131,7 @@ def check(config: Config, world_size: int) -> None:
     ``"auto"`` is accepted wherever it can be filled in.
 
     Raises:
-        ConfigurationError: a value is wrong; the message has the value, and the numbers that it does not fit.
+        ConfigurationError: a value is wrong; the message has the value, and the numbers that contradict it.
     """
     for name in config:
         close = _meant(name, _SECTIONS)
@@ -170,14 +170,14 @@ def _meant(name: str, known: Sequence[str]) -> str | None:
 def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool = True) -> Config:
     """Return the final configuration, with ``"auto"`` filled in as Hugging Face's Trainer does it.
 
-    An ``"auto"`` that DeepSpeed itself understands may remain, and so may the one of :data:`TOTAL_STEPS`.
+    An ``"auto"`` that DeepSpeed itself understands may remain, and so may the one at :data:`TOTAL_STEPS`.
 
     Args:
         config: a configuration from :func:`read`; it is not changed.
         world_size: number of ranks.
         auto: values, by the names in :data:`FILL`.
-        guess: whether to fill in values that are not in ``auto`` as well. ``False`` leaves them to a library that knows
-            more later on.
+        guess: whether to fill in values that are not in ``auto`` as well. ``False`` leaves them to a library that will
+            know better values.
 
     Raises:
         ConfigurationError: ``auto`` has an unknown name or contradicts the configuration, or a value is missing.
@@ -215,7 +215,7 @@ def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool =
 
 
 def unfilled(config: Config) -> list[str]:
-    """Return the paths at which there still is an "auto" that DeepSpeed does not understand as "the default".
+    """Return the paths of those remaining "auto" values that DeepSpeed does not understand as "the default".
 
     In a final configuration, only :data:`TOTAL_STEPS` can be among them: Hugging Face's Trainer fills it in, and no
     other library can know it.
@@ -242,7 +242,7 @@ def zero_stage(config: Config) -> int:
     """Return the ZeRO stage; 0 if the configuration has none.
 
     Raises:
-        ConfigurationError: there is no such stage.
+        ConfigurationError: the configuration names a stage that does not exist.
     """
     zero = config.get("zero_optimization", {})
     if isinstance(zero, bool):  # the older form, which has no stages
@@ -439,7 +439,7 @@ def _fill(config: Config, path: str, value: Any, said: bool, name: str) -> None:
         config: the configuration, which is changed.
         path: path of the setting.
         value: the value for it.
-        said: whether the user gave the value in ``auto``. Then it must not contradict a value in the configuration.
+        said: whether the user gave the value in ``auto``. If so, it must not contradict a value in the configuration.
         name: name of the value in ``auto``, for the message.
     """
     *sections, last = path.split(".")

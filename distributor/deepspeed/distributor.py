@@ -24,7 +24,7 @@ class DeepspeedTorchDistributor(TorchDistributor):
     Args:
         numGpus: number of ranks per node, each with its own GPU.
         nnodes: number of nodes; ``numGpus * nnodes`` ranks train together. Spark places the ranks:
-            ``max_processes_per_node=numGpus`` keeps it from putting more on one executor.
+            ``max_processes_per_node=numGpus`` keeps it from putting more than ``numGpus`` on one executor.
         localMode: same as ``local_mode`` of :class:`distributor.TorchDistributor`.
         useGpu: same as ``use_gpu`` of :class:`distributor.TorchDistributor`. Without GPUs, DeepSpeed trains on CPUs,
             with gloo.
@@ -34,9 +34,9 @@ class DeepspeedTorchDistributor(TorchDistributor):
         auto: values for ``"auto"`` settings: ``micro_batch_size``, ``gradient_accumulation_steps``, ``learning_rate``,
             ``betas``, ``eps``, ``weight_decay``, ``gradient_clipping``, ``warmup_steps``, ``total_steps``,
             ``precision`` (``"fp32"``, ``"fp16"``, ``"bf16"``) and ``hidden_size`` (of the model, for the buckets).
-            Batch sizes are computed from each other; the rest gets the defaults of Hugging Face's
-            ``TrainingArguments``. For Accelerate and Transformers only the values given here are filled in, since they
-            know the others better.
+            Batch sizes are computed from each other; the other settings get the defaults of Hugging Face's
+            ``TrainingArguments``. For Accelerate and Transformers, only the values given here are filled in, since
+            these libraries know the others better.
         script_arguments: what is appended to the arguments of scripts and modules. ``"deepspeed"`` (default):
             ``--deepspeed --deepspeed_config PATH``, as DeepSpeed's own launcher does; without a configuration only
             ``--deepspeed``. ``"trainer"``: ``--deepspeed PATH``, for scripts that parse ``TrainingArguments`` of
@@ -47,7 +47,7 @@ class DeepspeedTorchDistributor(TorchDistributor):
         options: all other options of :class:`distributor.TorchDistributor`.
 
     Raises:
-        ConfigurationError: an argument or the configuration is wrong; the message names it, its value and the remedy.
+        ConfigurationError: an argument or the configuration is wrong; the message has the value and says what to do.
         ResourceError: there are not enough GPUs. If ``localMode`` is not given, ``run`` raises it instead.
 
     Example:

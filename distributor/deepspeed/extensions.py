@@ -149,8 +149,8 @@ def cache_folder(gpus: str = "") -> str:
 
     It lies below ``XDG_CACHE_HOME`` (by default ``~/.cache``), or else below a private folder in ``/tmp``. Each
     combination of Python, torch and DeepSpeed versions and kinds of processor and GPUs has its own folder: extensions
-    are compiled for the machine's own instructions, and machines may share a home folder. So has each environment:
-    torch compiles an extension again if the paths of its headers have changed, while ranks may be using it.
+    are compiled for the machine's own instructions, and machines may share a home folder. So has each environment,
+    since torch would compile an extension again if the paths of its headers changed, while ranks may be using it.
     """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     versions = [
@@ -174,7 +174,7 @@ def cache_folder(gpus: str = "") -> str:
 
 
 def _private_parent() -> str:
-    """Return a private folder in the temporary directory, where another user may have created that name before."""
+    """Return a private folder in the temporary directory. It is an error if another user has created that name."""
     folder = os.path.join(tempfile.gettempdir(), f"distributor_cache_{os.geteuid()}")
     try:
         folders.make_private(folder)

@@ -24,13 +24,13 @@ class DeepSpeed:
         config: DeepSpeed's configuration, as a dict or the path of a JSON or YAML file on the driver;
             :func:`distributor.zero` makes one. ``"auto"`` values are filled in. A function reads the final
             configuration with ``distributor.runtime.deepspeed_config()``; no file remains after the run. ``None``
-            (default): the training brings its own.
+            (default): the training code brings its own.
         auto: values for ``"auto"`` settings: ``micro_batch_size``, ``gradient_accumulation_steps``, ``learning_rate``,
             ``betas``, ``eps``, ``weight_decay``, ``gradient_clipping``, ``warmup_steps``, ``total_steps``,
             ``precision`` (``"fp32"``, ``"fp16"``, ``"bf16"``) and ``hidden_size`` (of the model, for the buckets).
-            Batch sizes are computed from each other; the rest gets the defaults of Hugging Face's
-            ``TrainingArguments``. For Accelerate and Transformers only the values given here are filled in, since they
-            know the others better.
+            Batch sizes are computed from each other; the other settings get the defaults of Hugging Face's
+            ``TrainingArguments``. For Accelerate and Transformers, only the values given here are filled in, since
+            these libraries know the others better.
         script_arguments: what is appended to the arguments of scripts and modules. ``"deepspeed"`` (default):
             ``--deepspeed --deepspeed_config PATH``, as DeepSpeed's own launcher does; without a configuration only
             ``--deepspeed``. ``"trainer"``: ``--deepspeed PATH``, for scripts that parse ``TrainingArguments`` of
@@ -50,7 +50,7 @@ class DeepSpeed:
     extensions_timeout: float = 600.0
 
     def resolve(self, num_processes: int, use_gpu: bool) -> DeepspeedRanks:
-        """Return the launch path as the job holds it, with the final configuration.
+        """Check and complete the configuration, and return the launch path as the job holds it.
 
         Raises:
             ConfigurationError: the configuration or an option is wrong, or does not fit the number of ranks.

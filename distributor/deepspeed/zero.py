@@ -80,7 +80,7 @@ def zero(
     Args:
         stage: what is split among ranks: 0 for nothing, 1 for optimizer states, 2 for gradients as well, 3 for
             parameters as well.
-        offload: where optimizer states (and with stage 3 parameters) are kept: ``"cpu"`` for the host's memory, which
+        offload: where optimizer states (and, with stage 3, parameters) are kept: ``"cpu"`` for the host's memory, which
             needs stage 1 or more; ``"nvme"`` for a disk, which needs stage 3.
         precision: format of weights and gradients in computations.
         micro_batch_size: samples per rank and forward pass.
@@ -186,10 +186,10 @@ class Estimate:
 
     Attributes:
         stage: ZeRO stage.
-        offload: where optimizer states (and with stage 3 parameters) are kept.
+        offload: where optimizer states (and, with stage 3, parameters) are kept.
         gpu_bytes: bytes of each GPU's memory.
         host_bytes: bytes of each node's memory, for all its ranks together.
-        fits: whether both fit; ``None`` if the GPU memory is not known.
+        fits: whether each GPU and each node has that much memory; ``None`` if the GPU memory is not known.
     """
 
     stage: int
@@ -206,7 +206,7 @@ class Suggestion:
     Attributes:
         parameters: number of parameters of the model.
         estimates: one for each stage and offload, from the quickest to the one that needs the least GPU memory.
-        best: the first estimate that fits; ``None`` if none does, or the GPU memory is not known.
+        best: the first estimate that fits; ``None`` if no estimate fits, or the GPU memory is not known.
     """
 
     parameters: int
@@ -214,7 +214,7 @@ class Suggestion:
     best: Estimate | None
 
     def config(self, **options: Any) -> CommentedConfig:
-        """Return the configuration for the best estimate: :func:`zero` with its stage and offload, and these options.
+        """Return what :func:`zero` returns for the stage and offload of the best estimate, and for these options.
 
         Raises:
             ConfigurationError: there is no best estimate.
@@ -271,8 +271,8 @@ def suggest_zero(
         nnodes: number of nodes.
         gpu_memory: memory of each GPU, in bytes or as ``"80g"``. Without it, no stage is suggested.
         host_memory: memory of each node, in the same form. Without it, every stage is assumed to fit into the host.
-        largest_layer_parameters: number of parameters of the largest layer, which stage 3 keeps whole. The default is
-            read from a module; for a number of parameters it is a guess, 1/40 of them.
+        largest_layer_parameters: number of parameters of the largest layer, which stage 3 keeps whole. By default,
+            it is read from the module; if only a number of parameters is given, 1/40 of it is assumed.
         activation_share: fraction of a GPU's memory to leave for activations and fragmentation.
 
     Raises:

@@ -1,4 +1,4 @@
-"""How JAX learns of the other ranks: a cluster environment of its own kind, which ``initialize()`` finds first."""
+"""How JAX learns of the other ranks: from a ``ClusterEnv`` of this package, which ``initialize()`` tries first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distributor.rank.imports import on_import
 
 
 def register(coordinator: str, address: str, world_size: int, first_rank: int, use_gpu: bool, local_rank: int) -> None:
-    """Tell JAX about this run, as soon as this process imports it.
+    """Tell JAX about this run as soon as this process imports JAX.
 
     Args:
         coordinator: address and port of JAX's coordinator, which runs in rank 0.
@@ -32,7 +32,7 @@ def register(coordinator: str, address: str, world_size: int, first_rank: int, u
 
 
 def _add_environment(module: ModuleType, place: dict[str, Any]) -> None:
-    """Define a cluster environment, and put it before those that JAX knows.
+    """Define a cluster environment, and put it before JAX's own ones.
 
     Source: https://docs.jax.dev/en/latest/_autosummary/jax.distributed.initialize.html and
     ``jax/_src/clusters/cluster.py``, where each subclass is tried in order.
@@ -47,7 +47,7 @@ def _add_environment(module: ModuleType, place: dict[str, Any]) -> None:
 
         @classmethod
         def get_coordinator_address(cls, *_: Any, **__: Any) -> str:
-            # By default, the coordinator listens on all addresses. Without effect if the script names its own.
+            # By default, the coordinator listens on all addresses. Not called if the script names a coordinator.
             os.environ.setdefault("JAX_COORDINATOR_BIND_ADDRESS", place["coordinator"])
             return str(place["coordinator"])
 
@@ -69,7 +69,7 @@ def _add_environment(module: ModuleType, place: dict[str, Any]) -> None:
 
 
 def _listen_on(module: ModuleType, address: str) -> None:
-    """Make collectives on CPUs listen on the node's address. By default they take what the host's name resolves to."""
+    """Make collectives on CPUs listen on the node's address, not on the one that the host's name resolves to."""
     for where in (getattr(module, "_jax", None), getattr(getattr(module, "_jax", None), "collectives", None)):
         make = getattr(where, "make_gloo_tcp_collectives", None)
         if make is not None:

@@ -1,1 +1,1 @@
-"""The wing for MPI: the launch path as users write it (driver), the companion that runs an MPI on a node, and ranks."""
+"""The wing for MPI: the launch path (driver), the companion that runs MPI on a node, and functions that ranks call."""

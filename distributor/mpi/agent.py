@@ -1,4 +1,4 @@
-"""The process that Open MPI's ``prterun`` starts instead of ssh: it passes on the command for a host, and stays.
+"""The process that Open MPI's ``prterun`` starts instead of ssh: it passes the command for a host to the companion.
 
 Runs alone, without this package: ``python -S -E agent.py HOST COMMAND...``.
 """
@@ -10,7 +10,7 @@ import sys
 
 
 def main() -> None:
-    """Say host and command to the companion, and wait until it ends."""
+    """Send the host and the command to the companion, and wait until the companion ends."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
         line.connect("\0" + os.environ["DISTRIBUTOR_MPI_LINES"].split()[0] + "-agent")
         line.send(json.dumps(sys.argv[1:]).encode())

@@ -1,5 +1,6 @@
-"""How companions of MPI fetch the command of their node's proxy from that of node 0: each side proves that it has the
-run's key.
+"""How an MPI companion fetches the command of its node's daemon from the companion of node 0.
+
+Each side proves that it has the run's key.
 
 Source: ``multiprocessing.connection``, whose messages between processes are a challenge and its HMAC.
 """
@@ -14,16 +15,16 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 
 from distributor.machine import network
 
-#: Number of bytes of a command, at most.
+#: Maximum number of bytes of a command.
 _MOST = 1 << 16
 
 
 def tell(listener: socket.socket, key: bytes, lines: Sequence[str]) -> None:
-    """Tell each node that asks its command. Never returns.
+    """Send each node its command when it asks. Never returns.
 
     Args:
         listener: where nodes connect.
-        key: the run's key. Who does not have it is told nothing.
+        key: the run's key; a client without it gets no answer.
         lines: the command of each node.
     """
     while True:
@@ -40,7 +41,7 @@ def _answer(connection: Connection, key: bytes, lines: Sequence[str]) -> None:
 
 
 def ask(head: tuple[str, int], key: bytes, node: int) -> str:
-    """Return the command of a node. Waits until node 0 is there.
+    """Wait until node 0 answers, and return the command of a node.
 
     Args:
         head: where node 0 listens.

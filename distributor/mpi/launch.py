@@ -11,14 +11,15 @@ from distributor.launch.mpi import MpiNodes
 
 @dataclass(frozen=True)
 class Mpi:
-    """The launch path for code that calls MPI, such as mpi4py's: ``COMM_WORLD`` holds the run's ranks, in their order.
+    """The launch path for code that calls MPI, as mpi4py does: ``COMM_WORLD`` holds the run's ranks, in rank order.
 
-    MPICH or Open MPI 5 must be installed on each node (``pip install mpich mpi4py``). Its own process manager connects
-    the ranks; no ssh is used. Ranks are started as on the other paths, and have torchrun's variables too, so the same
-    code may use ``torch.distributed``.
+    MPICH or Open MPI 5 must be installed on each node (``pip install mpich mpi4py``). MPI's own process manager
+    connects the ranks, without ssh. Ranks are started as on the other launch paths, and have torchrun's variables too,
+    so the same code may use ``torch.distributed``.
 
     Args:
-        implementation: ``"mpich"`` or ``"openmpi"``. ``None`` (default): what node 0 has, MPICH where it has both.
+        implementation: ``"mpich"`` or ``"openmpi"``. ``None`` (default): the one that node 0 has; MPICH
+            if it has both.
 
     Example:
         >>> from distributor import Distributor
@@ -32,10 +33,10 @@ class Mpi:
     implementation: str | None = None
 
     def resolve(self, num_processes: int, use_gpu: bool) -> MpiNodes:
-        """Return the launch path as the job holds it.
+        """Check the options, and return the launch path as the job holds it.
 
         Raises:
-            ConfigurationError: there is no such implementation.
+            ConfigurationError: ``implementation`` is unknown.
         """
         if self.implementation not in (None, "mpich", "openmpi"):
             raise ConfigurationError(f"implementation must be 'mpich' or 'openmpi', not {self.implementation!r}")

@@ -1,4 +1,4 @@
-"""MPICH's process manager on a node: ``mpiexec`` says which ``hydra_pmi_proxy`` to start on each node.
+"""MPICH's process manager: ``mpiexec`` on node 0 prints the ``hydra_pmi_proxy`` command for each node.
 
 Source: https://github.com/pmodels/mpich/blob/main/doc/wiki/how_to/Using_the_Hydra_Process_Manager.md
 """
@@ -20,9 +20,9 @@ def is_here() -> bool:
 
 
 def begin(sizes: Sequence[int], address: str) -> tuple[subprocess.Popen[str], list[str]]:
-    """Start ``mpiexec`` on node 0, and return it with the command of each node.
+    """Start ``mpiexec`` on node 0, and return the process and the command of each node.
 
-    Names of hosts are only labels to it. With two executors on one host, names must differ.
+    ``mpiexec`` gets labels in place of host names, since names must differ even for two executors on one host.
 
     Args:
         sizes: number of ranks of each node.
@@ -36,10 +36,10 @@ def begin(sizes: Sequence[int], address: str) -> tuple[subprocess.Popen[str], li
 
 
 def proxies(mpiexec: subprocess.Popen[str], nodes: int) -> list[str]:
-    """Return the command of each node's proxy, which ``mpiexec`` writes.
+    """Return the command of each node's proxy, as ``mpiexec`` prints it.
 
     Args:
-        mpiexec: the process.
+        mpiexec: the process that prints the commands.
         nodes: number of nodes.
     """
     assert mpiexec.stdout is not None
@@ -54,11 +54,11 @@ def proxies(mpiexec: subprocess.Popen[str], nodes: int) -> list[str]:
 
 
 def start(command: str, environ: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Start this node's proxy, whose program is this node's own.
+    """Start this node's proxy with the program that is installed on this node.
 
     Args:
-        command: what ``mpiexec`` has said.
-        environ: its environment, which shims get too.
+        command: the command that ``mpiexec`` has printed.
+        environ: the environment of the proxy, which its shims inherit.
     """
     words = [find("hydra_pmi_proxy") or "hydra_pmi_proxy", *shlex.split(command)[1:]]
     return subprocess.Popen(words, stdin=subprocess.DEVNULL, env=environ, text=True)

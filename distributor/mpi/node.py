@@ -1,7 +1,8 @@
-"""The companion that runs an MPI's process manager on a node, and gives ranks their places in MPI's world.
+"""The companion that runs MPI's process manager on a node, and gives ranks their places in MPI's world.
 
-The manager of node 0 says what to start on the other nodes, whose companions fetch their command from that of node 0.
-On each node, the manager's daemon starts shims, which give their places to this process, and it gives them to ranks.
+The manager on node 0 says what to start on the other nodes, whose companions fetch that command from the companion of
+node 0. On each node, the manager's daemon starts shims. They pass their places to this process, which gives them to the
+ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from distributor.mpi import commands, mpich, openmpi
 from distributor.mpi.places import Places
 from distributor.mpi.shims import environment
 
-#: Number of seconds for the news of a rank's end, which tells more than the manager's end that it has caused.
+#: Number of seconds to wait for the end of a rank, which explains more than the manager's end that it has caused.
 _PATIENCE = 1.0
 
 KINDS: Mapping[str, Any] = {"mpich": mpich, "openmpi": openmpi}
@@ -41,7 +42,7 @@ def serve(
         node: number of this node.
         sizes: number of ranks of each node.
         hosts: name of each node's host.
-        head: address of node 0 and a port of it, at which its companion tells the others what to start.
+        head: address of node 0 and one of its ports, at which its companion tells the others what to start.
         folder: the node's private folder.
         kind: ``"mpich"``, ``"openmpi"``, or ``None`` for the one that node 0 has.
         ready: called once all ranks of this node have a place.
@@ -66,7 +67,7 @@ def serve(
 
 
 def choose(kind: str | None) -> str:
-    """Return which MPI to use: the one that is asked for, MPICH, or Open MPI. Ends the process if it is not here."""
+    """Return the MPI to use: ``kind`` if given, else MPICH or Open MPI. Ends the process if it is not installed."""
     for name in [kind] if kind is not None else KINDS:
         if KINDS[name].is_here():
             return name
@@ -109,7 +110,7 @@ def _await(name: str, manager: subprocess.Popen[str], places: Places) -> None:
 
 
 def _fail(text: str, places: Places) -> None:
-    """End this process, as MPI has ended, unless all ranks of the node have ended before."""
+    """End this process with an error, since MPI has ended, unless all ranks of the node have ended before."""
     time.sleep(_PATIENCE)
     if not places.over:
         print(text, file=sys.stderr, flush=True)

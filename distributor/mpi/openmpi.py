@@ -1,6 +1,6 @@
-"""Open MPI's process manager on a node: ``prterun`` on node 0, and a ``prted`` on each other host.
+"""Open MPI's process manager: ``prterun`` on node 0, and a daemon (``prted``) on each other host.
 
-Instead of ssh, ``prterun`` starts an agent for each host, which gives the daemon's command to the companion of node 0.
+Instead of ssh, ``prterun`` starts an agent for each host, which passes the daemon's command to the companion of node 0.
 Executors of one host share a daemon, since two daemons with one host name do not find each other's ranks.
 
 Source: https://docs.open-mpi.org/en/main/launching-apps/ssh.html; ``plm_ssh_agent`` in ``prte_info --all``
@@ -19,10 +19,10 @@ from pathlib import Path
 
 from distributor.mpi.shims import SHIM, find, write
 
-#: Number of bytes of a command, at most.
+#: Maximum number of bytes of a command.
 _MOST = 1 << 16
 
-#: What a node is told for which another one of its host starts the daemon.
+#: The command of a node that starts no daemon, since another node of its host starts it.
 NOTHING = ""
 
 
@@ -34,15 +34,15 @@ def is_here() -> bool:
 def begin(
     sizes: Sequence[int], hosts: Sequence[str], folder: str, environ: Mapping[str, str]
 ) -> tuple[subprocess.Popen[str], list[str]]:
-    """Start ``prterun`` on node 0, and return it with the command of each node, :data:`NOTHING` for most.
+    """Start ``prterun`` on node 0, and return the process and the command of each node, which may be :data:`NOTHING`.
 
     Args:
         sizes: number of ranks of each node.
         hosts: name of each node's host.
         folder: the private folder of node 0.
-        environ: its environment, which shims of its host get too.
+        environ: the environment of ``prterun``, which the shims of its host inherit.
     """
-    here = socket.gethostname()  # the name by which it knows its own machine
+    here = socket.gethostname()  # the name by which prterun recognizes its own machine
     hosts = [here if host == hosts[0] else host for host in hosts]
     others = len({*hosts}) - 1
     slots = Path(folder, "hostfile")
@@ -65,7 +65,7 @@ def _agent(folder: str) -> Path:
 
 
 def _prterun(slots: Path, agent: Path, ranks: int, environ: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Start it as ``mpirun`` does, which may be another MPI's where both are installed."""
+    """Start ``prterun`` as Open MPI's ``mpirun`` would; the ``mpirun`` on the path may belong to MPICH."""
     manager = {"plm_ssh_agent": str(agent), "plm_ssh_no_tree_spawn": "1"}
     command = [
         *("mpirun", "--allow-run-as-root", "--leave-session-attached", "--bind-to", "none"),
@@ -77,14 +77,14 @@ def _prterun(slots: Path, agent: Path, ranks: int, environ: Mapping[str, str]) -
 
 
 def prefixes() -> dict[str, str]:
-    """Return where Open MPI is, if it was installed from a wheel: it was built for another place."""
+    """Return variables that say where Open MPI is, if it was installed from a wheel: it was built for another path."""
     if not os.path.exists(os.path.join(sys.prefix, "lib", "libmpi.so.40")):
         return {}
     return dict.fromkeys(("OPAL_PREFIX", "PRTE_PREFIX", "PMIX_PREFIX"), sys.prefix)
 
 
 def _hear(listener: socket.socket, prterun: subprocess.Popen[str]) -> tuple[str, str]:
-    """Return a host and the command of its daemon, which an agent says. Its line stays open as long as this process."""
+    """Return a host and the command of its daemon, from an agent. The connection stays open until this process ends."""
     listener.settimeout(1.0)
     while True:
         try:
@@ -94,17 +94,17 @@ def _hear(listener: socket.socket, prterun: subprocess.Popen[str]) -> tuple[str,
                 sys.exit(f"prterun ended with code {code} before it said what to start")
             continue
         connection.setblocking(True)
-        host, _, *arguments = json.loads(connection.recv(_MOST))  # the second word is the program, and its variables
+        host, _, *arguments = json.loads(connection.recv(_MOST))  # the second word has the program and its variables
         connection.detach()
         return host, json.dumps([argument.strip('"') for argument in arguments])
 
 
 def start(command: str, environ: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Start the daemon of this node's host, whose program is this node's own.
+    """Start the daemon of this node's host with the program that is installed on this node.
 
     Args:
-        command: its arguments, which ``prterun`` has said.
-        environ: its environment, which shims get too.
+        command: the arguments of the daemon, from ``prterun``.
+        environ: the environment of the daemon, which its shims inherit.
     """
     words = [find("prted") or "prted", *json.loads(command)]
     return subprocess.Popen(words, stdin=subprocess.DEVNULL, env={**prefixes(), **environ}, text=True)

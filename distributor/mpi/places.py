@@ -1,7 +1,8 @@
-"""Places in MPI's world on a node: they come from the shims that MPI has started, and go to the run's ranks.
+"""Places in MPI's world on a node, which come from the shims that MPI has started, and go to the run's ranks.
 
-What a rank says to MPICH's process manager passes through here. So that manager hears nothing of a rank's end: whether
-a rank has failed is not for it to say. And ``MPI_Abort`` ends the rank that calls it, instead of all but that one.
+Messages from a rank to MPICH's process manager pass through here. The manager does not learn that a rank has ended,
+since the launcher decides whether a rank has failed. ``MPI_Abort`` ends the rank that calls it; MPICH would end all
+others instead.
 
 Source: the PMI-1 protocol, lines such as ``cmd=abort exitcode=7``; ``src/pmi/src/pmi_wire.c`` of MPICH.
 """
@@ -19,16 +20,16 @@ from typing import Any
 
 from distributor.channel import control
 
-#: Number of bytes of a place, and of what is passed on at once, at most.
+#: Maximum number of bytes of a place, and of a message that is passed on.
 _MOST = 1 << 16
 
 _ABORT = re.compile(rb"cmd=abort\b[^\n]*\bexitcode=(-?\d+)")
 
-#: The question for a file that describes the machine. The proxy would make one in /tmp, and leave it when it is
-#: killed; without it, MPICH asks the machine.
+#: The request for a file that describes the machine. The proxy would create one in /tmp, and leave it behind if it is
+#: killed. Without the file, MPICH looks at the machine itself.
 _TOPOLOGY = b"key=PMI_hwloc_xmlfile"
 
-#: Called with the text of an error when MPI has ended too early.
+#: A function that is called with an error text if MPI ends too early.
 Fail = Callable[[str], None]
 
 
@@ -36,9 +37,9 @@ class Places:
     """The places of a node's ranks.
 
     Args:
-        line: name of the socket on which shims and ranks connect.
+        line: name of the socket to which shims and ranks connect.
         size: number of the node's ranks.
-        fail: called when a shim ends while ranks run.
+        fail: called if a shim ends while ranks run.
     """
 
     def __init__(self, line: str, size: int, fail: Fail) -> None:
@@ -57,10 +58,10 @@ class Places:
         return self._ended == self._size
 
     def give(self, ready: Callable[[], None]) -> None:
-        """Take all places from shims, and give each rank that asks its own. Never returns.
+        """Collect all places from shims, and give each rank its place when it asks. Never returns.
 
         Args:
-            ready: called once all places are there.
+            ready: called once all places have arrived.
         """
         while len(self._shims) < self._size:
             shim = self._accept()
@@ -84,7 +85,7 @@ class Places:
         self._fail("a process that MPI had started in place of a rank has ended")
 
     def _answer(self, rank: socket.socket) -> None:
-        """Give a rank its place."""
+        """Give a rank the place that it asks for."""
         asked = rank.recv(_MOST)
         if not asked.isdigit():
             return
@@ -122,7 +123,7 @@ class Places:
         self._ended += 1
 
     def _accept(self) -> socket.socket:
-        """Return the next connection of this user: others may find the socket's name."""
+        """Return the next connection of this user, and close those of other users, who may find the socket's name."""
         while True:
             connection, _ = self._listener.accept()
             if control.peer_user(connection) == os.getuid():
@@ -131,7 +132,7 @@ class Places:
 
 
 def rank_of(place: Mapping[str, str]) -> int:
-    """Return the rank whose place it is.
+    """Return the rank that a place is for.
 
     >>> rank_of({"PMI_RANK": "3"}), rank_of({"OMPI_COMM_WORLD_RANK": "4"})
     (3, 4)
@@ -140,7 +141,7 @@ def rank_of(place: Mapping[str, str]) -> int:
 
 
 def _received(connection: socket.socket) -> bytes:
-    """Return what has arrived; nothing, if the other side has ended."""
+    """Return the bytes that have arrived; none if the other side has ended."""
     try:
         return connection.recv(_MOST)
     except OSError:
@@ -150,5 +151,5 @@ def _received(connection: socket.socket) -> bytes:
 def _send(connection: socket.socket, data: bytes) -> None:
     try:
         connection.sendall(data)
-    except OSError:  # the other side has ended, of which others hear
+    except OSError:  # the other side has ended, which is noticed elsewhere
         return

@@ -1,4 +1,4 @@
-"""What ranks do on the MPI path: they take the place of a process that MPICH has started, and leave MPI at the end."""
+"""What ranks do on the MPI path: they take the place of a process that MPI has started, and finalize MPI at the end."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from distributor.machine import shared_memory
 from distributor.mpi.openmpi import prefixes
 from distributor.rank.imports import on_import
 
-#: Number of bytes of a place, at most.
+#: Maximum number of bytes of a place.
 _MOST = 1 << 16
 
-#: How names of shared memory begin that MPICH and Open MPI would remove in ``MPI_Finalize`` only.
+#: How the names of shared memory begin that MPICH and Open MPI remove only in ``MPI_Finalize``.
 _SEGMENTS = ("mpich_shm_", "sm_segment.")
 
 
 def join(line: str, world_size: int, local_rank: int) -> None:
-    """Take this rank's place in MPI's world; ``MPI_Init`` then finds it.
+    """Take this rank's place in MPI's world, so that ``MPI_Init`` finds it.
 
     Args:
         line: name of the companion's socket.
@@ -37,45 +37,45 @@ def join(line: str, world_size: int, local_rank: int) -> None:
     threading.Thread(target=_await_abort, args=(companion,), daemon=True).start()
     os.environ.update({**prefixes(), **json.loads(told), **({"PMI_FD": str(descriptors[0])} if descriptors else {})})
     if interface := os.environ.get("GLOO_SOCKET_IFNAME"):
-        # Open MPI takes all, and hangs where an address is that of another machine too, as Docker's is.
+        # By default, Open MPI uses all interfaces, and hangs if another machine has the same address, as with Docker.
         os.environ.setdefault("OMPI_MCA_btl_tcp_if_include", interface)
     library = os.path.join(sys.prefix, "lib", "libmpi.so.12" if descriptors else "libmpi.so.40")
-    if os.path.exists(library):  # mpi4py would take what was installed last
+    if os.path.exists(library):  # by default, mpi4py uses the MPI that was installed last
         os.environ.setdefault("MPI4PY_LIBMPI", library)
     on_import("mpi4py.MPI", partial(_on_mpi4py, world_size=world_size))
 
 
 def _await_abort(companion: socket.socket) -> None:
-    """End this process when it has called ``MPI_Abort``, which waits for a process manager to kill it."""
-    code = companion.recv(_MOST)  # the line stays open until this process ends
+    """End this process after it has called ``MPI_Abort``, which waits to be killed by a process manager."""
+    code = companion.recv(_MOST)  # the connection stays open until this process ends
     if code:
         os._exit(int(code) & 0xFF)
 
 
 def _on_mpi4py(module: ModuleType, world_size: int) -> None:
-    """Check that mpi4py has found all ranks, and leave no trace of them in shared memory."""
+    """Check that mpi4py has found all ranks, and unlink MPI's shared memory."""
     mpi: Any = module
     if not mpi.Is_initialized():
         return
     _check(mpi, world_size)
-    mpi.COMM_WORLD.Barrier()  # all have opened them
+    mpi.COMM_WORLD.Barrier()  # all ranks have opened the segments
     for name in shared_memory.mapped([os.getpid()]):
         if name.startswith(_SEGMENTS):
             shared_memory.unlink(name)
 
 
 def _check(mpi: Any, world_size: int) -> None:
-    """Raise an error if mpi4py has come up alone, as it does with another MPI than that whose manager runs."""
+    """Raise an error if mpi4py has not found all ranks, which happens if it uses another MPI than the one that runs."""
     if (found := mpi.COMM_WORLD.Get_size()) != world_size:
         library = mpi.Get_library_version().split("\n")[0].strip("\0")
         raise RuntimeError(
-            f"mpi4py found {found} of {world_size} ranks: it uses {library}, and another MPI's process manager "
-            "runs. Name the one that mpi4py uses: launch=Mpi('mpich') or Mpi('openmpi')"
+            f"mpi4py found {found} of {world_size} ranks: it uses {library}, but the run has started another MPI. "
+            "Name the one that mpi4py uses: launch=Mpi('mpich') or Mpi('openmpi')"
         )
 
 
 def leave(local_rank: int) -> None:
-    """Finalize MPI, as mpi4py does when an interpreter ends; ranks end without that."""
+    """Finalize MPI, as mpi4py does at the interpreter's exit, which ranks skip."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         mpi.Finalize()

@@ -1,4 +1,4 @@
-"""The process that MPI starts in place of a rank: it gives its place to the rank, and stays until it is ended.
+"""The process that MPI starts in place of a rank: it passes its place to the rank, and stays until it is ended.
 
 Runs alone, without this package: ``python -S -E shim.py``.
 """
@@ -12,12 +12,12 @@ import time
 #: Number of seconds that the companion of a rank's node may take to start.
 _PATIENCE = 60.0
 
-#: How the variables begin that process managers set, with which ranks find their place.
+#: How the names of the variables begin that process managers set, and by which ranks find their place.
 _PREFIXES = ("PMI_", "MPI_", "PMIX_", "OMPI_", "PRTE_")
 
 
 def main() -> None:
-    """Send the variables, and MPICH's descriptor, to the companion of the rank's node, and wait."""
+    """Send the variables (and MPICH's descriptor) to the companion of the rank's node, and wait until it ends."""
     place = {name: value for name, value in os.environ.items() if name.startswith(_PREFIXES)}
     rank = int(place.get("PMI_RANK") or place["OMPI_COMM_WORLD_RANK"])
     descriptors = [int(place["PMI_FD"])] if "PMI_FD" in place else []
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def connect(line: socket.socket, rank: int) -> None:
-    """Connect to the companion of a rank's node, which may be another executor of this host, and yet to come."""
+    """Connect to the companion of a rank's node, which may be another executor on this host and may not be up yet."""
     end = time.monotonic() + _PATIENCE
     while True:
         try:

@@ -9,7 +9,7 @@ from distributor.errors import ConfigurationError
 from distributor.launch.ray import RayNodes
 from distributor.values.checks import check_memory
 
-#: Least number of bytes of an object store. Source: ``ray/_private/ray_constants.py``.
+#: Minimum size of an object store in bytes. Source: ``ray/_private/ray_constants.py``.
 _LEAST = 78_643_200
 
 
@@ -17,13 +17,14 @@ _LEAST = 78_643_200
 class Ray:
     """The launch path that starts a Ray cluster on the run's nodes, and runs the function once, as Ray's driver.
 
-    ``num_processes`` counts Ray workers: each node offers the CPUs and GPUs of its slots. The function runs on node 0;
-    ``ray.init()`` there, which Ray calls by itself, joins the cluster. ``run()`` returns what the function returns.
-    Access needs a token, which only the run's processes have. The cluster ends with the function.
+    ``num_processes`` is the number of Ray workers that the cluster has room for: each node offers the CPUs and GPUs of
+    its slots. The function runs on node 0, where ``ray.init()``, which Ray also calls by itself, joins the cluster.
+    ``run()`` returns what the function returns. Only processes of the run have the token that the cluster asks for. The
+    cluster ends with the function.
 
     Args:
         object_store_memory: size of each node's object store, such as ``"2g"``, at least 78,643,200 bytes. ``None``
-            (default): Ray chooses, which is 30 % of the machine's memory.
+            (default): Ray's own default, which is 30 % of the machine's memory.
 
     Example:
         >>> from distributor import Distributor
@@ -37,10 +38,10 @@ class Ray:
     object_store_memory: int | str | None = None
 
     def resolve(self, num_processes: int, use_gpu: bool) -> RayNodes:
-        """Return the launch path as the job holds it.
+        """Check the options, and return the launch path as the job holds it.
 
         Raises:
-            ConfigurationError: the size of the object store is wrong.
+            ConfigurationError: the size of the object store is invalid.
         """
         size = self.object_store_memory
         if size is not None:

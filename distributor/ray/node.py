@@ -1,4 +1,4 @@
-"""The companion that runs Ray's processes on a node (see ``ray start``), and ends them."""
+"""The companion that starts Ray's processes on a node, as ``ray start`` does, and ends them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from typing import NoReturn
 
 from distributor.machine import folders, network
 
-#: Number of seconds between looks at what Ray has done.
+#: Number of seconds between checks whether Ray has started.
 _POLL = 0.05
 
 #: The file that Ray writes into its folder as its last step before a node counts as started. Source:
 #: ``ray._private.utils.write_ray_address``.
 _STARTED = "ray_current_cluster"
 
-#: The first version that was seen to keep others out.
+#: The first version that was seen to refuse clients without the token.
 _LEAST = (2, 60)
 
-#: Variables of the ranks that Ray's workers must not have: they choose their own number of threads.
+#: Variables of the ranks that Ray's workers must not get, since Ray chooses their number of threads.
 _NOT_FOR_WORKERS = ("OMP_NUM_THREADS",)
 
 
@@ -57,7 +57,7 @@ def serve(
 
 
 def too_old(version: str) -> str | None:
-    """Return why a version of Ray is not used, or ``None``. Earlier ones give access without the token.
+    """Return why a version of Ray is refused, or ``None``. Too old versions give access without the token.
 
     >>> too_old("2.60.0")
     >>> too_old("2.9.3")
@@ -69,7 +69,7 @@ def too_old(version: str) -> str | None:
 
 
 def environment(environ: Mapping[str, str], path: Sequence[str]) -> dict[str, str]:
-    """Return the environment of Ray's processes, whose workers must find what ranks would find.
+    """Return the environment of Ray's processes, in which workers can import the same modules as ranks.
 
     Args:
         environ: this process's environment.

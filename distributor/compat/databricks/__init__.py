@@ -1,1 +1,1 @@
-"""Names of Databricks' launchers: ``serverless_gpu``, and ``air``, which follows it."""
+"""Names of Databricks' launchers: ``serverless_gpu``, and its successor ``air``."""

@@ -1,4 +1,4 @@
-"""What both generations of Databricks' decorators make: a function with a method that runs it in many processes."""
+"""What Databricks' decorators of both generations return: a function with a method that runs it in many processes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ POOLS = ("DATABRICKS_USE_RESERVED_GPU_POOL", "DATABRICKS_REMOTE_GPU_POOL_ID")
 class DistributedFunction(Generic[P, T]):
     """A function that also runs in many processes: ``function.distributed(*args, **kwargs)``.
 
-    Called itself, it runs here and once, as without the decorator.
+    A plain call runs the function once, in this process, as if it were not decorated.
 
     Args:
         function: the user's function.
-        request: what its decorator asks for.
-        target: what runs in the processes, with the same arguments.
+        request: what the decorator asks for.
+        target: the function that runs in the processes, with the same arguments.
     """
 
     def __init__(self, function: Callable[P, T], request: Request, target: Callable[P, T]) -> None:
@@ -43,7 +43,7 @@ class DistributedFunction(Generic[P, T]):
     def distributed(self, *args: P.args, **kwargs: P.kwargs) -> list[T]:
         """Run the function in all processes, and return their values in rank order.
 
-        With ``ray_launch`` it runs once, as Ray's driver, and the list has its one value.
+        With ``ray_launch``, the function runs once, as Ray's driver, and the list has one value.
 
         Raises:
             ConfigurationError: the request is wrong; nothing was started.
@@ -63,7 +63,7 @@ class DistributedFunction(Generic[P, T]):
 
 
 def as_it_is(function: T) -> T:
-    """Return the function, which runs in the processes as it is.
+    """Return the function unchanged, to run it as it is in the processes.
 
     Example:
         >>> as_it_is(len) is len
@@ -75,7 +75,7 @@ def as_it_is(function: T) -> T:
 def decorator(
     request: Request, prepare: Callable[[Any], Any] = as_it_is
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
-    """Return the decorator for a request; ``prepare`` makes of the function what runs in the processes."""
+    """Return the decorator for a request; ``prepare`` turns the function into the one that runs in the processes."""
 
     def decorate(function: Callable[P, T]) -> DistributedFunction[P, T]:
         if not callable(function):
@@ -86,17 +86,17 @@ def decorator(
 
 
 def bare(function: Any, name: str) -> None:
-    """Refuse a decorator without parentheses, which gets the function as its first argument.
+    """Raise an error if a decorator was used without parentheses, so that its first argument is the function.
 
     Raises:
-        ConfigurationError: the argument is a function.
+        ConfigurationError: the first argument is a function.
     """
     if callable(function) and not isinstance(function, type):
         raise ConfigurationError(f"@{name} needs parentheses: write @{name}() above {function.__qualname__}")
 
 
 def pools_set(environ: Mapping[str, str]) -> list[str]:
-    """Return the variables that choose a pool, as far as they are set.
+    """Return those of the variables that choose a pool which are set.
 
     Example:
         >>> pools_set({"DATABRICKS_REMOTE_GPU_POOL_ID": "7", "HOME": "/root"})
@@ -106,7 +106,7 @@ def pools_set(environ: Mapping[str, str]) -> list[str]:
 
 
 def carried(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that ranks get from the notebook: those of MLflow, so that they log to its run.
+    """Return the variables that ranks get from the notebook: MLflow's, so that ranks log to the notebook's MLflow run.
 
     Example:
         >>> carried({"MLFLOW_RUN_ID": "7", "HOME": "/root"})
@@ -116,7 +116,7 @@ def carried(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def in_words(name: str, **given: Any) -> str:
-    """Return a call of a decorator as a user writes it.
+    """Return a decorator call as a user would write it.
 
     Example:
         >>> in_words("distributed", gpus=8, gpu_type=None)

@@ -1,6 +1,6 @@
 """What ``ray_launch`` does before the user's function: it joins the run's Ray cluster. Runs in the rank.
 
-Public notebooks call ``ray.cluster_resources()`` and ``ray.data`` in such functions without ``ray.init()``. Source:
+Public notebooks use ``ray.cluster_resources()`` and ``ray.data`` in such functions without ``ray.init()``. Source:
 https://github.com/databricks-industry-solutions/genesis-workbench (notebooks that embed sequences with Ray).
 """
 
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 def as_driver(function: Callable[P, T]) -> Callable[P, T]:
-    """Return the function with a connection to the run's Ray cluster. Further calls of ``ray.init`` do nothing.
+    """Return a function that joins the run's Ray cluster first. Further calls of ``ray.init`` do nothing.
 
     Args:
-        function: what runs as Ray's driver.
+        function: the function that runs as Ray's driver.
 
     Example:
         >>> as_driver(len).__name__

@@ -16,7 +16,7 @@ from distributor.errors import ConfigurationError
 
 
 class GPUType(enum.Enum):
-    """Types of GPUs, for code that names them by this enum. A plain string such as ``"L40S"`` may name any other."""
+    """GPU types, for code that uses Databricks' enum. Any other type can be given as a string, such as ``"L40S"``."""
 
     A10 = "A10"
     H100 = "H100"
@@ -24,17 +24,17 @@ class GPUType(enum.Enum):
 
 @dataclass(frozen=True)
 class Accelerator:
-    """A type of GPU, and the number of them that a name such as ``GPU_8xH100`` stands for (``None``: not said)."""
+    """A GPU type, and the number of GPUs in a name such as ``GPU_8xH100`` (``None``: the name has no number)."""
 
     type: str
     number: int | None = None
 
 
 def gpu_type(name: str, value: Any) -> str | None:
-    """Return a type of GPU in upper case; ``None`` for any.
+    """Return a GPU type in upper case; ``None`` for any type.
 
     Raises:
-        ConfigurationError: it is not a name of a model.
+        ConfigurationError: ``value`` is not the name of a GPU model.
 
     Example:
         >>> gpu_type("gpu_type", "h100"), gpu_type("gpu_type", GPUType.A10), gpu_type("gpu_type", None)
@@ -49,10 +49,10 @@ def gpu_type(name: str, value: Any) -> str | None:
 
 
 def accelerator(name: str, value: Any) -> Accelerator | None:
-    """Return what an accelerator type names; ``None`` for any GPUs.
+    """Return the GPU type and number in an accelerator type; ``None`` for any GPUs.
 
     Raises:
-        ConfigurationError: it is not a name such as ``GPU_8xH100``.
+        ConfigurationError: ``value`` is not a name such as ``GPU_8xH100``.
 
     Example:
         >>> accelerator("accelerator_type", "GPU_8xH100")
@@ -64,6 +64,6 @@ def accelerator(name: str, value: Any) -> Accelerator | None:
     found = re.fullmatch(r"GPU_([1-9]\d*)x([A-Za-z0-9]+)", text) if isinstance(text, str) else None
     if found is None:
         raise ConfigurationError(
-            f"{name} must be a number and a model of GPUs such as 'GPU_8xH100' or 'GPU_1xA10', not {value!r}"
+            f"{name} must be a number and a GPU model, such as 'GPU_8xH100' or 'GPU_1xA10', not {value!r}"
         )
     return Accelerator(found[2].upper(), int(found[1]))

@@ -1,9 +1,9 @@
-"""Horovod's names: ``run`` and ``HorovodRunner`` start ranks, and ``torch`` is what they call ``hvd``.
+"""Horovod's names: ``run`` and ``HorovodRunner`` start ranks, which import ``torch`` as ``hvd``.
 
     from distributor.compat.horovod import HorovodRunner, run      # instead of: from sparkdl import HorovodRunner, ...
     from distributor.compat.horovod import torch as hvd            # instead of: import horovod.torch as hvd
 
-Ranks talk through ``torch.distributed``; Horovod need not be installed.
+Ranks communicate through ``torch.distributed``; Horovod need not be installed.
 Source: https://horovod.readthedocs.io/en/stable/api.html
 """
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from distributor.compat.horovod.runner import HorovodRunner as HorovodRunner
     from distributor.compat.horovod.spark import run as run
 
-#: What programs reach as ``horovod.spark.run`` after importing this package only.
+#: Modules that programs use as attributes, such as ``horovod.spark``, after importing this package only.
 _MODULES = ("keras", "spark", "tensorflow", "torch")
 
 _WHERE = {"HorovodRunner": "distributor.compat.horovod.runner", "run": "distributor.compat.horovod.spark"}

@@ -1,6 +1,6 @@
 """Collectives under Horovod's names, over ``torch.distributed``.
 
-All ranks must call them in the same order: a name says nothing here, while Horovod finds by it what belongs together.
+All ranks must call them in the same order. Horovod matches calls by ``name``, which has no effect here.
 Source: https://horovod.readthedocs.io/en/stable/api.html
 """
 
@@ -20,7 +20,7 @@ from distributor.errors import ConfigurationError
 
 
 class Op(enum.Enum):
-    """What a reduction computes."""
+    """The operation of a reduction."""
 
     AVERAGE = "Average"
     SUM = "Sum"
@@ -43,7 +43,7 @@ _TORCHS = {
 
 @dataclass(frozen=True)
 class Reduction:
-    """How tensors of all ranks become one: factors before and after, the operation, the compression on the way."""
+    """How the tensors of all ranks are combined: the operation, factors before and after it, and the compression."""
 
     op: Op = Op.AVERAGE
     before: float = 1.0
@@ -52,7 +52,7 @@ class Reduction:
 
 
 class Handle:
-    """A collective that is under way."""
+    """A collective that has been started."""
 
     def __init__(self, work: Any, finish: Callable[[], torch.Tensor]) -> None:
         self._work = work
@@ -61,13 +61,13 @@ class Handle:
 
     @classmethod
     def of(cls, result: torch.Tensor) -> Handle:
-        """Return the handle of a collective that has ended."""
+        """Return a handle for a collective that has already ended."""
         handle = cls(None, lambda: result)
         handle._result = result
         return handle
 
     def done(self) -> bool:
-        """Return whether its result is there."""
+        """Return whether the result has arrived."""
         return self._result is not None or bool(self._work.is_completed())
 
     def wait(self) -> torch.Tensor:
@@ -79,22 +79,22 @@ class Handle:
 
 
 def check_op(op: Any, average: bool | None = None) -> Op:
-    """Return the operation that a user names, by ``op`` or by the older ``average``.
+    """Return the operation that a user asks for with ``op``, or with the older ``average``.
 
     Raises:
-        ConfigurationError: there is no such operation, both are given, or it is Adasum.
+        ConfigurationError: the operation is unknown or Adasum, or both arguments are given.
 
     Example:
         >>> check_op(None, average=False)
         <Op.SUM: 'Sum'>
     """
     if average is not None and op is not None:
-        raise ConfigurationError(f"average={average!r} and op={op!r} say the same: leave average out")
+        raise ConfigurationError(f"average={average!r} and op={op!r} are the same argument: leave out average")
     if average is not None:
         return Op.AVERAGE if average else Op.SUM
     if op is Op.ADASUM:
         raise ConfigurationError(
-            "op=hvd.Adasum is not here: use op=hvd.Average, and scale the learning rate by hvd.size()"
+            "op=hvd.Adasum is not supported: use op=hvd.Average, and scale the learning rate by hvd.size()"
         )
     if op is None:
         return Op.AVERAGE
@@ -104,10 +104,10 @@ def check_op(op: Any, average: bool | None = None) -> Op:
 
 
 def no_process_set(process_set: Any) -> None:
-    """Refuse a set of some ranks.
+    """Check that no process set is given.
 
     Raises:
-        ConfigurationError: one is given.
+        ConfigurationError: a process set is given.
     """
     if process_set is not None:
         raise ConfigurationError(
@@ -119,9 +119,9 @@ def start(tensor: torch.Tensor, reduction: Reduction, *, into: torch.Tensor | No
     """Start a reduction, and return its handle.
 
     Args:
-        tensor: this rank's part.
-        reduction: what to compute.
-        into: the tensor that gets the result, which may be ``tensor`` itself; ``None`` for a new one.
+        tensor: this rank's tensor.
+        reduction: how to combine the tensors.
+        into: the tensor that receives the result, which may be ``tensor`` itself; ``None`` for a new tensor.
     """
     wire, dtype = reduction.compression.compress(tensor.detach())
     wire = wire.contiguous()
@@ -147,7 +147,7 @@ def start(tensor: torch.Tensor, reduction: Reduction, *, into: torch.Tensor | No
 
 
 class _Reduced(torch.autograd.Function):
-    """A reduction through which gradients flow: the gradient of a sum over ranks is the sum of their gradients."""
+    """A reduction through which gradients flow: the gradient of a sum over ranks is the sum of the ranks' gradients."""
 
     @staticmethod
     def forward(context: Any, tensor: torch.Tensor, reduction: Reduction) -> torch.Tensor:
@@ -176,15 +176,15 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: Any = None,
 ) -> torch.Tensor:
-    """Return the average of a tensor over all ranks, or another reduction; gradients flow through sum and average.
+    """Return the average of a tensor over all ranks, or another reduction. Gradients flow through sum and average.
 
     Args:
-        tensor: this rank's part, which stays unchanged.
+        tensor: this rank's tensor, which stays unchanged.
         average: older form of ``op``: ``True`` is :data:`Average`, ``False`` is :data:`Sum`.
-        name: accepted and not used.
-        compression: how the tensor travels.
-        op: what to compute, by default :data:`Average`. An average of integers is rounded down.
-        prescale_factor, postscale_factor: factors before and after.
+        name: accepted without effect.
+        compression: how the tensor is compressed for sending.
+        op: the operation, by default :data:`Average`. An average of integers is rounded down.
+        prescale_factor, postscale_factor: factors before and after the operation.
         process_set: refused.
 
     Raises:
@@ -244,7 +244,7 @@ def allreduce_async_(
 
 
 def grouped_allreduce(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> list[torch.Tensor]:
-    """Return :func:`allreduce` of each tensor. Arguments and errors are its own."""
+    """Return the result of :func:`allreduce` for each tensor. Arguments and errors are those of :func:`allreduce`."""
     return [allreduce(tensor, *args, **kwargs) for tensor in tensors]
 
 
@@ -254,12 +254,12 @@ def grouped_allreduce_(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: An
 
 
 def poll(handle: Handle) -> bool:
-    """Return whether a collective that was started has its result."""
+    """Return whether the result of a started collective has arrived."""
     return handle.done()
 
 
 def synchronize(handle: Handle) -> torch.Tensor:
-    """Wait for a collective that was started, and return its result."""
+    """Wait for a started collective, and return its result."""
     return handle.wait()
 
 
@@ -267,12 +267,13 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Any = 
     """Return the tensors of all ranks, joined along the first dimension, whose length may differ from rank to rank.
 
     Args:
-        tensor: this rank's part. A number counts as a list of one.
-        name: accepted and not used.
+        tensor: this rank's tensor. A tensor without dimensions counts as one with a single element.
+        name: accepted without effect.
         process_set: refused.
 
     Raises:
-        ConfigurationError: gradients would have to flow through it, or ``init`` was not called.
+        ConfigurationError: the tensor requires gradients, which do not flow through this function, or ``init`` was not
+            called.
     """
     world.require("allgather")
     no_process_set(process_set)
@@ -290,23 +291,23 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Any = 
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: Any = None) -> Handle:
-    """Do what :func:`allgather` does, and return a handle. It waits for all ranks: their lengths are not known."""
+    """Do what :func:`allgather` does, and return a handle. This waits for all ranks, whose lengths are not known."""
     return Handle.of(allgather(tensor, name, process_set))
 
 
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = None) -> torch.Tensor:
-    """Return the tensor of one rank. Arguments and errors are those of :func:`broadcast_`."""
+    """Return the tensor of rank ``root_rank``. Arguments and errors are those of :func:`broadcast_`."""
     _no_gradient("broadcast", tensor)
     return broadcast_(tensor.detach().clone(), root_rank, name, process_set)
 
 
 def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = None) -> torch.Tensor:
-    """Give all ranks the values of one rank, in place, and return the tensor.
+    """Copy the values of one rank's tensor to all ranks, in place, and return the tensor.
 
     Args:
-        tensor: the tensor, of the same shape and type on all ranks.
-        root_rank: the rank whose values count.
-        name: accepted and not used.
+        tensor: a tensor of the same shape and type on all ranks.
+        root_rank: the rank whose values are copied.
+        name: accepted without effect.
         process_set: refused.
 
     Raises:
@@ -337,7 +338,7 @@ def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = No
 
 
 def broadcast_object(value: Any, root_rank: int = 0, name: str | None = None, process_set: Any = None) -> Any:
-    """Return the object of one rank, which must be picklable."""
+    """Return the object of rank ``root_rank``, which must be picklable."""
     world.require("broadcast_object")
     no_process_set(process_set)
     box = [value]

@@ -1,4 +1,4 @@
-"""How tensors travel: as they are, or with 16 bits. Source: https://horovod.readthedocs.io/en/stable/api.html."""
+"""How tensors travel: unchanged, or with 16 bits. Source: https://horovod.readthedocs.io/en/stable/api.html."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ class Compressor:
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
-        """Return the tensor that travels, and the type that :meth:`decompress` restores."""
+        """Return the tensor to send, and the type that :meth:`decompress` restores."""
         return tensor, tensor.dtype
 
     @staticmethod
     def decompress(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return a tensor that has travelled, with its own type."""
+        """Return a tensor that was received, converted back to its original type."""
         return tensor.to(dtype)
 
 
 class Half(Compressor):
-    """Tensors of floating-point numbers travel as ``float16``."""
+    """Sends floating-point tensors as ``float16``."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
-        """Return the tensor with 16 bits per number, if it has floating-point numbers."""
+        """Return the tensor as ``float16`` if it has floating-point numbers, and its original type."""
         return (tensor.to(torch.float16) if tensor.is_floating_point() else tensor), tensor.dtype
 
 
 class Compression:
-    """The ways to compress: ``Compression.none`` and ``Compression.fp16``."""
+    """The ways to compress tensors: ``Compression.none`` and ``Compression.fp16``."""
 
     none: ClassVar[type[Compressor]] = Compressor
     fp16: ClassVar[type[Compressor]] = Half

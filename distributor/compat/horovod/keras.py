@@ -1,8 +1,8 @@
-"""``horovod.keras``, which is not here: importing this module says what to do instead."""
+"""``horovod.keras``, which is not supported: importing this module raises an error with what to use instead."""
 
 from distributor.errors import ConfigurationError
 
 raise ConfigurationError(
-    "horovod.keras is not here, since ranks talk through torch.distributed: train with "
+    "horovod.keras is not supported, since ranks communicate through torch.distributed: train with "
     'distributor.Distributor(n, launch="tensorflow") and tf.distribute.MultiWorkerMirroredStrategy'
 )

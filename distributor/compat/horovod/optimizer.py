@@ -1,7 +1,7 @@
 """``DistributedOptimizer``: an optimizer that averages gradients over all ranks before it steps.
 
-Gradients are reduced while ``backward`` still computes others, in an order that is the same on all ranks: that of the
-parameters, from the last to the first.
+Gradients are reduced while ``backward`` still computes others. The order is the same on all ranks: from the last
+parameter to the first.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Parameter = torch.Tensor
 
 
 class GradientReducer:
-    """Starts the reduction of each gradient as soon as it and all before it in the common order are there.
+    """Starts the reduction of each gradient once it and all gradients before it in the common order have been computed.
 
     Args:
-        groups: the parameter groups of the optimizer, which it shares.
-        passes: number of backward passes whose gradients add up before they are reduced.
-        reduction: how gradients of all ranks become one.
-        dense: whether to make sparse gradients dense.
+        groups: the optimizer's own list of parameter groups.
+        passes: number of backward passes whose gradients are summed before they are reduced.
+        reduction: how the gradients of all ranks are combined.
+        dense: whether to convert sparse gradients to dense ones.
     """
 
     def __init__(
@@ -45,26 +45,26 @@ class GradientReducer:
 
     @property
     def under_way(self) -> bool:
-        """Whether a reduction was started and not yet waited for."""
+        """Whether a reduction was started whose result was not waited for yet."""
         return bool(self._handles)
 
     def watch(self) -> None:
-        """Have torch call :meth:`arrived` for each gradient that it has computed."""
+        """Make torch call :meth:`arrived` for each gradient that it has computed."""
         for parameter in self._order():
             if parameter.requires_grad:
                 cast(Any, parameter).register_post_accumulate_grad_hook(self.arrived)
 
     def arrived(self, parameter: Parameter) -> None:
-        """Count a backward pass of a parameter, and start what can be started.
+        """Count a backward pass of a parameter, and start all reductions that can start.
 
         Raises:
-            ConfigurationError: there are more passes than expected.
+            ConfigurationError: there were more backward passes than expected.
         """
         self._arrived[parameter] += 1
         if self._arrived[parameter] > self._passes:
             raise ConfigurationError(
                 f"there were more than backward_passes_per_step={self._passes} backward passes before step(): raise "
-                "it, or call step() or synchronize() in between"
+                "that number, or call step() or synchronize() in between"
             )
         order = self._order()
         while self._next < len(order):
@@ -76,9 +76,9 @@ class GradientReducer:
             self._next += 1
 
     def finish(self) -> None:
-        """Start what is left, wait for all reductions, and begin a new round.
+        """Start the remaining reductions, wait for all of them, and begin a new round.
 
-        A parameter without a gradient gets one of zeros: other ranks may have used it.
+        A parameter without a gradient gets a gradient of zeros, since other ranks may have used the parameter.
         """
         for parameter in self._order()[self._next :]:
             if parameter.requires_grad:
@@ -97,8 +97,8 @@ class GradientReducer:
         if gradient.is_sparse:
             if not self._dense:
                 raise ConfigurationError(
-                    "a gradient is sparse, and only dense ones are reduced: pass sparse_as_dense=True, or use layers "
-                    "with sparse=False"
+                    "a gradient is sparse, but only dense ones can be reduced: pass sparse_as_dense=True, or use "
+                    "layers with sparse=False"
                 )
             gradient = parameter.grad = gradient.to_dense()
         self._handles[parameter] = collectives.start(gradient, self._reduction, into=gradient)
@@ -108,14 +108,14 @@ class GradientReducer:
 
 
 class Distributed(torch.optim.Optimizer):
-    """What :func:`DistributedOptimizer` adds to the class of the user's optimizer."""
+    """The methods that :func:`DistributedOptimizer` adds to the class of the user's optimizer."""
 
     _reducer: GradientReducer
     _reduced = False
     _skips = False
 
     def synchronize(self) -> None:
-        """Reduce all gradients now; the next :meth:`step` does not do it again."""
+        """Reduce all gradients now; the next :meth:`step` does not reduce them again."""
         self._reducer.finish()
         self._reduced = True
 
@@ -129,14 +129,14 @@ class Distributed(torch.optim.Optimizer):
             self._skips = False
 
     def step(self, closure: Any = None) -> Any:
-        """Reduce the gradients unless that was done, and step.
+        """Reduce the gradients, unless they have been reduced, and step.
 
         Raises:
-            ConfigurationError: there is a closure, whose gradients would not be reduced.
+            ConfigurationError: a closure is given, whose gradients would not be reduced.
         """
         if closure is not None:
             raise ConfigurationError(
-                "step(closure) computes gradients that no other rank sees: compute them before, and call step()"
+                "step(closure) computes gradients that are not reduced over ranks: compute them first, then call step()"
             )
         if not (self._skips or self._reduced):
             self.synchronize()
@@ -147,7 +147,7 @@ class Distributed(torch.optim.Optimizer):
         """Reset the gradients.
 
         Raises:
-            ConfigurationError: their reduction is under way, so they would be lost.
+            ConfigurationError: the gradients are being reduced, and would be lost.
         """
         if self._reducer.under_way:
             raise ConfigurationError(
@@ -171,18 +171,18 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
 ) -> Any:
     """Return an optimizer of the same class that averages the gradients of all ranks before it steps.
 
-    It shares parameters, options and state with the one given, so schedulers of either work.
+    It shares parameters, options and state with ``optimizer``, so learning-rate schedulers work with both.
 
     Args:
         optimizer: any optimizer of torch.
-        named_parameters: ``model.named_parameters()``, only to find parameters that were forgotten.
-        compression: how gradients travel.
-        backward_passes_per_step: number of backward passes whose gradients add up before ``step()``; they are
-            summed, not averaged.
+        named_parameters: ``model.named_parameters()``, used only to find parameters that were forgotten.
+        compression: how gradients are compressed for sending.
+        backward_passes_per_step: number of backward passes before each ``step()``; their gradients are summed, not
+            averaged.
         op: ``Average`` (default) or ``Sum``.
-        gradient_predivide_factor: what gradients are divided by before they are summed, and multiplied with after.
-        num_groups, groups: accepted and not used: they only change how Horovod packs messages.
-        sparse_as_dense: make sparse gradients dense; otherwise they are an error.
+        gradient_predivide_factor: factor by which gradients are divided before the sum and multiplied after it.
+        num_groups, groups: accepted without effect, since they only change how Horovod packs messages.
+        sparse_as_dense: whether to convert sparse gradients to dense ones; otherwise they cause an error.
         process_set: refused.
 
     Raises:
@@ -206,7 +206,7 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
     )
     kind: Any = type(type(optimizer).__name__, (Distributed, type(optimizer)), {})
     made = cast(Distributed, kind.__new__(kind))
-    # A scheduler puts its own step into the instance that it was given.
+    # A learning-rate scheduler replaces ``step`` in the instance that it was given.
     vars(made).update({name: value for name, value in vars(optimizer).items() if name != "step"})
     made._reducer = reducer
     reducer.watch()
@@ -217,7 +217,7 @@ def _check_names(optimizer: torch.optim.Optimizer, named: Sequence[Any]) -> None
     """Check that each parameter of an optimizer has a name of its own.
 
     Raises:
-        ConfigurationError: a name stands for several parameters, or a parameter has none.
+        ConfigurationError: several parameters have the same name, or a parameter has no name.
     """
     if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in named):
         raise ConfigurationError("named_parameters must be model.named_parameters(): pairs of a name and a parameter")

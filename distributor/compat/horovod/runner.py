@@ -1,4 +1,4 @@
-"""``HorovodRunner``, as Databricks has it. Source: https://databricks.github.io/spark-deep-learning."""
+"""``HorovodRunner``, under Databricks' name. Source: https://databricks.github.io/spark-deep-learning."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ T = TypeVar("T")
 
 
 class HorovodRunner:
-    """Runs a function in many ranks, and returns rank 0's value.
+    """A runner that runs a function in many ranks, and returns rank 0's value.
 
     Args:
-        np: number of ranks on the executors of the active Spark session. Less than 0: ``-np`` ranks on this machine.
-            0, which is deprecated: one for each GPU of the executors, or for each task slot where there are no GPUs.
+        np: number of ranks on the executors of the active Spark session. A negative number means ``-np`` ranks on this
+            machine. 0, which is deprecated, means one rank for each GPU of the executors, or for each task slot if
+            there are no GPUs.
         driver_log_verbosity: ``"log_callback_only"`` (default) shows the lines of rank 0, ``"all"`` those of all ranks.
 
     Raises:
@@ -38,7 +39,7 @@ class HorovodRunner:
         """Run ``main(**kwargs)`` in all ranks, and return rank 0's value.
 
         Raises:
-            ConfigurationError: the request is wrong, or there is no session; nothing was started.
+            ConfigurationError: the request is wrong, or no Spark session is active; nothing was started.
             TrainingError: a rank failed.
         """
         if self.num_processor == 0:
@@ -48,10 +49,10 @@ class HorovodRunner:
 
 
 def request(np: Any, logs: str) -> Request:
-    """Return what a number of processes asks for.
+    """Return the request for a number of processes.
 
     Raises:
-        ConfigurationError: it is not a whole number.
+        ConfigurationError: ``np`` is not a whole number.
 
     Example:
         >>> request(-2, "all").processes, request(-2, "all").local_mode

@@ -1,4 +1,4 @@
-"""Beginning alike: parameters and the state of an optimizer, from one rank to all."""
+"""Equal starting points: copy parameters and the state of an optimizer from one rank to all ranks."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from distributor.errors import ConfigurationError
 def broadcast_parameters(
     params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int = 0, process_set: Any = None
 ) -> None:
-    """Give all ranks the parameters of one rank, in place.
+    """Copy the parameters of one rank to all ranks, in place.
 
     Args:
-        params: ``model.state_dict()`` or ``model.named_parameters()``. What is no tensor stays as it is.
-        root_rank: the rank whose values count.
+        params: ``model.state_dict()`` or ``model.named_parameters()``. Values that are not tensors stay unchanged.
+        root_rank: the rank whose values are copied.
         process_set: refused.
 
     Raises:
-        ConfigurationError: the parameters are in another form, or ``init`` was not called.
+        ConfigurationError: ``params`` is something else, or ``init`` was not called.
     """
     world.require("broadcast_parameters")
     if isinstance(params, Mapping):
@@ -40,11 +40,11 @@ def broadcast_parameters(
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0, process_set: Any = None) -> None:
-    """Give the optimizer of each rank the state of one rank's: options of its groups, and what it remembers.
+    """Copy the state of one rank's optimizer to all ranks: the options of its groups, and its buffers.
 
     Args:
-        optimizer: an optimizer over the same parameters on each rank; its state may differ, and be empty.
-        root_rank: the rank whose state counts.
+        optimizer: an optimizer over the same parameters on each rank; its state may differ between ranks, and be empty.
+        root_rank: the rank whose state is copied.
         process_set: refused.
 
     Raises:
@@ -60,14 +60,14 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
             if not isinstance(shape, torch.Tensor):
                 continue
             mine = own["state"][number][name] if is_root else torch.empty_like(shape, device=device)
-            # On the root too, a tensor may be on another device than the parameters: Adam counts steps on the CPU.
+            # Even on the root, a tensor may be on another device than the parameters: Adam counts steps on the CPU.
             state[name] = collectives.broadcast_(mine.detach().to(device, copy=True), root_rank)
     if not is_root:
         optimizer.load_state_dict(theirs)
 
 
 def outline(state: dict[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state with the shape of each tensor instead of its numbers: small enough to be pickled.
+    """Return an optimizer's state with only the shape of each tensor, which makes it small enough to be pickled.
 
     Example:
         >>> outline({"state": {0: {"step": 3, "sum": torch.ones(2)}}, "param_groups": []})["state"][0]["sum"].device

@@ -1,8 +1,8 @@
-"""``horovod.tensorflow``, which is not here: importing this module says what to do instead."""
+"""``horovod.tensorflow``, which is not supported: importing this module raises an error with what to use instead."""
 
 from distributor.errors import ConfigurationError
 
 raise ConfigurationError(
-    "horovod.tensorflow is not here, since ranks talk through torch.distributed: train with "
+    "horovod.tensorflow is not supported, since ranks communicate through torch.distributed: train with "
     'distributor.Distributor(n, launch="tensorflow") and tf.distribute.MultiWorkerMirroredStrategy'
 )

@@ -1,4 +1,4 @@
-"""``horovod.torch``, which programs call ``hvd``, over ``torch.distributed``. Runs in ranks.
+"""``horovod.torch``, which programs import as ``hvd``, over ``torch.distributed``. Runs in ranks.
 
     from distributor.compat.horovod import torch as hvd      # instead of: import horovod.torch as hvd
 
@@ -6,7 +6,8 @@
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
-What is not here says what to use instead. Source: https://horovod.readthedocs.io/en/stable/api.html.
+Names that are not supported raise an error that says what to use instead.
+Source: https://horovod.readthedocs.io/en/stable/api.html.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ from distributor.errors import ConfigurationError
 
 _GROUPS = "torch.distributed.new_group"
 
-#: What to use instead of each name of ``horovod.torch`` that is not here.
+#: What to use instead of each name of ``horovod.torch`` that is not supported.
 INSTEAD = {
     "HorovodInternalError": "RuntimeError, which torch.distributed raises",
     "ProcessSet": _GROUPS,
@@ -98,4 +99,4 @@ INSTEAD = {
 def __getattr__(name: str) -> Any:
     if name not in INSTEAD:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    raise ConfigurationError(f"hvd.{name} is not here: use {INSTEAD[name]}")
+    raise ConfigurationError(f"hvd.{name} is not supported: use {INSTEAD[name]}")

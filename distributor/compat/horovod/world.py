@@ -1,4 +1,4 @@
-"""The ranks of a training as Horovod's functions name them, over ``torch.distributed``."""
+"""Horovod's functions about ranks, over ``torch.distributed``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from distributor.errors import ConfigurationError
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Join the process group of all ranks; does nothing if there is one. Outside of a run, it has this process only.
+    """Join the process group of all ranks, unless this process has joined one. Outside of a run, it is alone in it.
 
     Args:
-        comm, process_sets: refused: all ranks train together.
+        comm, process_sets: refused, since all ranks train together.
 
     Raises:
         ConfigurationError: an argument is given.
@@ -38,7 +38,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
 
 
 def shutdown() -> None:
-    """Leave the process group; does nothing if there is none."""
+    """Leave the process group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -52,14 +52,14 @@ def require(name: str) -> None:
     """Check that :func:`init` was called.
 
     Raises:
-        ConfigurationError: it was not; the text names what needs it.
+        ConfigurationError: :func:`init` was not called; the text names the function that needs it.
     """
     if not dist.is_initialized():
         raise ConfigurationError(f"hvd.{name} needs the other ranks: call hvd.init() first")
 
 
 def rank() -> int:
-    """Return this process's rank, from 0."""
+    """Return this process's rank, counted from 0."""
     require("rank")
     return dist.get_rank()
 
@@ -83,7 +83,7 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """Return the number of this node, from 0."""
+    """Return the number of this node, counted from 0."""
     require("cross_rank")
     return runtime.node_rank()
 
@@ -95,17 +95,17 @@ def cross_size() -> int:
 
 
 def mpi_built() -> bool:
-    """Return ``False``: nothing of MPI is used."""
+    """Return ``False``: MPI is not used."""
     return False
 
 
 def mpi_enabled() -> bool:
-    """Return ``False``: ranks do not talk through MPI."""
+    """Return ``False``: ranks do not communicate through MPI."""
     return False
 
 
 def mpi_threads_supported() -> bool:
-    """Return ``False``: nothing of MPI runs. For mpi4py beside these functions, use ``launch="mpi"``."""
+    """Return ``False``: MPI is not used. To use mpi4py together with these functions, pass ``launch="mpi"``."""
     return False
 
 
@@ -120,7 +120,7 @@ def gloo_built() -> bool:
 
 
 def gloo_enabled() -> bool:
-    """Return whether ranks may talk through gloo."""
+    """Return whether ranks may communicate through gloo."""
     return gloo_built()
 
 

@@ -142,7 +142,7 @@ def test_commands_that_are_run(line: str, program: Program) -> None:
         ("python", "command must be 'python SCRIPT"),
         ("python -m", "command must be 'python SCRIPT"),
         ("python -O a.py", "gives Python the option '-O'"),
-        ("python a.py ${{inputs.lr}}", "names the input 'lr', but inputs has data: add it"),
+        ("python a.py ${{inputs.lr}}", "names the input 'lr', but inputs has data: add the input to inputs"),
     ],
 )
 def test_commands_that_are_refused(line: str, told: str) -> None:
@@ -209,7 +209,7 @@ def test_an_input_is_its_path() -> None:
 
 @pytest.mark.parametrize("name", azureml.INSTEAD)
 def test_what_is_not_here_of_azures_names(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"azure.ai.ml.{name} is not here: use "):
+    with pytest.raises(ConfigurationError, match=f"azure.ai.ml.{name} is not supported: use "):
         getattr(azureml, name)
     with pytest.raises(AttributeError, match="no_such_name"):
         azureml.no_such_name
@@ -218,9 +218,9 @@ def test_what_is_not_here_of_azures_names(name: str) -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"distribution": PyTorchDistribution()}, "distribution: a command has all of its arguments already"),
-        ({"instance_count": 2}, "instance_count=2: a command has all"),
-        ({"lr": 0.1}, "lr: a command has all"),
+        ({"distribution": PyTorchDistribution()}, "distribution: a command already has all its arguments"),
+        ({"instance_count": 2}, "instance_count=2: a command already has all"),
+        ({"lr": 0.1}, "lr: a command already has all"),
     ],
 )
 def test_a_command_takes_no_further_arguments(given: dict[str, Any], told: str) -> None:

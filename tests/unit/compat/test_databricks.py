@@ -56,8 +56,8 @@ def test_arguments_of_the_second_generation() -> None:
         (lambda: serverless_gpu.distributed(gpus=2)("train.py"), r"@distributed\(gpus=2\) decorates a function, not"),
         (lambda: air.distributed(num_accelerators=-1), "num_accelerators must be a positive integer, not -1"),
         (lambda: air.distributed(accelerator_type="H100"), "accelerator_type must be .* such as 'GPU_8xH100'.*'H100'"),
-        (lambda: air.distributed(accelerator_type=8), "accelerator_type must be a number and a model"),
-        (lambda: air.ray_init(), r"ray_init\(\) joins the Ray cluster of a run, and this process is in none"),
+        (lambda: air.distributed(accelerator_type=8), "accelerator_type must be a number and a GPU model"),
+        (lambda: air.ray_init(), r"ray_init\(\) joins the Ray cluster of a run, but this process does not belong"),
     ],
 )
 def test_wrong_arguments_of_the_decorators(call: Any, told: str) -> None:

@@ -50,7 +50,7 @@ def test_the_backends_are_torchs() -> None:
 
 @pytest.mark.parametrize("name", [*hvd.INSTEAD])
 def test_what_is_not_here_says_what_is(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"hvd.{name} is not here: use "):
+    with pytest.raises(ConfigurationError, match=f"hvd.{name} is not supported: use "):
         getattr(hvd, name)
     with pytest.raises(AttributeError, match="no_such_name"):
         hvd.no_such_name
@@ -58,7 +58,7 @@ def test_what_is_not_here_says_what_is(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*spark.INSTEAD])
 def test_what_is_not_here_of_horovods_spark(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"horovod.spark.{name} is not here: use "):
+    with pytest.raises(ConfigurationError, match=f"horovod.spark.{name} is not supported: use "):
         getattr(spark, name)
     for module in (spark, horovod):
         with pytest.raises(AttributeError, match="no_such_name"):
@@ -73,21 +73,21 @@ def test_modules_are_reached_by_their_package(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("name", ["common", "keras", "lightning", "torch"])
 def test_modules_of_estimators_say_what_to_do(name: str) -> None:
-    told = f"^horovod.spark.{name} is not here, since DataFrames .*: write them to Parquet, and use distributor.*files$"
+    told = f"^horovod.spark.{name} is not supported, since .*: write them to Parquet, and use distributor.*files$"
     with pytest.raises(ConfigurationError, match=told):
         importlib.import_module(f"distributor.compat.horovod.spark.{name}")
 
 
 @pytest.mark.parametrize("flavour", ["tensorflow", "keras"])
 def test_other_flavours_say_what_to_do(flavour: str) -> None:
-    with pytest.raises(ConfigurationError, match=f'horovod.{flavour} is not here.*launch="tensorflow"'):
+    with pytest.raises(ConfigurationError, match=f'horovod.{flavour} is not supported.*launch="tensorflow"'):
         importlib.import_module(f"distributor.compat.horovod.{flavour}")
 
 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"extra_mpi_args": "-x A"}, "extra_mpi_args='-x A' cannot be used: no MPI starts the ranks"),
+        ({"extra_mpi_args": "-x A"}, "extra_mpi_args='-x A' cannot be used: MPI does not start the ranks"),
         ({"stdout": "out"}, "stdout='out' cannot be used: .*log_dir"),
         ({"stderr": "err"}, "stderr='err' cannot be used: .*log_dir"),
         ({"executable": "python3"}, "executable='python3' cannot be used: .*PYSPARK_PYTHON"),
@@ -134,8 +134,8 @@ def parameter() -> torch.nn.Parameter:
     [
         (lambda: hvd.init(comm=[0, 1]), r"init\(comm=\[0, 1\]\): all ranks of a run train together"),
         (lambda: hvd.init(process_sets=[[0]]), "init.process_sets="),
-        (lambda: hvd.allreduce(torch.ones(1), op=hvd.Adasum), "op=hvd.Adasum is not here: use op=hvd.Average"),
-        (lambda: hvd.allreduce(torch.ones(1), average=True, op=hvd.Sum), "average=True and op=.* say the same"),
+        (lambda: hvd.allreduce(torch.ones(1), op=hvd.Adasum), "op=hvd.Adasum is not supported: use op=hvd.Average"),
+        (lambda: hvd.allreduce(torch.ones(1), average=True, op=hvd.Sum), "average=True and op=.* are the same"),
         (lambda: hvd.allreduce(torch.ones(1), op="sum"), "op must be hvd.Average, .* not 'sum'"),
         (lambda: hvd.allreduce(torch.ones(1), process_set=3), "process_set=3 cannot be used"),
         (lambda: hvd.allreduce(parameter(), op=hvd.Max), r"do not flow through hvd.allreduce\(op=hvd.Max\)"),
@@ -143,7 +143,7 @@ def parameter() -> torch.nn.Parameter:
         (lambda: hvd.broadcast(parameter(), 0), "gradients do not flow through hvd.broadcast"),
         (lambda: hvd.broadcast_parameters([parameter()]), "params must be model.state_dict"),
         (lambda: optimizer_of(parameter(), op=hvd.Max), "op must be hvd.Average or hvd.Sum for gradients, not hvd.Max"),
-        (lambda: optimizer_of(parameter(), op=hvd.Adasum), "op=hvd.Adasum is not here"),
+        (lambda: optimizer_of(parameter(), op=hvd.Adasum), "op=hvd.Adasum is not supported"),
         (lambda: optimizer_of(parameter(), backward_passes_per_step=0), "backward_passes_per_step must be a positive"),
         (lambda: optimizer_of(parameter(), named_parameters=[]), "named_parameters lacks 1 of the optimizer's"),
         (lambda: optimizer_of(parameter(), named_parameters=[1]), "pairs of a name and a parameter"),

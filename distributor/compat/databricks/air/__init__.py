@@ -7,7 +7,7 @@
 
     values = train.distributed(1e-3)     # one value per rank
 
-Databricks trains on one node; the ranks here train on as many executors as it takes, or on this machine.
+Databricks trains on one node. Here, ranks train on as many executors as they need, or on this machine.
 Sources: the public page of the package ``databricks-sdk-air``,
 https://docs.databricks.com/aws/en/machine-learning/ai-runtime/connecting/distributed-training
 """

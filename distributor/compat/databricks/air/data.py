@@ -1,6 +1,7 @@
-"""The names of ``databricks.air.data``. They read Unity Catalog's volumes by Databricks' own services; none is here.
+"""The names of ``databricks.air.data``, none of which works here, since they need Databricks' own services.
 
-Using a name says what to use instead. Source: the public page of the package ``databricks-sdk-air``.
+Using a name raises an error that says what to use instead.
+Source: the public page of the package ``databricks-sdk-air``.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ INSTEAD = {
 
 
 def refusal(module: str, name: str) -> ConfigurationError:
-    """Return the error for a name of a module of Databricks.
+    """Return the error for a name in one of Databricks' modules.
 
     Example:
         >>> str(refusal("databricks.air.data", "Checkpointable"))[:40]
         'databricks.air.data.Checkpointable needs'
     """
-    return ConfigurationError(f"{module}.{name} needs Databricks' services, and is not here: use {INSTEAD[name]}")
+    return ConfigurationError(
+        f"{module}.{name} needs Databricks' services, which are not available here: use {INSTEAD[name]}"
+    )
 
 
 def __getattr__(name: str) -> Any:

@@ -24,13 +24,13 @@ T = TypeVar("T")
 def distributed(
     num_accelerators: int | None = None, accelerator_type: str | None = None
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
-    """Make a function that ``function.distributed(...)`` runs in one process per GPU; a list of all values returns.
+    """Decorate a function: ``function.distributed(...)`` runs it in one process per GPU, and returns all values.
 
     Args:
         num_accelerators: number of GPUs, each with a rank of its own, on any number of nodes. ``None`` (default): the
-            number in ``accelerator_type``, or all that there are.
-        accelerator_type: a number and a model such as ``"GPU_8xH100"``. Each rank checks that its GPU is such a model
-            before the function runs. How many GPUs a node has is not checked. ``None`` (default) takes any model.
+            number in ``accelerator_type``, or all GPUs that there are.
+        accelerator_type: a number and a model such as ``"GPU_8xH100"``. Each rank checks that its GPU is of that model
+            before the function runs. The number of GPUs on a node is not checked. ``None`` (default): any model.
 
     Raises:
         ConfigurationError: an argument is wrong.
@@ -48,14 +48,14 @@ def distributed(
 def ray_launch(
     num_accelerators: int | None = None, accelerator_type: str | None = None
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
-    """Make a function that ``function.distributed(...)`` runs once, as the driver of a Ray cluster with these GPUs.
+    """Decorate a function: ``function.distributed(...)`` runs it once, as the driver of a Ray cluster with these GPUs.
 
-    The function finds itself joined to the cluster, which has the nodes of the run, and ends with the function.
-    ``distributed`` returns a list of its one value.
+    The cluster spans the nodes of the run, and ends with the function. The function has already joined it when it
+    begins. ``function.distributed(...)`` returns a list with the function's one value.
 
     Args:
         num_accelerators: number of GPUs of the cluster, as for :func:`distributed`.
-        accelerator_type: a number and a model, as for :func:`distributed`; the function's own node is checked.
+        accelerator_type: a number and a model, as for :func:`distributed`; only the function's own node is checked.
 
     Raises:
         ConfigurationError: an argument is wrong.
@@ -72,7 +72,7 @@ def ray_launch(
 
 
 def request(name: str, launch: Launch, num_accelerators: Any, accelerator_type: Any) -> Request:
-    """Return what a decorator with these arguments asks for.
+    """Return the request that a decorator with these arguments makes.
 
     Raises:
         ConfigurationError: an argument is wrong.
@@ -95,20 +95,21 @@ def request(name: str, launch: Launch, num_accelerators: Any, accelerator_type: 
 
 
 def ray_init(*args: Any, **kwargs: Any) -> Any:
-    """Join the Ray cluster of the run, inside a function of :func:`ray_launch`; the same as ``ray.init``.
+    """Join the Ray cluster of the run, as ``ray.init`` does, inside a function decorated with :func:`ray_launch`.
 
     Args:
         args, kwargs: arguments of ``ray.init``.
 
     Raises:
-        ConfigurationError: this process belongs to no run with a Ray cluster.
+        ConfigurationError: this process does not belong to a run with a Ray cluster.
 
     Example:
         >>> ray_init()  # doctest: +SKIP
     """
     if "RAY_ADDRESS" not in os.environ or "TORCHELASTIC_RUN_ID" not in os.environ:
         raise ConfigurationError(
-            "ray_init() joins the Ray cluster of a run, and this process is in none: call it in a function of "
-            "@ray_launch. For a cluster that outlives a function, use ray.util.spark.setup_ray_cluster"
+            "ray_init() joins the Ray cluster of a run, but this process does not belong to one: call it inside a "
+            "function decorated with @ray_launch. For a cluster that outlives the function, use "
+            "ray.util.spark.setup_ray_cluster"
         )
     return importlib.import_module("ray").init(*args, **kwargs)

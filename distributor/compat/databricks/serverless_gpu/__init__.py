@@ -7,7 +7,7 @@
 
     values = train.distributed(1e-3)     # one value per rank
 
-The ranks train on the executors of the active Spark session, on as many nodes as it takes, or on this machine.
+Ranks train on the executors of the active Spark session, on as many nodes as they need, or on this machine.
 Sources: https://api-docs.databricks.com/python/serverless_gpu/overview.html,
 https://docs.databricks.com/aws/en/machine-learning/ai-runtime/distributed-training
 """

@@ -1,4 +1,4 @@
-"""``serverless_gpu.compute``: types of GPUs."""
+"""``serverless_gpu.compute``: GPU types."""
 
 from distributor.compat.databricks.types import GPUType as GPUType
 

@@ -1,4 +1,4 @@
-"""The names of ``serverless_gpu.data``. Using one says what to use instead, as in ``databricks.air.data``.
+"""The names of ``serverless_gpu.data``. Using one raises an error that says what to use instead.
 
 Source: the page "Connect to AI Runtime" of https://docs.databricks.com/aws/en/machine-learning/ai-runtime
 """

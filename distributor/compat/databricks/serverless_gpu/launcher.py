@@ -1,4 +1,4 @@
-"""``serverless_gpu.launcher``: where some notebooks import ``distributed`` from.
+"""``serverless_gpu.launcher``, from which some notebooks import ``distributed``.
 
 Source: https://github.com/databricks-industry-solutions/genesis-workbench (notebooks for serverless GPUs).
 """

@@ -19,12 +19,12 @@ T = TypeVar("T")
 def distributed(
     gpus: int | None = None, gpu_type: GPUType | str | None = None, remote: bool | None = None
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
-    """Make a function that ``function.distributed(...)`` runs in one process per GPU; a list of all values returns.
+    """Decorate a function: ``function.distributed(...)`` runs it in one process per GPU, and returns all values.
 
     Args:
-        gpus: number of GPUs, each with a rank of its own. ``None`` (default) takes all that there are.
-        gpu_type: the model of the GPUs, such as ``"H100"`` or ``GPUType.A10``. Each rank checks that its GPU is one
-            before the function runs. ``None`` (default) takes any.
+        gpus: number of GPUs, each with a rank of its own. ``None`` (default): all GPUs that there are.
+        gpu_type: the model of the GPUs, such as ``"H100"`` or ``GPUType.A10``. Each rank checks that its GPU is of that
+            model before the function runs. ``None`` (default): any model.
         remote: ``True`` trains on the executors of the active Spark session, ``False`` on this machine. ``None``
             (default): on executors if the active session is on a cluster, otherwise on this machine.
 
@@ -42,7 +42,7 @@ def distributed(
 
 
 def request(name: str, launch: Launch, gpus: Any, gpu_type: Any, remote: Any) -> Request:
-    """Return what a decorator with these arguments asks for.
+    """Return the request that a decorator with these arguments makes.
 
     Raises:
         ConfigurationError: an argument is wrong.
@@ -54,7 +54,7 @@ def request(name: str, launch: Launch, gpus: Any, gpu_type: Any, remote: Any) ->
         parameter="gpus",
         processes=None if gpus is None else check_count("gpus", gpus),
         local_mode=None if on_executors is None else not on_executors,
-        otherwise="leave remote=True out to train on this machine",
+        otherwise="leave out remote=True to train on this machine",
         use_gpu=True,
         accelerator=type_of("gpu_type", gpu_type),
         launch=launch,

@@ -18,15 +18,15 @@ T = TypeVar("T")
 def ray_launch(
     gpus: int | None = None, gpu_type: GPUType | str | None = None, remote: bool | None = None
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
-    """Make a function that ``function.distributed(...)`` runs once, as the driver of a Ray cluster with these GPUs.
+    """Decorate a function: ``function.distributed(...)`` runs it once, as the driver of a Ray cluster with these GPUs.
 
-    The function finds itself joined to the cluster, which has the nodes of the run, and ends with the function.
-    ``distributed`` returns a list of its one value.
+    The cluster spans the nodes of the run, and ends with the function. The function has already joined it when it
+    begins. ``function.distributed(...)`` returns a list with the function's one value.
 
     Args:
-        gpus: number of GPUs of the cluster. ``None`` (default) takes all that there are.
-        gpu_type: the model of the GPUs. The function's own node is checked; the nodes of a cluster are expected to be
-            alike.
+        gpus: number of GPUs of the cluster. ``None`` (default): all GPUs that there are.
+        gpu_type: the model of the GPUs. Only the function's own node is checked; the other nodes are assumed to have
+            the same model.
         remote: where to train, as for :func:`~distributor.compat.databricks.serverless_gpu.distributed`.
 
     Raises:

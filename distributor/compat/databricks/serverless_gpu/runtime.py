@@ -1,4 +1,4 @@
-"""``serverless_gpu.runtime``: what a rank may ask about itself. Outside of a run, the answers are those of one rank.
+"""``serverless_gpu.runtime``: functions that tell a rank where it is. Outside of a run, there is a single rank.
 
 Source: https://api-docs.databricks.com/python/serverless_gpu/api/generated/serverless_gpu.runtime.html
 """
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def get_global_rank(group: ProcessGroup | None = None) -> int:
-    """Return this process's rank, from 0; within ``group`` if one is given.
+    """Return this process's rank, counted from 0, within ``group`` if one is given.
 
     Args:
-        group: a process group of torch. A process that is not in it gets -1, as from torch.
+        group: a process group of torch. A process outside of it gets -1, as from torch.
 
     Example:
         >>> get_global_rank()  # doctest: +SKIP
@@ -46,14 +46,14 @@ def get_local_world_size() -> int:
 
 
 def get_node_rank() -> int:
-    """Return the number of this node, counted from 0: an executor, or this machine."""
+    """Return the number of this node, counted from 0. A node is an executor, or this machine."""
     return runtime.node_rank()
 
 
 def get_replica_rank() -> int:
-    """Return the number of this node among those that hold a replica of the model, which here are all nodes.
+    """Return the number of this node among those that hold a replica of the model, which here means all nodes.
 
-    So it is the node's rank, as in a training that shards the model within each node and replicates it across nodes.
-    The public documentation gives no meaning.
+    So this is the node's rank, as in training that shards the model within each node and replicates it across nodes.
+    The public documentation does not define the replica rank.
     """
     return runtime.node_rank()

@@ -17,7 +17,7 @@ from distributor.values.checks import check_count
 
 T = TypeVar("T")
 
-#: What to do instead of each name of ``horovod.spark`` that is not here.
+#: What to use instead of each name of ``horovod.spark`` that is not supported.
 INSTEAD = {
     "run_elastic": "run() with a fixed num_proc, and save checkpoints: the number of ranks of a run does not change",
     "TorchEstimator": "run() with a function that reads its data from files",
@@ -51,16 +51,17 @@ def run(
 
     Args:
         fn, args, kwargs: the function and its arguments.
-        num_proc: number of ranks. ``None`` (default): one for each GPU, or for each task slot where there are no GPUs.
+        num_proc: number of ranks. ``None`` (default): one for each GPU, or for each task slot if there are no GPUs.
         start_timeout: number of seconds until all ranks must be up (default 600).
-        use_mpi, use_gloo: accepted: ranks always talk through ``torch.distributed``. ``use_mpi=True`` warns.
-        stdout, stderr: ``sys.stdout`` and ``sys.stderr``, where lines are shown anyway; others are refused.
-        extra_mpi_args, executable, hosts, hostfile: refused; the error says what to do.
-        env: environment variables for the ranks, beside those that they have.
-        verbose: 0 shows no status of the run.
+        use_mpi, use_gloo: accepted without effect, since ranks always communicate through ``torch.distributed``;
+            ``use_mpi=True`` logs a warning.
+        stdout, stderr: ``sys.stdout`` and ``sys.stderr``, where lines are shown anyway; other streams are refused.
+        extra_mpi_args, executable, hosts, hostfile: refused; the error says what to do instead.
+        env: additional environment variables for the ranks.
+        verbose: 0 hides the status of the run.
         nics: names of the network interfaces of gloo and NCCL. By default the kernel's routing decides.
-        prefix_output_with_timestamp: accepted with a warning: lines begin with rank and host.
-        np: older name of ``num_proc``, as ``horovod.run`` has it.
+        prefix_output_with_timestamp: accepted without effect, with a warning: lines begin with rank and host.
+        np: the name of ``num_proc`` in ``horovod.run``.
         options: further options of ``Distributor`` by name, such as ``{"log_dir": "logs"}``.
 
     Raises:
@@ -78,7 +79,7 @@ def run(
     )
     num_proc = one_number(num_proc, np)
     if use_mpi:
-        notices.logger.warning("use_mpi=True starts nothing of MPI: ranks talk through torch.distributed")
+        notices.logger.warning("use_mpi=True does not start MPI: ranks communicate through torch.distributed")
     if prefix_output_with_timestamp:
         notices.logger.warning("prefix_output_with_timestamp is not used: lines begin with rank and host")
     request = Request(
@@ -91,7 +92,7 @@ def run(
 
 
 def _named(start_timeout: float | None, variables: Mapping[str, str], verbose: int) -> dict[str, Any]:
-    """Return what arguments of ``run`` are called as options of ``Distributor``."""
+    """Return arguments of ``run`` under their names as options of ``Distributor``."""
     return {
         **({"start_timeout": start_timeout} if start_timeout is not None else {}),
         **({"env": variables} if variables else {}),
@@ -100,10 +101,10 @@ def _named(start_timeout: float | None, variables: Mapping[str, str], verbose: i
 
 
 def one_number(num_proc: int | None, np: int | None) -> int | None:
-    """Return the number of ranks, which has two names.
+    """Return the number of ranks, which may be given under two names.
 
     Raises:
-        ConfigurationError: both are given, and differ.
+        ConfigurationError: both are given, with different values.
 
     Example:
         >>> one_number(None, 4)
@@ -114,22 +115,22 @@ def one_number(num_proc: int | None, np: int | None) -> int | None:
     return np if num_proc is None else num_proc
 
 
-#: Arguments of Horovod that would change how ranks start, and what to do instead.
+#: Arguments of Horovod that would change how ranks start or write, and what to do instead.
 _REFUSED = {
-    "extra_mpi_args": "no MPI starts the ranks: leave it out, and set variables of NCCL or gloo with env=",
+    "extra_mpi_args": "MPI does not start the ranks: leave it out, and set variables of NCCL or gloo with env=",
     "stdout": 'lines of ranks are shown with rank and host: pass options={"log_dir": "logs"} to keep them in files',
     "stderr": 'lines of ranks are shown with rank and host: pass options={"log_dir": "logs"} to keep them in files',
-    "hosts": "ranks train on the executors of the Spark session, or on this machine without one: leave it out",
-    "hostfile": "ranks train on the executors of the Spark session, or on this machine without one: leave it out",
-    "executable": "ranks run the Python of their executor: set spark.pyspark.python, or PYSPARK_PYTHON",
+    "hosts": "ranks train on the executors of the Spark session, or on this machine without a session: leave it out",
+    "hostfile": "ranks train on the executors of the Spark session, or on this machine without a session: leave it out",
+    "executable": "ranks run with the Python of their executor: set spark.pyspark.python, or PYSPARK_PYTHON",
 }
 
 
 def refuse(**given: Any) -> None:
-    """Refuse arguments that have no meaning here.
+    """Check that no argument is given that has no meaning here.
 
     Raises:
-        ConfigurationError: one of them is given.
+        ConfigurationError: such an argument is given.
     """
     for name, value in given.items():
         if value:
@@ -137,7 +138,7 @@ def refuse(**given: Any) -> None:
 
 
 def interfaces(nics: Iterable[str] | str | None) -> dict[str, str]:
-    """Return variables that make ranks use some network interfaces.
+    """Return the environment variables that make ranks use the given network interfaces.
 
     Example:
         >>> interfaces({"eth1"})
@@ -152,4 +153,4 @@ def interfaces(nics: Iterable[str] | str | None) -> dict[str, str]:
 def __getattr__(name: str) -> Any:
     if name not in INSTEAD:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    raise ConfigurationError(f"horovod.spark.{name} is not here: use {INSTEAD[name]}")
+    raise ConfigurationError(f"horovod.spark.{name} is not supported: use {INSTEAD[name]}")

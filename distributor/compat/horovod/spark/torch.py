@@ -1,8 +1,8 @@
-"""``horovod.spark.torch``, which is not here: importing this module says what to do instead."""
+"""``horovod.spark.torch``, which is not supported: importing it raises an error with what to use instead."""
 
 from distributor.errors import ConfigurationError
 
 raise ConfigurationError(
-    "horovod.spark.torch is not here, since DataFrames are not passed to ranks: write them to Parquet, and use "
+    "horovod.spark.torch is not supported, since ranks cannot get DataFrames: write them to Parquet, and use "
     "distributor.compat.horovod.run with a function that reads its data from files"
 )
