@@ -1,9 +1,9 @@
-"""Steps per second and peak memory of a rank: plain DDP and ZeRO 1-3, started here and by DeepSpeed's own launcher.
+"""Compare steps per second and peak memory of DDP and ZeRO 1-3 under this package and DeepSpeed's own launcher.
 
     python benchmarks/deepspeed.py [--ranks 2] [--rounds 5] [--steps 60] [--json FILE]
 
-Everything runs on this machine with the same model, data and number of threads. The two launchers take turns, and which
-of them begins changes from round to round. A run's figure is that of its timed steps, after ten that are not timed.
+Everything runs on this machine with the same model, data and number of threads. The two launchers take turns, and the
+one that begins changes from round to round. Each run first makes ten steps that are not timed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != HERE]  # "deepspeed" is not this file
+# "import deepspeed" must not find this file.
+sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != HERE]
 
 import argparse  # noqa: E402
 import json  # noqa: E402
@@ -44,7 +45,7 @@ def config(stage: int, use_gpu: bool) -> dict[str, Any]:
 
 
 def measure(variant: str, steps: int, width: int, layers: int) -> dict[str, float]:
-    """What a rank does, whoever started it."""
+    """Train in a rank, started by either launcher, and return its figures."""
     import logging
     import time
     import warnings
@@ -84,13 +85,13 @@ def measure(variant: str, steps: int, width: int, layers: int) -> dict[str, floa
         else:
             forward.backward(loss)
             forward.step()
-        if step < 0:  # what is this process's alone, not what it shares with whoever it was forked from
+        if step < 0:  # only this process's own memory, without what it shares with the process that forked it
             peak = max(peak, process.memory_full_info().uss)
     if use_gpu:
         torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated()
     seconds = time.perf_counter() - start
-    torch.distributed.destroy_process_group()  # else a rank's end may abort it: "terminate called without ..."
+    torch.distributed.destroy_process_group()  # otherwise a rank may abort at its end: "terminate called without ..."
     return {"steps/s": steps / seconds, "MiB": peak / 2**20}
 
 
@@ -108,7 +109,7 @@ def with_deepspeeds_launcher(variant: str, options: argparse.Namespace) -> dict[
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "found.json")
         shape = [str(options.steps), str(options.width), str(options.layers)]
-        port = _free_port()  # its own choice is always the same: two runs would meet
+        port = _free_port()  # by default, the port is always the same, so two runs would collide
         command = ["deepspeed", f"--master_port={port}", "--num_gpus", str(options.ranks), "--no_local_rank", __file__]
         env = {**os.environ, **threads(options)}
         if not options.use_gpu:

@@ -1,7 +1,7 @@
-"""A driver process of one checkout, which PYTHONPATH names: ``python benchmarks/driver.py [MASTER]``.
+"""A driver process for the checkout that PYTHONPATH names: ``python benchmarks/driver.py [MASTER]``.
 
-It reads what to run from standard input, a line of JSON each, and answers with the seconds that it took. So checkouts
-can take turns within one run of a benchmark, each with its own warm process and Spark session.
+It reads requests from standard input, one line of JSON each, and answers with the number of seconds that each took. So
+checkouts can take turns in one benchmark, each with its own warm process and Spark session.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 
 
 class Checkout:
-    """A driver process of a checkout.
+    """A driver process of a checkout, as seen by the benchmark.
 
     Args:
-        folder: the checkout.
-        master: Spark's, ``None`` for local mode.
+        folder: the folder of the checkout.
+        master: the Spark master; ``None`` for local mode.
     """
 
     def __init__(self, folder: str | Path, master: str | None = None) -> None:
@@ -31,13 +31,13 @@ class Checkout:
         )
 
     def run(self, processes: int, script: str, args: Sequence[str] = (), env: Mapping[str, str] | None = None) -> float:
-        """Runs a script and returns the seconds from call to result."""
+        """Run a script, and return the seconds from call to result."""
         assert self._process.stdin is not None and self._process.stdout is not None
         request = {"processes": processes, "script": script, "args": list(args), "env": dict(env or {})}
         print(json.dumps(request), file=self._process.stdin, flush=True)
         answer = self._process.stdout.readline()
         if not answer:
-            raise RuntimeError(f"the driver ended while it ran {request}: run that by itself to see why")
+            raise RuntimeError(f"the driver ended while it ran {request}: run it separately to see why")
         return float(answer)
 
     def close(self) -> None:
@@ -50,7 +50,7 @@ def main(master: str | None = None) -> None:
     from distributor import TorchDistributor
 
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what Spark has to say is no answer
+    os.dup2(2, 1)  # Spark's output must not mix with the answers
     if master is not None:
         from pyspark.sql import SparkSession
 

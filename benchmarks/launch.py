@@ -1,11 +1,11 @@
-"""How long a start takes, and whether it costs anything later: here, torchrun, and PySpark's distributor.
+"""Compare how long a start takes, and what it costs later: this package, torchrun, and PySpark's distributor.
 
 The systems take turns in one process tree; medians, ratios and versions are printed. Run it on an idle machine:
 
     python benchmarks/launch.py                           # every case: two hours on 2 CPUs
     python benchmarks/launch.py executors --processes 2   # some cases, some numbers of processes
-    python benchmarks/launch.py local executors --points launch.json   # keeps what it finds ...
-    python benchmarks/launch.py plot --points launch.json --plot launch.png   # ... for a picture
+    python benchmarks/launch.py local executors --points launch.json   # saves the figures ...
+    python benchmarks/launch.py plot --points launch.json --plot launch.png   # ... and draws them
     python benchmarks/launch.py local --before ../old     # another checkout of this package takes its turn, too
 """
 
@@ -31,13 +31,14 @@ from driver import Checkout
 
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
-#: Bytes of large return values; the second is as much as spark.driver.maxResultSize allows by default.
+#: Sizes of large return values; the second is the default of spark.driver.maxResultSize, in bytes.
 VALUE_BYTES, LARGEST_BYTES = 256 << 20, 1 << 30
 
-#: PySpark's distributor takes part up to so many processes: each imports torch twice, which takes minutes beyond.
+#: The largest number of processes with which PySpark's distributor takes part. With more, it takes minutes, since each
+#: process imports torch twice.
 PYSPARKS_MOST = 16
 
-#: One all-reduce; the script and the function do the same.
+#: One all-reduce, as in the function below.
 SCRIPT = """
 import torch
 import torch.distributed as dist
@@ -49,7 +50,7 @@ dist.destroy_process_group()
 
 
 def train() -> float:
-    """Returns the seconds that the process group took."""
+    """Do one all-reduce, and return the seconds that the process group took."""
     import torch
     import torch.distributed as dist
 
@@ -62,7 +63,7 @@ def train() -> float:
 
 
 def memory() -> int:
-    """Bytes of memory that are this rank's share, while all ranks are there (proc(5), smaps_rollup)."""
+    """Return this rank's share of memory in bytes, while all ranks are up (proc(5), smaps_rollup)."""
     import torch
     import torch.distributed as dist
 
@@ -101,7 +102,7 @@ def ours(processes: int, function: Callable[[], Any] = train, local: bool = Fals
 def pysparks(processes: int, function: Callable[[], Any] = train) -> Any:
     from pyspark.ml.torch.distributor import TorchDistributor
 
-    with contextlib.redirect_stdout(io.StringIO()):  # it says when it starts and ends
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints when it starts and ends
         return TorchDistributor(processes, False, False).run(function)
 
 
@@ -112,14 +113,14 @@ def torchrun(processes: int, *script: str) -> None:
 
 Systems = dict[str, Callable[[], object]]
 
-#: Seconds by system and number of processes, which is text as in JSON.
+#: Seconds by system and number of processes; the number is a string, as in JSON.
 Points = dict[str, dict[str, float]]
 
 
 def medians(systems: Systems, rounds: int) -> dict[str, float]:
-    """Seconds of each system's second run: they take turns, each with one run that is not counted and one that is.
+    """Return the seconds of each system's second run. The systems take turns, each with an uncounted run before it.
 
-    Right after it, since Spark ends Python workers that have been idle for a minute, and some systems take longer.
+    The counted run follows at once, since Spark ends Python workers that have been idle for a minute.
     """
     seconds: dict[str, list[float]] = {name: [] for name in systems}
     for _ in range(rounds):
@@ -132,7 +133,7 @@ def medians(systems: Systems, rounds: int) -> dict[str, float]:
 
 
 def summary(found: dict[str, list[float]], unit: str = "s") -> dict[str, float]:
-    """Medians, which are printed with the least and the most."""
+    """Print the median, minimum and maximum of each system, and return the medians."""
     for name, values in found.items():
         print(
             f"    {name:<14} {statistics.median(values):8.2f} {unit}  ({min(values):.2f}-{max(values):.2f})", flush=True
@@ -147,7 +148,7 @@ def judge(value: dict[str, float], peer: str, target: float, system: str = "dist
 
 
 class Bench:
-    """The cases; each prints what it finds."""
+    """The cases of the benchmark; each prints its figures."""
 
     def __init__(self, options: argparse.Namespace, script: str) -> None:
         self.processes, self.rounds, self.script = options.processes, options.rounds, script
@@ -157,7 +158,7 @@ class Bench:
             self.points = json.loads(Path(self.points_path).read_text())
 
     def _keep(self, found: dict[str, float], count: int, where: str) -> None:
-        """Notes what the systems took, under the names that they have in the picture and in the README's table."""
+        """Save the systems' seconds, under their names in the picture and in the README's table."""
         for name, seconds in found.items():
             self.points.setdefault(f"{name}, {where}" if name == "distributor" else name, {})[str(count)] = seconds
         if self.points_path is not None:
@@ -165,7 +166,7 @@ class Bench:
 
     @contextlib.contextmanager
     def _beside(self, count: int, master: str | None = None) -> Iterator[Systems]:
-        """The other checkout as a system, if there is one."""
+        """Yield the other checkout as a system, if there is one."""
         if self.before is None:
             yield {}
             return
@@ -176,7 +177,7 @@ class Bench:
             checkout.close()
 
     def executors(self) -> None:
-        """Warm, on executors."""
+        """Later runs of a session, on executors."""
         targets = {2: (0.10, 0.25), 16: (0.03, 0.1)}
         for count in self.processes:
             master = f"local[{max(4, count)}]"
@@ -196,7 +197,7 @@ class Bench:
             spark.stop()
 
     def cluster(self) -> None:
-        """Warm, on two nodes."""
+        """Later runs of a session, on two nodes."""
         spark = session("local-cluster[2,1,1024]")
         print("warm, 2 processes, local-cluster[2,1,1024]")
         systems: Systems = {"distributor": lambda: ours(2), "PySpark": lambda: pysparks(2)}
@@ -204,7 +205,7 @@ class Bench:
         spark.stop()
 
     def cold(self) -> None:
-        """The first run of a session, each in a driver of its own."""
+        """The first run of a session, in a new driver each time."""
         for count, target in ((2, 0.5), (16, 0.15)):
             print(f"cold, {count} processes, executors")
             systems: Systems = {name: lambda name=name: None for name in ("distributor", "PySpark")}
@@ -224,7 +225,7 @@ class Bench:
             judge({name: statistics.median(values) for name, values in seconds.items()}, "PySpark", target)
 
     def local(self) -> None:
-        """Warm, on this machine without Spark."""
+        """Later runs of a session, on this machine without Spark."""
         targets = {2: 0.15, 16: 0.06}
         for count in self.processes:
             print(f"warm, {count} processes, local mode")
@@ -238,7 +239,7 @@ class Bench:
                 judge(found, "torchrun", targets[count])
 
     def many(self) -> None:
-        """64 processes on one machine."""
+        """The memory of 64 processes on one machine."""
         from distributor import TorchDistributor
 
         shares = TorchDistributor(64, True, False, logs="none").submit(memory).results()
@@ -254,7 +255,7 @@ class Bench:
         value, largest = partial(large_value, VALUE_BYTES), partial(large_value, LARGEST_BYTES)
         for master in ("local[4]", "local-cluster[2,2,1024]"):
             spark = session(master)
-            ours(4)  # on each executor, so that none is cold when its turn comes
+            ours(4)  # on each executor, so that all have a warm process
             print(f"a return value of {VALUE_BYTES >> 20} MiB, and here one of {LARGEST_BYTES >> 20} MiB, {master}")
             systems: Systems = {
                 "distributor": partial(ours, 1, value),
@@ -267,7 +268,7 @@ class Bench:
             spark.stop()
 
     def breakdown(self) -> None:
-        """Where the time of one warm run goes."""
+        """Where the time of a later run goes."""
         from distributor import TorchDistributor
 
         for count in self.processes:
@@ -302,14 +303,14 @@ class Bench:
             spark.stop()
 
     def imports(self) -> None:
-        """What ``import distributor`` costs."""
+        """The time that ``import distributor`` takes."""
         print("import of the package")
         codes = {"python": "pass", "distributor": "import distributor"}
         runs: Systems = {name: partial(subprocess.run, [sys.executable, "-c", code]) for name, code in codes.items()}
         medians(runs, 10)
 
     def plot(self) -> None:
-        """Seconds against processes, of all systems."""
+        """Draw the seconds of all systems against the number of processes."""
         if not self.points:
             self.local()
             self.executors()
@@ -318,7 +319,7 @@ class Bench:
             print(f"plot: {self.plot_path}")
 
     def table(self) -> None:
-        """The picture's figures as the README has them."""
+        """Print the picture's figures as the README's table."""
         counts = sorted({int(count) for name in STYLES for count in self.points.get(name, {})})
         print(row("processes", map(str, counts)))
         print("|---" * (len(counts) + 1) + "|")
@@ -334,7 +335,7 @@ def row(first: str, cells: Iterable[str]) -> str:
 CASES = ("executors", "cluster", "cold", "local", "many", "steps", "value", "breakdown", "imports", "plot", "table")
 
 
-#: How picture and table name the systems, and the picture's marks.
+#: The systems' names in the picture and the table, and their markers in the picture.
 STYLES = {
     "PySpark": ("PySpark's distributor, on executors", "s"),
     "torchrun": ("`torchrun --standalone`", "^"),
@@ -373,7 +374,7 @@ def machine() -> str:
 
 
 def first(name: str, processes: int) -> None:
-    """Prints the seconds of the first run of a session."""
+    """Print the seconds of the first run of a session."""
     session(f"local[{max(4, processes)}]")
     start = time.perf_counter()
     (ours if name == "distributor" else pysparks)(processes)
@@ -388,9 +389,9 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", choices=[*CASES, []], help=f"some of: {', '.join(CASES)}; default: all")
     parser.add_argument("--processes", type=int, nargs="+", default=[2, 8, 16, 32, 64])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--plot", help="where the picture goes")
-    parser.add_argument("--points", help="where seconds are kept for the picture: those of other calls stay")
-    parser.add_argument("--before", help="a checkout of this package to compare with")
+    parser.add_argument("--plot", help="file for the picture")
+    parser.add_argument("--points", help="file in which the picture's figures are kept; figures of earlier calls stay")
+    parser.add_argument("--before", help="another checkout of this package to compare with")
     parser.add_argument("--first", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.first is not None:
@@ -399,7 +400,7 @@ def main() -> None:
     print(
         f"{machine()}, Python {platform.python_version()}, torch {torch.__version__}, PySpark {pyspark.__version__}; "
     )
-    print(f"medians of {options.rounds} rounds in turn (min-max); where warm, of second runs")
+    print(f"medians of {options.rounds} rounds in turn (min-max); warm means second runs")
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "train.py")
         script.write_text(SCRIPT)

@@ -1,8 +1,8 @@
-"""What live logs cost a rank: the same rank writing to a file, and writing under the distributor.
+"""Measure what live logs cost a rank: compare a plain process that writes to a file with a rank of the distributor.
 
-A rank writes lines of 60 bytes at a given rate, with work in between, like a very talkative training loop; how much
-longer it takes than with its output in a plain file is the slow-down. Then it writes as fast as it can. The two take
-turns; medians are printed. Run it on an idle machine:
+Both write lines of 60 bytes at a given rate, with work in between, like a training loop that prints very much. The
+slow-down is how much longer the rank takes. Then both write as fast as they can. The two take turns; medians are
+printed. Run it on an idle machine:
 
     python benchmarks/logs.py --lines 500000 --rate 100000 --rounds 5
 """
@@ -23,7 +23,7 @@ TEXT = "x" * 50
 
 
 def _spins(seconds: float) -> int:
-    """How many empty loops fill the time of a line, writing it included (taken as 2 microseconds)."""
+    """Return how many empty loops fill the time of a line, besides writing it (which takes about 2 microseconds)."""
     count = 2_000_000
     start = time.perf_counter()
     for _ in range(count):
@@ -32,7 +32,7 @@ def _spins(seconds: float) -> int:
 
 
 def into_a_file(lines: int, spins_per_line: int, path: str) -> float:
-    """The same in a process of its own whose output goes to a file, line-buffered as a rank's is."""
+    """Write lines in a separate process, to a file, line-buffered like a rank's output. Return the seconds."""
     code = f"import logs, sys; sys.stdout.reconfigure(line_buffering=True); logs.timed({lines}, {spins_per_line})"
     with open(path, "wb") as out:
         done = subprocess.run(
@@ -46,7 +46,7 @@ def into_a_file(lines: int, spins_per_line: int, path: str) -> float:
 
 
 def timed(lines: int, spins: int) -> float:
-    """Writes lines with so many empty loops before each, and tells the seconds on stderr."""
+    """Write lines with a number of empty loops before each. Print the seconds to stderr, and return them."""
     out = sys.stdout
     start = time.perf_counter()
     for number in range(lines):

@@ -1,4 +1,4 @@
-"""The picture of a terminal while a run goes: a real run in a real terminal, as an SVG.
+"""Draw the picture of a terminal during a run, from a real run in a real terminal, as an SVG file.
 
 python benchmarks/status.py docs/status.svg
 """
@@ -21,7 +21,7 @@ from rich.text import Text
 
 COLUMNS, ROWS = 88, 30
 
-#: Four ranks that fit a line: every rank sees noise of its own, and all take the same steps.
+#: Four ranks that fit a line: each rank has its own noise, and all make the same steps.
 TRAIN = """
 import time
 import torch
@@ -48,7 +48,7 @@ COMMAND = "distributor run --num-processes 4 --local --no-gpu train.py"
 
 
 def record(wanted: str) -> pyte.Screen:
-    """The screen when something is to be seen on it."""
+    """Return the screen at the first moment when it shows the wanted text."""
     screen = pyte.Screen(COLUMNS, ROWS)
     stream = pyte.ByteStream(screen)
     with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +77,7 @@ def record(wanted: str) -> pyte.Screen:
 
 
 def drawn(screen: pyte.Screen) -> Text:
-    """The screen's lines with their colours."""
+    """Return the lines of the screen with their colours."""
     names = {"brown": "yellow", "default": None}
     lines = [Text.assemble(("$ ", "bold"), COMMAND)]
     for row in range(ROWS):
@@ -99,7 +99,7 @@ def main() -> None:
     options = parser.parse_args()
     console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"), force_terminal=True)
     console.print(drawn(record(r"running: 4 of 4(.|\n)*ranks? .*epoch 4")))
-    # Without the fonts that Rich would fetch: a page shows the picture with one of its own.
+    # Without the fonts that Rich would fetch: the browser shows the picture with its own monospace font.
     own_fonts = re.sub(r"@font-face \{\{.*?\}\}\n", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
     options.svg.write_text(
         console.export_svg(title="distributor", code_format=own_fonts.replace("Fira Code", "monospace"))

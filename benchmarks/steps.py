@@ -1,11 +1,11 @@
-"""Training steps per second on CPUs: here, torchrun, and torch.backends.xeon.run_cpu, which take turns.
+"""Compare training steps per second on CPUs: this package, torchrun, and torch.backends.xeon.run_cpu, in turn.
 
     python benchmarks/steps.py                                   # both loops, locally and on executors: 40 minutes
     python benchmarks/steps.py gradients --where local --rounds 5
     python benchmarks/steps.py --before ../old                   # another checkout of this package takes its turn, too
 
-Two ranks of half of the CPUs each. Medians of the ratios within each round are printed: what else the machine does
-changes from round to round.
+Each of two ranks has half of the CPUs. The medians of the ratios within each round are printed, since the load on the
+machine changes from round to round.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pathlib import Path
 
 from driver import Checkout
 
-#: What a rank runs; argv: the loop, its steps, where rank 0 leaves what it measured. Ranks of run_cpu, which gives them
-#: neither rank nor address, agree by files beside that one.
+#: The script of a rank. Its arguments: the loop, the number of steps, and the file for rank 0's measurements. run_cpu
+#: gives its ranks neither rank nor address, so they find each other through files beside that file.
 SCRIPT = """
 import json, os, resource, sys, time
 from pathlib import Path
@@ -80,13 +80,13 @@ dist.barrier()
 dist.destroy_process_group()
 """
 
-#: Loops, and how many steps of each.
+#: Loops, and the number of steps of each.
 LOOPS = {"compute": 200, "gradients": 20, "one-gradient": 12}
 
-#: At least so many times as many steps per second as torchrun.
+#: The target for each loop: the least ratio to torchrun's steps per second.
 TARGETS = {"compute": 0.99, "gradients": 1.15, "one-gradient": 0.99}
 
-#: What is measured beside steps per second: per step, and the share of the time that is the kernel's.
+#: Other measurements: page faults and switches per step, the kernel's share of the time, and memory.
 MEASURES = {"page faults": ".0f", "switches": ".0f", "system": ".2f", "MiB": ".0f"}
 
 _PROCESSES = 2
@@ -95,12 +95,12 @@ System = Callable[[list[str]], object]
 
 
 class Steps:
-    """One loop, one place.
+    """The benchmark of one loop in one place.
 
     Args:
-        loop: which one.
-        before: another checkout that takes part, if any.
+        loop: name of the loop.
         where: ``"local"`` or ``"executors"``.
+        before: another checkout that takes part, if any.
     """
 
     def __init__(self, loop: str, where: str, before: str | None = None) -> None:
@@ -125,7 +125,7 @@ class Steps:
         shutil.rmtree(self._folder)
 
     def round(self, steps: int) -> dict[str, dict[str, float]]:
-        """What each system measured; they take turns."""
+        """Let each system take its turn, and return its measurements."""
         return {name: self._measured(system, steps) for name, system in self._systems.items()}
 
     def _measured(self, system: System, steps: int) -> dict[str, float]:
@@ -153,7 +153,7 @@ class Steps:
 
 
 def report(loop: str, rounds: list[dict[str, dict[str, float]]]) -> str:
-    """A table of medians, with the median of each system's ratios to torchrun within a round."""
+    """Return a table of medians, with the median of each system's ratio to torchrun within a round."""
     lines = [f"    {'':<12}{'steps/s':>8}{'':<16}{'x torchrun':>11}" + "".join(f"{name:>12}" for name in MEASURES)]
     for name in rounds[0]:
         rates = [each[name]["steps/s"] for each in rounds]
@@ -171,7 +171,7 @@ def report(loop: str, rounds: list[dict[str, dict[str, float]]]) -> str:
 
 
 def measure(loop: str, where: str, rounds: int, before: str | None = None, steps: int | None = None) -> None:
-    """Measures and prints one loop in one place."""
+    """Measure one loop in one place, and print the table."""
     bench = Steps(loop, where, before)
     try:
         found = [bench.round(steps or LOOPS[loop]) for _ in range(rounds)]
@@ -188,8 +188,8 @@ def main() -> None:
     parser.add_argument("loops", nargs="*", choices=[*LOOPS, []], help=f"some of: {', '.join(LOOPS)}; default: all")
     parser.add_argument("--where", nargs="+", choices=("local", "executors"), default=["local", "executors"])
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--steps", type=int, help="of each run")
-    parser.add_argument("--before", help="a checkout of this package to compare with")
+    parser.add_argument("--steps", type=int, help="number of steps in each run")
+    parser.add_argument("--before", help="another checkout of this package to compare with")
     options = parser.parse_args()
     print(f"{len(os.sched_getaffinity(0))} CPUs, Python {platform.python_version()}, torch {torch.__version__}")
     for where in options.where:

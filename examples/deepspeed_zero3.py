@@ -1,7 +1,7 @@
-"""A small GPT learns to write like Python's documentation, with DeepSpeed's ZeRO-3: as function and as script.
+"""Train a small GPT on Python's documentation with DeepSpeed's ZeRO-3, as a function and as a script.
 
-``make demo-deepspeed`` trains it on this machine without Spark; with ``--master 'local-cluster[2,1,2048]'`` the same
-two calls train on Spark's executors. The text is what comes with Python itself: 2 MB of its documentation and library.
+``make demo-deepspeed`` trains on this machine without Spark; with ``--master 'local-cluster[2,1,2048]'``, the same two
+calls train on Spark's executors. The text comes with Python itself: 2 MB of its documentation and library.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import os
 import time
 from typing import Any
 
-#: Bytes of text, and of one sample.
+#: Number of bytes of the text, and of one sample.
 TEXT, CONTEXT = 2_000_000, 64
 
 
 def text() -> bytes:
-    """Python's documentation of its own language, then the sources of its library, up to 2 MB."""
+    """Return Python's documentation of the language, then the sources of its library, up to 2 MB."""
     import pydoc_data.topics
     import sysconfig
     from pathlib import Path
@@ -28,7 +28,7 @@ def text() -> bytes:
 
 
 def gpt(width: int, layers: int, heads: int = 4) -> Any:
-    """A decoder of bytes: embeddings, blocks of causal attention and a perceptron, and a head."""
+    """Return a decoder of bytes: embeddings, blocks of causal attention and a perceptron, and a head."""
     import torch
     from torch import nn
     from torch.nn import functional
@@ -64,20 +64,20 @@ def gpt(width: int, layers: int, heads: int = 4) -> Any:
 
 
 def train(steps: int = 150, width: int = 128, layers: int = 4, config: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Trains; every rank calls it, each on samples of its own.
+    """Train a GPT; every rank calls this function, each with its own samples.
 
     Args:
-        steps: optimizer steps.
-        width, layers: of the network.
-        config: for ``deepspeed.initialize``; by default that of the run.
+        steps: number of optimizer steps.
+        width, layers: the network's width and number of layers.
+        config: configuration for ``deepspeed.initialize``; by default the run's.
 
     Returns:
-        On rank 0 ``losses`` (nats per byte, one in ten steps), ``loss`` on held-out text, ``written`` (some bytes of
-        the network's own) and ``parameters``.
+        On rank 0, ``losses`` (nats per byte, for every tenth step), ``loss`` on held-out text, ``written`` (text that
+        the network has written) and ``parameters`` (their number).
     """
     import warnings
 
-    warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, of what DeepSpeed calls at each step
+    warnings.filterwarnings("ignore", category=FutureWarning)  # from torch, about what DeepSpeed calls in each step
     import deepspeed
     import torch
     import torch.distributed as dist
@@ -113,7 +113,7 @@ def train(steps: int = 150, width: int = 128, layers: int = 4, config: dict[str,
     with torch.no_grad():
         total = loss_on(held_out, 64)
         dist.all_reduce(total)
-    weights = deepspeed_checkpoint.fp32_state_dict(engine)  # every rank takes part, rank 0 has it
+    weights = deepspeed_checkpoint.fp32_state_dict(engine)  # every rank takes part, rank 0 gets the weights
     if not weights:
         return {}
     plain = gpt(width, layers)
@@ -127,7 +127,7 @@ def train(steps: int = 150, width: int = 128, layers: int = 4, config: dict[str,
 
 
 def write(model: Any, begin: bytes, count: int) -> str:
-    """What a network adds to some bytes, on this process alone."""
+    """Return some bytes and what a network writes after them, in this process alone."""
     import torch
 
     torch.manual_seed(0)
@@ -140,7 +140,7 @@ def write(model: Any, begin: bytes, count: int) -> str:
 
 
 def script() -> None:
-    """What a rank runs when this file is the training script: DeepSpeed's own arguments beside those of the script."""
+    """Train as a rank that runs this file as its script, with DeepSpeed's arguments and the script's own."""
     import json
 
     import deepspeed
@@ -155,13 +155,13 @@ def script() -> None:
 
 
 def main() -> None:
-    """Trains with the same configuration as function and as script."""
+    """Train with the same configuration as a function and as a script."""
     from distributor import DeepspeedTorchDistributor, zero
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--num-gpus", type=int, default=2, help="ranks")
+    parser.add_argument("--num-gpus", type=int, default=2, help="number of ranks")
     parser.add_argument("--steps", type=int, default=80)
-    parser.add_argument("--master", help="Spark master; without it, this machine without Spark")
+    parser.add_argument("--master", help="Spark master; by default, train on this machine without Spark")
     parser.add_argument("--use-gpu", action="store_true")
     options = parser.parse_args()
     if options.master:
@@ -169,7 +169,7 @@ def main() -> None:
 
         SparkSession.builder.master(options.master).config("spark.ui.enabled", "false").getOrCreate()
 
-    # bf16 and DeepSpeed's own Adam on GPUs; on CPUs, what needs no fast bf16 and less to compile.
+    # On GPUs, bf16 and DeepSpeed's own Adam; on CPUs, fp32 (bf16 may be slow) and torch's Adam (nothing to compile).
     config = zero(
         3,
         precision="bf16" if options.use_gpu else "fp32",

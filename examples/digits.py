@@ -1,7 +1,7 @@
-"""A small network learns handwritten digits with DistributedDataParallel: the same function anywhere.
+"""Train a small network on handwritten digits with DistributedDataParallel; the same function runs anywhere.
 
-``make demo`` trains it on this machine without Spark, then with the same call on Spark with two executors. The data are
-the 1,797 digits that scikit-learn carries (8 x 8 pixels, ten classes).
+``make demo`` trains on this machine without Spark, then with the same call on Spark with two executors. The data are
+the 1,797 digits that come with scikit-learn (8 x 8 pixels, ten classes).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 
 def train(epochs: int = 30, learning_rate: float = 0.05, batch_size: int = 32) -> dict[str, Any]:
-    """Trains on three quarters of the digits; every rank calls it, each on its own share of them.
+    """Train on three quarters of the digits; every rank calls this function, each with its own share of them.
 
     Args:
-        epochs: passes over the training data.
-        learning_rate: of SGD with momentum 0.9.
-        batch_size: digits per step of all ranks together.
+        epochs: number of passes over the training data.
+        learning_rate: learning rate of SGD with momentum 0.9.
+        batch_size: number of digits in a step, over all ranks.
 
     Returns:
         ``accuracy`` on the held-out quarter (0 to 1), ``loss`` of the last epoch, ``weights`` (state dict).
@@ -67,7 +67,7 @@ def train(epochs: int = 30, learning_rate: float = 0.05, batch_size: int = 32) -
 
 
 def main() -> None:
-    """Trains locally and, where Java is, on Spark with two executor JVMs; prints accuracy and where the time went."""
+    """Train locally and, if there is Java, on Spark with two executors. Print the accuracy and where the time went."""
     import pyspark
     import torch
 
@@ -76,7 +76,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--num-processes", type=int, default=2)
-    parser.add_argument("--master", default="local-cluster[2,1,1024]", help="Spark master of the second part")
+    parser.add_argument("--master", default="local-cluster[2,1,1024]", help="Spark master for the second part")
     parser.add_argument("--use-gpu", action="store_true")
     options = parser.parse_args()
 
@@ -107,7 +107,7 @@ def main() -> None:
 
 
 def show(distributor: Any) -> dict[str, Any]:
-    """One training: its result, placement, accuracy and seconds by phase."""
+    """Train once, print placement, accuracy and seconds by phase, and return the result."""
     start = time.perf_counter()
     run = distributor.submit(train)
     result: dict[str, Any] = run.result()

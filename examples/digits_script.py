@@ -1,6 +1,6 @@
-"""The digits as a training script with arguments, as one would write it for torchrun.
+"""The digits example as a script with arguments, as you would write it for torchrun.
 
-Run it on three ranks of this machine, or on executors where a Spark session is active::
+Run it with three ranks, on this machine or on the executors of the active Spark session::
 
     TorchDistributor(num_processes=3, use_gpu=False).run("examples/digits_script.py", "--epochs", "20")
 """
@@ -17,7 +17,7 @@ parser = argparse.ArgumentParser(description="Learn handwritten digits.")
 parser.add_argument("--epochs", type=int, default=20)
 parser.add_argument("--lr", type=float, default=0.1)
 parser.add_argument("--batch-size", type=int, default=32)
-parser.add_argument("--save", help="file that rank 0 writes the weights to")
+parser.add_argument("--save", help="file to which rank 0 writes the weights")
 args = parser.parse_args()
 
 dist.init_process_group("gloo")

@@ -1,25 +1,25 @@
-"""A training job for ``spark-submit``: trains the digits on the cluster's executors and prints what came of it.
+"""A job for ``spark-submit``: train the digits example on the cluster's executors, and print the accuracy.
 
 ::
 
     spark-submit --master spark://host:7077 examples/spark_submit_job.py --num-processes 4
 
-Options after the file's name are the job's own. On YARN, Kubernetes and standalone clusters see docs/clusters.md.
+Options after the file's name are the job's own. For YARN, Kubernetes and standalone clusters, see docs/clusters.md.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from digits import train  # beside this file; its function travels to the executors by value
+from digits import train  # from the file beside this one; the function travels to the executors by value
 from pyspark.sql import SparkSession
 
 from distributor import TorchDistributor, TrainingError
 
 
 def main() -> None:
-    """Parses the job's own options, trains, and ends with the ranks' error if there is one."""
-    parser = argparse.ArgumentParser(description="Trains the digits on Spark executors.")
+    """Parse the job's options and train. If a rank fails, end with its error."""
+    parser = argparse.ArgumentParser(description="Train the digits example on Spark executors.")
     parser.add_argument("--num-processes", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--use-gpu", action="store_true")

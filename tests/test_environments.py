@@ -167,8 +167,8 @@ def test_environments_name_extras_that_exist() -> None:
 @pytest.mark.parametrize(
     ("script", "says"),
     [
-        ("#!/bin/sh\necho 3.9.1\n", r"venv has Python 3\.9\.1, and PYTHON is 3\..*: .* remove it first \(make clean\)"),
-        (None, r"bin/python does not run, its interpreter is gone: remove .*venv \(make clean\) and start again"),
+        ("#!/bin/sh\necho 3.9.1\n", r"venv has Python 3\.9\.1, but PYTHON is 3\..*: .* remove it first \(make clean\)"),
+        (None, r"bin/python does not run, since its interpreter is gone: remove .*venv \(make clean\) and start again"),
     ],
 )
 def test_an_environment_of_another_python_is_left_alone(script: str | None, says: str, tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_interpreters_are_found_by_version_and_only_once() -> None:
 
 def test_a_version_without_interpreter_is_skipped_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     pythons.main("resolve", "3.2")
-    assert capsys.readouterr().out == "=== Python 3.2: skipped, there is no python3.2 here\n"
+    assert capsys.readouterr().out == "=== Python 3.2: skipped, since there is no python3.2 on this machine\n"
 
 
 def wheel(folder: Path, name: str) -> str:
@@ -221,7 +221,7 @@ def test_two_commands_share_an_environment_and_one_installs_at_a_time(tmp_path: 
 
     ended = make(tmp_path, "-j2", ".venv/lint.ok", ".venv/docs.ok")
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "another make installs in this folder: waiting for it" in ended.stdout
+    assert "waiting: another make command is installing in this folder" in ended.stdout
     for name in extras:
         assert re.search(rf"installs what {name} needs, .* GB\n", ended.stdout)
         assert re.search(rf"is ready for {name}: \d+ s, [\d.]+ GB\n", ended.stdout)

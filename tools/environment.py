@@ -1,4 +1,4 @@
-"""Make a virtual environment, or add to it, for one of make's commands: ``environment.py .venv demo``."""
+"""Create a virtual environment, or add to one, for a make command: ``environment.py .venv demo``."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 
-#: Seconds between two lines about an installation that goes on.
+#: Number of seconds between lines about the progress of an installation.
 INTERVAL = 10.0
 
-#: The first pip that can tell how far a download has come.
+#: The first version of pip that can report the progress of a download.
 TELLING_PIP = (24, 1)
 
 
 class Purpose(NamedTuple):
-    """What a command needs.
+    """What a make command needs.
 
     Args:
-        extras: of setup.cfg.
-        size: of the environment in gigabytes, with torch for CPUs where the package is in it.
-        package: whether it needs the package itself, and so torch.
-        constraints: the file with its versions.
+        extras: the extras in setup.cfg.
+        size: size of the environment in gigabytes, with torch for CPUs if the package is installed.
+        package: whether the package itself is needed, and so torch.
+        constraints: the file that pins the versions.
     """
 
     extras: tuple[str, ...]
@@ -54,7 +54,7 @@ PURPOSES: dict[str, Purpose] = {
     "spark35": Purpose(("test-spark35",), 1.3, constraints="constraints-spark35.txt"),
 }
 
-#: What torch for CUDA takes beyond torch for CPUs, in gigabytes.
+#: How much more disk space torch for CUDA takes than torch for CPUs, in gigabytes.
 CUDA = 4.0
 
 
@@ -62,7 +62,7 @@ def requirements(purpose: Purpose, settings: str) -> list[str]:
     """Return pip's arguments for a purpose.
 
     Args:
-        purpose: what is to be installed.
+        purpose: what to install.
         settings: the text of setup.cfg.
     """
     if purpose.package:
@@ -74,7 +74,7 @@ def requirements(purpose: Purpose, settings: str) -> list[str]:
 
 
 def announcement(name: str, folder: Path, version: str) -> str:
-    """Return what is about to happen, and how much of it.
+    """Return a line that says what is about to be installed, and how large it is.
 
     >>> print(announcement("lint", Path(".venv"), "3.11.2"))
     .venv, Python 3.11.2: installs what lint needs, 0.1 GB
@@ -93,8 +93,8 @@ def activity(line: str, before: str) -> str:
     """Return what pip is doing after it has written a line.
 
     Args:
-        line: of pip's output.
-        before: what it was doing until then.
+        line: a line of pip's output.
+        before: what pip was doing until then.
     """
     words = line.split()
     if line.startswith("Collecting "):
@@ -120,12 +120,12 @@ def gigabytes(folder: Path) -> float:
 
 
 def pip(folder: Path, arguments: Sequence[str], log: Path) -> None:
-    """Run pip, and say every few seconds what it is doing; what it writes goes to a file.
+    """Run pip, and print every few seconds what it is doing. Its output goes to a file.
 
     Args:
         folder: the environment.
-        arguments: of pip.
-        log: the file, which gets longer.
+        arguments: the arguments of pip.
+        log: the file to which pip's output is appended.
 
     Raises:
         SystemExit: pip has failed.
@@ -153,12 +153,12 @@ def pip(folder: Path, arguments: Sequence[str], log: Path) -> None:
         code = process.wait()
     if code != 0:
         tail = [line for line in log.read_text().splitlines() if line.strip()][-15:]
-        say("\n".join(["pip has failed; the end of its output:", *tail]))
+        say("\n".join(["pip has failed; the last lines of its output:", *tail]))
         sys.exit(f"pip could not install what is needed (exit code {code}): {log} has all of its output")
 
 
 def version_of(python: Path) -> str | None:
-    """Return the version of an environment's Python; ``None`` if there is none, or it does not run."""
+    """Return the version of an environment's Python; ``None`` if it does not exist or does not run."""
     try:
         ended = subprocess.run(
             [str(python), "-c", "import platform; print(platform.python_version())"],
@@ -172,7 +172,7 @@ def version_of(python: Path) -> str | None:
 
 
 def pip_version(python: Path) -> tuple[int, ...] | None:
-    """Return the version of an environment's pip; ``None`` if it has none."""
+    """Return the version of an environment's pip; ``None`` if the environment has no pip."""
     ended = subprocess.run(
         [str(python), "-m", "pip", "--version"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -181,19 +181,19 @@ def pip_version(python: Path) -> tuple[int, ...] | None:
 
 
 def make(folder: Path) -> Path:
-    """Return the Python of an environment, which is made where it is not there or has no pip.
+    """Return the Python of an environment. Create the environment if it does not exist or has no pip.
 
     Raises:
-        SystemExit: it cannot be made, or used.
+        SystemExit: the environment cannot be created or used.
     """
     python = folder / "bin" / "python"
     there = version_of(python)
     if there is None and python.is_symlink():
-        sys.exit(f"{python} does not run, its interpreter is gone: remove {folder} (make clean) and start again")
+        sys.exit(f"{python} does not run, since its interpreter is gone: remove {folder} (make clean) and start again")
     here = platform.python_version()
     if there is not None and there.split(".")[:2] != here.split(".")[:2]:
         sys.exit(
-            f"{folder} has Python {there}, and PYTHON is {here}: pass the PYTHON that it was made with, "
+            f"{folder} has Python {there}, but PYTHON is {here}: pass the PYTHON with which {folder} was made, "
             "or remove it first (make clean)"
         )
     if there is None or pip_version(python) is None:
@@ -209,7 +209,7 @@ def make(folder: Path) -> Path:
 
 
 def install(folder: Path, name: str) -> None:
-    """Install what a purpose needs into an environment."""
+    """Install the packages that a make command needs into an environment."""
     purpose = PURPOSES[name]
     python = make(folder)
     say(announcement(name, folder, version_of(python) or ""))
@@ -228,22 +228,22 @@ def install(folder: Path, name: str) -> None:
 
 
 def say(text: str) -> None:
-    """Print at once, whatever reads it."""
+    """Print a line without buffering."""
     print(text, flush=True)
 
 
 def main(folder: str, name: str) -> None:
-    """Install, one command at a time: two would write into the same environment."""
+    """Install, while no other make command does: two would write into the same environment."""
     lock = os.open(ROOT, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        say("another make installs in this folder: waiting for it")
+        say("waiting: another make command is installing in this folder")
         fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         install(Path(folder), name)
     except KeyboardInterrupt:
-        sys.exit("interrupted: the same command goes on from here")
+        sys.exit("interrupted: run the same command to continue")
 
 
 if __name__ == "__main__":

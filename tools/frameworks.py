@@ -1,4 +1,4 @@
-"""Write the table of ``docs/frameworks.md`` from what ``make test-frameworks`` has noted."""
+"""Write the table of ``docs/frameworks.md`` from the results that ``make test-frameworks`` has recorded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 NOTED, PAGE = DOCS / "frameworks.json", DOCS / "frameworks.md"
 
-#: Where a row may have run, and what the table calls it.
+#: Where a test may have run, and the name of its column.
 PLACES = {"local": "local", "executors": "executors", "GPU": "GPU"}
 
 

@@ -1,13 +1,13 @@
-"""Say in a sentence why the interpreter that runs this cannot make an environment for distributor; silent if it can.
+"""Say in one sentence why this interpreter cannot create an environment for distributor; say nothing if it can.
 
-Every Python from 3.6 on can read this file; it needs the standard library only.
+This file runs on Python 3.6 and later, and needs only the standard library.
 """
 
 import platform
 import sys
 from typing import List, Optional, Sequence
 
-#: The first Python that works, and the first that the pinned versions were not tried on.
+#: The first Python that works, and the first with which the pinned versions were not tried.
 OLDEST, UNTRIED = (3, 11), (3, 14)
 
 
@@ -17,8 +17,8 @@ def problem(version: Sequence[int], system: str, missing: Sequence[str], path: s
     Args:
         version: ``sys.version_info``.
         system: ``platform.system()``.
-        missing: modules of the standard library that it lacks, of those that environments are made with.
-        path: of the interpreter.
+        missing: the standard library's modules for creating environments that the interpreter lacks.
+        path: path of the interpreter.
     """
     this = "Python {} ({})".format(".".join(str(part) for part in version), path)
     oldest, newest = f"3.{OLDEST[1]}", f"3.{UNTRIED[1] - 1}"
@@ -39,7 +39,7 @@ def problem(version: Sequence[int], system: str, missing: Sequence[str], path: s
 
 
 def lacking() -> List[str]:
-    """Return the modules that make environments and are not here: Debian has them in a package of their own."""
+    """Return the missing modules that create environments; Debian has them in a separate package."""
     found = []
     for name in ("venv", "ensurepip"):
         try:

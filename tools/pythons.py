@@ -1,6 +1,6 @@
 """Try other Pythons: ``pythons.py run 3.12`` in fresh clones, ``pythons.py resolve 3.12`` without installing anything.
 
-An interpreter is the system's, ``python3.12`` of the PATH, or one of pyenv's; ``3.11`` is each of its patch levels.
+Interpreters are the system's Python, ``python3.12`` on the PATH, and pyenv's; ``3.11`` means all its patch releases.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from environment import PURPOSES, ROOT, gigabytes, requirements, version_of
 
 
 def candidates(version: str) -> Iterator[Path]:
-    """Yield where an interpreter may be."""
+    """Yield the paths where an interpreter of a version may be."""
     yield Path("/usr/bin/python3")
     for folder in os.environ.get("PATH", "").split(os.pathsep):
         yield Path(folder, f"python{version}")
@@ -27,7 +27,7 @@ def candidates(version: str) -> Iterator[Path]:
 
 
 def interpreters(version: str) -> dict[str, Path]:
-    """Return interpreters by their whole version, for a version such as 3.11; not those of virtual environments."""
+    """Return the interpreters of a version such as 3.11 by their full version, except those of virtual environments."""
     found: dict[str, Path] = {}
     for path in candidates(version):
         told = version_of(path)
@@ -37,7 +37,7 @@ def interpreters(version: str) -> dict[str, Path]:
 
 
 def run(python: Path, told: str) -> None:
-    """Run the demo in a fresh clone, then the smoke test with DeepSpeed; print seconds and size."""
+    """Run the demo in a fresh clone, then the smoke test with DeepSpeed; print the demo's time and the size."""
     with tempfile.TemporaryDirectory(prefix="distributor-clone-") as folder:
         clone = Path(folder, "clone")
         call(["git", "clone", "--quiet", "--shared", str(ROOT), str(clone)])
@@ -50,7 +50,7 @@ def run(python: Path, told: str) -> None:
 
 
 def resolve(python: Path, told: str) -> None:
-    """Have pip find a version of everything that make installs, in a new environment."""
+    """Let pip find versions of all packages that make installs, in a new environment."""
     with tempfile.TemporaryDirectory(prefix="distributor-resolve-") as folder:
         call([str(python), "-m", "venv", folder])
         pip = [f"{folder}/bin/python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
@@ -62,10 +62,10 @@ def resolve(python: Path, told: str) -> None:
 
 
 def call(command: Sequence[str]) -> None:
-    """Run a command without what this environment says of Python.
+    """Run a command without this environment's variables about Python and make.
 
     Raises:
-        SystemExit: it has failed.
+        SystemExit: the command has failed.
     """
     environ = {
         name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS")
@@ -76,11 +76,11 @@ def call(command: Sequence[str]) -> None:
 
 
 def main(what: str, *versions: str) -> None:
-    """Do it for each interpreter of each version; say which versions are not here."""
+    """Run or resolve with each interpreter of each version; print which versions are missing."""
     for version in versions:
         found = interpreters(version)
         if not found:
-            print(f"=== Python {version}: skipped, there is no python{version} here", flush=True)
+            print(f"=== Python {version}: skipped, since there is no python{version} on this machine", flush=True)
         for told, python in found.items():
             print(f"=== Python {told} ({python})", flush=True)
             {"run": run, "resolve": resolve}[what](python, told)

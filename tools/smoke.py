@@ -1,4 +1,4 @@
-"""What a new environment must be able to do: ranks, their lines, a failure, and DeepSpeed's import in ranks."""
+"""Smoke test of a new environment: ranks, their output, a failure, and the import of DeepSpeed in ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from distributor import TorchDistributor, TrainingError
 
 
 def total() -> float:
-    """Return the sum of one number of each rank, after a line."""
+    """Print a line, and return the sum of one number from each rank."""
     import torch
     import torch.distributed as dist
 
@@ -31,14 +31,14 @@ def fail() -> None:
 
 
 def deepspeed_version() -> str:
-    """Return what a rank imports."""
+    """Return the version of DeepSpeed that a rank imports."""
     import deepspeed
 
     return str(deepspeed.__version__)
 
 
 def main() -> None:
-    """Run all of it with two ranks."""
+    """Run all checks with two ranks."""
     with tempfile.TemporaryDirectory() as folder:
         run = TorchDistributor(2, local_mode=True, use_gpu=False, log_dir=folder).submit(total)
         assert run.results() == [3.0, 3.0]
