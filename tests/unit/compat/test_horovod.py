@@ -151,7 +151,10 @@ def parameter() -> torch.nn.Parameter:
             lambda: optimizer_of(parameter(), named_parameters=[("a", parameter()), ("a", parameter())]),
             "named_parameters has 'a' more than once",
         ),
-        (lambda: optimizer_of(parameter()).step(lambda: 1.0), r"step\(closure\) computes gradients that are not reduced"),
+        (
+            lambda: optimizer_of(parameter()).step(lambda: 1.0),
+            r"step\(closure\) computes gradients that are not reduced",
+        ),
     ],
 )
 def test_what_horovods_functions_refuse(call: Any, told: str, alone: None) -> None:

@@ -23,6 +23,8 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(reports, "_writer", None)
     reports.begin(tmp_path / "reports", 4, 3)
     yield tmp_path / "reports"
+    if reports._writer is not None:
+        os.close(reports._writer._descriptor)
 
 
 def lines(file: Path) -> list[Report]:
