@@ -101,6 +101,7 @@ test-frameworks: $(addprefix test-framework-,$(FRAMEWORK))
 
 test-framework-vision: $(VENV_VISION)/vision.ok
 	$(NOTED) $(VENV_VISION)/bin/python -m pytest tests/frameworks/test_vision.py
+	$(VENV_VISION)/bin/python -m pytest tests/test_notebooks.py -k retinanet
 
 test-framework-streaming: $(VENV_STREAMING)/streaming.ok
 	$(NOTED) $(VENV_STREAMING)/bin/python -m pytest tests/frameworks/test_streaming.py

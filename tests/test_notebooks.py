@@ -19,6 +19,9 @@ import pytest
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
+#: What makes torchvision's builds for CUDA usable beside torch for CPUs.
+KERNEL = Path(__file__).parent / "support" / "kernel"
+
 #: Seconds that a notebook may take in all.
 LIMIT = 180
 
@@ -67,6 +70,7 @@ def test_notebooks_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     write_kernel_spec(tmp_path / "kernels" / "python3")  # this interpreter, whatever "python3" is to the user
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.setenv("PYTHONPATH", str(KERNEL), prepend=os.pathsep)
     work = tmp_path / "work"
     work.mkdir()
     notebook = nbformat.read(shutil.copy(path, work), as_version=4)

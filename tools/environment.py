@@ -48,7 +48,7 @@ PURPOSES: dict[str, Purpose] = {
     "demo-deepspeed": Purpose(("deepspeed",), 1.2),
     "bench": Purpose(("spark", "deepspeed", "bench"), 1.8),
     "test": Purpose(("connect", "deepspeed", "demo", "docs", "integrations", "lint", "notebook", "test", "types"), 2.9),
-    "vision": Purpose(("spark", "test-vision"), 1.8),
+    "vision": Purpose(("spark", "notebook", "test-vision"), 2.1),
     "launchers": Purpose(("spark", "test-launchers"), 4.0),
     "streaming": Purpose(("spark", "test-streaming"), 2.0, constraints="constraints-streaming.txt"),
     "spark35": Purpose(("test-spark35",), 1.3, constraints="constraints-spark35.txt"),
