@@ -7,6 +7,7 @@ VENV := .venv
 VENV35 := .venv-spark35
 VENV_VISION := .venv-vision
 VENV_STREAMING := .venv-streaming
+VENV_COMPOSER := .venv-composer
 VENV_LAUNCHERS := .venv-launchers
 BIN := $(VENV)/bin
 
@@ -60,6 +61,10 @@ $(VENV_STREAMING)/%.ok: setup.cfg pyproject.toml constraints-streaming.txt
 	@$(PYTHON) tools/preflight.py
 	@$(PYTHON) tools/environment.py $(VENV_STREAMING) $*
 
+$(VENV_COMPOSER)/%.ok: setup.cfg pyproject.toml constraints-composer.txt
+	@$(PYTHON) tools/preflight.py
+	@$(PYTHON) tools/environment.py $(VENV_COMPOSER) $*
+
 $(VENV35)/%.ok: setup.cfg pyproject.toml constraints-spark35.txt
 	@$(PYTHON) tools/preflight.py
 	@$(PYTHON) tools/environment.py $(VENV35) $*
@@ -92,7 +97,7 @@ test-long: test-all
 	$(MAKE) chaos chaos-launchers test-pythons test-frameworks docker-test
 
 # FRAMEWORK: which of tests/frameworks, all by default. What was run goes into the table of docs/frameworks.md.
-FRAMEWORK ?= pytorch trl trainer_deepspeed accelerate lightning vision streaming $(LAUNCHERS)
+FRAMEWORK ?= pytorch trl trainer_deepspeed accelerate lightning vision streaming composer $(LAUNCHERS)
 LAUNCHERS = jax mpi ray tensorflow compat_launchers
 NOTED = FRAMEWORKS_OUT=docs/frameworks.json
 
@@ -105,6 +110,9 @@ test-framework-vision: $(VENV_VISION)/vision.ok
 
 test-framework-streaming: $(VENV_STREAMING)/streaming.ok
 	$(NOTED) $(VENV_STREAMING)/bin/python -m pytest tests/frameworks/test_streaming.py
+
+test-framework-composer: $(VENV_COMPOSER)/composer.ok
+	$(NOTED) $(VENV_COMPOSER)/bin/python -m pytest tests/frameworks/test_composer.py
 
 $(addprefix test-framework-,$(LAUNCHERS)): test-framework-%: $(VENV_LAUNCHERS)/launchers.ok
 	$(NOTED) $(VENV_LAUNCHERS)/bin/python -m pytest tests/frameworks/test_$*.py
@@ -160,4 +168,4 @@ resolve:
 	@$(PYTHON) tools/pythons.py resolve $(or $(VERSIONS),3.12 3.13)
 
 clean:
-	rm -rf $(VENV) $(VENV35) $(VENV_VISION) $(VENV_STREAMING) $(VENV_LAUNCHERS) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV35) $(VENV_VISION) $(VENV_STREAMING) $(VENV_COMPOSER) $(VENV_LAUNCHERS) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

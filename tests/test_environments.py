@@ -164,6 +164,12 @@ def test_environments_name_extras_that_exist() -> None:
     assert used == set(environment.PURPOSES)
 
 
+def test_what_is_installed_alone_is_pinned() -> None:
+    for purpose in environment.PURPOSES.values():
+        lines = (ROOT / purpose.constraints).read_text().splitlines()
+        assert set(purpose.alone) <= {line.partition("==")[0] for line in lines}
+
+
 @pytest.mark.parametrize(
     ("script", "says"),
     [

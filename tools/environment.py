@@ -32,12 +32,15 @@ class Purpose(NamedTuple):
         size: size of the environment in gigabytes, with torch for CPUs if the package is installed.
         package: whether the package itself is needed, and so torch.
         constraints: the file that pins the versions.
+        alone: packages that are installed last and without their dependencies, because these ask for another torch.
+            An extra names what they really need.
     """
 
     extras: tuple[str, ...]
     size: float
     package: bool = True
     constraints: str = "constraints.txt"
+    alone: tuple[str, ...] = ()
 
 
 PURPOSES: dict[str, Purpose] = {
@@ -51,6 +54,12 @@ PURPOSES: dict[str, Purpose] = {
     "vision": Purpose(("spark", "notebook", "test-vision"), 2.1),
     "launchers": Purpose(("spark", "test-launchers"), 4.0),
     "streaming": Purpose(("spark", "test-streaming"), 2.0, constraints="constraints-streaming.txt"),
+    "composer": Purpose(
+        ("spark", "notebook", "test-composer"),
+        3.3,
+        constraints="constraints-composer.txt",
+        alone=("mosaicml", "llm-foundry"),
+    ),
     "spark35": Purpose(("test-spark35",), 1.3, constraints="constraints-spark35.txt"),
 }
 
@@ -223,6 +232,8 @@ def install(folder: Path, name: str) -> None:
     if purpose.package and index:
         pip(folder, ["install", *bar, *constraints, "--index-url", index, "torch"], log)
     pip(folder, ["install", *bar, *constraints, *requirements(purpose, (ROOT / "setup.cfg").read_text())], log)
+    if purpose.alone:
+        pip(folder, ["install", *bar, *constraints, "--no-deps", *purpose.alone], log)
     (folder / f"{name}.ok").touch()
     say(f"{folder} is ready for {name}: {time.monotonic() - began:.0f} s, {gigabytes(folder):.1f} GB")
 
