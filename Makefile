@@ -113,6 +113,7 @@ test-framework-streaming: $(VENV_STREAMING)/streaming.ok
 
 test-framework-composer: $(VENV_COMPOSER)/composer.ok
 	$(NOTED) $(VENV_COMPOSER)/bin/python -m pytest tests/frameworks/test_composer.py
+	$(VENV_COMPOSER)/bin/python -m pytest tests/test_notebooks.py -k composer
 
 $(addprefix test-framework-,$(LAUNCHERS)): test-framework-%: $(VENV_LAUNCHERS)/launchers.ok
 	$(NOTED) $(VENV_LAUNCHERS)/bin/python -m pytest tests/frameworks/test_$*.py

@@ -32,6 +32,7 @@ NEEDED = {
     "lightning": ["pytorch_lightning"],
     "accelerate": ["accelerate"],
     "retinanet": ["torchvision"],
+    "composer": ["composer"],
 }
 
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -42,7 +43,7 @@ def code_cells(notebook: Any) -> list[Any]:
 
 
 def test_there_are_notebooks() -> None:
-    assert [path.stem[:2] for path in NOTEBOOKS] == ["01", "02", "03", "04", "05", "06", "07", "08"]
+    assert [path.stem[:2] for path in NOTEBOOKS] == ["01", "02", "03", "04", "05", "06", "07", "08", "09"]
     page = (FOLDER / "README.md").read_text()
     assert re.findall(r"\]\((\w+)\.ipynb\)", page) == [path.stem for path in NOTEBOOKS]
 
