@@ -78,7 +78,7 @@ def test_a_fork_of_a_rank_is_not_the_rank(make_local: Make, then: str, tmp_path:
 
 
 def test_a_text_that_never_ends_ends_the_rank(make_local: Make) -> None:
-    with pytest.raises(TrainingError, match=r"NeverEnds \(its text was not there after 0.5 s\)") as caught:
+    with pytest.raises(TrainingError, match=r"NeverEnds \(its text was not available after 0.5 s\)") as caught:
         make_local(1).run(faults.raise_what_never_ends, "text")
     assert "in raise_what_never_ends" in caught.value.traceback
 
@@ -90,7 +90,7 @@ def test_a_pickle_that_never_ends_hides_no_text(make_local: Make) -> None:
 
 
 def test_a_value_that_is_never_pickled_ends_the_rank(make_local: Make) -> None:
-    with pytest.raises(ResultError, match=r"NeverPickled cannot be pickled \(nothing of it was there after 0.5 s\)"):
+    with pytest.raises(ResultError, match=r"NeverPickled cannot be pickled \(no progress for 0.5 s\)"):
         make_local(1).run(faults.return_what_never_ends)
 
 

@@ -187,7 +187,7 @@ def test_what_is_too_large_for_the_job_comes_over_the_channel(
     assert sorted(path.name for path in (out / "data").iterdir()) == ["2-0.txt", "2-1.txt", "deep", "empty.txt"]
     monkeypatch.setattr(ChannelServer, "listen", refuse)
     with pytest.raises(
-        StartError, match="holds 2.9 MiB, which nodes get from the driver, but this one cannot reach it"
+        StartError, match="this node cannot reach the driver, from which it must copy the 2.9 MiB of output_dir"
     ):
         distributor.run(add_one)
 
@@ -261,7 +261,7 @@ def test_files_beyond_the_limit_stay(make: Make, here: Path, out: Path, caplog: 
     assert "c.bin" in there and len(there) == 2
     lost = "a.bin" if "b.bin" in there else "b.bin"
     assert re.search(
-        rf"1 new file .*output_dir, '{lost}' first: with it, new files would have more than output_limit, 1.9 MiB",
+        rf"1 new file .*output_dir.*'{lost}'.*: with it, new files would exceed output_limit \(1.9 MiB\)",
         caplog.text,
     )
 
@@ -363,7 +363,9 @@ def test_a_url_that_the_driver_cannot_use(url: str, why: str) -> None:
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_url_that_means_another_place_on_nodes(two_executors: Any) -> None:
-    with pytest.raises(StartError, match="cannot be used on this node: what the driver has written there is not there"):
+    with pytest.raises(
+        StartError, match="cannot be used on this node: the file that the driver has written there is missing"
+    ):
         TorchDistributor(1, False, False, output_dir="memory://run").run(print)
 
 
@@ -380,7 +382,9 @@ def test_the_current_directory_itself_needs_no_copies(make_local: Make, here: Pa
 
 
 def test_a_folder_around_the_current_directory_is_refused(make_local: Make, here: Path) -> None:
-    with pytest.raises(StartError, match="holds the ranks' current directory, .*: pass a folder beside it or in it"):
+    with pytest.raises(
+        StartError, match="contains the ranks' current directory, .*: pass a folder beside or inside that"
+    ):
         make_local(1, output_dir="..").run(write_much)
 
 

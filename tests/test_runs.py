@@ -583,7 +583,7 @@ def test_odd_exceptions_are_told_in_one_line(make: Make) -> None:
 
         raise NoText
 
-    for kind, line in (("note", "failed: ValueError: first line"), ("no text", "NoText: <str() of it failed>")):
+    for kind, line in (("note", "failed: ValueError: first line"), ("no text", "NoText: <str() failed>")):
         with pytest.raises(TrainingError) as caught:
             make(1).run(fail, kind)
         assert str(caught.value).splitlines()[0].endswith(line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sessions import Make
 
-NOTE = "[distributor] the code starts processes with torch.multiprocessing, in each rank."
+NOTE = "[distributor] the code starts processes with torch.multiprocessing in each rank."
 
 
 def twice() -> None:

@@ -1,7 +1,7 @@
 """Whether the ranks of a node are active, and what each of them is doing.
 
 A rank counts as active if it writes output or if its processes use CPU time. On a signal, faulthandler writes the
-rank's stacks. That works even while the rank waits in C code, with or without the interpreter's lock.
+rank's stacks, even while the rank waits in C code, whether or not it holds the GIL.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _IDLE_SHARE = 0.02
 #: Number of seconds between checks of a rank's stacks file.
 _LOOK = 0.02
 
-#: Number of seconds that ranks have to write their stacks, if asked to, before they are told to stop.
+#: Number of seconds for which an order to stop waits for stacks that were requested before it.
 _LAST_WORDS = 0.3
 
 
@@ -59,7 +59,7 @@ class Activity:
 
 
 class Dumps:
-    """The driver's requests for stacks that are not answered yet.
+    """The driver's unanswered requests for stacks.
 
     Args:
         folder: the node's folder.
@@ -76,11 +76,11 @@ class Dumps:
 
     @property
     def pending(self) -> bool:
-        """Whether any request is not answered yet."""
+        """Whether any request is still unanswered."""
         return bool(self._pending)
 
     def ask(self, order: messages.Dump, alive: Mapping[int, int], ended: Iterable[int]) -> None:
-        """Ask ranks for their stacks, and send them as they come.
+        """Ask ranks for their stacks, and send the answers to the driver.
 
         Args:
             order: the driver's request.
@@ -129,7 +129,7 @@ def ask_stacks(folder: Path, pids: Mapping[int, int], all_threads: bool) -> dict
 
 
 async def stacks(folder: Path, pids: Mapping[int, int], before: Mapping[int, int], timeout: float) -> dict[int, str]:
-    """Return the stacks of the ranks that were asked, by local rank: faulthandler's text, or why there is none.
+    """Wait for the requested stacks, and return them by local rank: faulthandler's text, or why there is none.
 
     Args:
         folder: the node's folder.

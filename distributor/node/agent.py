@@ -1,4 +1,4 @@
-"""The agent: runs one node of a run, from the facts of all tasks to the outcomes of its ranks.
+"""The agent: the process that runs one node, from placing the ranks to reporting their outcomes.
 
 The agent uses neither Spark nor torch. Its owner, the process that starts it (a Spark task's Python worker, or the
 driver in local mode), holds the other end of its control line. The agent gives the launcher its order, and passes on
@@ -40,7 +40,12 @@ from distributor.values.plan import AgentOrder, Site
 
 
 def main(owner_pid: str, *inherited: str) -> None:
-    """Run the agent below its guard, which is this new process: ``main("4711", "control=3", "channel=5")``."""
+    """Become the guard, and run the agent in a fork: ``main("4711", "control=3", "channel=5")`` (entry point).
+
+    Args:
+        owner_pid: pid of the agent's owner.
+        *inherited: names and descriptors of the agent's sockets.
+    """
     descriptors = {name: int(number) for name, _, number in (item.partition("=") for item in inherited)}
     guard.fork("agent", "guard", descriptors.values())
     sockets = {name: socket.socket(fileno=descriptor) for name, descriptor in descriptors.items()}
@@ -62,17 +67,17 @@ class _Agent:
     """The agent of one node.
 
     Args:
-        order: its owner's order.
+        order: the order from its owner.
         sockets: its end of the control line, and perhaps the channel and a listening socket for the store, by name.
         launcher: the launcher, which has no order yet.
-        warnings: notes for the user.
+        warnings: warnings for the user from before the agent started.
     """
 
     def __init__(
         self, order: AgentOrder, sockets: Mapping[str, socket.socket], launcher: Launcher, warnings: list[str]
     ) -> None:
         self._order = order
-        sys.path += [path for path in order.sys_path if path not in sys.path]  # a launch path may be somebody else's
+        sys.path += [path for path in order.sys_path if path not in sys.path]  # for launch paths of other packages
         self._job: Job = package.attach(pickle.loads(order.job), order.parts)
         self._control = sockets["control"]
         self._store = sockets.get("store")
@@ -87,7 +92,7 @@ class _Agent:
         self._notes = Notes({**order.times, "agent": time.time()}, warnings)
 
     async def run(self, owner_pid: int) -> None:
-        """Run the node, report to the owner, and leave nothing behind once the owner has closed the control line."""
+        """Run the node, report to the owner, and clean up once the owner has closed the control line."""
         loop = asyncio.get_running_loop()
         folder = self._order.folder
         lock = folders.claim(folder)
@@ -117,10 +122,10 @@ class _Agent:
             folders.remove(folder)
 
     async def _train(self) -> tuple[NodeReport, Mapping[int, bytes], bool]:
-        """Run the ranks, again as often as the driver orders it.
+        """Run the ranks, and run them again whenever the driver orders another attempt.
 
         Returns:
-            The report, the small values by rank, and whether the run has failed.
+            The report, the small return values by rank, and whether the run has failed.
         """
         site = self._site()
         staging.unpack(self._job, self._order)
@@ -146,10 +151,10 @@ class _Agent:
         return report, ended.values, ended.failed
 
     async def _await_next(self, site: Site, ended: Ended) -> Site | None:
-        """Tell the driver that the attempt has failed, and wait for what it decides.
+        """Tell the driver that the attempt has failed, and wait for its decision.
 
         Returns:
-            Where the next attempt runs, or ``None`` if there is none.
+            The site of the next attempt, or ``None`` if there is no next attempt.
         """
         if not (self._restarts.possible and self._link.is_open):
             return None
@@ -177,7 +182,7 @@ class _Agent:
         return attempt
 
     def _place(self) -> tuple[Placement, Node]:
-        """Return the placement and this node's part of it. Conflicts are errors, lesser problems warnings."""
+        """Return the placement and this node's part of it. Conflicts raise errors; lesser problems become warnings."""
         job, facts = self._job, [NodeFacts.from_json(fact) for fact in self._order.facts]
         if (conflict := versions.conflict(job.versions, facts)) is not None:
             raise errors.StartError(conflict)
@@ -213,7 +218,7 @@ class _Agent:
         return self._attempt
 
     def _follower(self, node: Node) -> Tailing:
-        """Return a follower of the log files of the node's ranks, in all attempts."""
+        """Return an object that follows the log files of the node's ranks through all attempts."""
         files = [
             (node.first_rank + local_rank, stream, layout.rank_log(self._order.folder, local_rank, name))
             for local_rank in range(node.local_world_size)
@@ -222,7 +227,7 @@ class _Agent:
         return Tailing(files, self._job.output.log_ranks, self._job.output.keep_logs)
 
     async def _hand_over(self, report: NodeReport, small: Mapping[int, bytes], failed: bool) -> None:
-        """Bring everything that the node has to the driver, over the channel and through the owner."""
+        """Send the node's results to the driver, over the channel and through the owner."""
         finished = [outcome.rank for outcome in report.outcomes if outcome.state == "finished"]
         files = {rank: layout.value(self._order.folder, rank) for rank in finished}
         values: dict[int, bytes | str] = {
@@ -275,7 +280,7 @@ class _Agent:
         self._restarts.end()
         if self._logs is not None:
             self._logs.stop_shipping()
-        if self._attempt is not None and not self._link.is_private:  # else the end of the driver's process tells more
+        if self._attempt is not None and not self._link.is_private:  # local mode watches the driver's process
             self._attempt.give_up(f"heard nothing from the driver for {self._job.deadlines.heartbeat_timeout:g} s")
 
     def _on_owner_gone(self) -> None:
@@ -293,10 +298,10 @@ class _Agent:
 
 
 def _watch_process(loop: asyncio.AbstractEventLoop, pid: int, callback: Any) -> int | None:
-    """Call back when a process ends, and return the descriptor that is watched.
+    """Call a function when a process ends, and return the process descriptor that is watched.
 
-    Returns ``None`` if the process has already ended, and the callback then runs at once. Also returns ``None`` if the
-    kernel has no process descriptors. Then only the end of the control line shows that the process has ended.
+    Returns ``None`` in two cases: if the process has already ended, in which case the callback runs at once; and if the
+    kernel has no process descriptors, in which case only the end of the control line shows that the process has ended.
     """
     try:
         descriptor = processes.pidfd_open(pid)

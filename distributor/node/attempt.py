@@ -27,19 +27,19 @@ from distributor.values.environment import NODE_ID
 from distributor.values.outcome import Outcome
 from distributor.values.plan import NodeOrder
 
-#: Number of seconds after the grace period when the launcher is killed, if it has not stopped its ranks by then.
+#: Number of seconds after the grace period until a launcher that has not stopped its ranks is killed.
 _STOP_MARGIN = 3.0
 
-#: Number of seconds that ranks of other nodes get to succeed too, once the owner is gone.
+#: If the owner is gone and this node's ranks have succeeded: number of seconds that ranks of other nodes have to do so.
 _OTHERS_PATIENCE = 10.0
 
-#: Number of seconds that the launcher's news of a rank's end may take.
+#: Number of seconds that the launcher may take to report the end of a rank.
 _NEWS = 1.0
 
-#: Number of bytes of pickled exceptions that a node's report holds, at most.
+#: Maximum number of bytes of pickled exceptions in a node's report.
 _MOST_EXCEPTIONS = 8 << 20
 
-#: Number of seconds between searches for adopted processes that have ended, beside those when the kernel tells of one.
+#: Number of seconds between searches for adopted processes that have ended. SIGCHLD also triggers a search.
 _REAP_INTERVAL = 1.0
 
 
@@ -49,8 +49,8 @@ class Assignment:
 
     Attributes:
         order: the launcher's order.
-        store: a listening socket for the rendezvous store, which only node 0 uses; closed once the launcher is started.
-        shipped: paths of shipped files on this node, each with its path on the driver.
+        store: a listening socket for the rendezvous store. Only node 0 uses it. It is closed when the launcher starts.
+        shipped: the path of each shipped file on this node and on the driver.
         watch: whether to measure how active the ranks are.
         spare: whether the launcher keeps a spare for another attempt.
     """
@@ -98,7 +98,7 @@ class Attempt:
         launcher: the launcher, which has no order yet.
         link: the link to the driver.
         logs: follows the ranks' log files.
-        notes: for the report of the node.
+        notes: notes for the node's report.
     """
 
     def __init__(
@@ -129,11 +129,11 @@ class Attempt:
 
     @property
     def node_id(self) -> str:
-        """The mark of the node's processes."""
+        """The ID that marks the node's processes in their environment."""
         return self._order.environ[NODE_ID]
 
     async def run(self) -> Ended:
-        """Run the launcher until it ends, kill all processes that it leaves, and return how the ranks have ended."""
+        """Run the launcher until it ends, kill all processes that it leaves behind, and return how the ranks ended."""
         loop = asyncio.get_running_loop()
         oom_before = processes.oom_kills()
         following = asyncio.ensure_future(self._logs.follow())
@@ -145,7 +145,7 @@ class Attempt:
         if self._backstop is not None:
             self._backstop.cancel()
         self._notes.times["exited"] = time.time()
-        # Kill what ranks left behind (data-loader workers, children with their own sessions) before the last log lines.
+        # Before reading the last log lines, kill what ranks left behind (data-loader workers, detached children).
         await loop.run_in_executor(None, self._kill_rest, successor.pid)
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
@@ -217,7 +217,7 @@ class Attempt:
             said = outcomes.read(self._ranks.slots, event.local_rank)
             failure = outcomes.failure_of(self._order, event.local_rank, said, self._ends())
             age = time.time() - failure.time
-            # What is long arrives with the report only.
+            # Exceptions and long texts arrive with the report only.
             brief = replace(failure, exception=None, traceback="", log_tail="")
             self._link.tell(messages.Failed(replace(failure, exception=None), age), messages.Failed(brief, age))
 
@@ -241,13 +241,13 @@ class Attempt:
             self._dumps.ask(order, self._ranks.alive_pids, self._ranks.exits)
 
     def give_up(self, why: str) -> None:
-        """Stop the ranks, if any are alive, without an order. ``why`` completes the sentence "the node on HOST ..."."""
+        """Stop living ranks without an order from the driver. ``why`` completes the sentence "the node on HOST ..."."""
         if self._ranks.alive or (self._has_no_ranks and self._ranks.started and not self._has_ended):
             self._notes.gave_up = why
             self.stop()
 
     def on_owner_gone(self) -> bool:
-        """Stop the ranks. If all of them have succeeded, give those of other nodes a little time to do so too.
+        """Stop the ranks. If all of them have succeeded, give the ranks of other nodes a little time to succeed too.
 
         Returns:
             Whether the attempt can still succeed, or has succeeded.
@@ -269,17 +269,17 @@ class Attempt:
         return not self._order.plan.node.ranks
 
     def _lose_patience(self) -> None:
-        """Stop the attempt, as the owner has gone and ranks of other nodes have not succeeded."""
+        """Stop the attempt: the owner is gone, and ranks of other nodes have not succeeded in time."""
         if not (self._ranks.passed or self._has_ended):
             self._link.orphan(succeeded=False)
             self.stop()
 
     def stop(self, *, grace: bool = True) -> None:
-        """Make the launcher stop its ranks within the grace period. Without grace, or if all have ended, kill it.
+        """Make the launcher stop its ranks within the grace period. Without grace, or if all ranks have ended, kill it.
 
-        The launcher may have started ranks of which this agent has not read yet; it knows whether they get the grace.
-        The companions of a node without ranks serve the ranks of others, which may need them to save: they stay until
-        the other nodes end, of which the launcher hears, or until the grace period is over.
+        The launcher may have started ranks that this agent has not heard of. It knows whether they get a grace period.
+        The companions of a node without ranks serve ranks of other nodes, which may need them in order to save. They
+        stay until the launcher hears that the other nodes have ended, or until the grace period is over.
         """
         if self._stopping and grace:
             return
@@ -327,15 +327,15 @@ class Attempt:
         if killed:
             self._notes.warnings.append(
                 f"killed {who(killed)}, which had not ended {self._order.grace_period:g} s after SIGTERM: raise "
-                "grace_period if they need longer to save"
+                "grace_period if saving takes longer"
             )
 
     def _had_grace(self, exit: messages.RankExited) -> bool:
-        """Return whether a stopped rank lived for the grace period. One that has not begun gets none."""
+        """Return whether a stopped rank lived through the grace period. A rank that has not begun gets none."""
         return exit.stopped is not None and exit.moment - exit.stopped >= self._order.grace_period
 
     def _endings(self, stopped: bool, oom: bool) -> tuple[tuple[Outcome, ...], dict[int, bytes]]:
-        """Return the outcomes of the ranks, and their small values by rank."""
+        """Return the outcomes of the ranks, and their small return values by rank."""
         if not self._ranks.started:
             return (), {}
         node, ends = self._order.plan.node, self._ends(stopped=stopped, tails=self._logs.tails, oom=oom)
@@ -351,11 +351,11 @@ class Attempt:
 
 
 async def _reap_orphans(own: Collection[int]) -> None:
-    """Reap adopted processes as they end, which would otherwise stay zombies. Leave the agent's children alone."""
+    """Reap adopted processes as they end, since they would otherwise stay zombies. Leave the agent's children alone."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGCHLD, processes.reap, own)
     try:
-        while True:  # those that were left out because one of the agent's own came first
+        while True:  # a search stops at one of the agent's own children
             await asyncio.sleep(_REAP_INTERVAL)
             processes.reap(own)
     finally:

@@ -1,4 +1,4 @@
-"""The ways in which new files of ranks get to where they are kept. Their methods block."""
+"""Carriers: the ways in which new files of ranks are copied to ``output_dir``. Their methods block."""
 
 from __future__ import annotations
 
@@ -21,71 +21,71 @@ from distributor.values.plan import AgentOrder
 
 
 class ChangedError(OSError):
-    """A file has changed while it was brought."""
+    """A file has changed while it was being copied."""
 
 
-#: Number of seconds that the driver may take to give a large file its name.
+#: Number of seconds that the driver may take to give an uploaded file its final name.
 _MOVING = 300.0
 
 
 class Carrier(Protocol):
-    """Brings files of ranks."""
+    """Copies new files of ranks to ``output_dir``."""
 
     @property
     def is_live(self) -> bool:
-        """Whether files can be brought before the run has ended."""
+        """Whether files can be copied before the run has ended."""
 
     @property
     def through_spark(self) -> bool:
-        """Whether what it cannot bring may go through Spark."""
+        """Whether files that the carrier cannot copy may go through Spark."""
 
     def carry(self, entry: Entry, source: str, unchanged: Callable[[], bool]) -> str | None:
-        """Bring a file.
+        """Copy a file.
 
         Args:
             entry: the file.
-            source: its path.
-            unchanged: returns whether it is still as the entry says.
+            source: the file's path on this node.
+            unchanged: returns whether the file is still as the entry says.
 
         Returns:
-            ``None`` if the driver knows of it; otherwise the name under which it was uploaded, for :meth:`settle`.
+            ``None`` if the driver knows of the copy; otherwise the name of the uploaded copy, for :meth:`settle`.
 
         Raises:
             ChangedError: the file has changed meanwhile.
-            RefusedError: the driver does not take it, and says why.
-            OSError: it cannot be brought now.
+            RefusedError: the driver refuses the file, for the reason in the text.
+            OSError: the file cannot be copied now.
         """
 
     def settle(self, entry: Entry, name: str) -> bool:
-        """Tell the driver of a file that was uploaded. Return whether it knows of the file then.
+        """Tell the driver about an uploaded file. Return whether the driver now knows of it.
 
         Raises:
-            RefusedError: the driver does not take it, and says why.
+            RefusedError: the driver refuses the file, for the reason in the text.
         """
 
     def withdraw(self, path: str) -> None:
-        """Remove a file that was brought.
+        """Remove the copy of a file.
 
         Raises:
-            OSError: that cannot be done now.
+            OSError: the copy cannot be removed now.
         """
 
     def close(self) -> None:
-        """End all that belongs to the carrier."""
+        """Release the carrier's resources."""
 
 
 def choose(job: Job, order: AgentOrder, link: DriverLink, node_rank: int, environ: Mapping[str, str]) -> Carrier | None:
-    """Return how a node brings its files; ``None`` if it does not.
+    """Return the carrier for a node's files, or ``None`` if the node copies no files.
 
     Args:
         job: the job.
         order: the agent's order.
         link: the link to the driver.
-        node_rank: the node's number. On the driver's machine, nodes share one folder, and only the first one brings it.
-        environ: the variables with which the packages behind URLs find their credentials.
+        node_rank: the node's rank. On the driver's machine, nodes share one folder, and only the first node copies it.
+        environ: the environment in which the packages for URLs find their credentials.
 
     Raises:
-        StartError: the URL cannot be used from here.
+        StartError: the URL cannot be used from this node.
     """
     if job.output_dir is None or (order.on_driver and node_rank > 0):
         return None
@@ -97,13 +97,13 @@ def choose(job: Job, order: AgentOrder, link: DriverLink, node_rank: int, enviro
 
 
 def uploads_of(carrier: Carrier | None) -> Uploads | None:
-    """Return what is behind the URL that a carrier brings files to; ``None`` if it does not."""
+    """Return the uploads of a carrier that copies files to a URL; ``None`` for other carriers."""
     place = carrier.place if isinstance(carrier, (ToUrl, Direct)) else None
     return place if isinstance(place, Uploads) else None
 
 
 class ToDriver:
-    """Sends files to the driver, each over a connection of its own.
+    """Sends files to the driver, each over a separate connection.
 
     Args:
         order: the agent's order.
@@ -124,7 +124,7 @@ class ToDriver:
 
     def carry(self, entry: Entry, source: str, unchanged: Callable[[], bool]) -> str | None:
         self._send(Deposit(entry, None, self._order.executor, self._order.secret), source)
-        return None  # a digest shows whether it has changed
+        return None  # a digest shows whether the file has changed meanwhile
 
     def settle(self, entry: Entry, name: str) -> bool:
         if not self.is_live:
@@ -144,7 +144,7 @@ class ToDriver:
         patience = max(self._silence, _MOVING)  # the driver may have to copy files
         try:
             exchange.send_file(self._order.endpoint, told, source, patience)
-        except ValueError as error:  # what answers is not the driver
+        except ValueError as error:  # the answer is not the driver's
             raise ConnectionError(str(error)) from None
 
     def close(self) -> None:
@@ -152,12 +152,12 @@ class ToDriver:
 
 
 class ToUrl:
-    """Writes files to the run's URL, under names of the node's, and tells the driver, which gives them their own.
+    """Uploads files to the run's URL under temporary names, and tells the driver, which gives them their final names.
 
     Args:
-        uploads: writes them.
-        node_rank: the node's number.
-        driver: tells the driver.
+        uploads: writes the files.
+        node_rank: the node's rank.
+        driver: tells the driver about the files.
     """
 
     is_live, through_spark = True, False
@@ -189,7 +189,7 @@ class ToUrl:
 
 
 class Place(Protocol):
-    """Where files are written."""
+    """A folder or URL to which files are copied."""
 
     def sizes(self) -> dict[str, int]: ...
 
@@ -203,10 +203,10 @@ class Place(Protocol):
 
 
 def _put(place: Place, source: str, name: str, unchanged: Callable[[], bool]) -> None:
-    """Write a file.
+    """Copy a file to a place.
 
     Raises:
-        ChangedError: it has changed meanwhile.
+        ChangedError: the file has changed meanwhile.
     """
     place.put(source, name)
     if not unchanged():
@@ -215,7 +215,7 @@ def _put(place: Place, source: str, name: str, unchanged: Callable[[], bool]) ->
 
 
 class Copies:
-    """A folder of this machine.
+    """A folder on this machine, as a place for copies of files.
 
     Args:
         folder: the folder.
@@ -243,11 +243,11 @@ class Copies:
 
 
 class Direct:
-    """Writes files where they are kept, as on the driver's machine, where one node brings the files of all.
+    """Copies files under their final names, for the driver's machine: one node copies the files of all nodes there.
 
     Args:
-        place: where they are kept.
-        limit: largest number of bytes of all files.
+        place: the place of the copies.
+        limit: maximum number of bytes of all files together.
     """
 
     is_live, through_spark = True, False

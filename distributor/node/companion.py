@@ -1,4 +1,4 @@
-"""The process of a companion: it calls the companion's function, and ends with its agent (entry point)."""
+"""The process of a companion (entry point): it calls the companion's function, and ends when its agent ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def main(path: str, agent_pid: str, ready: str) -> None:
     Args:
         path: path of the pickled order.
         agent_pid: pid of the agent. This process ends when the agent ends.
-        ready: descriptor of the pipe on which this process says that it is ready.
+        ready: descriptor of the pipe on which this process reports that it is ready.
     """
     processes.die_with_parent(int(agent_pid))
     pipe = int(ready)
@@ -35,7 +35,7 @@ def main(path: str, agent_pid: str, ready: str) -> None:
 
 
 class _Ready:
-    """Says that the companion is ready, when it is first called."""
+    """A function that reports, on its first call, that the companion is ready."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe: int | None = pipe

@@ -80,7 +80,7 @@ class Companions:
                         await self._change()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal to the companions. From now on, their ends are not reported."""
+        """Send a signal to the companions. From now on, do not report companions that end."""
         self._stopping = True
         for each in self._started:
             if not each.ended:
@@ -117,7 +117,7 @@ class Companions:
         return started
 
     def _on_word(self, started: _Started, heard: int) -> None:
-        """Note what a companion says on its pipe: that it is ready, or nothing, if the pipe has closed."""
+        """Read from a companion's pipe whether it is ready. A pipe that closes without a word means that it is not."""
         started.ready = bool(os.read(heard, 1))
         self._changed.set()
         asyncio.get_running_loop().remove_reader(heard)

@@ -1,4 +1,4 @@
-"""The channel as an agent uses it: all that it tells the driver, and all that it hears. It may be absent."""
+"""An agent's link to the driver, over the channel. A run may have no channel."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class DriverLink:
     """The link of an agent to the driver. Without a channel, all messages are dropped.
 
     Args:
-        order: the agent's order: its name, and where the driver listens.
+        order: the agent's order, with the agent's name and the driver's address.
         job: the job, for its time-outs.
-        sock: a socket that is connected to the driver, as in local mode.
+        sock: in local mode, a socket that is connected to the driver.
         receiver: gets the driver's orders.
     """
 
@@ -48,7 +48,7 @@ class DriverLink:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """The nodes of the run, once it is open."""
+        """The nodes of the run; empty until :meth:`open` is called."""
         return self._nodes
 
     @property
@@ -109,15 +109,16 @@ class DriverLink:
 
     @property
     def is_open(self) -> bool:
-        """Whether messages reach the driver, now or once a broken connection is made again."""
+        """Whether messages reach the driver, now or once a broken connection is restored."""
         return self._uplink is not None and not self._uplink.is_lost
 
     def tell(self, message: messages.Message, *shorter: messages.Message) -> None:
-        """Send a message that the driver must know, and send it again after each break of the connection.
+        """Send a message that must reach the driver, and send it again whenever a broken connection is restored.
 
         Args:
             message: the message.
-            *shorter: messages to try in order if the message is too long for a frame. If all are, none is sent.
+            *shorter: shorter versions, to try in order if the message is too long for a frame. If all versions are too
+                long, nothing is sent.
         """
         if self._uplink is None:
             return
@@ -137,7 +138,7 @@ class DriverLink:
             self._uplink.renew(self._hello())
 
     def tell_importing(self, module: str) -> None:
-        """Say which module this node is importing; "" once it has finished."""
+        """Tell the driver which module this node is importing; ``""`` once it has finished."""
         self.tell(messages.Importing(self._order.executor, len(self._nodes), module))
 
     def warn(self, host: str, texts: list[str]) -> None:
@@ -151,7 +152,7 @@ class DriverLink:
             self._uplink.send(message)
 
     def orphan(self, *, succeeded: bool) -> None:
-        """Note that the agent's owner is gone, and say so.
+        """Note that the agent's owner is gone, and tell the driver.
 
         Args:
             succeeded: whether the node's ranks have succeeded, so that the node is not lost with its owner.
@@ -166,16 +167,17 @@ class DriverLink:
         return self._orphaned.is_set()
 
     async def close(self) -> bool:
-        """Close the channel. Return whether the driver has stopped the run, as far as it has answered."""
+        """Close the channel. Return whether the driver has answered that it stopped the run."""
         if self._uplink is None:
             return False
         bye = await self.unless_orphaned(self._uplink.close())
         return bye is not None and bye.failed
 
     async def unless_orphaned(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Wait for the driver to do its part, but not for long once the owner is gone: the driver may be gone too.
+        """Wait for work that needs the driver, but only briefly once the owner is gone: the driver may be gone too.
 
-        What succeeded ranks leave can only come over the channel then, and is waited for as long as the channel is up.
+        If the ranks have succeeded, however, wait as long as the channel is up: without the owner, their results can
+        only travel over the channel.
         """
         working, orphaned = asyncio.ensure_future(work), asyncio.ensure_future(self._orphaned.wait())
         await asyncio.wait({working, orphaned}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,7 @@
-"""Watch for new files of ranks in their current directory, and bring them to where they are kept.
+"""Find new files in the ranks' current directory, and copy them to ``output_dir``.
 
-A file is brought once no process of the node has it open for writing, and again if it changes. Files are found by
-looking, not by the kernel's notices: those come from no network file system and have limits that others use up.
+A file is copied once no process of the node has it open for writing, and again if it changes. The directory is polled:
+inotify does not work on network file systems, and other processes may use up its limits.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ from distributor.values.messages import FileLeft
 from distributor.values.placement import Node
 from distributor.values.plan import AgentOrder
 
-#: Number of seconds between two looks; longer where a look takes more than 1/50 of that.
+#: Number of seconds between two scans of the directory, or 50 times the duration of the last scan if that is longer.
 _INTERVAL = 0.5
 _SHARE = 50
 
-#: Number of seconds after which a file that changes all the time, or failed, is brought again, or one that was refused.
+#: Minimum number of seconds until a file is copied again: after a copy or a failure, and after the driver refused it.
 _AGAIN = 5.0
 _REFUSED = 30.0
 
-#: How many times as long as a file has taken to read and send it rests before that is done again.
+#: The pause until a file is copied again lasts at least this many times as long as the last copy.
 _PATIENCE = 5
 
-#: Number of files that break the connection to the driver, or find none, before it counts as out of reach for now.
+#: Number of files in one round that fail for lack of a connection before the other files wait for the next round.
 _UNREACHED = 3
 
-#: Number of bytes of files that go through Spark in all, where nodes cannot reach the driver.
+#: Maximum number of bytes of files that all nodes together send through Spark if they cannot reach the driver.
 THROUGH_SPARK = 256 << 20
 
 
 @dataclass(frozen=True)
 class Watched:
-    """What is watched.
+    """The directory that is watched, and the node whose ranks run in it.
 
     Attributes:
         folder: the ranks' current directory.
-        apart: real paths of folders in it that are left out.
-        node_id: the mark of the node's processes.
+        apart: real paths of folders in it that are not watched.
+        node_id: the ID that marks the node's processes in their environment.
         first_rank, local_world_size: the node's ranks.
     """
 
@@ -70,14 +70,14 @@ class Watched:
 
 @dataclass
 class _Books:
-    """What has become of files, by path.
+    """The state of files, by path.
 
     Attributes:
-        known: files as they were at first, or as they were brought.
-        brought: those that were brought.
-        again: when those may be brought again that were to be brought before.
-        failed: why they could not be brought.
-        unsettled: those that were uploaded, of which the driver does not know, with their names there.
+        known: the stamps of files when the watch began or when they were last copied.
+        brought: the files that were copied.
+        again: when a file may be copied again.
+        failed: why a file could not be copied.
+        unsettled: the uploaded files that the driver does not know of yet, with their temporary names.
     """
 
     known: dict[str, Stamp]
@@ -87,29 +87,29 @@ class _Books:
     unsettled: dict[str, tuple[Entry, str]] = field(default_factory=dict)
 
     def new(self, there: Mapping[str, Stamp]) -> list[str]:
-        """Return the files that are new or have changed, the one that was changed first at first."""
+        """Return the files that are new or have changed, in the order of their modification times."""
         new = [path for path, stamp in there.items() if self.known.get(path) != stamp]
         return sorted(new, key=lambda path: there[path].mtime_ns)
 
     def wait(self, path: str, began: float, least: float) -> None:
-        """Note that a file need not be looked at for some time: the longer, the longer it has taken since ``began``."""
+        """Leave a file alone for ``least`` seconds, or for longer if the work on it since ``began`` took long."""
         now = time.monotonic()
         self.again[path] = now + max(least, _PATIENCE * (now - began))
 
     def forget(self, path: str) -> None:
-        """Note that a file was taken back."""
+        """Forget a file whose copy was removed."""
         self.brought.discard(path)
         self.known.pop(path, None)
         self.unsettled.pop(path, None)
 
 
 class Files:
-    """New files of a node's ranks. All that blocks happens in a thread.
+    """Copies the new files of a node's ranks. Blocking work happens in a thread.
 
     Args:
-        watched: what is watched.
-        known: the files that are not new, unless they change.
-        carrier: brings files; ``None`` if they are lost with the node, of which the user is told.
+        watched: the directory to watch.
+        known: the stamps of the files that are not new, unless they change.
+        carrier: copies files; ``None`` if new files are lost with the node, in which case the user is warned.
         tell: shows a warning about this node.
         pids: returns the pids of the node's ranks, by local rank.
         through_spark: number of bytes that this node may send through Spark.
@@ -151,10 +151,10 @@ class Files:
                 await asyncio.wait_for(self._ending.wait(), max(_INTERVAL, _SHARE * took))
 
     async def finish(self, bringing: Callable[[bool], None]) -> None:
-        """Bring what is not there yet, once no process of the node is left.
+        """Copy the remaining files, once no process of the node is left.
 
         Args:
-            bringing: called when that begins and, with ``False``, when it has ended.
+            bringing: called with ``True`` when copying begins, and with ``False`` when it has ended.
         """
         self._ending.set()
         if self._carrier is not None and not self._given_up.is_set():
@@ -164,23 +164,23 @@ class Files:
                 await self._watching
             if not self._given_up.is_set():
                 await self._loop.run_in_executor(None, self._finish)
-        except Exception as error:  # of what is behind a URL: training has ended, and its result counts
-            self._tell(f"could not bring new files to output_dir: {type(error).__name__}: {error}")
+        except Exception as error:  # such as an error of the URL's package: the result of training must not be lost
+            self._tell(f"could not copy new files to output_dir: {type(error).__name__}: {error}")
         bringing(False)
 
     def give_up(self) -> None:
-        """Bring nothing more."""
+        """Copy no more files."""
         self._given_up.set()
         self._ending.set()
         self.close()
 
     def on_owner_gone(self) -> None:
-        """Bring nothing more, unless what is brought ends with the driver anyway."""
+        """Copy no more files, unless they go to the driver: such copies end with the driver anyway."""
         if self._carrier is not None and not self._carrier.through_spark:
             self.give_up()
 
     def close(self) -> None:
-        """End all that belongs to it."""
+        """Release the carrier's resources."""
         if self._carrier is not None:
             self._carrier.close()
 
@@ -188,7 +188,11 @@ class Files:
         self._loop.call_soon_threadsafe(self._tell, text)
 
     def _look(self) -> float | None:
-        """Look for new files once. Return how many seconds it took to find them; ``None`` not to look again."""
+        """Look for new files once, and copy them.
+
+        Returns:
+            The number of seconds that the search took, or ``None`` if no further search is needed.
+        """
         began = time.monotonic()
         failed: list[OSError] = []
         there = tree.stamps(self._watched.folder, self._watched.apart, failed)
@@ -209,7 +213,7 @@ class Files:
         return took
 
     def _bring(self, paths: Iterable[str], pids: Collection[int] = ()) -> list[str]:
-        """Bring files that none of these processes writes, and return those that could not be brought now."""
+        """Copy files that none of the processes is writing, and return those that could not be copied now."""
         failed, unreached = [], 0
         for path in paths:
             if self._given_up.is_set():
@@ -220,7 +224,7 @@ class Files:
             began = time.monotonic()
             try:
                 self._bring_one(path, pids)
-            except (FileNotFoundError, ChangedError):  # it is looked at again
+            except (FileNotFoundError, ChangedError):  # the next search finds it again
                 continue
             except OSError as error:
                 failed.append(path)
@@ -247,7 +251,7 @@ class Files:
             raise ChangedError(f"{path} is being written")
         try:
             name = self._carrier.carry(entry, source, unchanged)
-        except RefusedError:  # the driver tells why; it may take the file once others are gone
+        except RefusedError:  # the driver reports why; it may accept the file once others are gone
             books.wait(path, began, _REFUSED)
             return
         books.known[path] = stamp
@@ -259,7 +263,7 @@ class Files:
             books.unsettled[path] = entry, name
 
     def _settle(self) -> None:
-        """Tell the driver of files that it has not heard of."""
+        """Tell the driver about uploaded files that it does not know of."""
         assert self._carrier is not None
         for path, (entry, name) in list(self._books.unsettled.items()):
             try:
@@ -270,7 +274,7 @@ class Files:
                 self._books.unsettled.pop(path)
 
     def _withdraw(self, there: Collection[str]) -> None:
-        """Take back what ranks have removed since it was brought."""
+        """Remove the copies of files that ranks have removed."""
         assert self._carrier is not None
         for path in [path for path in self._books.brought if path not in there]:
             try:
@@ -291,21 +295,21 @@ class Files:
         if self._carrier.is_live:
             if not missed:
                 self._withdraw(there)
-            failed = self._bring(self._bring(new))  # those that failed once more
+            failed = self._bring(self._bring(new))  # try failed files once more
             self._settle()
         for error in missed[:1]:
-            self._tell_soon(f"could not look for all new files: {error}")
+            self._tell_soon(f"could not search everywhere for new files: {error}")
         unsettled = [FileLeft(entry, None, name) for entry, name in self._books.unsettled.values()]
         if self._carrier.through_spark:
             self.left = (*unsettled, *self._to_spark(failed))
             return
         self.left = tuple(unsettled)
         if failed:
-            what = f"{count(len(failed), 'new file')} to output_dir, {failed[0]!r} first"
-            self._tell_soon(f"could not bring {what}: {self._books.failed[failed[0]]}")
+            what = f"{count(len(failed), 'new file')} to output_dir (the first: {failed[0]!r})"
+            self._tell_soon(f"could not copy {what}: {self._books.failed[failed[0]]}")
 
     def _to_spark(self, paths: Iterable[str]) -> list[FileLeft]:
-        """Return the files that may go through Spark, and warn of the others."""
+        """Return the files that may go through Spark, and warn about the others."""
         left, lost, free = [], [], self._through_spark
         for path in paths:
             source = os.path.join(self._watched.folder, path)
@@ -314,7 +318,7 @@ class Files:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                self._tell_soon(f"could not bring {path!r} to output_dir: {error}")
+                self._tell_soon(f"could not copy {path!r} to output_dir: {error}")
                 continue
             if entry.size > free:
                 lost.append(path)
@@ -323,14 +327,14 @@ class Files:
             left.append(FileLeft(entry, source))
         if lost:
             self._tell_soon(
-                f"could not bring {count(len(lost), 'new file')} to output_dir, {lost[0]!r} first: it cannot reach "
-                f"the driver, and at most {size(self._through_spark)} of each node go through Spark. Pass a URL as "
-                "output_dir, or open the ports of driver_ports="
+                f"could not copy {count(len(lost), 'new file')} to output_dir (the first: {lost[0]!r}): the node "
+                f"cannot reach the driver, and may send at most {size(self._through_spark)} through Spark. Pass a URL "
+                "as output_dir, or open the ports of driver_ports="
             )
         return left
 
     def _warn(self, path: str) -> None:
-        """Tell the user that new files are lost with the node."""
+        """Warn the user that new files are lost with the node."""
         self._books.brought.add(path)
         self._tell_soon(
             f"removes new files of its ranks when the run ends: {self._writer(path)} wrote {path!r}. Pass output_dir= "
@@ -338,7 +342,7 @@ class Files:
         )
 
     def _writer(self, path: str) -> str:
-        """Return who wrote a file, in words."""
+        """Return which ranks may have written a file, in words."""
         first, pids = self._watched.first_rank, self._pids()
         ranks = range(first, first + self._watched.local_world_size)
         if len(ranks) == 1:
@@ -357,10 +361,14 @@ async def begin_files(
     pids: Callable[[], Mapping[int, int]],
     tell: Callable[[str], None],
 ) -> Files | None:
-    """Put the files of earlier runs into the ranks' current directory, and begin to watch it; ``None`` if nobody need.
+    """Copy the files of earlier runs into the ranks' current directory, and begin to watch it.
+
+    Returns:
+        The watching object, or ``None`` if new files may stay where they are.
 
     Raises:
-        StartError: the job's URL cannot be used from here, or its folder is around the ranks' current directory.
+        StartError: the job's ``output_dir`` is a URL that cannot be used from this node, or a folder that contains the
+            ranks' current directory.
     """
     folder = staging.current_folder(job, order)
     carrier = carriers.choose(job, order, link, node.node_rank, {**os.environ, **job.env})
@@ -373,8 +381,8 @@ async def begin_files(
                 return None  # files are there already
             if os.path.realpath(folder).startswith(job.output_dir.where + os.sep):
                 raise StartError(
-                    f"output_dir {job.output_dir.where!r} holds the ranks' current directory, {folder}: pass a folder "
-                    "beside it or in it"
+                    f"output_dir {job.output_dir.where!r} contains the ranks' current directory, {folder}: pass a "
+                    "folder beside or inside that directory"
                 )
         uploads = carriers.uploads_of(carrier)
         restore = partial(restoring.restore, job, order, folder, node.node_rank, uploads, reached=link.is_open)

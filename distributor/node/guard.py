@@ -1,9 +1,9 @@
-"""The guard: the parent of an agent or a warm process, which leaves nothing of its charge behind, however that ends.
+"""The guard: the parent of an agent or a warm process. It cleans up after this *charge*, however the charge ends.
 
-An agent ends its node's processes itself, unless it is killed. The kernel then gives what is left of them to the guard
-(PR_SET_CHILD_SUBREAPER), whatever their session and environment, and the guard kills them. The guard of a warm process
-also ends it when its owner or its folder is gone, since a process that imports looks at nothing else. A guard is small:
-it is forked before its charge imports torch.
+An agent ends its node's processes itself, unless it is killed. In that case, the kernel gives the remaining processes
+to the guard (PR_SET_CHILD_SUBREAPER), whatever their session and environment, and the guard kills them. The guard of a
+warm process also ends it when its owner or its folder is gone, which a process that is importing does not notice. A
+guard needs little memory: it forks its charge before torch is imported.
 """
 
 from __future__ import annotations
@@ -18,31 +18,32 @@ from contextlib import suppress
 
 from distributor.machine import bootstrap, processes
 
-#: Number of seconds between looks at what no signal tells: the owner, the folder, the orphans of an agent.
+#: Number of seconds between checks of what no signal announces: the owner, the folder, the orphans of an agent.
 _LOOK = 1.0
 
 #: Number of seconds between two rounds of kills.
 _NEXT_ROUND = 0.05
 
-#: Number of seconds that a warm process may take to leave by itself when its owner has ended.
+#: Number of seconds that a warm process has to end by itself once its owner has ended.
 _PATIENCE = 1.0
 
-#: Number of seconds that killed processes may take to end; those in uninterruptible sleep end after it.
+#: Number of seconds that the guard waits for killed processes. Those in uninterruptible sleep may end later.
 _KILL_PATIENCE = 10.0
 
-#: All but SIGCHLD end the charge.
+#: Signals that the guard waits for. All but SIGCHLD end the charge.
 _AWAITED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def fork(shown: str, instead: str, close: Iterable[int], owner: int | None = None, folder: str | None = None) -> None:
-    """Fork the charge of a guard, and return in it. The calling process becomes the guard, and does not return.
+    """Fork the charge, and return in it. The calling process becomes the guard, and does not return.
 
     Args:
-        shown: what the arguments of this process show; see :func:`~distributor.machine.bootstrap.overwrite_argument`.
-        instead: what those of the guard show instead.
+        shown: the command-line arguments of this process that the guard must not show; see
+            :func:`~distributor.machine.bootstrap.overwrite_argument`.
+        instead: the arguments that the guard shows in place of them.
         close: descriptors of the charge's sockets, which must close when the charge ends.
-        owner: pid of the owner of a warm process.
-        folder: the folder of a warm process.
+        owner: pid of the owner, for a warm process.
+        folder: the folder, for a warm process.
     """
     processes.adopt_orphans()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
@@ -88,7 +89,7 @@ class _Guard:
         self._killing_since: float | None = None
 
     def run(self) -> None:
-        """Return when no process is left, or only such as SIGKILL has not ended yet."""
+        """Guard the charge until no process is left, or only processes that SIGKILL has not ended."""
         while self._reap() and not self._in_vain():
             if self._is_useless():
                 self._kill([self._charge])
@@ -101,7 +102,7 @@ class _Guard:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _reap(self) -> bool:
-        """Reap all children that have ended; return whether others are left. The kernel knows that for certain."""
+        """Reap all children that have ended. Return whether the kernel knows of other children."""
         with suppress(ChildProcessError):
             while ended := os.waitpid(-1, os.WNOHANG)[0]:
                 if ended == self._charge:
@@ -123,7 +124,7 @@ class _Guard:
         return self._killing_since is not None and time.monotonic() - self._killing_since > _KILL_PATIENCE
 
     def _is_useless(self) -> bool:
-        """Return whether no run can come to a warm process any more, and none uses it."""
+        """Return whether the charge is a warm process that no run uses and no run can reach any more."""
         if self._charge is None or self._folder is None:
             return False
         if self._owner is not None and (self._owner.gone_for or 0.0) > _PATIENCE:
@@ -154,7 +155,7 @@ class _Owner:
 
     @property
     def gone_for(self) -> float | None:
-        """For how many seconds the owner is known to have ended; ``None`` if it has not."""
+        """Number of seconds since the owner was found to have ended; ``None`` if it is not known to have ended."""
         if self._since is None and self._descriptor is not None and processes.readable([self._descriptor], 0):
             self._since = time.monotonic()
         return None if self._since is None else time.monotonic() - self._since

@@ -1,7 +1,7 @@
-"""How a node whose ranks have succeeded hands over what they return: over the channel, beside its owner.
+"""Send the results of a node whose ranks have succeeded over the channel, in addition to sending them through Spark.
 
-The owner, a task's Python worker, passes everything on through Spark. It may die on the way, and its executor with it.
-The agent outlives both, so it sends the same over the channel, where that can be reached.
+The agent's owner, a task's Python worker, sends all results through Spark. It may die before that, and its executor
+with it. The agent outlives both, so it also sends the results over the channel, if the driver can be reached.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from distributor.values.messages import Finished, Sent
 from distributor.values.outcome import NodeReport
 from distributor.values.plan import AgentOrder
 
-#: Bytes of values that a message of the node holds in all. Others are sent over connections of their own.
+#: Maximum number of bytes of return values in a node's message. Other values are sent over separate connections.
 _INLINE = 5 << 19
 
 
@@ -39,7 +39,7 @@ class Handover:
         self._following: tuple[int, ...] = ()
 
     def announce(self, report: NodeReport, values: Mapping[int, bytes | str]) -> None:
-        """Tell the driver how the ranks have ended, with their small values.
+        """Tell the driver how the ranks have ended, and send their small return values.
 
         Args:
             report: the node's report.
@@ -53,11 +53,11 @@ class Handover:
         self._link.tell(Finished(replace(report, placement=None), texts, self._following))
 
     async def send(self, values: Mapping[int, bytes | str]) -> tuple[dict[int, bytes | str | Sent], bool]:
-        """Send the values that were announced to follow.
+        """Send the values that :meth:`announce` has left out.
 
         Returns:
-            All values, with those that were sent replaced by what was sent, and whether the run has been stopped. No
-            values if it has, since nobody waits for them any more.
+            All values, with a :class:`Sent` in place of each value that was sent, and whether the run has been stopped.
+            There are no values if it has been stopped, since nobody waits for them any more.
         """
         left: dict[int, bytes | str | Sent] = dict(values)
         loop = asyncio.get_running_loop()
@@ -66,9 +66,9 @@ class Handover:
                 left[rank] = await loop.run_in_executor(None, self._send, rank, values[rank])
             except exchange.StoppedError:
                 return {}, True
-            except (OSError, ValueError):  # ValueError: what answers is not the driver
+            except (OSError, ValueError):  # ValueError: the answer is not the driver's
                 if self._link.is_orphaned:
-                    break  # nobody is left to bring it
+                    break  # no owner is left to send it through Spark
                 # Otherwise it goes through Spark.
         return left, False
 
@@ -80,7 +80,7 @@ class Handover:
 
 
 def within(values: Mapping[int, bytes | str], most: int) -> dict[int, bytes]:
-    """Return the values that are in memory, in order, as many as have ``most`` bytes together.
+    """Return in-memory values of at most ``most`` bytes in all. A value that does not fit is left out.
 
     >>> within({0: b"abc", 1: "/tmp/value", 2: b"d", 3: b"e"}, 4)
     {0: b'abc', 2: b'd'}

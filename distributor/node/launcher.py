@@ -1,4 +1,4 @@
-"""The process that starts a node's ranks, as forks or anew, under torch's elastic agent.
+"""The launcher: the process that starts a node's ranks, as forks or new processes, under torch's elastic agent.
 
 It imports torch once. It runs no user code, starts no Python thread and no parallel region before it has forked its
 ranks, and never touches CUDA, so forking from it is safe. Its main thread watches the ranks; another one waits for the
@@ -31,24 +31,24 @@ from distributor.values.environment import NODE_ID
 from distributor.values.layout import ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL
 from distributor.values.plan import NodeOrder
 
-#: What a spare shows in place of ``launcher``, padded to the same length.
+#: The name of a spare in its command line, padded to the length of ``launcher``.
 _SPARE = "spare".ljust(len("launcher"), "\0")
 
 _telling = threading.Lock()
 
 
 def main(path: str, agent_pid: str) -> None:
-    """Run this node's ranks to their end (entry point of a process started anew)."""
+    """Run this node's ranks to their end (entry point of a new process)."""
     die_with_parent(int(agent_pid))
     order = launching.read(path)
     for inherited in (order.event_fd, order.store_fd, order.spare_fd, order.slots_fd):
         if inherited is not None:
-            os.set_inheritable(inherited, False)  # ranks that are started anew must not inherit it
+            os.set_inheritable(inherited, False)  # ranks that are new processes must not inherit it
     _begin(order, int(agent_pid))
 
 
 def become(order: NodeOrder, agent_pid: int, owner: int) -> None:
-    """Make a fork of the agent look like a process started anew, then run the ranks (entry point of the fork).
+    """Make a fork of the agent look like a new process, then run the ranks (entry point of the fork).
 
     Args:
         order: the agent's order.
@@ -72,7 +72,7 @@ def _settle(order: NodeOrder) -> None:
 
 
 def _begin(order: NodeOrder, agent_pid: int) -> NoReturn:
-    """Fork the spare, if there is to be one, and run the ranks."""
+    """Fork the spare, if the order asks for one, and run the ranks."""
     if order.spare_fd is not None:
         _fork_spare(order, order.spare_fd, agent_pid)
     _launch(order)
@@ -81,8 +81,8 @@ def _begin(order: NodeOrder, agent_pid: int) -> NoReturn:
 def _fork_spare(order: NodeOrder, spare_fd: int, agent_pid: int) -> None:
     """Fork the launcher of the next attempt, which waits for its order.
 
-    Until then it ends when its line closes, that is, when the agent ends. The kernel could end it with its parent only,
-    and that is this process.
+    Until its order arrives, the spare ends when its line closes, that is, when the agent ends. The kernel could end it
+    only together with its parent, which is this process and not the agent.
     """
     if os.fork() != 0:
         os.close(spare_fd)

@@ -1,8 +1,8 @@
 """The launcher as its agent sees it: a new process, or a forked one that waits for its order.
 
-A launcher that waits has imported torch, runs nobody's code and has no threads, so that it can fork ranks. The agent
-itself forks the first one. If the run may be started again, each launcher forks a *spare* before it does anything else:
-the launcher of the next attempt. The agent adopts the spare when the launcher ends.
+A waiting launcher has imported torch, has run no user code and has no threads, so it can fork ranks. The agent itself
+forks the first launcher. If the run may have further attempts, each launcher forks a *spare* before it does anything
+else: the launcher of the next attempt. The agent adopts the spare when the launcher ends.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from distributor.values import layout, messages
 from distributor.values.placement import Node, Placement
 from distributor.values.plan import NodeOrder
 
-#: Number of seconds that a spare may take to say that it is there. It does so as soon as it is forked.
+#: Number of seconds that a spare may take to send its pid, which it does as soon as it is forked.
 _SPARE_PATIENCE = 5.0
 
-#: Number of bytes of an order's path and of a pid, at most.
+#: Maximum number of bytes of a message on the line: an order's path, or a spare's pid.
 _LONGEST = 1 << 14
 
-#: Number of files that a launcher opens for other things than ranks and the store.
+#: Number of files that a launcher opens in addition to those for ranks and the store.
 _OTHER_FILES = 96
 
-#: Maximum number of descriptors of an order: pipe of events, memory of the ranks, the store's socket, the spare's line.
+#: Maximum number of descriptors sent with an order: the event pipe, the ranks' memory, the store, the spare's line.
 _MOST_DESCRIPTORS = 4
 
 
@@ -53,12 +53,12 @@ class Launcher(Protocol):
 
         Args:
             order: what to start.
-            slots: memory that the ranks share with the agent.
+            slots: the descriptor of memory that the ranks share with the agent.
             store: a listening socket for the rendezvous store, on node 0.
             spare: whether the launcher forks a spare.
 
         Returns:
-            A pipe of its events, which ends when the launcher ends.
+            The descriptor of a pipe with the launcher's events. The pipe closes when the launcher ends.
         """
 
     def send_signal(self, number: int) -> None: ...
@@ -69,7 +69,7 @@ class Launcher(Protocol):
         """Block until the launcher has ended."""
 
     def successor(self) -> Launcher:
-        """Return the launcher of the next attempt: the spare, if there is one. Call it once this one has ended."""
+        """Return the launcher of the next attempt, once this launcher has ended: the spare, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,8 @@ class WaitingLauncher:
     """A launcher that waits for its order. It is a child of this process.
 
     Args:
-        pid: its pid.
-        line: the line on which it waits. The launcher ends when the line closes.
+        pid: the launcher's pid.
+        line: the line on which the launcher waits. The launcher ends when the line closes.
     """
 
     def __init__(self, pid: int, line: socket.socket) -> None:
@@ -160,14 +160,14 @@ class WaitingLauncher:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it still waits: the line closes when it ends."""
+        """Whether the launcher is still waiting. The line closes when the launcher ends."""
         return not processes.readable([self._line.fileno()], 0)
 
     def start(self, order: NodeOrder, slots: int, store: socket.socket | None, *, spare: bool) -> int:
         ends = _open(slots, store, spare)
         self._spare = ends.spare
         message = messages.StartRanks(_write(order), tuple(ends.theirs))
-        with self._line, suppress(OSError):  # it was killed, so its events end at once
+        with self._line, suppress(OSError):  # the launcher was killed, so its events end at once
             socket.send_fds(self._line, [json.dumps(messages.encode(message)).encode()], list(ends.theirs.values()))
         for descriptor in ends.theirs.values():
             os.close(descriptor)
@@ -203,7 +203,7 @@ def _successor(line: socket.socket | None) -> Launcher:
 
 
 def living(launcher: Launcher) -> Launcher:
-    """Return this launcher if it can be started. If it waited for its order and has ended, return a new one."""
+    """Return the launcher if it can still be started. If it has ended while waiting for its order, return a new one."""
     return launcher if not isinstance(launcher, WaitingLauncher) or launcher.is_waiting else SpawnedLauncher()
 
 
@@ -211,7 +211,7 @@ def files_needed(who: Placement, node: Node) -> int:
     """Return the number of files that a node's launcher opens: a descriptor of each rank, and the store's connections.
 
     Args:
-        who: all nodes. Each of their launchers and ranks may connect to the store, which the first one has.
+        who: the placement. Every launcher and every rank may connect to the store, which is on the first node.
         node: the node.
     """
     connections = who.world_size + len(who.nodes) if node == who.master else 0
@@ -264,11 +264,11 @@ def await_order(line: socket.socket) -> NodeOrder | None:
 
 
 def read(path: str) -> NodeOrder:
-    """Return the order in a file."""
+    """Read an order from a file."""
     with open(path, "rb") as file:
         order: NodeOrder = pickle.load(file)
     if order.start_method == "fork":
-        os.unlink(path)  # otherwise kept: ranks that are new processes read it too
+        os.unlink(path)  # kept otherwise: ranks that are new processes read it too
     return order
 
 
@@ -283,7 +283,7 @@ def _with(order: NodeOrder, descriptors: Mapping[str, int]) -> NodeOrder:
 
 
 def _write(order: NodeOrder) -> str:
-    """Write the order into a file, because functions can be large, and return its path."""
+    """Write the order to a file, because functions can be large, and return the path of the file."""
     path = str(layout.order(order.folder))
     with open(path, "wb") as file:
         pickle.dump(order, file)

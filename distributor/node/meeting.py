@@ -1,7 +1,7 @@
-"""Where the ranks of all nodes meet: torch's elastic agent and its rendezvous store, in a thread of the launcher.
+"""The launcher's thread for the rendezvous of all nodes: torch's elastic agent and its store.
 
-All that waits for other nodes is here, and nothing that watches ranks: a store that does not answer (another node is
-cut off, or its machine hangs) blocks this thread only.
+Everything that waits for other nodes is in this thread, and nothing that watches ranks. A store that does not answer
+(another node is cut off, or its machine hangs) therefore blocks this thread only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from distributor.values.plan import NodeOrder
 #: Number of seconds that a finished node waits for the others at the exit barrier: slower nodes may train for days.
 _EXIT_BARRIER_TIMEOUT = 365 * 24 * 3600.0
 
-#: Key that is set in the store when a node's ranks failed, so that other nodes learn of it even without the channel.
+#: Key that is set in the store when a node's ranks have failed: other nodes learn of it even without the channel.
 _FAILED_KEY = "distributor/failed"
 
 #: Keys in the store: the number of nodes that have passed the exit barrier, and a flag that is set once all have.
@@ -45,8 +45,8 @@ _ALL_LEFT_KEY = "distributor/all_left"
 #: Number of seconds that node 0 waits for all nodes to pass the exit barrier.
 _LEAVE_TIMEOUT = 5.0
 
-#: Keys in the store: the number of nodes whose ranks have succeeded, and a flag that is set once all have. Both leave
-#: out ranks that serve others, and are used only if there are such ranks, or nodes without ranks.
+#: Keys in the store: the number of nodes whose ranks have succeeded, and a flag that is set once all have. Both ignore
+#: ranks that serve others, and are used only if there are such ranks, or nodes without ranks.
 _DONE_KEY = "distributor/done"
 _ALL_DONE_KEY = "distributor/all_done"
 
@@ -56,12 +56,12 @@ _FAILED_POLL = 1.0
 #: Number of seconds between checks of ``_ALL_DONE_KEY``.
 _DONE_POLL = 0.1
 
-#: Sends the agent a message.
+#: The type of a function that sends the agent a message.
 Tell = Callable[[messages.Message], None]
 
 
 class Meeting(threading.Thread):
-    """The thread in which torch's elastic agent runs, to the end of the ranks of all nodes.
+    """The thread that runs torch's elastic agent until the ranks of all nodes have ended.
 
     Args:
         order: the agent's order.
@@ -75,7 +75,7 @@ class Meeting(threading.Thread):
         self._tell = tell
         spec = WorkerSpec(
             role="default",
-            local_world_size=max(1, order.plan.node.local_world_size),  # torch refuses 0; ranks are counted here
+            local_world_size=max(1, order.plan.node.local_world_size),  # torch refuses 0
             rdzv_handler=_PlacedRendezvous(order, tell),
             entrypoint=process.become,
             max_restarts=0,
@@ -97,7 +97,7 @@ class Meeting(threading.Thread):
 
 
 class _PlacedRendezvous(RendezvousHandler):
-    """A rendezvous whose result is already known: the placement. It only brings up the store."""
+    """A rendezvous whose result is already known: the placement. It only starts the store, or connects to it."""
 
     def __init__(self, order: NodeOrder, tell: Tell) -> None:
         self._order = order
@@ -156,7 +156,7 @@ class _RankAgent(SimpleElasticAgent):
         super().__init__(spec, exit_barrier_timeout=_EXIT_BARRIER_TIMEOUT)
         self._order = order
         self._watch = watch
-        self._done = False  # whether this node's ranks have succeeded, but for those that serve others
+        self._done = False  # whether all ranks of this node that serve no others have succeeded
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         return self._watch.begin()
@@ -180,15 +180,15 @@ class _RankAgent(SimpleElasticAgent):
         return RunResult(state=WorkerState.HEALTHY)
 
     def _all_done(self) -> bool:
-        """Return whether nothing is left to wait for, now that this node's ranks have succeeded.
+        """Return whether this node may go to torch's exit barrier, now that its ranks have succeeded.
 
-        Torch's exit barrier is enough, but for ranks that serve others, which must not end before these have, and for
-        nodes without ranks: they are done at once, and nobody hears of a failure at the barrier.
+        It may go at once, with two exceptions. Ranks that serve others must not end before those others have ended. And
+        a node without ranks would be at the barrier from the start, where it cannot hear of a failure.
         """
         if not self._order.plan.serving and all(node.ranks for node in self._order.placement.nodes):
             return True
         store = cast(Any, self._store)
-        with suppress(Exception):  # the store is gone: node 0 has failed, and that is found elsewhere
+        with suppress(Exception):  # the store is gone: node 0 has failed, which is noticed elsewhere
             if not self._done:
                 self._done = True
                 if store.add(_DONE_KEY, 1) == len(self._order.placement.nodes):
@@ -197,14 +197,14 @@ class _RankAgent(SimpleElasticAgent):
         return False
 
     def _tell_others(self) -> None:
-        """Tell the other nodes, over the store, that this one has ended without success."""
+        """Tell the other nodes, over the store, that this node has ended without success."""
         with suppress(Exception):
             self._store.set(_FAILED_KEY, str(self._order.plan.node.node_rank))  # type: ignore[attr-defined]
 
     def _another_node_failed(self) -> bool:
-        """Return whether another node failed. If the store is gone, so is node 0.
+        """Return whether another node has failed. If the store is gone, node 0 has failed.
 
-        A node without ranks goes on until then: a rank of node 0 may need its companions in order to save.
+        A node without ranks goes on until the store is gone: a rank of node 0 may need its companions in order to save.
         """
         try:
             failed = bool(self._store.check([_FAILED_KEY]))  # type: ignore[attr-defined]
@@ -213,9 +213,9 @@ class _RankAgent(SimpleElasticAgent):
             return True
 
     def _exit_barrier(self) -> None:
-        """Keep node 0 until all nodes have passed the exit barrier, because the store ends with node 0.
+        """Keep node 0 alive until all nodes have passed the exit barrier, because the store ends with node 0.
 
-        Torch's agents do not wait: an agent that has not passed yet looks for the store for a second or two.
+        Torch's own agents do not wait. An agent that has not passed yet then looks for the store for a second or two.
         """
         super()._exit_barrier()  # type: ignore[no-untyped-call]
         nodes, store = len(self._order.placement.nodes), cast(Any, self._store)
@@ -233,5 +233,5 @@ class _RankAgent(SimpleElasticAgent):
         """Do nothing: ranks that must stop have been stopped."""
 
     def _construct_event(self, state: str, source: Any, *_: Any, **__: Any) -> Event:
-        """Construct an event without torch's look-up of the full host name: seconds each where DNS does not answer."""
+        """Construct an event. Torch's own method looks up the full host name: seconds each, if DNS does not answer."""
         return Event(f"torchelastic.worker.status.{state}", source, metadata={"hostname": socket.gethostname()})

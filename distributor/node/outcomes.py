@@ -1,4 +1,4 @@
-"""From the ends of ranks, and what they said about them, to their outcomes. Pure."""
+"""Determine the outcomes of ranks from how their processes ended and from what the ranks reported. No side effects."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from distributor.values.plan import NodeOrder
 
 @dataclass(frozen=True)
 class Now:
-    """A moment in seconds: since the epoch, and by the clock that all processes of the host share."""
+    """The current time in seconds: since the epoch, and on the clock that all processes of the host share."""
 
     wall: float
     moment: float
 
     def ago(self, moment: float) -> float:
-        """Return a moment of the shared clock in seconds since the epoch."""
+        """Convert a moment on the shared clock to seconds since the epoch."""
         return self.wall - (self.moment - moment)
 
 
@@ -36,13 +36,13 @@ class Ends:
     """Everything known about the ends of a node's ranks.
 
     Attributes:
-        exits: how the ranks' processes ended, by local rank. The end of a rank that is missing here is unknown.
+        exits: how the ranks' processes ended, by local rank. A rank that is missing ended in an unknown way.
         stopped: whether the agent has stopped the ranks.
         tails: the last output of each rank, by global rank.
         oom: whether the kernel has killed a process for lack of memory while the ranks ran.
         full: the node's folder, if its disk is full.
-        now: the current time. It stands for the time of an end that was not observed.
-        shipped: paths of shipped files on this node, each with its path on the driver.
+        now: the current time. It is used for ends that were not observed.
+        shipped: the path of each shipped file on this node and on the driver.
     """
 
     exits: Mapping[int, RankExited]
@@ -55,7 +55,7 @@ class Ends:
 
 
 def read(slots: Slots, local_rank: int) -> Ending | None:
-    """Return what a rank has said about its end; ``None`` if it has said nothing."""
+    """Return what a rank has reported about its end; ``None`` if it has reported nothing."""
     said = slots.read(local_rank)
     if said is None:
         return None
@@ -69,7 +69,7 @@ def outcome_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: E
     Args:
         order: the launcher's order.
         local_rank: the rank.
-        ending: what the rank has said about its end.
+        ending: what the rank has reported about its end.
         ends: how the node's ranks have ended.
     """
     rank, host = order.plan.node.first_rank + local_rank, order.host
@@ -93,14 +93,14 @@ def outcome_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: E
 
 
 def _has_served(ending: Ending | None, exit: RankExited) -> bool:
-    """Return whether a rank ended, without a result of its own, because it was told that its service was over."""
+    """Return whether a rank ended without a result of its own because it was told that its service was over."""
     if exit.released is None or (ending is not None and ending.outcome.state != "failed"):
         return False
     return ending is None or ending.moment >= exit.released
 
 
 def failure_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: Ends) -> Failure:
-    """Return why a rank failed: what the rank itself said, completed by how its process ended.
+    """Return why a rank failed: what the rank itself reported, completed by how its process ended.
 
     The arguments are the same as for :func:`outcome_of`.
     """
@@ -114,7 +114,7 @@ def failure_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: E
     else:
         failure = Failure(rank, local_rank, order.host, *describe_exit(exit.code, ends.oom))
     moment = _moment(ending, exit, ends.now)
-    # If a rank that had failed was told to stop on its way out, its failure is still the reason.
+    # If a rank was told to stop, the end of its process says nothing about its failure.
     if exit is not None and exit.stopped is None:
         failure = replace(
             failure,
@@ -134,13 +134,13 @@ def failure_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: E
 
 
 def _moment(ending: Ending | None, exit: RankExited | None, now: Now) -> float:
-    """Return when a rank failed: when it said so, but not after its end. A rank's clock may have been replaced."""
+    """Return when a rank failed: when it says so, unless that is impossible (a replaced clock), otherwise its end."""
     end = now.moment if exit is None else exit.moment
     return ending.moment if ending is not None and 0 <= ending.moment <= end else end
 
 
 def within(outcomes: Sequence[Outcome], most: int) -> tuple[Outcome, ...]:
-    """Return outcomes with those pickled exceptions that fit into ``most`` bytes, those of the first failures first."""
+    """Return outcomes with only those pickled exceptions that fit into ``most`` bytes. Earlier failures come first."""
     by_time = sorted((each.failure for each in outcomes if each.failure is not None), key=lambda each: each.time)
     kept = set()
     for failure in by_time:
@@ -156,7 +156,7 @@ def within(outcomes: Sequence[Outcome], most: int) -> tuple[Outcome, ...]:
 
 
 def stopped(port: int, outcomes: Sequence[Outcome], error: tuple[str, str] | None) -> tuple[Stopped, ...]:
-    """Return the message of a node whose attempt has failed, then ever shorter ones that leave out what is long."""
+    """Return the message of a node whose attempt has failed, and shorter versions that leave out long texts."""
     plain = [replace(each, failure=each.failure and replace(each.failure, exception=None)) for each in outcomes]
     brief = [replace(each, failure=each.failure and replace(each.failure, traceback="", log_tail="")) for each in plain]
     bare = [replace(each, failure=None) for each in plain]
@@ -164,7 +164,7 @@ def stopped(port: int, outcomes: Sequence[Outcome], error: tuple[str, str] | Non
 
 
 def describe_exit(code: int, oom: bool) -> tuple[str, str]:
-    """Return the kind and message of a process's end without an exception.
+    """Return the kind and message of a failure for a process that ended without an exception.
 
     >>> describe_exit(3, False), describe_exit(-9, False)
     (('exit', 'exited with code 3'), ('signal', 'killed by SIGKILL'))
@@ -181,7 +181,7 @@ def describe_exit(code: int, oom: bool) -> tuple[str, str]:
 
 
 def as_on_driver(text: str, shipped: Sequence[tuple[str, str]]) -> str:
-    """Return a text with the paths of shipped files replaced by those on the driver.
+    """Return a text with the paths of shipped files replaced by the files' paths on the driver.
 
     >>> as_on_driver('File "/tmp/node/script/train.py"', [("/tmp/node/script/train.py", "/home/train.py")])
     'File "/home/train.py"'

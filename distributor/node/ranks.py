@@ -13,15 +13,15 @@ from distributor.node.launching import Launcher
 from distributor.values import layout, messages
 from distributor.values.plan import NodeOrder
 
-#: The rest of a traceback from the launcher's imports on. Tracebacks show no source lines of a package in a zip file.
+#: Matches a traceback from the launcher's imports on. It has no source lines if the package is in a zip file.
 _IMPORTS_TORCH = re.compile(r'distributor/node/launcher\.py", line \d+, in <module>\n.*', re.DOTALL)
 
 
 @dataclass
 class Ranks:
-    """What the launcher has reported about its ranks, and the ``slots`` in which they tell how they end.
+    """What the launcher has reported about its ranks.
 
-    ``segments`` is their shared memory.
+    ``slots`` is the memory in which ranks report how they end, ``segments`` the shared memory that libraries create.
     """
 
     slots: Slots
@@ -54,7 +54,7 @@ class Ranks:
 
     @property
     def succeeded(self) -> bool:
-        """Whether all ranks, of which there is one at least, have ended with code 0 before anybody stopped them."""
+        """Whether there are ranks, and all of them have ended with code 0 without being stopped."""
         ends = self.exits.values()
         return bool(self.pids) and not self.alive and all(exit.code == 0 and exit.stopped is None for exit in ends)
 
@@ -66,7 +66,7 @@ class Ranks:
         """Return the kind and message of a failure of the launcher, or ``None``.
 
         A failure is an error that the launcher has reported, or its end before any rank was started, unless the agent
-        was stopping it. On a node without ranks, it is its violent end at any time: no rank's end tells of it.
+        was stopping it. On a node without ranks, any end with a code other than 0 is a failure, as no rank reports it.
         """
         if self.error is not None:
             return (
@@ -90,7 +90,7 @@ class Ranks:
 
 
 def _without_torch(said: str) -> str | None:
-    """Return why torch cannot be imported, if the launcher's log ends with that: its module imports torch first.
+    """Return why torch cannot be imported if the launcher's log ends with that error: the launcher imports torch first.
 
     >>> _without_torch('  File "distributor/node/launcher.py", line 26, in <module>\\nImportError: no torch')
     'ImportError: no torch'

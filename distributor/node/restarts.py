@@ -1,4 +1,4 @@
-"""Whether a node begins another attempt, as the driver orders. Orders may arrive before the agent waits for them."""
+"""The driver's orders about further attempts. They may arrive before the agent waits for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Put what earlier runs have brought to the output folder into the ranks' current directory, before they start."""
+"""Copy the files of earlier runs from ``output_dir`` into the ranks' current directory, before the ranks start."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from distributor.values.plan import AgentOrder
 def restore(
     job: Job, order: AgentOrder, folder: str, node_rank: int, uploads: Uploads | None, *, reached: bool
 ) -> None:
-    """Put the files into ``folder``. On the driver's machine, files that are there already stay.
+    """Copy the files of ``output_dir`` into ``folder``. On the driver's machine, existing files stay.
 
     Args:
         job: the job.
         order: the agent's order.
         folder: the ranks' current directory.
-        node_rank: the node's number.
-        uploads: what is behind the job's URL, if it has one.
+        node_rank: the node's rank.
+        uploads: access to ``output_dir`` if it is a URL.
         reached: whether the driver can be reached.
 
     Raises:
-        StartError: the URL cannot be used from here, or holds more than the limit; or the files do not travel with the
-            job, and the driver cannot be reached.
+        StartError: the URL cannot be used from this node, or holds more than the limit; or the files are not sent with
+            the job, and the driver cannot be reached.
         OSError: a file cannot be read or written.
     """
     kept = job.output_dir
@@ -51,9 +51,9 @@ def restore(
         fetch_files(order.endpoint, told, folder, silence, lambda name: not (order.in_place and _is_in(folder, name)))
     else:
         raise StartError(
-            f"output_dir {kept.where!r} holds {size(kept.held)}, which nodes get from the driver, but this one cannot "
-            "reach it. Pass a URL, open the ports of driver_ports=, or pass a folder with at most "
-            f"{size(WITH_THE_JOB)}"
+            f"this node cannot reach the driver, from which it must copy the {size(kept.held)} of output_dir "
+            f"{kept.where!r}. Pass a URL as output_dir, open the ports of driver_ports=, or use a folder of at most "
+            f"{size(WITH_THE_JOB)}, which is sent with the job"
         )
 
 

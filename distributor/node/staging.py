@@ -20,8 +20,8 @@ _STAYING = (folders.OWNER, layout.WORKING_DIR, layout.SCRIPT)
 def unpack(job: Job, agent: AgentOrder) -> None:
     """Write the files that the job ships into the node's folder. On the driver's machine, they are used in place.
 
-    Without a project folder, ranks get a folder of links to what is in the executor's current directory, where Spark
-    puts the files of ``--files``. So the files that they write are known from others.
+    Without a project folder, ranks run in a folder of links to the files in the executor's current directory, where
+    Spark puts the files of ``--files``. The files that ranks write can then be told apart from those.
     """
     if agent.on_driver:
         return
@@ -40,14 +40,14 @@ def unpack(job: Job, agent: AgentOrder) -> None:
 
 
 def write(plan: Plan, folder: str) -> None:
-    """Write the plan's own files into the node's folder, and note those that its ranks leave elsewhere."""
+    """Write the plan's files into the node's folder, and note the paths outside it that ranks leave behind."""
     folders.note_elsewhere(folder, plan.elsewhere)
     for name, text in plan.files.items():
         Path(folder, name).write_text(text, encoding="utf-8")
 
 
 def clear(agent: AgentOrder) -> None:
-    """Remove what an attempt has left in the node's folder, and elsewhere. Shipped files and the ranks' output stay."""
+    """Remove what an attempt has left in the node's folder and elsewhere. Shipped files and the ranks' output stay."""
     folder = Path(agent.folder)
     folders.remove_elsewhere(folder)
     for path in folder.iterdir():
@@ -87,7 +87,7 @@ def launcher_order(job: Job, agent: AgentOrder, plan: Plan, placement: Placement
 
 
 def shipped(job: Job, agent: AgentOrder) -> tuple[tuple[str, str], ...]:
-    """Return the paths of shipped files on this node, each with its path on the driver."""
+    """Return the path of each shipped file on this node and on the driver."""
     if agent.on_driver:
         return ()
     paths = []
@@ -99,7 +99,7 @@ def shipped(job: Job, agent: AgentOrder) -> tuple[tuple[str, str], ...]:
 
 
 def current_folder(job: Job, agent: AgentOrder) -> str | None:
-    """Return the ranks' current directory; ``None`` leaves it unchanged: it is the driver's own."""
+    """Return the folder in which ranks run; ``None`` if they stay in the current directory of the agent."""
     if agent.on_driver:
         return None if job.working_dir is None else job.working_dir.path
     if agent.in_place and job.working_dir is None:

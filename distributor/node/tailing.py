@@ -1,7 +1,7 @@
 """Follow the ranks' log files on a node and pass on new output.
 
 The files are the buffer: ranks write at the speed of the disk, and output stays in the files until the driver has it.
-Disk space of output that the driver has, or that will not be needed, is freed. The files keep their offsets.
+Disk space of output that the driver has received, or that nobody needs, is freed. Offsets in the files stay valid.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _TAIL_BYTES = 8 << 10
 #: If live lines are more than this number of bytes behind, they are skipped, unless the driver keeps them in files.
 MAX_LAG = 8 << 20
 
-#: Number of bytes before the end of the file that are not skipped, so that a reader sees where the output goes on.
+#: Number of bytes at the end of a file that are not skipped, so that the live lines go on with recent output.
 _KEEP_OF_LAG = 64 << 10
 
 #: Minimum number of bytes of disk space that is freed at a time.
 _RELEASE_STEP = 4 << 20
 
-#: Largest number of log files that are open at a time, and the share of the descriptors of a process that they take.
+#: Maximum number of log files that are open at a time. They may use 1/4 of the descriptors of the process.
 _MOST_OPEN = 64
 _SHARE_OF_OPEN = 4
 
@@ -57,13 +57,13 @@ class _File:
 
 
 class _Descriptors:
-    """Open descriptors of files. When there are too many, the one that was not used for longest is closed.
+    """A cache of open file descriptors. When it is full, it closes the least recently used one.
 
     A node may have more log files than a process may open. An open file can be read to its end even if a rank has
     removed it.
 
     Args:
-        most: the largest number of open descriptors.
+        most: the maximum number of open descriptors.
     """
 
     def __init__(self, most: int) -> None:
@@ -87,7 +87,7 @@ class _Descriptors:
                 os.close(self._open.pop(next(iter(self._open))))
             try:
                 descriptor = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)
-            except OSError:  # it is not there, or other files of this process take all descriptors
+            except OSError:  # the file does not exist, or other files of this process take all descriptors
                 return None
         self._open[file] = descriptor
         return descriptor
@@ -97,8 +97,8 @@ class Tailing:
     """A follower of the ranks' log files.
 
     Args:
-        files: rank, stream (1 stdout, 2 stderr, 3 uncaught exception, 4 reports) and path of each.
-        shipped: the ranks whose lines the driver wants; ``None`` for all. It wants the reports of all ranks.
+        files: rank, stream (1 stdout, 2 stderr, 3 uncaught exception, 4 reports) and path of each log file.
+        shipped: the ranks whose lines the driver wants; ``None`` for all. The driver wants the reports of all ranks.
         keep: whether the driver keeps the lines of all ranks in files, so that nothing may be skipped.
     """
 
@@ -125,7 +125,7 @@ class Tailing:
         self._uplink = None
 
     def driver_has(self, offsets: Offsets, again: bool) -> None:
-        """Note how many bytes of each file the driver has. ``again``: after a break, sending resumes from there."""
+        """Note how many bytes of each file the driver has. If ``again``, the connection was restored: resume."""
         for file in self._files:
             file.acked = min(file.offset, offsets.get((file.rank, file.stream), 0))
             if again and file.shipped:
@@ -133,7 +133,7 @@ class Tailing:
             self._release(file, file.acked)
 
     def begin_again(self) -> None:
-        """Forget the last output of each rank: what comes from now on is another attempt's."""
+        """Forget the last output of each rank: the output from now on belongs to another attempt."""
         self.tails = {}
 
     async def follow(self) -> None:
@@ -145,8 +145,8 @@ class Tailing:
     async def drain(self) -> None:
         """Pass on what the files contain now.
 
-        A process that still writes has escaped the clean-up, and waiting for it might never end. What cannot be read
-        any more is left out.
+        A process that still writes has escaped the clean-up, and waiting for it might never end. Output that can no
+        longer be read is left out.
         """
         ends = {file: self._descriptors.size(file) for file in self._files}
         while any(file.offset < end for file, end in ends.items()) and await self._pass_on():
@@ -161,7 +161,7 @@ class Tailing:
         )
 
     async def _pass_on(self) -> int:
-        """Pass on a bounded piece of each file, and return the number of bytes of the longest."""
+        """Pass on a bounded piece of each file, and return the number of bytes of the longest piece."""
         longest = 0
         for file in self._files:
             size = self._descriptors.size(file)

@@ -1,4 +1,4 @@
-"""Write files to the run's URL, in a process of its own: what is behind a URL may bring threads and never answer."""
+"""Access the run's URL in a separate process: the package that serves it may start threads, and may hang."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from distributor.machine import bootstrap
 from distributor.machine.urls import Remote
 from distributor.values.environment import NODE_ID
 
-#: How many times a process is asked; another one each time.
+#: Number of attempts at a call. Each attempt after the first starts a new process.
 _ASKED = 2
 
 
@@ -37,14 +37,14 @@ class _Answer:
 
 
 class Uploads:
-    """A folder behind a URL, as :class:`Remote`, from a process of its own. Its methods block.
+    """A folder at a URL, like :class:`Remote`, but accessed by a separate process. Its methods block.
 
-    The process is started when it is needed: it ends with each attempt, as all that the agent has started.
+    The process is started when it is needed. It ends with each attempt, like all processes that the agent has started.
 
     Args:
         root: the folder or zip from which this package can be imported.
         url: the folder's URL.
-        environ: the variables of the process.
+        environ: the environment of the process.
     """
 
     def __init__(self, root: str, url: str, environ: Mapping[str, str]) -> None:
@@ -55,20 +55,20 @@ class Uploads:
         self._closed = False
 
     def check(self, mark: str, own: str) -> None:
-        """Check that this is the driver's folder and can be written to.
+        """Check that the URL leads to the driver's folder, and that this node can write to it.
 
         Args:
-            mark: the name of a file that the driver has made there.
-            own: a name for a file of this node's.
+            mark: the name of a file that the driver has written there.
+            own: a name for a test file of this node.
 
         Raises:
-            StartError: it is not, or cannot.
+            StartError: the URL leads elsewhere, or this node cannot write to it.
         """
         try:
             if not self._call("has", mark):
                 raise OSError(
-                    "what the driver has written there is not there. Pass a URL that is the same place for driver and "
-                    "executors"
+                    "the file that the driver has written there is missing. Pass a URL that leads to the same place "
+                    "from the driver and from executors"
                 )
             self._call("check", own)
         except OSError as error:
@@ -80,15 +80,15 @@ class Uploads:
         return found
 
     def put(self, source: str, name: str) -> None:
-        """Write a local file."""
+        """Upload a local file."""
         self._call("put", source, name)
 
     def move(self, source: str, name: str) -> None:
-        """Give a file another name, instead of what has that name."""
+        """Rename a file, replacing any file that has the new name."""
         self._call("move", source, name)
 
     def get(self, name: str, target: str) -> None:
-        """Read a file into a local one."""
+        """Download a file to a local path."""
         self._call("get", name, target)
 
     def remove(self, name: str) -> None:
@@ -96,7 +96,7 @@ class Uploads:
         self._call("remove", name)
 
     def close(self) -> None:
-        """End the process, and what it is doing."""
+        """Kill the process, whatever it is doing."""
         self._closed = True
         if self._process is not None:
             self._process.kill()
@@ -107,7 +107,7 @@ class Uploads:
                 return self._ask(_Call(method, arguments))
             except (BrokenPipeError, EOFError):
                 self._end()
-        raise OSError("the process that writes to it has ended")
+        raise OSError("the process that writes to the URL has ended")
 
     def _ask(self, call: _Call) -> Any:
         if self._process is None:
@@ -127,7 +127,7 @@ class Uploads:
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
-        self._answer(process)  # it has begun
+        self._answer(process)  # the process has opened the URL
         return process
 
     def _end(self) -> None:
@@ -152,7 +152,7 @@ class Uploads:
 def main(url: str) -> None:
     """Serve calls until the agent closes the line or ends (entry point)."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what packages print must not come between answers
+    os.dup2(2, 1)  # output of packages must not come between answers
     try:
         remote = Remote(url)
     except OSError as error:

@@ -44,7 +44,7 @@ _MOST_DESCRIPTORS = 6
 
 
 def main(_placeholder: str, folder: str, owner_pid: str, listener: str, keep: str, preload: str) -> None:
-    """Start the warm process below a guard, which is an orphan, and return (entry point)."""
+    """Start an orphaned guard with the warm process as its child, and return (entry point)."""
     if os.fork() == 0:
         try:
             warm, owner = bootstrap.title("warm"), int(owner_pid)
@@ -137,9 +137,10 @@ def _is_bad_fork() -> bool:
 
 
 def _started_runtime() -> str | None:
-    """Return the library that has started threads of its own, which Python does not see; ``None`` if none has.
+    """Return the library that has started native threads, which Python does not see; ``None`` if no library has.
 
-    An import alone starts none. Sources: ``jax/_src/xla_bridge.py``, ``tensorflow/python/eager/context.py``.
+    Importing such a library alone starts no threads. Sources: ``jax/_src/xla_bridge.py``,
+    ``tensorflow/python/eager/context.py``.
     """
     bridge = sys.modules.get("jax._src.xla_bridge")
     if bridge is not None and bridge.backends_are_initialized():
@@ -149,7 +150,7 @@ def _started_runtime() -> str | None:
 
 
 def _files_of_modules() -> dict[str, tuple[int, int]]:
-    """Return the files of the loaded modules, each with the values that show whether it was changed."""
+    """Return the files of the loaded modules, each with its modification time and size."""
     found = {}
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
@@ -188,7 +189,7 @@ class _Warm:
         self._agents: dict[int, int] = {}  # pids by process descriptor
 
     def run(self) -> None:
-        """Serve until the owner ends, or until there was no request and no agent for long enough.
+        """Serve until the owner ends, or until there was no request and no agent for ``keep`` seconds.
 
         A retired process serves until its last agent has ended.
         """
@@ -256,7 +257,7 @@ class _Warm:
     def _retire(self) -> None:
         """Stop accepting requests. Agents that were forked continue, and the folder's files stay for them."""
         if self._listener is not None:
-            with suppress(OSError):  # no other process can have replaced the socket before this
+            with suppress(OSError):  # no other process can have replaced the socket yet
                 os.unlink(Path(self._folder, "socket"))
             self._listener.close()
             self._listener = None
@@ -287,7 +288,7 @@ class _Warm:
                 os.close(descriptor)
 
     def _remove_folder(self) -> None:
-        """Remove the folder, unless another process serves it by now. That process has its own token."""
+        """Remove the folder, unless another process, which has its own token, serves it by now."""
         if Path(self._folder, "token").read_bytes() == self._token:
             shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -1,7 +1,7 @@
 """The launcher's main thread: starts a node's ranks, watches them and stops them. It never waits for the network.
 
-It watches ranks through process descriptors, so it sees each exit at once, with its true exit code. What has to wait
-for other nodes happens in another thread (:mod:`distributor.node.meeting`).
+It watches ranks through process descriptors, so it sees each exit at once, with its true exit code. Code that waits for
+other nodes runs in another thread (:mod:`distributor.node.meeting`).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: Number of seconds that the other thread has to tell the other nodes of a failure, once no rank is left.
 _TELL_PATIENCE = 1.0
 
-#: Number of seconds between looks for which there is no reason.
+#: Maximum number of seconds of a wait that has no deadline.
 _IDLE = 3600.0
 
 
 @dataclass
 class _Rank:
-    """A rank's process. ``stopped`` is when it was told to stop; ``exit`` is its wait status as an exit code.
+    """A rank's process. ``stopped`` is when it was told to stop; ``exit`` is its exit code, negative for a signal.
 
-    ``released`` is when it was told to end since it has served: however it ends then, it has succeeded.
+    ``released`` is when it was told to end because its service is over. However it ends after that, it has succeeded.
     """
 
     local_rank: int
@@ -51,7 +51,7 @@ class _Rank:
 
 @dataclass
 class _Wishes:
-    """What others want of the main thread: to begin, release, stop, or that all is over. ``pipe`` wakes it."""
+    """Requests to the main thread: to begin, release or stop the ranks, or to end. Writing to ``pipe`` wakes it."""
 
     pipe: tuple[int, int] = field(default_factory=lambda: os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC))
     begin: bool = False
@@ -62,7 +62,7 @@ class _Wishes:
     def wake(self) -> None:
         try:
             os.write(self.pipe[1], b"x")
-        except BlockingIOError:  # there are enough bytes in it to wake anybody
+        except BlockingIOError:  # the pipe is full, so the main thread wakes anyway
             pass
 
 
@@ -83,15 +83,15 @@ class Watch:
         self._told = False
         self._end: float | None = None  # end of the grace period, once ranks have been told to stop
         self._wishes = _Wishes()
-        self._files = limits.open_files()  # which the ranks get
+        self._files = limits.open_files()  # the limit that ranks get
         self._changed = threading.Condition()
 
     def raise_limits(self) -> None:
-        """Let this process open as many files as it needs for its ranks and the rendezvous store, if it may."""
+        """Let this process open as many files as its ranks and the rendezvous store need, as far as it may."""
         limits.raise_open_files(launching.files_needed(self._order.placement, self._order.plan.node))
 
     def handle_signals(self) -> None:
-        """Stop the ranks on the signals that ask for it. The handler only takes a note, whatever it interrupts."""
+        """Stop the ranks on the signals that ask for it. The handler only sets a flag, as it may interrupt anything."""
         signal.set_wakeup_fd(self._wishes.pipe[1], warn_on_full_buffer=False)
         for number in HANDLED:
             signal.signal(number, self._note_signal)
@@ -118,7 +118,7 @@ class Watch:
         os.close(waiting)
 
     def run(self) -> None:
-        """Watch the ranks until the meeting is over, or until they have been stopped and others have been told."""
+        """Watch the ranks until the meeting is over, or until they are stopped and other nodes have been told."""
         while not self._wishes.over.is_set():
             self._look()
             if self._wishes.begin and not self._begun:
@@ -128,7 +128,7 @@ class Watch:
             if self._wishes.stop or self._failed:
                 self._stop()
                 if not self._running():
-                    if self._begun:  # before, the other thread has no store in which to tell of it
+                    if self._begun:  # before that, the other thread has no store to tell other nodes through
                         self._wishes.over.wait(_TELL_PATIENCE)
                     return
 
@@ -143,14 +143,14 @@ class Watch:
         return {rank.local_rank: rank.pid for rank in self._ranks}
 
     def await_end(self, timeout: float, *, known: bool = False) -> Mapping[int, int | None]:
-        """Wait until the ranks have ended, but for those that serve others, one has failed or they are being stopped.
+        """Wait until a rank has failed, the ranks are being stopped, or all that do not serve others have ended.
 
         Args:
-            timeout: number of seconds to wait at most.
-            known: whether it is known that they have ended. Then this waits for the rest only.
+            timeout: maximum number of seconds to wait.
+            known: whether the caller knows that these have ended, and waits for a failure or a stop only.
 
         Returns:
-            The exit codes by local rank, ``None`` for those that run.
+            The exit codes by local rank, ``None`` for running ranks.
         """
         with self._changed:
             serving = self._order.plan.serving_here
@@ -165,14 +165,14 @@ class Watch:
         return self._wishes.stop or self._end is not None
 
     def stop(self) -> None:
-        """Have the ranks stopped, and return once none is left."""
+        """Have the main thread stop the ranks, and return once all have ended."""
         self._wishes.stop = True
         self._wishes.wake()
         with self._changed:
             self._changed.wait_for(lambda: not self._running())
 
     def release(self) -> None:
-        """End the ranks that serve others, as successes, and return once none is left."""
+        """End the ranks that serve others, which count as succeeded, and return once all have ended."""
         if self._running():
             self._wishes.release = True
             self._wishes.wake()
@@ -189,7 +189,7 @@ class Watch:
     def _begin(self) -> None:
         for local_rank in range(len(self._ranks), self._order.plan.node.local_world_size):
             self._start(local_rank, partial(self._spawn, local_rank))
-        self._tell_started()  # first: an order to stop must find them, as soon as one of them has begun
+        self._tell_started()  # before any rank begins: an order to stop must find all ranks
         if self._gate is not None:
             os.write(self._gate, b"x" * len(self._ranks))
             os.close(self._gate)
@@ -274,7 +274,7 @@ class Watch:
             self._signal_running(signal.SIGKILL)
 
     def _release(self) -> None:
-        """Stop the ranks that are left, which have succeeded."""
+        """Stop the remaining ranks, which count as succeeded."""
         for rank in self._running():
             rank.released = time.monotonic()
         self._stop()

@@ -1,4 +1,4 @@
-"""Tell of libraries that coordinate by host, where several executors of a run share one."""
+"""Warn about libraries that coordinate by host if several executors of a run share a host."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from distributor.rank.imports import on_import
 from distributor.values.placement import Node, Placement
 
-#: Libraries whose processes with ``LOCAL_RANK`` 0 make shared memory for all others of the host.
+#: Libraries in which the process with ``LOCAL_RANK`` 0 creates shared memory for all processes on its host.
 _LIBRARIES = ("streaming",)
 
 
 def warn(placement: Placement, node: Node, local_rank: int) -> None:
-    """Print a warning if this process ever imports one of them, and it counts ranks of its own executor only."""
+    """Print a warning if this process ever imports such a library while each executor counts its own ranks from 0."""
     neighbours = [other for other in placement.nodes if other.address == node.address]
     if node.by_host is None and len(neighbours) > 1 and local_rank == 0:
         for library in _LIBRARIES:
@@ -24,7 +24,7 @@ def _print(library: Any, executors: int) -> None:
     if not hasattr(library, "StreamingDataset"):  # another module of that name
         return
     print(
-        f"[distributor] {library.__name__} coordinates by host, and {executors} executors of this run share this one, "
+        f"[distributor] {library.__name__} coordinates by host, and {executors} executors of this run share this host, "
         'each with a LOCAL_RANK 0: pass local_ranks="host"',
         file=sys.stderr,
     )

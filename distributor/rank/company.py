@@ -1,8 +1,8 @@
-"""Find out whether this rank trained by itself: it took training steps, and never met all other ranks.
+"""Detect a rank that trains by itself: it takes training steps, and never joins a process group of all ranks.
 
-A script that creates no process group, or a framework that finds no other processes, trains a model in each rank, and
-each believes that it is the only one. Nothing fails. So a look at each optimizer step, and at the first backward pass,
-tells whether the rank trains; and whether it is in a process group of all ranks by then, or later.
+If a script creates no process group, or a framework finds no other processes, each rank trains a model of its own as if
+it were the only rank. Nothing fails. To detect this, hooks on optimizer steps and on the first backward pass note that
+the rank trains, and whether it is in a process group of all ranks at that moment.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 from distributor.rank.imports import on_import
 
-#: Frameworks that create process groups, the most specific first: what to tell the user depends on which one is there.
+#: Frameworks that create process groups, the most specific first. The first that is loaded decides the advice.
 _FRAMEWORKS = ("pytorch_lightning", "lightning", "lightning_fabric", "transformers", "accelerate")
 
 
 class Company:
-    """What is known of this rank and the others.
+    """A record of whether this rank trains, and whether it trains together with all others.
 
     Args:
         world_size: number of ranks.
@@ -32,14 +32,14 @@ class Company:
         self._handle: Any = None
 
     def watch(self) -> None:
-        """Look at the training steps of this process from now on, if it ever imports torch."""
+        """Observe the training steps of this process, if it ever imports torch."""
         if not self._met:
             on_import("torch.optim.optimizer", self._watch_steps)
             on_import("torch.autograd", self._watch_backward)
 
     @property
     def missed(self) -> str | None:
-        """The framework that trains in this rank without the others, or ``"torch"``; ``None`` if it does not."""
+        """The framework that trains in this rank without the others, or ``"torch"``; ``None`` if nothing does."""
         if not self._trains or self._met:
             return None
         size = self._group_size()
@@ -59,13 +59,13 @@ class Company:
                 autograd.backward = backward
             self._note()
             if self._met and self._handle is not None:
-                self._handle.remove()  # not from the hook itself: torch iterates over all hooks then
+                self._handle.remove()  # not in the hook itself, while torch iterates over all hooks
             return backward(*args, **kwargs)
 
         autograd.backward = first_backward
 
     def _note(self) -> None:
-        """Note that this rank trains, and with whom, until it has met all others."""
+        """Note that this rank trains, and how large its process group is, until it has met all others."""
         if self._met:
             return
         self._trains = True
@@ -83,5 +83,5 @@ class Company:
 
     @staticmethod
     def _was_in_group() -> bool:
-        """Return whether there was a process group, which training has left: torch's own hook for exceptions stays."""
+        """Return whether there was a process group, which is destroyed by now: torch's exception hook stays."""
         return getattr(sys.excepthook, "__name__", "") == "_distributed_excepthook"

@@ -1,7 +1,7 @@
-"""What a rank says about its own end: what its target returned or raised.
+"""What a rank reports about its own end: what its target returned or raised.
 
-It is written into memory that the agent shares, so that it needs no disk. User code may run meanwhile (the ``__str__``
-of an exception, the ``__reduce__`` of a value), and need never end. So a deadline watches it.
+The report is written into memory that the agent shares, so it needs no disk. Preparing it may run user code (the
+``__str__`` of an exception, the ``__reduce__`` of a value), which might never end, so there is a deadline.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from distributor.values import layout
 from distributor.values.outcome import Ending, Failure, Outcome
 from distributor.values.plan import NodeOrder
 
-#: Number of seconds that the texts, the pickle and the hook of an exception may take.
+#: Maximum number of seconds for formatting and pickling an exception, and for the hook that prints it.
 PATIENCE = 10.0
 
-#: Number of seconds for which the pickling of a value may bring nothing.
+#: Number of seconds without progress after which the pickling of a value is given up.
 VALUE_PATIENCE = 300.0
 
-#: Number of bytes up to which a pickled value needs no disk.
+#: Maximum number of bytes of a pickled value that is kept in memory instead of a file.
 SMALL_VALUE = 1 << 20
 
-#: Number of bytes of an exception's pickle, at most; the driver has only its text if it is longer.
+#: Maximum number of bytes of a pickled exception. If it is longer, the driver gets only its text.
 _PICKLED = 1 << 20
 
-#: Number of characters of a failure's message and of its traceback, at most.
+#: Maximum numbers of characters of a failure's message and of its traceback.
 _MESSAGE, _TRACEBACK = 1000, 64 << 10
 
-#: Number of bytes that are written to a file at a time.
+#: Maximum number of bytes that are written to a file at a time.
 _PIECE = 16 << 20
 
 # User code may replace these; this module uses them after it has run.
@@ -50,12 +50,12 @@ _exit, _wall, _monotonic = os._exit, time.time, time.monotonic
 
 
 class Account:
-    """Tells the agent how this rank ends. In a fork of the rank, it tells nothing.
+    """Reports to the agent how this rank ends. In a fork of the rank, it reports nothing.
 
     Args:
         order: the node's order.
         local_rank: the local rank of this process.
-        slot: where the agent reads it.
+        slot: the memory in which the agent reads the report.
     """
 
     def __init__(self, order: NodeOrder, local_rank: int, slot: Slot) -> None:
@@ -67,24 +67,24 @@ class Account:
 
     @property
     def is_mine(self) -> bool:
-        """Whether this process is the rank, and not one that it has forked."""
+        """Whether this process is the rank itself, and not a fork of it."""
         return self._slot.is_mine
 
     def called(self) -> None:
-        """Note that the target is called now."""
+        """Note that the target is about to be called."""
         self._called = _wall()
 
     def exited(self, text: str) -> None:
-        """Tell that the rank ends with a text, as ``sys.exit(text)`` does."""
+        """Report that the rank ends with a text, as after ``sys.exit(text)``."""
         message = shortened(f"exited with code 1: {text}", _MESSAGE)
         self._tell(self._failed("exit", message), _monotonic())
 
     def raised(self, error: BaseException) -> str:
-        """Tell that the target has raised an exception, and return what Python prints for it."""
+        """Report that the target has raised an exception, and return what Python prints for it."""
         moment, kind = _monotonic(), type(error).__name__
-        unknown = self._failed(kind, f"{_name(error)} (its text was not obtained)", _frames(error))
+        unknown = self._failed(kind, f"{_name(error)} (its text could not be obtained)", _frames(error))
         self._tell(unknown, moment, final=False)
-        late = f"{_name(error)} (its text was not there after {PATIENCE:g} s)"
+        late = f"{_name(error)} (its text was not available after {PATIENCE:g} s)"
         best, text = [self._failed(kind, late, _frames(error))], _frames(error)
         with deadline(PATIENCE, lambda: self._give_up(best[-1], moment, 1)), suppress(BaseException):
             text, summary = printed(error), shortened(_summary(error), _MESSAGE)
@@ -97,7 +97,7 @@ class Account:
         return text
 
     def returned(self, value: Any, alone: str | None = None) -> None:
-        """Tell that the target has returned a value. A value that is not small goes into a file.
+        """Report that the target has returned a value. A large value goes into a file.
 
         Args:
             value: the value.
@@ -110,10 +110,10 @@ class Account:
             return
         spill = _Spill(layout.value(self._order.folder, self._rank))
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        never = f"cannot be pickled (nothing of it was there after {VALUE_PATIENCE:g} s)"
+        never = f"cannot be pickled (no progress for {VALUE_PATIENCE:g} s)"
         try:
             with _progress(spill, lambda: self._give_up(self._unreturned(outcome, kind, never), moment, 0)):
-                payload.dump_value(value, spill)  # type: ignore[arg-type]  # a pickler needs no more of a file
+                payload.dump_value(value, spill)  # type: ignore[arg-type]  # a pickler needs only write()
                 small = spill.close()
         except _DiskError as error:
             why = f"cannot be written to {self._order.folder} ({error}): make room there, or write it to permanent "
@@ -150,14 +150,14 @@ class _DiskError(Exception):
 
 
 class _Spill:
-    """Takes a pickled value: in memory while it is small, in a file if it is not.
+    """Collects a pickled value: in memory while it is small, otherwise in a file.
 
     Args:
-        path: where the whole value goes if it is not small.
+        path: path of the file for a value that is not small.
     """
 
     def __init__(self, path: Path) -> None:
-        #: Number of bytes taken so far.
+        #: A measure of progress: it grows whenever data is written.
         self.taken = 0
         self._path = path
         self._partial = path.with_suffix(".partial")
@@ -180,7 +180,7 @@ class _Spill:
         return len(view)
 
     def close(self) -> bytes | None:
-        """Return the whole value if it is small. Otherwise it is in its file."""
+        """Return the value if it is small. Otherwise, complete its file and return ``None``."""
         if self._file is None:
             return bytes(self._memory)
         with self._disk():
@@ -212,7 +212,7 @@ def deadline(seconds: float, late: Callable[[], object]) -> Iterator[None]:
     """Call a function in another thread if the block has not ended after a number of seconds."""
     timer = threading.Timer(seconds, late)
     timer.daemon = True
-    with suppress(RuntimeError):  # no thread can be started: there is no deadline then
+    with suppress(RuntimeError):  # no thread can be started, so there is no deadline
         timer.start()
     try:
         yield
@@ -254,12 +254,12 @@ def _summary(error: BaseException) -> str:
     try:
         lines = str(error).strip().splitlines()
     except Exception:
-        lines = ["<str() of it failed>"]
+        lines = ["<str() failed>"]
     return f"{_name(error)}: {lines[0]}" if lines else _name(error)
 
 
 def _frames(error: BaseException) -> str:
-    """Return the frames of a traceback, which need none of the exception's own code."""
+    """Return a traceback without the exception's message, since the message may run user code."""
     return f"Traceback (most recent call last):\n{''.join(traceback.format_tb(error.__traceback__))}{_name(error)}\n"
 
 

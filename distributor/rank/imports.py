@@ -1,4 +1,4 @@
-"""Do something to a module as soon as user code has imported it, if it ever does."""
+"""Call a function with a module as soon as the module has been imported, if it ever is."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _OnImport(importlib.abc.MetaPathFinder):
 
 
 def on_import(name: str, then: Callable[[ModuleType], object]) -> None:
-    """Call a function with a module once this process has imported it; at once if it has done so already."""
+    """Call a function with a module once this process has imported it, or at once if the module is already loaded."""
     loaded = sys.modules.get(name)
     if loaded is not None:
         then(loaded)

@@ -1,9 +1,9 @@
-"""Tell Lightning's Trainer and Fabric how many devices and nodes there are, so that wrong numbers are impossible.
+"""Give Lightning's Trainer and Fabric the right numbers of devices and nodes, whatever numbers the code passes.
 
-Lightning counts data shards as ``devices * num_nodes``, and takes the device at the position of the local rank. Under a
-launcher like this one it neither checks the product nor corrects it: numbers that do not fit leave out data, end with
-an ``IndexError``, or train in each rank alone. Source: ``_AcceleratorConnector`` of pytorch-lightning 2.6,
-``_Connector`` of its Fabric.
+Lightning counts data shards as ``devices * num_nodes``, and takes the device at the position of the local rank. Under
+an external launcher such as this package, it neither checks nor corrects the product. With wrong numbers, data is
+skipped, an ``IndexError`` is raised, or each rank trains alone. Source: ``_AcceleratorConnector`` of pytorch-lightning
+2.6, ``_Connector`` of its Fabric.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from distributor.rank.imports import on_import
 from distributor.values.placement import Placement
 
-#: Lightning's modules and classes that take ``devices`` and ``num_nodes``, in its distributions of different names.
+#: The classes of Lightning that take ``devices`` and ``num_nodes``, by module, in all packages that contain Lightning.
 _CONNECTORS = {
     "pytorch_lightning.trainer.connectors.accelerator_connector": "_AcceleratorConnector",
     "lightning.pytorch.trainer.connectors.accelerator_connector": "_AcceleratorConnector",
@@ -26,19 +26,18 @@ _CONNECTORS = {
     "lightning.fabric.connector": "_Connector",
 }
 
-#: The method of both classes that takes them, once strategy and accelerator are known.
+#: The method of both classes that takes these arguments, once strategy and accelerator are known.
 _METHOD = "_check_device_config_and_set_final_flags"
 
-#: Strategies that start processes by themselves, for notebooks. The ranks are these processes.
+#: Strategies for notebooks, which start processes by themselves. Here the ranks are these processes.
 _STARTS_PROCESSES = re.compile(r"^(ddp|fsdp)_(spawn|fork|notebook)")
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """What Lightning is told: the arguments ``devices`` and ``num_nodes``.
+    """The arguments ``devices`` and ``num_nodes`` that Lightning gets.
 
-    ``each_a_node`` says that it counts each rank as a node with one device, which is right for nodes with different
-    numbers of ranks.
+    With ``each_a_node``, each rank counts as a node with one device, since nodes have different numbers of ranks.
     """
 
     devices: Any
@@ -51,8 +50,8 @@ def numbers(placement: Placement, local_rank: int, *, gpu: bool) -> Numbers:
 
     Args:
         placement: all nodes.
-        local_rank: the rank's number on its node, and that of its GPU.
-        gpu: whether it trains on a GPU.
+        local_rank: the local rank, which is also the number of the rank's GPU.
+        gpu: whether the rank trains on a GPU.
     """
     groups = [placement.numbering(node) for node in placement.nodes]
     sizes = {group.local_world_size for group in groups}
@@ -62,7 +61,7 @@ def numbers(placement: Placement, local_rank: int, *, gpu: bool) -> Numbers:
 
 
 def wants_one_device(strategy: Any, devices: Any, num_nodes: int) -> bool:
-    """Return whether code asks for a Trainer of this rank alone, for example to evaluate in one of the ranks.
+    """Return whether code asks for a Trainer for this rank alone, for example to evaluate on one of the ranks.
 
     >>> wants_one_device("auto", 1, 1), wants_one_device("auto", "auto", 1), wants_one_device("ddp", 1, 1)
     (True, False, False)
@@ -79,7 +78,7 @@ class Fitting:
     Args:
         placement: all nodes.
         rank: the rank.
-        local_rank: its number on its node.
+        local_rank: its local rank.
     """
 
     def __init__(self, placement: Placement, rank: int, local_rank: int) -> None:
@@ -88,7 +87,7 @@ class Fitting:
         self._local_rank = local_rank
 
     def watch(self) -> None:
-        """Begin, if this process ever imports Lightning."""
+        """Correct the numbers from now on, if this process ever imports Lightning."""
         for module, name in _CONNECTORS.items():
             on_import(module, partial(self._wrap, name=name))
 
@@ -108,7 +107,7 @@ class Fitting:
         setattr(connector, _METHOD, fitted)
 
     def _fit(self, connector: Any, devices: Any, num_nodes: int) -> Numbers:
-        """Return the numbers for a Trainer or Fabric: its own if it has its own devices or cluster environment."""
+        """Return the numbers for a Trainer or Fabric: the user's, if it has its own devices or cluster."""
         strategy, kind = connector._strategy_flag, _kind(connector)
         chosen = connector._cluster_environment_flag is not None or bool(connector._parallel_devices)
         if kind not in ("cpu", "cuda", "gpu") or chosen or wants_one_device(strategy, devices, num_nodes):
@@ -118,14 +117,14 @@ class Fitting:
         fit = numbers(self._placement, self._local_rank, gpu=kind != "cpu")
         if self._rank == 0 and (devices, num_nodes) not in (("auto", 1), (fit.devices, fit.num_nodes)):
             told = f"devices={devices!r} and num_nodes={num_nodes!r} are taken as devices={fit.devices!r} and"
-            print(f"[distributor] {told} num_nodes={fit.num_nodes}: so the ranks are placed", file=sys.stderr)
+            print(f"[distributor] {told} num_nodes={fit.num_nodes}, which is how the ranks are placed", file=sys.stderr)
         return fit
 
 
 def _kind(connector: Any) -> str:
     """Return the name of a connector's accelerator, which Lightning keeps as a name or an object.
 
-    Fabric chooses an accelerator for ``"auto"``, its default, only after this; Trainer has chosen one before.
+    Fabric chooses an accelerator for ``"auto"``, its default, only after this call; Trainer has chosen one before.
     """
     accelerator = connector._accelerator_flag
     if accelerator == "auto":
@@ -136,7 +135,7 @@ def _kind(connector: Any) -> str:
 
 
 def _give_own_device(connector: Any) -> None:
-    """Make a connector's device that of its rank, whose ``LOCAL_RANK`` Lightning takes for the device's position."""
+    """Make a connector use its rank's own device, although Lightning takes ``LOCAL_RANK`` for its position."""
     choose = connector._set_parallel_devices_and_init_accelerator
 
     def chosen() -> None:
@@ -147,7 +146,7 @@ def _give_own_device(connector: Any) -> None:
 
 
 class _Same(list[Any]):
-    """A list of one item, which it has at each position."""
+    """A list of one item, which it returns for every index."""
 
     def __getitem__(self, index: Any) -> Any:
         return super().__getitem__(0 if isinstance(index, int) else index)

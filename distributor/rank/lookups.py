@@ -1,10 +1,10 @@
-"""Stop torch's look-ups of the names of peers, which serve its log lines only.
+"""Stop torch from looking up the names of peers, which it needs for log lines only.
 
 Torch's rendezvous store looks up the name of each address that connects to it, and each client looks up the name of
 the store (``formatSockAddr`` calls getnameinfo(3)). A name server that does not answer costs 5 s or more, and all ranks
 ask at the same instant. From torch 2.9 on, a process never asks again once one such call has failed (pytorch pull
-request 159596). This module makes one call fail, with an address that is a path and longer than a port's name may be.
-That call sends no query, changes no setting of the resolver, and forks inherit the result.
+request 159596). This module makes one call fail: its address is a path that is longer than a port's name may be. The
+call sends no query and changes no setting of the resolver. Forks inherit the result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _done = False
 #: server. The resolver's time-out is 5 s by default (resolv.conf(5)).
 _SLOW = 4.5
 
-#: Longer than getnameinfo(3) allows for the name of a port: NI_MAXSERV, 32 bytes including the terminating null byte.
+#: A name that is too long for getnameinfo(3), which allows a port NI_MAXSERV (32) bytes including the null byte.
 _LONG = "p" * 40
 
 #: An invalid address, so that no name server is asked about it.
@@ -65,14 +65,14 @@ def warning(seconds: float, address: str) -> str | None:
     """Return a warning for the user if a store was slow to come up on its own machine, else ``None``.
 
     Args:
-        seconds: number of seconds that it took.
+        seconds: number of seconds that the store took.
         address: the address that torch looks up.
     """
     if seconds < _SLOW:
         return None
     return (
         f"waited {seconds:.0f} s for torch's rendezvous store, most likely because a name server did not answer for "
-        f"{address}: add the nodes to /etc/hosts, or install torch 2.9 or later, which does not ask"
+        f"{address}: add the nodes to /etc/hosts, or install torch 2.9 or later, which asks for no names"
     )
 
 
@@ -83,7 +83,7 @@ def switch_off_on_import(folder: str) -> None:
 
 @contextmanager
 def _sockets(folder: str) -> Iterator[tuple[int, str]]:
-    """Yield a listening socket's descriptor, which its user closes, and its address. A client has connected to it."""
+    """Yield the descriptor of a listening socket, which the caller must close, and its address. It has one client."""
     at = os.open(folder, os.O_PATH | os.O_DIRECTORY)  # a socket's path is limited to 107 bytes (unix(7))
     paths = [f"/proc/self/fd/{at}/{name}-{os.getpid()}" for name in ("store", _LONG)]
     try:

@@ -1,8 +1,8 @@
 """The life of one rank, which starts as a fork or a child of the launcher and ends with its outcome.
 
 A rank drops the launcher's state (descriptors, signal handlers, numpy's seed), so that user code sees what it would see
-under ``python train.py``. It runs the function, script or module, writes its outcome into files in the node's folder,
-and exits with a code that agrees with the outcome.
+under ``python train.py``. It runs the function, script or module, reports its outcome to the agent, and exits with a
+code that agrees with the outcome.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _FAILED_PATIENCE = 2.0
 
 
 def main(path: str, local_rank: str, launcher_pid: str, slots: str) -> NoReturn:
-    """Run a rank in a process that was started anew (entry point)."""
+    """Run a rank in a new process (entry point)."""
     with open(path, "rb") as file:
         order: NodeOrder = pickle.load(file)
     lookups.switch_off_on_import(order.folder)
@@ -83,7 +83,7 @@ def _live(order: NodeOrder, local_rank: int, launcher_pid: int, slots: int) -> N
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except Exception:  # the user may have closed or replaced it
+            except Exception:  # the user may have closed or replaced the stream
                 continue
         _exit(code)
 
@@ -150,7 +150,7 @@ def _redirect(source: int, target: int) -> None:
 
 
 def _run(order: NodeOrder, local_rank: int, account: Account) -> int:
-    """Run the target, tell how it ended, and return the exit code."""
+    """Run the target, report how it ended, and return the exit code."""
     rank = order.plan.node.first_rank + local_rank
     lightning.Fitting(order.placement, rank, local_rank).watch()
     by_host.warn(order.placement, order.plan.node, local_rank)
@@ -195,7 +195,7 @@ def _print(order: NodeOrder, local_rank: int, error: BaseException, text: str, *
         local_rank: the local rank of this process.
         error: the exception that the rank raised.
         text: what Python prints for the exception.
-        is_rank: whether this process is the rank, and not one that it has forked.
+        is_rank: whether this process is the rank itself, and not a fork of it.
     """
     hook = _without_torch(sys.excepthook)
     if not is_rank or hook is not sys.__excepthook__ or not _is_stderr(2, order, local_rank):
@@ -336,11 +336,11 @@ def _finalize(code: int, account: Account, last: Call | None, local_rank: int) -
         if issubclass(type(item), (io.TextIOWrapper, io.BufferedWriter)):
             try:
                 item.flush()
-            except Exception:  # it is closed, or its pipe is
+            except Exception:  # the file or its pipe is closed
                 continue
     ctypes.CDLL(None).fflush(None)  # flushes what C and C++ extensions have printed
     if code == 0 and account.is_mine:
-        with suppress(RuntimeError):  # no thread can be started: without that bound it waits for nobody
+        with suppress(RuntimeError):  # no thread can be started: do not wait without a bound
             _end_soon(code, parting.PATIENCE)
             parting.await_others()
     return code

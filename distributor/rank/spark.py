@@ -1,6 +1,6 @@
-"""Refuse a classic Spark session inside a rank: every rank would start a JVM, and compute what all others compute.
+"""Refuse a classic Spark session inside a rank: every rank would start a JVM, and compute the same as all others.
 
-A session of a Spark Connect server starts no JVM, and is let through.
+A session of a Spark Connect server starts no JVM, and is allowed.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 
 from distributor.rank.imports import on_import
 
-#: The environment variable that lets sessions through.
+#: The environment variable that allows sessions.
 _ALLOW = "DISTRIBUTOR_ALLOW_SPARK"
 
-#: Where pyspark starts JVMs, and the modules that have that function by name.
+#: The module in which pyspark starts JVMs, and all modules that have imported its function ``launch_gateway``.
 _GATEWAY = "pyspark.java_gateway"
 _USERS = (_GATEWAY, "pyspark.core.context", "pyspark.context")
 
@@ -33,7 +33,7 @@ def refuse() -> None:
 
 
 def _replace(_gateway: ModuleType) -> None:
-    """Replace the function that starts a JVM, wherever it is known: a warm process may have imported pyspark."""
+    """Replace the function that starts a JVM in all modules that have it: a warm process may have imported pyspark."""
     for name in _USERS:
         if hasattr(sys.modules.get(name), "launch_gateway"):
             sys.modules[name].launch_gateway = _launch_gateway  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
-"""Tell of code that starts its training processes by itself: under a launcher, they wait for each other in vain.
+"""Warn about code that starts its own training processes: under a launcher, they wait for each other in vain.
 
 Many scripts call ``torch.multiprocessing.spawn`` with a function that joins a process group. Their processes inherit
-the environment of the rank, which says that another process serves the rendezvous. So nobody does, and they wait for
-half an hour.
+the environment of the rank, which says that another process serves the rendezvous. As a result, none of them serves it,
+and all wait for half an hour.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def watch(rank: int) -> None:
 
 
 def _watch_processes(module: Any) -> None:
-    """Look at the handle on such processes, which is made right after them: no frame of ours stays in the stack."""
+    """Wrap the constructor of the handle on such processes, so that no frame of this package stays on the stack."""
     context = module.ProcessContext
     begin = context.__init__
 
@@ -30,9 +30,9 @@ def _watch_processes(module: Any) -> None:
         begin(this, *args, **kwargs)
         context.__init__ = begin  # once is enough
         print(
-            "[distributor] the code starts processes with torch.multiprocessing, in each rank. If they are to train, "
-            "they may wait for each other in vain, since the run has started its ranks for that: let each rank call "
-            'their function itself, with int(os.environ["RANK"]) as its first argument',
+            "[distributor] the code starts processes with torch.multiprocessing in each rank. If they are training "
+            "processes, they may wait for each other in vain: the ranks of this run are the training processes. Let "
+            'each rank call the function itself, with int(os.environ["RANK"]) as its first argument',
             file=sys.stderr,
         )
 

@@ -1,4 +1,4 @@
-"""The environment of ranks: variables that the run decides, and variables that all ranks of a node share.
+"""The environment variables of ranks: those that the run decides, and those that all ranks of a node share.
 
 Standard library only: Spark's Python workers also use it, to start the process that imports torch.
 """
@@ -14,7 +14,7 @@ NODE_ID = "DISTRIBUTOR_NODE_ID"
 
 
 def node_id(run_id: str, leader: int) -> str:
-    """Return the mark of a node's processes; ``leader`` is the partition of the task that runs its agent."""
+    """Return the ID that marks a node's processes; ``leader`` is the partition of the task that runs the agent."""
     return f"{run_id}.{leader}"
 
 
@@ -42,18 +42,18 @@ CONTRACT = (
     NODE_ID,
 )
 
-#: Variables that select the network interface of gloo, NCCL and TensorPipe, and the form of a name that means only
-#: that interface.
+#: Variables that select the network interface of gloo, NCCL and TensorPipe, each with the format of a value that stands
+#: for one interface only.
 #: Sources: https://docs.pytorch.org/docs/stable/distributed.html#choosing-the-network-interface-to-use,
 #: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname (without "=", it is a prefix)
 _INTERFACES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}", "TP_SOCKET_IFNAME": "{}"}
 
 
-#: How often an OpenMP thread turns before it sleeps. Measured with one rank on four CPUs: 10,000 turns cost nothing
-#: where nothing else runs; beside four busy processes, steps take a third of the time that the default takes.
+#: How often an OpenMP thread spins before it sleeps. Measured with one rank on four CPUs: 10,000 spins cost nothing if
+#: nothing else runs; beside four busy processes, steps take a third of the time that they take with the default.
 _TURNS = "10000"
 
-#: Largest number of ranks that all connect to each other: that takes 0.16 s with 32 ranks on two CPUs, 0.53 s with 64.
+#: Maximum number of ranks that all connect to each other, which takes 0.16 s with 32 ranks on two CPUs, 0.53 s with 64.
 _MESH = 32
 
 
@@ -77,17 +77,17 @@ def sockets(environ: Mapping[str, str], interface: str | None, leave_nccl: bool 
 
 
 def gloo(environ: Mapping[str, str], world_size: int) -> dict[str, str]:
-    """Return variables that make gloo connect two ranks only when they first communicate, for many ranks on CPUs.
+    """Return variables with which gloo connects two ranks only when they first communicate, if there are many ranks.
 
-    ``init_process_group`` still returns only after all ranks have called it. Few ranks all connect to each other, which
-    is torch's default: a collective that a rank does not reach then fails at once. With connections on demand it fails
-    at the group's timeout or, with three ranks or fewer, never (https://github.com/pytorch/gloo/issues/520). Torch
-    before 2.8 does not know ``TORCH_GLOO_LAZY_INIT``.
+    ``init_process_group`` still returns only after all ranks have called it. With few ranks, all connect to each other,
+    which is torch's default: a collective then fails at once if a rank ends without reaching it. With connections on
+    demand, it fails at the group's timeout or, with three ranks or fewer, never
+    (https://github.com/pytorch/gloo/issues/520). Torch before 2.8 does not know ``TORCH_GLOO_LAZY_INIT``.
     Source: https://docs.pytorch.org/docs/stable/distributed.html#improving-initialization-time
 
     Args:
-        environ: the variables that are already set, which stay. If ``TORCH_GLOO_LAZY_INIT`` is among them, nothing is
-            added.
+        environ: the variables that are already set, and are not changed. If ``TORCH_GLOO_LAZY_INIT`` is among them,
+            nothing is added.
         world_size: number of ranks.
 
     >>> gloo({"TORCH_GLOO_LAZY_INIT": "0"}, 64), gloo({}, 32)
@@ -102,13 +102,14 @@ def gloo(environ: Mapping[str, str], world_size: int) -> dict[str, str]:
 
 
 def waiting(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return how OpenMP threads of ranks wait for each other: for a short time only without giving up their CPU.
+    """Return the variable with which OpenMP threads of ranks spin only briefly while they wait for each other.
 
-    GNU's library, which torch brings, lets each turn 300,000 times, which takes the CPUs that the others need if other
-    processes use some of them. Source: https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html
+    In GNU's library, which is part of torch, each thread spins 300,000 times. If other processes use some of the CPUs,
+    this takes the CPUs from the threads that still work.
+    Source: https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html
 
     Args:
-        environ: the variables that are already set. If they say how threads wait, nothing is added.
+        environ: the variables that are already set. If they define how threads wait, nothing is added.
 
     >>> waiting({}), waiting({"OMP_WAIT_POLICY": "active"})
     ({'GOMP_SPINCOUNT': '10000'}, {})
@@ -133,17 +134,19 @@ def nccl_knows_better(environ: Mapping[str, str]) -> bool:
 def overlay(
     environ: Mapping[str, str], task_cpus: int, ranks_per_task: int, spark_cpus: int | None = None
 ) -> dict[str, str | None]:
-    """Return changes to a task's environment; ``None`` removes a variable. The user's ``env`` overrides them.
+    """Return the changes that ranks need to a task's environment; ``None`` removes a variable.
+
+    The user's ``env`` takes precedence.
 
     Args:
         environ: the task's environment.
         task_cpus: number of CPUs of one task.
-        ranks_per_task: number of ranks that share them.
-        spark_cpus: the default number of CPUs of Spark's tasks, if it may differ from ``task_cpus``.
+        ranks_per_task: number of ranks that share a task's CPUs.
+        spark_cpus: the value of ``spark.task.cpus``, where it can differ from ``task_cpus``.
     """
     return {
         "OMP_NUM_THREADS": _omp_threads(environ, task_cpus, ranks_per_task, spark_cpus or task_cpus),
-        # Spark sets it for its own workers; in a rank, it would turn each printed piece into a system call.
+        # Spark sets it for its own workers. In a rank, it would turn each write to stdout into a system call.
         "PYTHONUNBUFFERED": None,
         # As torchrun sets it: a rank ends when NCCL gives up on a collective.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
@@ -161,7 +164,7 @@ def apply(environ: Mapping[str, str], changes: Mapping[str, str | None]) -> dict
 
 
 def _omp_threads(environ: Mapping[str, str], task_cpus: int, ranks_per_task: int, spark_cpus: int) -> str:
-    """Return the rank's share of CPUs, unless the user set another number.
+    """Return the value of ``OMP_NUM_THREADS``: the rank's share of CPUs, unless the user has set another number.
 
     Spark itself sets the variable to ``spark.task.cpus`` in its workers, even if a task has more CPUs. That value is
     not the user's choice.

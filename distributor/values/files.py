@@ -1,6 +1,6 @@
-"""New files of ranks, as they travel to the driver."""
+"""New files of ranks: their descriptions, and their names on the way to ``output_dir``."""
 
-# Messages hold entries, whose annotations are read at run time.
+# Annotations are not postponed: messages contain entries, whose annotations are read at run time.
 
 import os
 import re
@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 from distributor.text.wording import size
 
-#: Most bytes of files of earlier runs that travel with a job. With more, each node asks the driver for them.
+#: Maximum number of bytes of earlier runs' files that are sent with a job. If there are more, nodes ask the driver.
 WITH_THE_JOB = 64 << 20
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A file of ranks.
+    """The description of a file of ranks.
 
     Attributes:
         path: its path in the ranks' current directory, with slashes.
@@ -38,10 +38,10 @@ class Brought:
     """A file that came through Spark.
 
     Attributes:
-        node: rank of the node that brings it.
+        node: rank of the node that has sent the file.
         entry: the file.
         pieces: its content.
-        uploaded: the name under which the node has written it to the run's URL; ``None`` if it has not.
+        uploaded: the name under which the node has uploaded the file to the run's URL; ``None`` if it has not.
     """
 
     node: int
@@ -51,7 +51,7 @@ class Brought:
 
 
 def incoming(path: str, node: int) -> str:
-    """Return the name under which a file of a node comes, before it gets its own.
+    """Return the temporary name of a node's file, which it has until it is complete.
 
     >>> incoming("ckpt/a.pt", 1), is_incoming("ckpt/a.pt.node-1.part")
     ('ckpt/a.pt.node-1.part', True)
@@ -60,14 +60,14 @@ def incoming(path: str, node: int) -> str:
 
 
 def is_incoming(name: str) -> bool:
-    """Return whether a file has come in part only: the driver's end may leave such files."""
+    """Return whether a name is the temporary name of a file. Such files may remain if the driver ends early."""
     return re.search(r"\.node-\d+\.part(\.\d+)?$", name) is not None
 
 
 def make_way(folder: str, name: str) -> str:
-    """Make the folders of a file, in place of links and files, and remove what has its name. Return its path.
+    """Return the path of a file that is about to be written: create its folders, and remove a file that is in the way.
 
-    Links in ``folder`` may lead to files that are not this run's.
+    Links are removed too, since they may lead to files that do not belong to this run.
     """
     at = folder
     for part in name.split("/")[:-1]:
@@ -82,10 +82,10 @@ def make_way(folder: str, name: str) -> str:
 
 
 def remove(folder: str, name: str) -> None:
-    """Remove a file, if it is there, and the folders around it that are empty then.
+    """Remove a file if it exists, and then its parent folders that are empty.
 
     Raises:
-        OSError: it cannot be removed.
+        OSError: the file cannot be removed.
     """
     path = os.path.join(folder, name)
     with suppress(FileNotFoundError):
@@ -93,17 +93,17 @@ def remove(folder: str, name: str) -> None:
     while (path := os.path.dirname(path)) != folder:
         try:
             os.rmdir(path)
-        except OSError:  # it holds other files
+        except OSError:  # the folder contains other files
             break
 
 
 def beyond_limit(limit: int) -> str:
-    """Return why a file is not kept that would exceed the limit on all files, in bytes."""
-    return f"with it, new files would have more than output_limit, {size(limit)}"
+    """Return why a file is refused with which all files together would exceed the limit, a number of bytes."""
+    return f"with it, new files would exceed output_limit ({size(limit)})"
 
 
 def mark(run_id: str) -> str:
-    """Return the name of the file by which nodes know the driver's place behind a URL."""
+    """Return the name of the file by which nodes recognize the driver's folder at a URL."""
     return f".distributor-{run_id}"
 
 

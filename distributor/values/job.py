@@ -17,8 +17,8 @@ class Warmth(TypedDict):
     """A job's requirements for its warm processes, as plain values.
 
     ``keep`` is the number of seconds that a warm process stays without a run. ``preload`` lists the modules that it
-    imports besides torch. ``env``, ``ranks_per_task``, ``spark_cpus`` and ``use_gpu`` are the job's: they determine the
-    environment in which it imports.
+    imports in addition to torch. ``env``, ``ranks_per_task``, ``spark_cpus`` and ``use_gpu`` are the job's: they
+    determine the environment in which the process imports.
     """
 
     keep: float
@@ -30,7 +30,7 @@ class Warmth(TypedDict):
 
 
 def warmth(job: Job) -> Warmth | None:
-    """Return a job's requirements for warm processes; ``None`` if it wants none."""
+    """Return a job's requirements for warm processes; ``None`` if it uses no warm process."""
     if job.startup.start_method != "fork" or job.startup.keep_warm == 0:
         return None
     return {
@@ -53,10 +53,10 @@ class Function:
 
 @dataclass(frozen=True)
 class Script:
-    """A ``.py`` file on the driver; its text travels with the job.
+    """A ``.py`` file on the driver; its text is sent with the job.
 
     ``path`` is the file's path on the driver: ranks on the driver's own machine run it there, other nodes run a copy.
-    ``inside`` is its path relative to the shipped working directory, if it lies there.
+    ``inside`` is its path relative to the shipped working directory, if it is in there.
     """
 
     path: str
@@ -86,13 +86,13 @@ class WorkingDir:
 
 @dataclass(frozen=True)
 class OutputDir:
-    """Where new files of ranks come back to.
+    """The folder or URL to which new files of ranks are copied.
 
     Attributes:
         where: a URL, or the absolute path of a folder on the driver.
-        limit: largest number of bytes of all files.
-        held: number of bytes that are in the folder already.
-        archive: these files as zip bytes, if they travel with the job.
+        limit: maximum number of bytes of all files together.
+        held: number of bytes of the files that are in the folder before the run.
+        archive: these files as zip bytes, if they are sent with the job.
     """
 
     where: str
@@ -121,15 +121,15 @@ class Job:
         name: the user's name for the run, if it has one.
         ranks_per_task: number of ranks of one Spark task.
         task_profile: resources of each task; ``None``: the session's own settings.
-        node_limit: largest number of ranks on one node; ``None``: no limit. It follows from the user's limit and from
+        node_limit: maximum number of ranks on one node; ``None``: no limit. It follows from the user's limit and from
             the memory that ranks need.
-        spark_cpus: ``spark.task.cpus``, if Spark sets OMP_NUM_THREADS of its workers to it, however many CPUs their
-            tasks have; ``None`` if Spark does not set it.
+        spark_cpus: the value of ``spark.task.cpus`` if Spark sets ``OMP_NUM_THREADS`` to it in its workers, however
+            many CPUs a task has; ``None`` if Spark does not.
         versions: versions of Python and torch on the driver.
         env: environment variables for the ranks, which override all others. Never shown in ``repr``.
         working_dir: project folder that becomes the ranks' current directory.
-        output_dir: where new files of ranks come back to; ``None``: nowhere.
-        collect: which return values travel back: only rank 0's, or those of all ranks.
+        output_dir: the folder or URL to which new files of ranks are copied; ``None``: they are not copied.
+        collect: which return values are sent back: only rank 0's, or those of all ranks.
         max_restarts: how many times the ranks may be started again after a failure.
     """
 
@@ -165,7 +165,7 @@ class Job:
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """The modules that a warm process imports besides torch: the launch path's, then the user's."""
+        """The modules that a warm process imports in addition to torch: the launch path's, then the user's."""
         return (*self.launch.preload, *self.startup.preload)
 
     @property

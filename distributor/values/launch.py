@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class LaunchPath(Protocol):
-    """The way in which a job's ranks are started: a value without side effects that travels in the job."""
+    """The way in which a job's ranks are started: a value without side effects that is part of the job."""
 
     @property
     def name(self) -> str:
@@ -21,22 +21,22 @@ class LaunchPath(Protocol):
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """The modules that a warm process imports besides torch."""
+        """The modules that a warm process imports in addition to torch."""
 
     @property
     def needs(self) -> Mapping[str, str]:
-        """The modules that ranks import, each with what requires it."""
+        """The modules that ranks must import, each with the name of the option that requires it."""
 
     @property
     def ports(self) -> int:
-        """The number of ports to reserve for each of the run's processes; all nodes know them."""
+        """The number of ports to reserve for each of the run's processes; all nodes know these ports."""
 
     @property
     def once(self) -> bool:
         """Whether the target runs once, on node 0, instead of in each of the run's processes."""
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return the variables that must be set before torch is imported."""
+        """Return the environment variables that must be set before torch is imported."""
 
     def plan(self, site: Site) -> Plan:
         """Return the plan of one node."""
@@ -46,7 +46,7 @@ class LaunchPath(Protocol):
 
 
 class BasePath:
-    """What most launch paths answer. A path inherits from it, and says what is different."""
+    """Defaults for launch paths. A path inherits from this class, and overrides what is different."""
 
     preload: ClassVar[tuple[str, ...]] = ()
     ports: ClassVar[int] = 0
@@ -73,10 +73,10 @@ class Launch(Protocol):
 
 
 def key(secret: str, *parts: str) -> str:
-    """Return a key for one purpose, as hexadecimal digits. Nobody can make it, or the secret from it.
+    """Return a key for one purpose, made from a secret, as hexadecimal digits. It does not reveal the secret.
 
     Args:
-        secret: known to the nodes of a run.
+        secret: a secret that the nodes of a run share.
         parts: what the key is for. Other parts give another key.
     """
     return hashlib.sha256(" ".join((secret, *parts)).encode()).hexdigest()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from distributor.values.job import Script
 
-#: Signals on which a rank writes the Python stacks of all its threads, or of its main thread only. SIGUSR1 is left to
-#: users' code.
+#: Signals on which a rank writes the Python stacks of all its threads, or of its main thread only. SIGUSR1 remains free
+#: for users' code.
 ALL_STACKS_SIGNAL = signal.SIGRTMIN + 10
 
 

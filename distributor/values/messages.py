@@ -2,13 +2,13 @@
 
 A message is a frozen dataclass. On the wire it is an object of plain values: its ``kind`` and its fields. The channel
 and the launcher's pipe carry it as JSON; private lines between processes of one user carry it as a pickle, so that it
-can hold bytes. :func:`decode` checks each value on arrival. A rank's output does not travel as a message, but as a
+can hold bytes. :func:`decode` checks each value on arrival. A rank's output is not sent as a message, but as a
 :class:`~distributor.values.outcome.Log`.
 
 Spark's workers use this module by value, so it is self-contained and uses the standard library only.
 """
 
-# The annotations of messages are read at run time, so that this module does not postpone their evaluation.
+# The annotations of messages are read at run time, so this module does not postpone their evaluation.
 
 import dataclasses
 import os
@@ -25,7 +25,7 @@ from distributor.values.placement import Node
 
 M = TypeVar("M", bound="Message")
 
-#: Bytes of a stream that the driver has: rank, stream, bytes.
+#: How much of a stream the driver has: rank, stream, number of bytes.
 Offset = tuple[int, int, int]
 
 
@@ -34,14 +34,14 @@ class Message:
     """The base class of all messages."""
 
 
-# From a task to the driver, before its node has an agent or after that has ended.
+# From a task to the driver, before its node has an agent or after the agent has ended.
 
 
 @dataclass(frozen=True)
 class TaskFacts(Message):
     """The facts of one barrier task, as :class:`distributor.channel.facts.Facts` gathers them.
 
-    ``wave`` identifies the tasks that were started together with it; ``attempt`` is the number of its task attempt.
+    ``wave`` identifies the tasks that were started together; ``attempt`` is the number of this task's attempt.
     """
 
     wave: str
@@ -64,12 +64,11 @@ class Importing(Message):
 
 @dataclass(frozen=True)
 class Deposit(Message):
-    """A node has a new file of its ranks, whose bytes follow the driver's :class:`Proceed` as they are.
+    """A node announces a new file of its ranks. After the driver's :class:`Proceed`, it sends the file's bytes.
 
-    It is the first message of a connection. If the node has written the file to the run's URL, ``uploaded`` is its name
-    there, and no bytes follow. The driver answers :class:`Received` once it has the file, also without the bytes if it
-    knows them already, and :class:`Refused` if it does not take it. ``node`` and ``secret`` are those of the node's
-    :class:`Hello`.
+    This is the first message of a connection. If the node has uploaded the file to the run's URL, ``uploaded`` is the
+    file's name there, and no bytes follow. The driver answers :class:`Received` once it has the file, or if it knows
+    the bytes already, and :class:`Refused` if it refuses the file. ``node`` and ``secret`` are as in :class:`Hello`.
     """
 
     entry: Entry
@@ -80,7 +79,7 @@ class Deposit(Message):
 
 @dataclass(frozen=True)
 class Withdraw(Message):
-    """A node's ranks have removed a file that the node has brought. Otherwise as :class:`Deposit`."""
+    """A node's ranks have removed a file that was copied. Other fields are as in :class:`Deposit`."""
 
     path: str
     node: str = ""
@@ -89,9 +88,9 @@ class Withdraw(Message):
 
 @dataclass(frozen=True)
 class Fetch(Message):
-    """A node asks for all files that the driver has kept of earlier runs. Otherwise as :class:`Deposit`.
+    """A node asks for all files that the driver has kept from earlier runs. The fields are as in :class:`Deposit`.
 
-    The driver answers each file's :class:`Offer`, followed by its bytes, and at last :class:`Received`.
+    For each file, the driver answers with an :class:`Offer` and the file's bytes. The last answer is :class:`Received`.
     """
 
     node: str = ""
@@ -100,9 +99,9 @@ class Fetch(Message):
 
 @dataclass(frozen=True)
 class Value(Message):
-    """A node has the return value of a rank, of ``size`` bytes. They follow the driver's :class:`Proceed` as they are.
+    """A node announces a rank's return value of ``size`` bytes, and sends it after the driver's :class:`Proceed`.
 
-    It is the first message of a connection. ``node`` and ``secret`` are those of the node's :class:`Hello`.
+    This is the first message of a connection. ``node`` and ``secret`` are as in :class:`Hello`.
     """
 
     rank: int
@@ -118,7 +117,7 @@ class Value(Message):
 class Hello(Message):
     """The first message of each connection of a node. ``placement`` is empty for a node whose agent has died.
 
-    ``secret`` is known to the node's task and agent only. Once the driver has heard it, nobody else can be this node.
+    ``secret`` is known to the node's task and agent only. Once the driver has it, no other process can be this node.
     """
 
     node: str
@@ -136,8 +135,8 @@ class Beat(Message):
     """A heartbeat of a node.
 
     Attributes:
-        alive: number of its ranks that are still running.
-        idle: number of seconds for which all of them have been idle; ``None`` if that is not measured.
+        alive: number of the node's ranks that are still running.
+        idle: number of seconds for which all these ranks have been idle; ``None`` if idle time is not measured.
     """
 
     alive: int
@@ -163,7 +162,7 @@ class Warnings(Message):
 
 @dataclass(frozen=True)
 class Skipped(Message):
-    """Part of a rank's output is left out, since the live view is too far behind; it goes on at ``offset``."""
+    """Part of a rank's output is left out, since the live view is too far behind; the rest starts at ``offset``."""
 
     rank: int
     stream: int
@@ -173,7 +172,7 @@ class Skipped(Message):
 
 @dataclass(frozen=True)
 class Failed(Message):
-    """A rank failed, or the node failed to start its ranks; ``age``: so many seconds before the message was sent."""
+    """A rank failed, or the node failed to start its ranks, ``age`` seconds before the message was sent."""
 
     failure: Failure | None = None
     age: float = 0.0
@@ -196,10 +195,10 @@ class Stopped(Message):
 
 @dataclass(frozen=True)
 class Finished(Message):
-    """All ranks of the node have succeeded. The same comes through Spark, if that does not fail.
+    """All ranks of the node have succeeded. The same report comes through Spark, unless Spark fails.
 
     ``values`` are small return values: rank, and the pickled value in base64. The values of the ranks in ``following``
-    come over connections of their own; see :class:`Value`.
+    come over separate connections; see :class:`Value`.
     """
 
     report: NodeReport
@@ -209,14 +208,14 @@ class Finished(Message):
 
 @dataclass(frozen=True)
 class Keeping(Message):
-    """The node's ranks have ended, and it brings their last new files, or has done so."""
+    """The node's ranks have ended, and the node is copying their last new files (``bringing``), or has copied them."""
 
     bringing: bool
 
 
 @dataclass(frozen=True)
 class Unfit(Message):
-    """The node has no place for its files, and so no agent; its task says so. ``why`` is a short text."""
+    """A task reports that its node has no place for files, and therefore no agent. ``why`` is a short text."""
 
     host: str
     why: str
@@ -224,12 +223,12 @@ class Unfit(Message):
 
 @dataclass(frozen=True)
 class Dead(Message):
-    """The node's agent has died; its task says so."""
+    """A task reports that its node's agent has died."""
 
 
 @dataclass(frozen=True)
 class Orphaned(Message):
-    """The node's owner, its Spark task, has gone. The node is lost unless its ranks have ``succeeded``."""
+    """The node's owner, a Spark task, is gone. The node is lost unless its ranks have ``succeeded``."""
 
     succeeded: bool
 
@@ -244,19 +243,19 @@ class Bye(Message):
 
 @dataclass(frozen=True)
 class AllFacts(Message):
-    """The facts of all tasks; they may begin."""
+    """The facts of all tasks. The tasks may begin."""
 
     facts: tuple[dict[str, Any], ...]
 
 
 @dataclass(frozen=True)
 class Gather(Message):
-    """Not all tasks can reach the driver; they exchange their facts through Spark."""
+    """Not all tasks can reach the driver, so they must exchange their facts through Spark."""
 
 
 @dataclass(frozen=True)
 class Proceed(Message):
-    """The answer to :class:`Value` and :class:`Deposit`: the driver takes the bytes."""
+    """The answer to :class:`Value` and :class:`Deposit`: the driver asks for the bytes."""
 
 
 @dataclass(frozen=True)
@@ -276,7 +275,7 @@ class Offer(Message):
 
 @dataclass(frozen=True)
 class Refused(Message):
-    """The answer to :class:`Deposit`: the driver does not take the file. ``why`` is a short text."""
+    """The answer to :class:`Deposit`: the driver refuses the file. ``why`` is a short text."""
 
     why: str
 
@@ -305,7 +304,7 @@ class Farewell(Message):
 
 @dataclass(frozen=True)
 class Stop(Message):
-    """Stop the ranks. Without ``grace``, kill them, also during a grace period that has begun."""
+    """Stop the ranks. Without ``grace``, kill them, even during a grace period that has begun."""
 
     reason: str
     grace: bool = True
@@ -338,7 +337,7 @@ class Dump(Message):
 
 @dataclass(frozen=True)
 class StartRanks(Message):
-    """Run the ranks of the order in the file ``path``. Descriptors with ``names`` travel with the message."""
+    """Run the ranks of the order in the file ``path``. Descriptors with ``names`` are sent with the message."""
 
     path: str
     names: tuple[str, ...]
@@ -356,7 +355,7 @@ class LauncherReady(Message):
 
 @dataclass(frozen=True)
 class RanksStarted(Message):
-    """All ranks are started; ``pids`` are theirs, by local rank."""
+    """All ranks have been started; ``pids`` are their pids by local rank."""
 
     pids: tuple[int, ...]
     time: float
@@ -366,9 +365,9 @@ class RanksStarted(Message):
 class RankExited(Message):
     """A rank's process has ended with ``code``, negative for a signal.
 
-    ``stopped`` is when the launcher had told it to stop, ``None`` if it had not. ``released`` is when it was told to
-    end since it had served the others; ``code`` is 0 then. Times are seconds of a clock that all processes of the host
-    share (``time.monotonic()``).
+    ``stopped`` is when the launcher told the rank to stop, ``None`` if it did not. ``released`` is when the rank was
+    told to end because it no longer had to serve other ranks; ``code`` is then 0. Times are seconds on a clock that all
+    processes of the host share (``time.monotonic()``).
     """
 
     local_rank: int
@@ -405,7 +404,7 @@ class LauncherFailed(Message):
 class Fork(Message):
     """Fork an agent for the process ``owner``, with these environment variables.
 
-    Descriptors travel with the message: the current directory, standard output and error, and sockets with ``names``.
+    These descriptors are sent with the message: current directory, standard output and error, sockets with ``names``.
     """
 
     names: tuple[str, ...]
@@ -435,7 +434,7 @@ class Rest:
 
 @dataclass(frozen=True)
 class Sent:
-    """A return value that the driver has got over the channel: number of bytes, and digest (sha256)."""
+    """A return value that the driver has received over the channel: number of bytes, and digest (sha256)."""
 
     size: int
     digest: bytes
@@ -443,9 +442,9 @@ class Sent:
 
 @dataclass(frozen=True)
 class FileLeft:
-    """A new file of ranks of which the driver has not been told.
+    """A new file of ranks that the driver does not know of yet.
 
-    ``source`` is its path on the node, or ``None`` if the node has written it to the run's URL, as ``uploaded``.
+    ``source`` is its path on the node, or ``None`` if the node has uploaded it to the run's URL, as ``uploaded``.
     """
 
     entry: Entry
@@ -460,12 +459,12 @@ class FileLeft:
 
 @dataclass(frozen=True)
 class NodeResult(Message):
-    """Everything that a node brings back.
+    """All results of a node.
 
-    ``report`` is the pickled :class:`~distributor.values.outcome.NodeReport`. ``values`` are pickled return values by
-    rank, or the paths of files that hold them, or what was sent of them. ``failed`` says whether the run has failed, as
-    far as the node knows. ``files`` are new files of the ranks of node ``node_rank`` that go
-    through Spark.
+    ``report`` is the pickled :class:`~distributor.values.outcome.NodeReport`. ``values`` holds the pickled return value
+    of each rank, or the path of a file that holds it, or a :class:`Sent` if the driver already has it. ``failed`` says
+    whether the run has failed, as far as the node knows. ``files`` are new files that go through Spark, of the ranks of
+    node ``node_rank``.
     """
 
     report: bytes = dataclasses.field(repr=False)
@@ -503,10 +502,10 @@ def encode(message: Message) -> dict[str, Any]:
 
 
 def decode(values: Any) -> Message:
-    """Return the message that plain values hold.
+    """Return the message that plain values encode.
 
     Raises:
-        ValueError: the values are not those of a message.
+        ValueError: the values do not encode a message.
 
     >>> decode({"kind": "Beat", "alive": 2, "idle": 0.5})
     Beat(alive=2, idle=0.5)

@@ -16,12 +16,12 @@ class Failure:
 
     Attributes:
         rank, local_rank, host: where it failed.
-        kind: the exception's type (``"ValueError"``), ``"exit"``, ``"signal"``, or ``"lost"`` if its end is unknown.
+        kind: the exception's type (``"ValueError"``), ``"exit"``, ``"signal"``, or ``"lost"`` if the end is unknown.
         message: the reason in one line: ``"ValueError: learning rate must be positive"``, ``"exited with code 3"``.
         traceback: the rank's own traceback, ``""`` if there is none.
-        exit_code, signal: how its process ended; each is ``None`` if it does not apply.
-        time: time of the failure in seconds since the epoch, by the driver's clock if it was told while the run went
-            on, otherwise by the clock of its host.
+        exit_code, signal: how the rank's process ended; each is ``None`` if it does not apply.
+        time: time of the failure in seconds since the epoch, by the driver's clock if the failure was reported during
+            the run, otherwise by the clock of the rank's host.
         log_tail: the last lines that the rank wrote.
         exception: the pickled exception, ``None`` if it could not be pickled or is too long.
         after_stop: whether the rank had been told to stop before it failed.
@@ -48,8 +48,8 @@ class Outcome:
     ``state`` is ``"finished"``, ``"failed"``, ``"stopped"`` (by this package, because something else failed or the
     run was cancelled), or ``"unreturned"`` (it finished, but its value could not be pickled; ``failure`` says why).
     ``called`` and ``returned`` are the times in seconds since the epoch when its function, script or module began and
-    ended. ``alone`` names the framework with which it trained without the other ranks, ``"torch"`` if there is none
-    other; ``None`` if it did not.
+    ended. If the rank trained without the other ranks, ``alone`` names the framework that it used, or ``"torch"`` if it
+    used no framework.
     """
 
     rank: int
@@ -63,11 +63,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Ending:
-    """What a rank itself says about its end.
+    """What a rank itself reports about its end.
 
-    ``moment`` is the time of it in seconds, by a clock that all processes of the host share (``time.monotonic()``).
-    ``value`` is its pickled return value if that is small; one that is not is in a file. ``final`` is false while
-    the rank still finds out what to say.
+    ``moment`` is the time of the end in seconds, on a clock that all processes of the host share
+    (``time.monotonic()``). ``value`` is the rank's pickled return value if it is small; a larger value is in a file.
+    ``final`` is false while the rank is still preparing its report.
     """
 
     outcome: Outcome
@@ -78,12 +78,12 @@ class Ending:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """The report that one node sends back in band: an outcome per rank, or the error because of which it has none.
+    """The report that one node sends back in band: an outcome per rank, or the error that kept ranks from starting.
 
     ``error`` is ``(class name in distributor.errors, message)``. ``times`` maps names to seconds since the epoch. The
     driver shows ``warnings``. ``gave_up`` says why the node stopped its ranks by itself. ``placement`` is the placement
-    of the whole run, for a driver that no node could reach. ``passed`` says that the ranks of all nodes have succeeded,
-    and that nobody has stopped the run: what these ranks return comes with the report.
+    of the whole run, for a driver that no node could reach. ``passed`` says that the ranks of all nodes have succeeded
+    and that the run was not stopped: the ranks' return values then come with the report.
     """
 
     node_rank: int
@@ -97,7 +97,7 @@ class NodeReport:
     passed: bool = False
 
 
-#: The number of the stream that holds what Python prints of an uncaught exception.
+#: The number of the stream with the text that Python prints for an uncaught exception.
 UNCAUGHT = 3
 
 #: The number of the stream that holds what a rank reports; see :mod:`distributor.values.reports`.
@@ -116,7 +116,7 @@ class Log:
 
 @dataclass(frozen=True)
 class Collected:
-    """The results that a scheduler brings back in band.
+    """The results that come back in band, through the scheduler's job.
 
     Attributes:
         reports: the reports of the nodes.

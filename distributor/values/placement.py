@@ -19,11 +19,11 @@ class NodeFacts:
         host: name of the machine, to show to users.
         address: IP address at which other nodes reach it.
         port: port of a listening socket that the task holds (for the store, if this node becomes node 0).
-        ports: ports of the address that the task reserves for the launch path, as many as it asks for.
+        ports: ports that the task reserves at the address for the launch path, as many as the path asks for.
         gpus: addresses of the GPUs that Spark gave to this task, or that local mode found.
         visible_devices: the visible-devices setting in the task's environment, ``None`` if unset.
         cpus: number of CPUs of the task; in local mode, of one rank.
-        versions: versions of Python and torch there.
+        versions: versions of Python, torch and the launch path's packages in the task.
         machine: name of the machine or container. Within one, a device number always means the same device. ``""`` if
             the name is not known: device numbers are then compared within this executor only.
         mounts: name of the host's files and shared memory; tasks with the same name share them. ``""`` if not known.
@@ -49,13 +49,13 @@ class NodeFacts:
 
 @dataclass(frozen=True)
 class Numbering:
-    """How ranks of a node count themselves.
+    """The numbers from which ranks of a node get ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE`` and ``GROUP_RANK``.
 
     Attributes:
-        group_rank: number of the node, or of the host, among ``groups`` of them.
+        group_rank: number of the node, or of the host if ranks are numbered by host.
         groups: number of nodes, or of hosts.
         first_local: ``LOCAL_RANK`` of the node's first rank.
-        local_world_size: number of ranks that count themselves together.
+        local_world_size: number of ranks of the node, or of the host.
     """
 
     group_rank: int
@@ -71,10 +71,10 @@ class Node:
     ``leader`` is the partition whose task runs the agent; ``task_cpus`` is the number of CPUs of one task.
     ``gpus`` are in the order in which ranks see them: the first GPU of each rank, then the second GPU of each rank, and
     so on. A rank owns the GPU whose index is its ``LOCAL_RANK``, and every ``local_world_size``-th GPU after it.
-    ``by_host`` is how its ranks count themselves if all those of a host do so together.
+    ``by_host`` is the numbering of its ranks if all ranks of a host are numbered together.
     ``ports`` are reserved for the launch path; a server that sets SO_REUSEADDR can listen there.
-    ``slots`` is the number of the job's processes that have their place here. It is the number of ranks, but where the
-    launch path runs the target only once.
+    ``slots`` is the number of the job's processes that belong to the node. It is the number of ranks, unless the launch
+    path runs the target only once.
     """
 
     node_rank: int
@@ -111,7 +111,7 @@ class Placement:
         return self.nodes[0]
 
     def numbering(self, node: Node) -> Numbering:
-        """Return how ranks of a node count themselves."""
+        """Return the numbering of a node's ranks."""
         return node.by_host or Numbering(node.node_rank, len(self.nodes), 0, node.local_world_size)
 
     def node_of(self, executor: str) -> Node:
@@ -119,7 +119,7 @@ class Placement:
         return next(node for node in self.nodes if node.executor == executor)
 
     def host_of(self, rank: int) -> str:
-        """Return the name of the machine of a rank, or ``"?"`` if there is no such rank."""
+        """Return the name of a rank's machine, or ``"?"`` if there is no such rank."""
         return next((node.host for node in self.nodes if rank in node.ranks), "?")
 
     def __str__(self) -> str:

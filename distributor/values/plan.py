@@ -18,8 +18,8 @@ class Site:
         job: the requested job.
         placement: which rank runs where.
         node: the node to plan for.
-        base_env: the environment of its task; it only shows what the user has already set there.
-        sockets: variables that select the network interface for communication between ranks.
+        base_env: the environment of the node's task, which shows what the user has already set.
+        sockets: environment variables that select the network interface for communication between ranks.
         folder: the node's private folder, where its ranks find files.
         attempt: how many times the ranks have been started before.
     """
@@ -46,15 +46,15 @@ class Call:
 class Companion:
     """A process that lives beside the ranks of a node: started before them, watched with them, ended after them.
 
-    Its function is called as ``function(**arguments, ready=ready)``. It calls ``ready()`` when ranks may begin, and
-    stays until it is told to end by SIGTERM. If it ends while ranks run, the run ends with an error.
+    Its function is called as ``function(**arguments, ready=ready)``. The function calls ``ready()`` when ranks may
+    begin, and runs until SIGTERM ends it. If it ends while ranks run, the run ends with an error.
 
     Attributes:
-        name: names the companion in errors, and its files. No other companion of the node may have it.
-        module: a module of this package, or any other that can be imported on the node.
+        name: the companion's name in errors, and the name of its files. It is unique on the node.
+        module: a module of this package, or any other module that can be imported on the node.
         function: a function of the module.
-        arguments: its keyword arguments.
-        environment: variables on top of the node's.
+        arguments: the function's keyword arguments.
+        environment: environment variables in addition to the node's.
 
     Example:
         >>> Companion("head", "distributor.ray.head", "serve", {"port": 6379}).name
@@ -89,11 +89,11 @@ class Plan:
         files: text of the files that ranks find in the node's private folder, by name.
         elsewhere: paths outside the folder that ranks leave behind; they are removed at the end.
         first: function that each rank calls before it runs the target.
-        last: function that each rank calls after the target has returned, and all that was to run at exit.
+        last: function that each rank calls after the target has returned and exit callbacks have run.
         keep_memory: whether the C library keeps the memory that ranks free, for their next step.
         companions: processes that live beside the ranks of this node.
         serving: ranks of the run that serve the others and need not end: they are stopped once all others have
-            succeeded, and have succeeded then too. The same on all nodes.
+            succeeded, and then count as succeeded. The value is the same on all nodes.
     """
 
     node: Node
@@ -122,12 +122,12 @@ class NodeOrder:
         store_fd: listening socket for the rendezvous store on node 0; ``None`` on other nodes.
         event_fd: pipe for events to the agent.
         spare_fd: line on which a spare waits for the order of the next attempt; ``None`` if there is no spare.
-        slots_fd: memory in which ranks tell how they ended, as in :mod:`distributor.channel.rank_slots`.
+        slots_fd: memory in which ranks report how they ended; see :mod:`distributor.channel.rank_slots`.
         folder: the node's private folder: log files and values.
         cwd: the ranks' current directory; ``None`` leaves it unchanged.
         sys_path: the ranks' import path, in order.
         collect_all: whether ranks other than 0 send their values back.
-        start_method: how ranks are started, as in :class:`Job`.
+        start_method: how ranks are started, as in :class:`~distributor.values.options.Startup`.
         root: path from which this package can be imported.
         environ: the launcher's whole environment.
         require_group: as in :class:`~distributor.values.options.Training`.
@@ -172,7 +172,7 @@ class AgentOrder:
 
     Attributes:
         job: the pickled :class:`~distributor.values.job.Job`.
-        parts: parts of the job that travelled separately, by name.
+        parts: parts of the job that were sent separately, by name.
         executor: the name of this node's executor in ``facts``.
         facts: the facts of all tasks, as dicts.
         folder: the node's private folder, which the agent removes at the end.
@@ -182,10 +182,10 @@ class AgentOrder:
         on_driver: whether this is the driver's machine, where scripts and folders are used in place.
         reached: whether the driver has already been reached from here in this run.
         times: moments before the agent started, by name, in seconds since the epoch.
-        in_place: whether the owner's current directory is the driver's own, where files that ranks write are found.
-        note: a note for the user.
-        secret: proves to the driver that this agent, or its owner, is the node, as
-            :mod:`distributor.channel.proof` makes it on Spark. No rank knows it.
+        in_place: whether the owner's current directory is the driver's own, where ranks' files may stay.
+        note: a warning for the user.
+        secret: the secret that proves to the driver that this agent, or its owner, is the node. On Spark,
+            :mod:`distributor.channel.proof` makes it. No rank knows it.
     """
 
     job: bytes = field(repr=False)

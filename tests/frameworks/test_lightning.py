@@ -174,7 +174,7 @@ def test_scripts_for_fabric_run(make_local: Make) -> None:
 def test_other_numbers_are_told_of(make_local: Make, capfd: pytest.CaptureFixture[str]) -> None:
     make_local(2).run(train, devices=8)
     told = capfd.readouterr()
-    said = "[distributor] devices=8 and num_nodes=1 are taken as devices=2 and num_nodes=1: so the ranks are placed"
+    said = "[distributor] devices=8 and num_nodes=1 are taken as devices=2 and num_nodes=1, which is how"
     assert (told.out + told.err).count(said) == 1
 
 

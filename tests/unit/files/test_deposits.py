@@ -119,7 +119,7 @@ def test_the_limit_counts_what_is_kept(tmp_path: Path) -> None:
     deposits = Deposits(Folder(tmp_path), 10, 5)
     bring(deposits, 0, "a", b"123456")
     (refused,) = bring(deposits, 0, "b", b"12345")
-    assert isinstance(refused, Refused) and "more than output_limit, 10 bytes" in refused.why
+    assert isinstance(refused, Refused) and "would exceed output_limit (10 bytes)" in refused.why
     assert bring(deposits, 0, "a", b"1234567890")[-1] == Received()  # it replaces the one before
     assert deposits.warnings == [f"1 new file could not be kept in output_dir, 'b' first: {refused.why}"]
     assert asyncio.run(answers(deposits, 0, Withdraw("a"))) == [Received()]
