@@ -1,4 +1,4 @@
-"""The driver's door: a listening socket that admits connections which show the run's token, over TLS."""
+"""The driver's door: a listening socket that admits TLS connections that show the run's token."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from distributor.values.plan import Endpoint
 #: Seconds that a new connection may take for the TLS handshake, and again to show the token.
 _HELLO_TIMEOUT = 10.0
 
-#: The largest number of connections that have not shown the token or sent a first message yet, or twice the number of
-#: tasks if that is more. One more ends the oldest, so that a flood keeps no node out for long.
+#: Maximum number of connections that have not shown the token or sent a first message yet, or twice the number of tasks
+#: if that is more. A further connection ends the oldest of them, so that a flood keeps no node out for long.
 _MAX_STRANGERS = 128
 
 _TOKEN_BYTES = 32
 
-#: Serves a connection until it ends.
+#: The type of a function that serves a connection until it ends.
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
-#: Runs a coroutine as a task until it ends or the server closes.
+#: The type of a function that runs a coroutine as a task until it ends or the server closes.
 Start = Callable[[Coroutine[Any, Any, None]], Awaitable["asyncio.Task[None]"]]
 
 
@@ -33,7 +33,7 @@ class Door:
     """The door of one run.
 
     Args:
-        serve: serves each connection that has shown the token, and calls :meth:`admit` once it knows whose it is.
+        serve: serves each connection that has shown the token, and calls :meth:`admit` once the sender is known.
         tasks: number of tasks that may connect at the same time.
     """
 
@@ -75,7 +75,7 @@ class Door:
                 next(iter(self._strangers)).cancel()
 
     def admit(self) -> None:
-        """Note that the connection that the current task serves is no stranger's."""
+        """Note that the connection that the current asyncio task serves is no longer a stranger."""
         task = asyncio.current_task()
         if task is not None:
             self._strangers.pop(task, None)

@@ -8,7 +8,7 @@ from typing import Any
 
 from distributor.values.messages import AllFacts, Gather, Message, Stop, TaskFacts
 
-#: Number of connections for each task: some may be of tasks of before, or broken without having ended.
+#: Maximum number of connections per task: some may belong to earlier tasks, or be broken without having ended.
 _CONNECTIONS_PER_TASK = 8
 
 
@@ -24,13 +24,13 @@ class Facts:
 
     def __init__(self, tasks: int) -> None:
         self.tasks = tasks
-        #: Whether a node is up, so that tasks that come now were started again, unless they only missed the answer.
+        #: Whether a node is up. Tasks that connect after that were started again, unless they only missed the answer.
         self.over = False
-        #: The timer after which the missing tasks are given up.
+        #: The timer after which the driver no longer waits for missing tasks.
         self.fallback: asyncio.TimerHandle | None = None
         #: Whether the driver no longer expects all facts to arrive here.
         self.given_up = False
-        #: What was told over each open connection.
+        #: The facts that came over each open connection.
         self.here: dict[asyncio.StreamWriter, TaskFacts] = {}
         self._complete: dict[int, TaskFacts] = {}
         self._answered: set[asyncio.StreamWriter] = set()
@@ -41,17 +41,17 @@ class Facts:
         self._refused = False
 
     def knows(self, told: TaskFacts) -> bool:
-        """Return whether these facts are among those that were complete."""
+        """Return whether these facts are part of the complete facts."""
         return self._complete.get(told.partition) == told
 
     def take(self, writer: asyncio.StreamWriter, told: TaskFacts) -> None:
-        """Take note of what a task has told.
+        """Take the facts of a task.
 
         Raises:
-            ValueError: more tasks are connected than can be, even if Spark has started them again.
+            ValueError: more tasks are connected than is possible, even if Spark has started them again.
         """
         if len(self.here) >= _CONNECTIONS_PER_TASK * max(1, self.tasks):
-            raise ValueError("there are not so many tasks")
+            raise ValueError("more tasks are connected than the run can have")
         self.here[writer] = told
         current = self._current()
         if writer not in current:
@@ -73,7 +73,7 @@ class Facts:
 
     @property
     def told(self) -> int:
-        """The number of tasks of the newest wave that are connected and have told their facts."""
+        """The number of tasks of the newest wave that are connected and have sent their facts."""
         return min(len(self._current()), self.tasks)
 
     def forget(self, writer: asyncio.StreamWriter) -> None:
@@ -85,7 +85,7 @@ class Facts:
         self.given_up = True
 
     def start_again(self) -> bool:
-        """Return whether the tasks were refused, and reset that: refused tasks have ended."""
+        """Return whether the tasks were refused, and forget the refusal: refused tasks have ended."""
         refused, self._refused = self._refused, False
         return refused
 
@@ -97,7 +97,7 @@ class Facts:
 
     @property
     def settled(self) -> bool:
-        """Whether all tasks have told their facts and were accepted or refused."""
+        """Whether all tasks have sent their facts and were accepted or refused."""
         return bool(self._complete) or self._refused
 
     def answer(self) -> Message | None:

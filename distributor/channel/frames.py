@@ -22,10 +22,10 @@ from distributor.values import messages
 from distributor.values.messages import Message
 from distributor.values.outcome import Log
 
-#: The longest body of a frame, in bytes. A longer one is refused before it is read.
+#: Maximum number of bytes of a frame's body. A longer body is refused before it is read.
 MAX_BODY = 4 << 20
 
-#: The largest number of log bytes in one frame.
+#: Maximum number of log bytes in one frame.
 MAX_LOG = 256 << 10
 
 #: How deep the values of a message may be nested, how many there may be, and how many digits a whole number may have.
@@ -37,16 +37,16 @@ _HEADER = struct.Struct("!IB")
 _LOG = struct.Struct("!IBQ")
 _JSON_KIND, _LOG_KIND = 1, 2
 
-#: What may be half of a character (a surrogate), in JSON.
+#: Matches what may be half of a character (a surrogate) in JSON.
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
-#: A text in JSON. Possessive, so that one without an end takes no longer than others.
+#: Matches a string in JSON. Its quantifiers are possessive: a string without an end takes no longer than others.
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
-#: All bytes but those that begin and end lists and objects.
+#: All bytes except those that open and close lists and objects.
 _NO_NESTING = bytes(set(range(256)) - set(b"[]{}"))
 
-#: The start of the warning of a node that has no channel.
+#: The start of the warning about a node that has no channel.
 UNREACHED = "cannot reach the driver"
 
 
@@ -81,7 +81,7 @@ async def read(reader: asyncio.StreamReader, limit: int = MAX_BODY) -> Message |
 
     Args:
         reader: the connection.
-        limit: the most bytes of its body.
+        limit: maximum number of bytes of the frame's body.
 
     Raises:
         ProtocolError: the frame is too long, of an unknown kind, or malformed.
@@ -114,10 +114,11 @@ async def read(reader: asyncio.StreamReader, limit: int = MAX_BODY) -> Message |
 
 
 def parse(body: bytes) -> Any:
-    """Return the values that a body holds as JSON (UTF-8). Halves of characters, which no log can hold, are escaped.
+    """Parse a body as JSON (UTF-8). Halves of characters, which cannot be written to logs, are escaped.
 
     Raises:
-        ValueError: it is not JSON, would take too much time, memory or stack to parse, or holds NaN or a field twice.
+        ValueError: the body is not JSON, would take too much time, memory or stack to parse, or contains NaN or a
+            repeated field.
 
     >>> parse(b'{"kind": "Beat", "alive": 2}')
     {'kind': 'Beat', 'alive': 2}
@@ -128,7 +129,7 @@ def parse(body: bytes) -> Any:
 
 
 def _encodable(value: Any) -> Any:
-    """Return plain values whose texts can be encoded.
+    """Return plain values with halves of characters escaped, so that all strings can be encoded.
 
     >>> _encodable(["half a \\ud800 character"])
     ['half a \\\\ud800 character']
@@ -164,14 +165,14 @@ def _whole(text: str) -> int:
 
 def _constant(text: str) -> float:
     if text == "NaN":
-        raise ValueError("NaN is no number")
+        raise ValueError("NaN is not allowed")
     return float(text)
 
 
 def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(fields)
     if len(values) != len(fields):
-        raise ValueError("a field is there twice")
+        raise ValueError("a field occurs twice")
     return values
 
 

@@ -1,7 +1,7 @@
-"""Decides what a process that has the run's token may say, and how much. Pure, but for the log.
+"""Decides which messages the driver accepts from processes that have the run's token. No side effects but the log.
 
-Any rank can read the token. So a node is believed only about itself and its own ranks, and only once it has shown that
-it is the node. What is refused ends the connection on which it came, and nothing else.
+Any rank can read the token. A node is therefore believed only about itself and its own ranks, and only once it has
+proved that it is that node. A refused message ends the connection on which it came, and nothing else.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ _log = notices.logger
 
 T = TypeVar("T")
 
-#: Number of refusals that are logged in a run.
+#: Maximum number of refusals that are logged in a run.
 _MOST_LOGGED = 10
 
-#: Number of different warnings of one node that are shown.
+#: Maximum number of different warnings of one node that are shown.
 _MOST_WARNINGS = 64
 
-#: Number of names of nodes that the run may hear for each task, while it is not known which nodes it has.
+#: Maximum number of node names per task that are accepted while the run's nodes are not known.
 _NAMES_PER_TASK = 4
 
-#: Number of characters of names, of paths, of warnings, and of the stacks of one rank.
+#: Maximum numbers of characters of names, of paths, of warnings, and of the stacks of one rank.
 _LONGEST_NAME = 512
 _LONGEST_PATH = 4096
 _LONGEST_WARNING = 16 << 10
 _LONGEST_STACKS = 512 << 10
 
-#: Bytes of the first message of a connection: at least, and for each task.
+#: Maximum number of bytes of a connection's first message: a fixed number, plus a number for each task.
 _FIRST = 64 << 10
 _FIRST_PER_TASK = 4 << 10
 
@@ -53,17 +53,17 @@ _SUCCEEDED = ("finished", "unreturned")
 
 
 class Guard:
-    """What is known of a run's nodes, and so who may say what. Used in the channel's thread only.
+    """Checks messages against what is known about the run's nodes. Used in the channel's thread only.
 
-    Without arguments it knows of no ranks, and only looks at names and secrets.
+    Without arguments, it knows no ranks, and checks only names and secrets.
 
     Args:
         label: the run's label in the log.
         tasks: number of tasks of the run.
         world_size: number of ranks of the run; ``None`` if it is not known.
-        placement: returns which ranks run on which nodes, once a node has told it.
-        received: returns how many bytes of a rank's stream have come.
-        skips: whether nodes may leave out output that the driver is too slow for.
+        placement: returns the placement once a node has reported it, until then ``None``.
+        received: returns how many bytes of a rank's stream have arrived.
+        skips: whether nodes may leave out output if the driver is too slow.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Guard:
         self._skips = skips
         self._known: tuple[Placement | None, dict[str, Node]] = (None, {})
         self._secrets: dict[str, str] = {}
-        #: What secrets of nodes are made with; without one, the first secret that a node shows counts.
+        #: The seal with which nodes' secrets are made. Without a seal, the first secret that a node shows counts.
         self.seal: bytes | None = None
         self._importing: set[str] = set()
         self._warned: dict[str, set[str]] = {}
@@ -92,14 +92,14 @@ class Guard:
 
     @property
     def first_limit(self) -> int:
-        """The most bytes of the first message of a connection."""
+        """Maximum number of bytes of the first message of a connection."""
         return min(MAX_BODY, _FIRST + _FIRST_PER_TASK * self._tasks)
 
     def log(self, peer: str, why: str) -> None:
-        """Log that a connection was ended for what came over it, unless that was logged often enough."""
+        """Log that a connection was ended, and why, unless enough such ends were logged already."""
         self._refused += 1
         if self._refused <= _MOST_LOGGED:
-            last = "; the next ones are not logged" if self._refused == _MOST_LOGGED else ""
+            last = "; further ones are not logged" if self._refused == _MOST_LOGGED else ""
             run = f"run {self._label}: " if self._label else ""
             _log.warning("%sended a connection from %s, which %s%s", run, peer, why, last)
 
@@ -113,7 +113,7 @@ class Guard:
         """Check the facts of a task.
 
         Raises:
-            ProtocolError: no task of this run has told them.
+            ProtocolError: the facts cannot come from a task of this run.
         """
         if told.partition not in range(self._tasks):
             raise ProtocolError(f"there is no task {told.partition}")
@@ -121,10 +121,10 @@ class Guard:
         _check_length("the name of a wave", told.wave, _LONGEST_NAME)
 
     def check_importing(self, told: messages.Importing) -> None:
-        """Check what a node that need not be up yet says it imports.
+        """Check a message that a node is importing a module. The node need not be up yet.
 
         Raises:
-            ProtocolError: there is no such node, or there cannot be so many.
+            ProtocolError: the run has no such node, or cannot have that many nodes.
         """
         _check_length("the name of a module", told.module, _LONGEST_NAME)
         _check_length("the name of a node", told.node, _LONGEST_NAME)
@@ -142,28 +142,28 @@ class Guard:
         """Check who announces a return value.
 
         Raises:
-            ProtocolError: it is not the agent of the rank's node.
+            ProtocolError: the sender is not the agent of the rank's node.
         """
         if not self._proves(value.node, value.secret):
-            raise ProtocolError(f"the value of rank {value.rank} without the secret of its node")
+            raise ProtocolError(f"the value of rank {value.rank} comes without the secret of the rank's node")
         self._check_rank(value.node, value.rank)
 
     def check_node(self, told: messages.Deposit | messages.Withdraw | messages.Fetch) -> int:
-        """Return the rank of the node that says something about files.
+        """Check who sent a message about files, and return the rank of its node.
 
         Raises:
-            ProtocolError: it is not an agent of this run.
+            ProtocolError: the sender is not an agent of this run.
         """
         nodes = self._nodes()[1]
         if told.node not in nodes or not self._proves(told.node, told.secret):
-            raise ProtocolError("a file without the secret of its node")
+            raise ProtocolError("a message about files comes without the secret of its node")
         return nodes[told.node].node_rank
 
     def check_deposit(self, told: messages.Deposit | messages.Withdraw) -> int:
-        """Check who brings a file or takes one back, and return the rank of its node.
+        """Check a message about a new or removed file, and return the rank of the sender's node.
 
         Raises:
-            ProtocolError: it is not an agent of this run, or the file would lie elsewhere.
+            ProtocolError: the sender is not an agent of this run, or the file cannot be a new file of a rank.
         """
         node = self.check_node(told)
         path = told.path if isinstance(told, messages.Withdraw) else told.entry.path
@@ -178,10 +178,10 @@ class Guard:
         return node
 
     def admit(self, hello: messages.Hello) -> None:
-        """Take note of a node that says hello.
+        """Register a node that says hello.
 
         Raises:
-            ProtocolError: there is no such node in this run, or another process is this node.
+            ProtocolError: the run has no such node, or another process is that node.
         """
         _check_length("the name of a node", hello.node, _LONGEST_NAME)
         _check_length("the secret of a node", hello.secret, _LONGEST_NAME)
@@ -194,14 +194,14 @@ class Guard:
         self._secrets[hello.node] = hello.secret
 
     def forget(self, node: str) -> None:
-        """Take note that a node is lost: Spark may start another one under its name."""
+        """Forget a lost node: Spark may start another node with the same name."""
         self._secrets.pop(node, None)
 
     def passes(self, node: str, message: Message | Log) -> bool:
-        """Return whether what a node says is to be passed on; what it says too often is not.
+        """Check a message of a node, and return whether to pass it on. Excessive warnings are not passed on.
 
         Raises:
-            ProtocolError: the node cannot say that.
+            ProtocolError: the node may not send this message.
         """
         match message:
             case Log():
@@ -223,7 +223,7 @@ class Guard:
                 self._check_finished(node, message)
             case messages.Importing():
                 if message.node != node:
-                    raise ProtocolError(f"it is not node {message.node!r}")
+                    raise ProtocolError(f"the sender is not node {message.node!r}")
                 self.check_importing(message)
             case messages.Warnings():
                 return self._is_new(node, message)
@@ -237,7 +237,7 @@ class Guard:
         return True
 
     def _proves(self, node: str, secret: str) -> bool:
-        """Return whether a secret is that of a node that has said hello. Without ranks, nothing is known of nodes."""
+        """Return whether a secret is the one in the node's hello. Without known ranks, a node needs no hello."""
         known = node in self._secrets or self._world_size is None
         return known and _equal(self._secrets.get(node, ""), secret)
 
@@ -269,7 +269,7 @@ class Guard:
     def _check_count(self, names: set[str]) -> None:
         """Check the number of nodes that are known by name only. Their names change if Spark starts tasks again."""
         if len(names) > _NAMES_PER_TASK * max(1, self._tasks):
-            raise ProtocolError("there are not so many nodes")
+            raise ProtocolError("there are more nodes than the run can have")
 
     def _check_rank(self, node: str, rank: int) -> None:
         ranks = self._ranks(node)
@@ -320,7 +320,7 @@ class Guard:
         if placed is not None and (report.host, report.node_rank) != (placed.host, placed.node_rank):
             raise ProtocolError(f"node {node!r} is not node {report.node_rank} on host {report.host!r}")
         if placed is not None and [outcome.rank for outcome in report.outcomes] != list(placed.ranks):
-            raise ProtocolError(f"node {node!r} does not tell the outcomes of its ranks")
+            raise ProtocolError(f"node {node!r} does not report the outcomes of its ranks")
         if (
             report.error is not None
             or not report.passed
@@ -341,9 +341,9 @@ class Guard:
                 raise ProtocolError(f"the value of rank {rank} is not base64: {error}") from None
 
     def _is_new(self, node: str, warnings: messages.Warnings) -> bool:
-        """Return whether warnings are to be shown now. All of them come again with the node's report.
+        """Return whether to show warnings now. All warnings come again with the node's report.
 
-        Those that were shown before are told again after a break, and do not count twice.
+        Warnings that a node sends again after a break of the connection do not count twice.
         """
         placed = self._nodes()[1].get(node)
         if placed is not None and warnings.host != placed.host:
@@ -359,14 +359,14 @@ class Guard:
 
 
 def _check_placement(nodes: tuple[Node, ...], world_size: int) -> None:
-    """Check that nodes hold all ranks of the run, in order."""
+    """Check that the nodes have all ranks of the run, in order."""
     first = 0
     for number, node in enumerate(nodes):
         if (node.node_rank, node.first_rank) != (number, first) or not 0 <= node.local_world_size <= world_size:
             raise ProtocolError(f"node {number} of the placement is out of order")
         first += node.local_world_size
     if len({node.executor for node in nodes}) != len(nodes):
-        raise ProtocolError("the placement has a node twice")
+        raise ProtocolError("a node occurs twice in the placement")
     if first != world_size:
         raise ProtocolError(f"the placement has {first} ranks, but the run has {world_size}")
     for text in _texts(nodes):

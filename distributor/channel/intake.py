@@ -1,7 +1,7 @@
-"""The driver's side of return values that agents send over connections of their own.
+"""The driver's side of return values that agents send over separate connections.
 
-Only who has the secret of the rank's node can send one. Before it is unpickled, its digest is compared with the one
-that arrives through Spark, unless Spark has failed.
+Sending a value takes the secret of the rank's node. Before the value is unpickled, its digest is compared with the
+digest that arrives through Spark, unless Spark has failed.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from distributor.channel import frames
 from distributor.machine import limits
 from distributor.values.messages import Proceed, Received, Value
 
-#: Bytes that are hashed at a time, unless a value ends before.
+#: Number of bytes that are hashed at a time, unless the value ends earlier.
 _STEP = 1 << 20
 
-#: Bytes of memory that are made ready at a time, so that receiving does not wait for them.
+#: Number of bytes of memory that are provided at a time, before data arrives for them.
 _READY = 16 << 20
 
 #: MADV_POPULATE_WRITE of madvise(2), Linux 5.14; older systems refuse it, and provide memory as it is used.
 _POPULATE = 23
 
-#: Bytes of what is read and dropped after the end of a value.
+#: Size of the buffer for bytes after the end of a value, which are dropped.
 _EXCESS = 64 << 10
 
 
@@ -42,11 +42,11 @@ class Arrived:
 class Intake:
     """The return values of a run that have arrived or are arriving over the channel, at most one for each rank.
 
-    All methods but ``coming``, ``expect`` and ``get`` are called in the channel's thread.
+    All methods except ``coming``, ``expect`` and ``get`` are called in the channel's thread.
 
     Args:
-        limit: largest total size of all values, in bytes; half of this machine's memory by default, since unpickling
-            makes a copy. A value beyond it is refused, and comes through Spark.
+        limit: maximum total size of all values, in bytes; half of this machine's memory by default, since unpickling
+            makes a copy. A value beyond the limit is refused, and comes through Spark.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -75,11 +75,11 @@ class Intake:
         self._ranks = ranks
 
     def get(self, rank: int) -> Arrived | None:
-        """Return the value of a rank that has arrived; ``None`` if none has."""
+        """Return the value of a rank; ``None`` if it has not arrived."""
         return self._arrived.get(rank)
 
     def clear(self) -> None:
-        """Forget what has arrived."""
+        """Forget the values that have arrived."""
         self._arrived.clear()
 
     async def receive(self, value: Value, writer: asyncio.StreamWriter) -> None:
@@ -88,7 +88,7 @@ class Intake:
         Returns without an answer if the value is refused; the caller then ends the connection.
 
         Raises:
-            ConnectionError: the connection ended before the value.
+            ConnectionError: the connection ended before the value was complete.
         """
         before = self._coming.pop(value.rank, None)
         if before is not None:
@@ -119,14 +119,14 @@ class Intake:
 
 
 class _Delivery(asyncio.BufferedProtocol):
-    """The bytes of one value, of which ``filled`` are here. The connection writes them directly into their final place.
+    """The bytes of one value, of which ``filled`` have arrived. The connection writes them directly to their place.
 
     Args:
-        size: number of bytes. Memory is used as they arrive.
+        size: number of bytes. Memory is used as the bytes arrive.
         transport: the connection.
 
     Raises:
-        OSError: the system does not grant so much memory.
+        OSError: the system does not grant that much memory.
     """
 
     def __init__(self, size: int, transport: asyncio.WriteTransport) -> None:
@@ -154,10 +154,10 @@ class _Delivery(asyncio.BufferedProtocol):
         self._transport.abort()
 
     async def digest(self) -> bytes:
-        """Return the digest of the bytes once all have arrived. Another thread computes it as they arrive.
+        """Return the digest of the bytes once all have arrived. Another thread computes it as bytes arrive.
 
         Raises:
-            ConnectionError: the connection ended before.
+            ConnectionError: the connection ended before all bytes had arrived.
         """
         found = hashlib.sha256()
         done = 0
@@ -169,7 +169,7 @@ class _Delivery(asyncio.BufferedProtocol):
                 await asyncio.get_running_loop().run_in_executor(None, self._hash, found, done, end)
                 done = end
             elif self._lost:
-                raise ConnectionError("the connection ended before the value")
+                raise ConnectionError("the connection ended before the value was complete")
         return found.digest()
 
     def _hash(self, found: hashlib._Hash, start: int, end: int) -> None:

@@ -26,7 +26,7 @@ _REDIAL_INTERVAL = 0.2
 
 Dial = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
-#: Number of bytes that the driver has of each stream, by rank and stream.
+#: Number of bytes that the driver has received, by rank and stream.
 Offsets = dict[tuple[int, int], int]
 
 
@@ -48,16 +48,16 @@ def over_socket(sock: socket.socket) -> Dial:
 
 
 class Receiver(Protocol):
-    """What the channel calls on the agent. All methods return at once."""
+    """The methods of an agent that the channel calls. All of them return at once."""
 
     def on_order(self, order: Message) -> None:
         """Obey an order from the driver."""
 
     def on_offsets(self, offsets: Offsets, again: bool) -> None:
-        """Note how many bytes of each log the driver has. ``again``: after a break, send the logs again from there."""
+        """Note how many bytes of each log the driver has. If ``again``, the connection was restored: resume there."""
 
     def on_driver_lost(self) -> None:
-        """Note that the connection has broken and cannot be made again; called once."""
+        """Note that the connection has broken and cannot be restored; called once."""
 
     def status(self) -> messages.Beat:
         """Return a heartbeat."""
@@ -70,7 +70,7 @@ class Rhythm:
     Attributes:
         timeout: number of seconds without a message after which the driver counts as lost, if ``redial`` is true.
         interval: number of seconds between heartbeats.
-        redial: whether a broken connection can be made again. If it cannot, the driver counts as lost at once.
+        redial: whether a broken connection can be restored. If it cannot, the driver counts as lost at once.
     """
 
     timeout: float
@@ -79,9 +79,9 @@ class Rhythm:
 
 
 class Uplink:
-    """The channel as an agent sees it.
+    """An agent's end of the channel.
 
-    With ``rhythm.redial``, a broken connection is made again, and both sides continue where they were.
+    With ``rhythm.redial``, a broken connection is restored, and both sides continue where they were.
 
     Args:
         dial: makes a connection.
@@ -123,11 +123,11 @@ class Uplink:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection has broken and cannot be made again."""
+        """Whether the connection has broken and cannot be restored."""
         return self._ended.is_set() and self._bye is None
 
     def tell(self, message: Message) -> None:
-        """Send a message that the driver must know, and send it again after each break.
+        """Send a message that must reach the driver, and send it again whenever a broken connection is restored.
 
         Raises:
             ProtocolError: the message is too long for a frame.
@@ -136,7 +136,7 @@ class Uplink:
         self._write(self._told[-1])
 
     def renew(self, hello: messages.Hello) -> None:
-        """Begin each later connection with this message, and stop repeating the messages told so far."""
+        """Begin each later connection with this message, and stop repeating the messages sent so far."""
         self._told = [frames.pack(hello)]
 
     def send(self, message: Message) -> None:
@@ -146,8 +146,8 @@ class Uplink:
     async def send_log(self, log: outcome.Log) -> None:
         """Send a piece of a log, and return once the driver keeps up.
 
-        While the connection is down, wait for the next one. The driver then says how much it has. A piece that does not
-        follow on that is not sent: what comes before it must be sent again first.
+        While the connection is down, wait until it is restored. The driver then says how much it has received. If bytes
+        before this piece are missing, the piece is not sent: the missing bytes must be sent again first.
         """
         if not self._welcome.is_set():
             await self._welcome.wait()
@@ -159,7 +159,7 @@ class Uplink:
                 await self._writer.drain()
 
     async def close(self) -> messages.Farewell | None:
-        """Tell the driver that nothing follows. Return its answer when it has received all, ``None`` without one."""
+        """Tell the driver that nothing follows, and return its answer; ``None`` if there is no answer in time."""
         if not self._ended.is_set():
             self.tell(messages.Bye())
             with suppress(TimeoutError):
@@ -215,7 +215,7 @@ class Uplink:
             self._ended.set()
 
     async def _come_back(self) -> asyncio.StreamReader | None:
-        """Reconnect; return ``None`` if that fails until the driver has been silent for too long."""
+        """Reconnect; return ``None`` once the driver has been silent for too long."""
         loop = asyncio.get_running_loop()
         self._breaks += 1
         while (left := self._heard + self._rhythm.timeout - loop.time()) > 0:

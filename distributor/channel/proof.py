@@ -1,8 +1,8 @@
-"""What proves to the driver that a process speaks for a node: a secret that only the run's tasks can make.
+"""Secrets that prove to the driver which node a process speaks for. Only the run's tasks can make them.
 
-The driver makes a *seal* for each run, and Spark brings it to the tasks with their work. No agent and no rank gets it.
-A task makes the secret of its node from it, and the node's agent shows that secret over the channel. So the driver may
-unpickle what such a node sends there. Standard library only; Spark's workers use this module by value.
+The driver makes a *seal* for each run, which Spark sends to the tasks with their work. No agent and no rank gets it. A
+task makes its node's secret from the seal, and the node's agent shows that secret over the channel. The driver may
+therefore unpickle what such a node sends. Standard library only; Spark's workers use this module by value.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NONCE_BYTES = 16
 
 
 def make(seal: bytes, node: str) -> str:
-    """Return a new secret of a node.
+    """Return a new secret for a node.
 
     Example:
         >>> holds(b"seal", "host-a", make(b"seal", "host-a"))

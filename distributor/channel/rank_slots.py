@@ -1,8 +1,8 @@
-"""Memory that a node's ranks share with its agent: a slot for each rank, for its last words.
+"""Memory that a node's ranks share with its agent: each rank has a slot in which it reports how it ended.
 
-A rank must be able to say how it ended on a full disk, without descriptors, in another root directory, and after its
-node's folder has gone. So the memory is mapped before user code runs, and needs nothing but itself after that. A page
-of it takes memory once it has been written.
+A rank must be able to report its end on a full disk, without descriptors, in another root directory, and after its
+node's folder is gone. The memory is therefore mapped before user code runs, and a rank needs nothing else after that.
+A page takes up memory only once it has been written.
 
 Source: memfd_create(2), mmap(2).
 """
@@ -17,7 +17,7 @@ import struct
 #: Number of bytes of a slot, a multiple of the page size of every machine.
 SIZE = 4 << 20
 
-#: The number of bytes written, before them.
+#: The head of a slot: the number of bytes that follow.
 _LENGTH = struct.Struct("=Q")
 
 _MFD_CLOEXEC = 1  # memfd_create(2)
@@ -27,13 +27,13 @@ ROOM = SIZE - _LENGTH.size
 
 
 class Slots:
-    """The slots of a node's ranks, as the agent has them.
+    """The slots of a node's ranks, for the agent.
 
     Args:
         ranks: number of ranks.
 
     Raises:
-        OSError: there is no memory, or the limit on the size of files (``ulimit -f``) does not allow it.
+        OSError: memory is short, or the limit on the size of files (``ulimit -f``) is too low.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -57,7 +57,7 @@ class Slots:
 
 
 def _memory(name: str) -> int:
-    """Return a descriptor of memory. Python lacks the function if it was built against old headers, as conda's is."""
+    """Return a descriptor of new memory. A Python built with old headers, like conda's, lacks ``os.memfd_create``."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name)
     descriptor = int(ctypes.CDLL(None, use_errno=True).memfd_create(name.encode(), _MFD_CLOEXEC))
@@ -71,7 +71,7 @@ class Slot:
     """A rank's own slot.
 
     Args:
-        descriptor: that of the :class:`Slots`; no longer needed afterwards.
+        descriptor: the descriptor of the :class:`Slots`. It may be closed afterwards.
         local_rank: the rank.
     """
 
@@ -80,19 +80,19 @@ class Slot:
         self._owner = os.getpid()
 
     def write(self, data: bytes) -> bool:
-        """Write into the slot, in place of what was written before.
+        """Replace the contents of the slot.
 
         Returns:
-            Whether it was written: not if it is longer than :data:`ROOM`, nor in a fork of the rank.
+            Whether the data was written. It is not if it is longer than :data:`ROOM`, or in a fork of the rank.
         """
         if len(data) > ROOM or not self.is_mine:
             return False
-        self._memory[: _LENGTH.size] = _LENGTH.pack(0)  # a rank killed meanwhile has written nothing
+        self._memory[: _LENGTH.size] = _LENGTH.pack(0)  # if the rank is killed meanwhile, it has written nothing
         self._memory[_LENGTH.size : _LENGTH.size + len(data)] = data
         self._memory[: _LENGTH.size] = _LENGTH.pack(len(data))
         return True
 
     @property
     def is_mine(self) -> bool:
-        """Whether this process is the rank, and not one that it has forked."""
+        """Whether this process is the rank itself, and not a fork of it."""
         return os.getpid() == self._owner

@@ -1,7 +1,7 @@
-"""The driver's side of what nodes bring back over the channel, once all their ranks have succeeded.
+"""The driver's side of the results that nodes send over the channel once all their ranks have succeeded.
 
-Spark brings the same. If it fails after training has ended, for example because it loses an executor on the way, what
-has come over the channel counts.
+The same results come through Spark. If Spark fails after training has ended, for example because it loses an executor,
+the results from the channel count.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from distributor.channel.intake import Intake
 from distributor.values.messages import Deposit, Finished, Withdraw
 from distributor.values.outcome import Collected
 
-#: Number of seconds between two looks at what has arrived.
+#: Number of seconds between checks of what has arrived.
 _LOOK = 0.05
 
 
@@ -29,17 +29,17 @@ class Depository(Protocol):
     async def receive(
         self, deposit: Deposit, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Take a file of a node over the connection that announced it, and answer."""
+        """Receive a file of a node over the connection that announced it, and answer."""
 
     async def give(self, writer: asyncio.StreamWriter) -> None:
-        """Send a node what was kept before the run."""
+        """Send a node the files that were kept before the run."""
 
     async def withdraw(self, told: Withdraw, node: int, writer: asyncio.StreamWriter) -> None:
         """Take note that a node's ranks have removed a file, and answer."""
 
 
 class Returns:
-    """The results of a run's nodes, as far as they have come over the channel. Used in the channel's thread only.
+    """The results of a run's nodes that have come over the channel. Used in the channel's thread only.
 
     Args:
         intake: receives the larger return values.
@@ -55,7 +55,7 @@ class Returns:
         return bool(self._finished)
 
     def note(self, node: str, finished: Finished) -> None:
-        """Take what a node brings back."""
+        """Take the results of a node."""
         self._finished[node] = finished
 
     async def clear(self) -> None:
@@ -66,11 +66,11 @@ class Returns:
     async def wait(
         self, nodes: Callable[[], Collection[str] | None], hopeless: Callable[[], bool], patience: float
     ) -> Collected | None:
-        """Wait until everything has arrived, and return it; ``None`` if it does not come.
+        """Wait until all results have arrived, and return them; ``None`` if some do not arrive.
 
         Args:
             nodes: returns the names of the run's nodes; ``None`` while they are not known.
-            hopeless: returns whether what is missing cannot come any more.
+            hopeless: returns whether the missing results can no longer arrive.
             patience: number of seconds to wait while nothing arrives.
         """
         loop = asyncio.get_running_loop()

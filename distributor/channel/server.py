@@ -24,34 +24,34 @@ from distributor.values import messages, outcome
 from distributor.values.messages import Message, Offset
 from distributor.values.plan import Endpoint
 
-#: Seconds that a node may take to come back after its connection was closed: the driver cannot tell at once whether
-#: only the connection ended, or the node.
+#: Seconds that a node may take to reconnect after its connection was closed: the driver cannot tell at once whether the
+#: node has ended, or only the connection.
 RETURN_WINDOW = 3.0
 
 #: Seconds after the first task's facts until the driver assumes that the missing tasks cannot reach it.
 _FACTS_TIMEOUT = 10.0
 
-#: Seconds that a connection may take for its first message, and to end once the driver has ended it.
+#: Seconds that a connection may take to send its first message, and to close after the driver has closed its end.
 _FIRST_TIMEOUT = 10.0
 _LINGER = 10.0
 
-#: Number of frames of one connection that are read before it is the others' turn.
+#: Number of frames of one connection that are read before other connections get their turn.
 _TURN = 64
 
-#: Bytes that may wait for a connection that does not read. With more, it is ended.
+#: Maximum number of bytes that wait for a connection that does not read. With more, the connection is ended.
 _MOST_UNREAD = frames.MAX_BODY
 
-#: Why tasks end that Spark has started once more.
+#: The reason for stopping tasks that Spark has started again.
 _AGAIN = "Spark has started the tasks again"
 
-#: Number of characters of the reason for a stop, which every node is told.
+#: Maximum number of characters of the reason for a stop, which is sent to every node.
 _LONGEST_REASON = 2000
 
 T = TypeVar("T")
 
 
 class Listener(Protocol):
-    """The receiver of what nodes tell; its methods are called in the channel's thread."""
+    """The receiver of nodes' messages; its methods are called in the channel's thread."""
 
     def on_log(self, log: outcome.Log) -> None: ...
 
@@ -78,7 +78,7 @@ class _Peer:
 
 @dataclass
 class _Standing:
-    """The orders that nodes get too which connect later, or again: to stop, and to begin another attempt or end."""
+    """Orders that also reach nodes that connect or reconnect later: to stop, and to begin another attempt or end."""
 
     stop: messages.Stop | None = None
     next: messages.Begin | messages.End | None = None
@@ -88,11 +88,11 @@ class ChannelServer:
     """The channel of one run. Use it as a context manager: leaving it ends every connection and the thread.
 
     Args:
-        listener: receives what the nodes tell.
+        listener: receives the nodes' messages.
         timeout: seconds of silence after which a node is lost.
         tasks: number of tasks that exchange facts before the nodes start.
-        guard: decides what nodes may say; by default, it knows of no ranks.
-        depository: takes new files of ranks; ``None`` if the run keeps none.
+        guard: decides which messages of nodes are accepted; by default, it knows no ranks.
+        depository: receives new files of ranks; ``None`` if the run keeps none.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class ChannelServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._standing = _Standing()
         self._door = Door(partial(self._serve, window=RETURN_WINDOW), tasks)
-        #: What nodes bring back over the channel.
+        #: The results that come over the channel.
         self.returns = Returns(Intake(), depository)
         #: Whether a task or a node has ever reached the driver.
         self.reached = False
@@ -130,7 +130,7 @@ class ChannelServer:
 
     @property
     def begun(self) -> bool:
-        """Whether nodes may have started: tasks got the facts of all tasks, or were sent to ``allGather`` for them."""
+        """Whether nodes may have started: tasks got the facts of all tasks, or were told to use ``allGather``."""
         return self._facts.begun or self._facts.given_up
 
     @property
@@ -140,7 +140,7 @@ class ChannelServer:
 
     @property
     def told(self) -> int:
-        """The number of connected tasks that have told their facts."""
+        """The number of connected tasks that have sent their facts."""
         return self._facts.told
 
     def __enter__(self) -> ChannelServer:
@@ -158,7 +158,7 @@ class ChannelServer:
         """Start to listen for nodes.
 
         Args:
-            bind: the address to bind; Spark's own for the driver, never all interfaces by default.
+            bind: the address to bind. By default, this is Spark's address of the driver, never all interfaces.
             advertise: the address that nodes are given.
             ports: first and last port to try; any free port by default.
 
@@ -170,12 +170,12 @@ class ChannelServer:
         return endpoint
 
     def seal(self) -> bytes:
-        """Return what the secrets of nodes must be made with from now on; see :mod:`distributor.channel.proof`."""
+        """Make and return the seal for the secrets of nodes from now on; see :mod:`distributor.channel.proof`."""
         self._guard.seal = secrets.token_bytes(SEAL_BYTES)
         return self._guard.seal
 
     def returned(self, patience: float) -> outcome.Collected | None:
-        """Wait for what nodes bring back over the channel, and return it once it is complete.
+        """Wait for the results that come over the channel, and return them once they are complete.
 
         Args:
             patience: number of seconds to wait while nothing arrives.
@@ -186,7 +186,7 @@ class ChannelServer:
         return self._call(self.returns.wait(lambda: self._guard.names, self._expects_nothing, patience)).result()
 
     def forget_returned(self) -> None:
-        """Free the memory of what nodes have brought back."""
+        """Free the memory of the results that came over the channel."""
         self._call(self.returns.clear()).result()
 
     def attach(self, sock: socket.socket) -> None:
@@ -194,12 +194,12 @@ class ChannelServer:
         self._call(self._serve_socket(sock)).result()
 
     def hear(self, node: str, message: Message) -> None:
-        """Pass a message of a node that is not connected yet on to the listener."""
+        """Pass a message to the listener for a node that is not connected yet."""
         with suppress(RuntimeError):  # the run has just ended, and the loop with it
             self._loop.call_soon_threadsafe(self._listener.on_message, node, message)
 
     def accept_if(self, accept: Callable[[list[dict[str, Any]]], bool]) -> None:
-        """Set the check of all tasks' facts.
+        """Set the function that checks the facts of all tasks.
 
         If it returns ``False``, the tasks end before the run begins, and :meth:`start_again` returns ``True``.
         """
@@ -222,11 +222,11 @@ class ChannelServer:
     def begin(self, attempt: int, port: int) -> None:
         """Order all nodes to begin another attempt, including nodes that connect again later.
 
-        An earlier order to stop counts no more.
+        This revokes an earlier order to stop.
 
         Args:
             attempt: number of the attempt.
-            port: the port of node 0 at which its ranks meet.
+            port: the port on node 0 at which the ranks of the attempt meet.
         """
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._order_next, messages.Begin(attempt, port))
@@ -261,7 +261,7 @@ class ChannelServer:
         await self._start(self._serve(reader, writer, window=0.0))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, window: float) -> None:
-        """Read the frames of one connection until it ends; its node may come back within ``window`` seconds."""
+        """Read the frames of one connection until it ends; its node may reconnect within ``window`` seconds."""
         node, why = None, "its agent ended without saying why"
         try:
             first = await asyncio.wait_for(
@@ -274,12 +274,12 @@ class ChannelServer:
                 await self._serve_task(first, reader, writer)
         except frames.CutError:
             pass
-        except OSError:  # broken by the network rather than ended by the node, which may take longer to return
+        except OSError:  # broken by the network rather than ended by the node: reconnecting may take longer
             window = self._timeout if window else 0.0
         except (frames.ProtocolError, KeyError, TypeError, ValueError) as error:
             why = f"it sent an invalid message ({error})"
             self._refuse(writer, f"sent an invalid message ({error})")
-        except BaseException:  # the server closes, or other strangers need the place
+        except BaseException:  # the server closes, or newer strangers take this one's place
             writer.transport.abort()
             raise
         if node is not None and (peer := self._peers.get(node)) is not None and peer.writer is writer:
@@ -322,10 +322,10 @@ class ChannelServer:
                 self._door.admit()
                 await depository.withdraw(message, node, writer)
             case _:
-                raise frames.ProtocolError(f"{type(message).__name__} is no first message")
+                raise frames.ProtocolError(f"{type(message).__name__} cannot be the first message")
 
     async def _follow(self, node: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Read what a node says until it says good-bye, its connection ends, or another one takes its place."""
+        """Read a node's messages until it says good-bye, or its connection ends or is replaced by another one."""
         turn = 0
         while (message := await frames.read(reader)) is not None:
             peer = self._peers.get(node)
@@ -356,7 +356,7 @@ class ChannelServer:
         """Keep a task's facts while its connection lasts, and answer when all facts are here or cannot come.
 
         Raises:
-            ProtocolError: more comes from the task, or there are too many tasks.
+            ProtocolError: the task sends more than its facts, or there are too many tasks.
         """
         facts = self._facts
         if facts.over and not facts.knows(message):
@@ -374,7 +374,7 @@ class ChannelServer:
         self._answer_facts()
         try:
             if await reader.read(1):  # until the task has its answer, or has ended
-                raise frames.ProtocolError("more than the facts of a task")
+                raise frames.ProtocolError("the task sends more than its facts")
         finally:
             facts.forget(writer)
 
@@ -396,7 +396,7 @@ class ChannelServer:
         """Register a connection for the node that its hello names, in place of an older connection.
 
         Raises:
-            ProtocolError: there is no such node, or another process is this node.
+            ProtocolError: the run has no such node, or another process is that node.
         """
         node = message.node
         try:
@@ -424,9 +424,9 @@ class ChannelServer:
 
     @staticmethod
     async def _end(writer: asyncio.StreamWriter) -> None:
-        """End a connection once the other side has read what it was told, but soon.
+        """Close a connection once the other side has read everything, or after :data:`_LINGER` seconds.
 
-        If it is nobody's, it counts as a stranger's until then.
+        A connection that was never admitted counts as a stranger until it is closed.
         """
         writer.close()
         try:
@@ -441,7 +441,7 @@ class ChannelServer:
             before = self._loop.time()
             await asyncio.sleep(interval)
             now = self._loop.time()
-            if now - before > interval + self._timeout / 2:  # asleep until now, with messages still unread
+            if now - before > interval + self._timeout / 2:  # this machine was asleep: messages are still unread
                 for peer in self._peers.values():
                     peer.heard = now
             for node, peer in list(self._peers.items()):
@@ -449,7 +449,7 @@ class ChannelServer:
                     self._lose(node, f"nothing was heard from it for {self._timeout:g} s")
 
     def _expects_nothing(self) -> bool:
-        """Return whether no node brings back anything more: the run is stopped, or no node has come."""
+        """Return whether no results can come: the run is stopped, or no node is connected and none has sent results."""
         return self._standing.stop is not None or not (self._peers or self.returns)
 
     def _lose(self, node: str, why: str) -> None:

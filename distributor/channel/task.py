@@ -1,4 +1,4 @@
-"""The channel for those that have no event loop: the facts of tasks, and the return values that agents send.
+"""The channel for code without an event loop: exchanges the facts of tasks, and sends return values and files.
 
 Facts are exchanged once, before any task starts its work. Over the channel, the driver answers as soon as it has heard
 from all tasks. Spark's own ``allGather`` polls once a second. Either all tasks use the channel or all use
@@ -49,7 +49,7 @@ CONNECT_TIMEOUT = 5.0
 #: Seconds between attempts to reach the driver.
 _RETRY = 0.2
 
-#: How many times a value is sent if its connection breaks.
+#: Maximum number of times that a value is sent if the connection breaks.
 _SENDINGS = 2
 
 #: Bytes of a value that are read, hashed and sent at a time.
@@ -61,7 +61,7 @@ class StoppedError(Exception):
 
 
 class RefusedError(Exception):
-    """The driver does not take a file."""
+    """The driver refuses a file."""
 
 
 def exchange(
@@ -74,7 +74,7 @@ def exchange(
     """Exchange this task's facts for the facts of all tasks of the run.
 
     Args:
-        mine: plain values, with the task's ``"partition"``.
+        mine: the task's facts as plain values, including its ``"partition"``.
         attempt: a value shared by exactly the tasks that Spark started together, and the number of this task attempt,
             which is higher than the number of any earlier one.
         endpoint: the driver; ``None`` uses ``gather`` without trying to reach it.
@@ -116,13 +116,13 @@ def send_value(endpoint: Endpoint, value: Value, content: bytes | str, patience:
 
     Args:
         endpoint: the driver.
-        value: says whose value it is, and how large.
+        value: the announcement, which says whose value it is, and how large.
         content: the pickled value, or the path of a file that holds it.
         patience: number of seconds without progress after which the driver counts as lost.
 
     Raises:
         StoppedError: the run was stopped.
-        OSError: the driver cannot be reached, does not take the value, or the connection broke again and again.
+        OSError: the driver cannot be reached or refuses the value, or the connection broke again and again.
     """
     for _ in range(_SENDINGS - 1):
         try:
@@ -147,16 +147,16 @@ def _send_value(endpoint: Endpoint, value: Value, content: bytes | str, patience
 
 
 def send_file(endpoint: Endpoint, told: Deposit | Withdraw, source: str | None, patience: float) -> None:
-    """Tell the driver of a new file, and send it if the driver wants its bytes; or tell that a file was removed.
+    """Tell the driver about a new or removed file, and send a new file's bytes if the driver asks for them.
 
     Args:
         endpoint: the driver.
-        told: what to tell.
-        source: the file's path here; ``None`` if the driver needs no bytes.
+        told: the message about the file.
+        source: the file's path on this machine; ``None`` if the driver needs no bytes.
         patience: number of seconds without progress after which the driver counts as lost.
 
     Raises:
-        RefusedError: the driver does not take the file.
+        RefusedError: the driver refuses the file.
         OSError: the driver cannot be reached, the connection broke, or the file has become shorter.
     """
     with _connect(endpoint) as line:
@@ -174,12 +174,12 @@ def send_file(endpoint: Endpoint, told: Deposit | Withdraw, source: str | None, 
 
 
 def fetch_files(endpoint: Endpoint, told: Fetch, folder: str, patience: float, wanted: Callable[[str], bool]) -> None:
-    """Get the files that the driver has kept of earlier runs.
+    """Get the files that the driver has kept from earlier runs.
 
     Args:
         endpoint: the driver.
-        told: asks for them.
-        folder: where to put them.
+        told: the request for the files.
+        folder: the folder for the files.
         patience: number of seconds without progress after which the driver counts as lost.
         wanted: returns whether a file is wanted.
 
@@ -234,7 +234,7 @@ def _expect(kind: type[Message], line: socket.socket) -> None:
 
 
 def _over_channel(message: TaskFacts, endpoint: Endpoint | None, patience: float) -> list[dict[str, Any]] | None:
-    """Return the driver's facts; ``None`` if it cannot be reached, or says that another task cannot reach it."""
+    """Return the facts of all tasks from the driver; ``None`` if this or another task cannot reach the driver."""
     if endpoint is None:
         return None
     told = False  # once True, the driver may count on this task, which must then wait for the driver's answer
@@ -293,7 +293,7 @@ def _read(line: socket.socket) -> Message:
 
     Raises:
         OSError: the connection has ended before the message was complete.
-        ValueError: what was sent is not a message.
+        ValueError: the bytes are not a message.
     """
     length, _ = struct.unpack("!IB", _exactly(line, 5))
     return messages.decode(json.loads(_exactly(line, length)))

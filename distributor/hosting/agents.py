@@ -1,4 +1,4 @@
-"""An agent as its owner sees it, and starting one without a warm process."""
+"""An agent for its owner, and the function that starts an agent without a warm process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Agent:
         pid: process id of the agent, or of its guard.
         descriptor: process descriptor of an agent that a warm process forked, otherwise -1; this object closes it.
         child: the agent's guard as a child of this process, if there is one.
-        note: a note for the user.
+        note: a warning for the user.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Agent:
     def kill(self) -> None:
         """Send SIGKILL to the agent, unless it has ended."""
         if self._child is not None:
-            self._child.terminate()  # the guard kills the agent, and whatever that leaves behind
+            self._child.terminate()  # the guard kills the agent, and all that the agent leaves behind
         elif self._descriptor >= 0:
             processes.kill_by(self._descriptor, self.pid)
 
@@ -47,7 +47,7 @@ class Agent:
 
 
 def anew(root: str, inherit: Mapping[str, socket.socket], note: str | None = None) -> tuple[Agent, socket.socket]:
-    """Start an agent below a child of this process; return it with this side of its control line."""
+    """Start an agent under a guard, which is a child of this process. Return it and this end of its control line."""
     ours, theirs = socket.socketpair()
     with theirs:
         sockets = {"control": theirs, **inherit}

@@ -18,7 +18,7 @@ from distributor.values.plan import AgentOrder
 
 
 class HostedNode:
-    """A node as its owner sees it; created by :func:`host_node`.
+    """A node, for its owner; created by :func:`host_node`.
 
     Attributes:
         folder: the node's private folder.
@@ -47,7 +47,7 @@ class HostedNode:
         return self._agent
 
     def converse(self, order: AgentOrder) -> NodeResult | None:
-        """Give the agent its order and return its result, or ``None`` if the agent died before it had one."""
+        """Give the agent its order and return its result, or ``None`` if the agent died before it sent one."""
         assert self._line is not None
         try:
             control.send(self._line, vars(order))
@@ -67,7 +67,7 @@ class HostedNode:
 
 @contextmanager
 def host_node(run_id: str, leader: int) -> Iterator[HostedNode]:
-    """Host one node of a run, and leave none of its processes and files behind at the end.
+    """Host one node of a run, and remove all of its processes and files at the end.
 
     Args:
         run_id: identifier of the run.
@@ -79,7 +79,7 @@ def host_node(run_id: str, leader: int) -> Iterator[HostedNode]:
         ...     result = node.converse(order)
     """
     folder = folders.make(run_id)
-    claimed = folders.claim(folder)  # until the agent claims it; this process may be killed before
+    claimed = folders.claim(folder)  # until the agent claims it: this process may be killed before that
     node = HostedNode(folder)
     try:
         yield node
@@ -100,7 +100,7 @@ def start_agent(
     wanted: Callable[[], bool] = lambda: True,
     importing: Callable[[str], None] = lambda module: None,
 ) -> tuple[Agent, socket.socket]:
-    """Start an agent in its own process session; return it with this side of its control line.
+    """Start an agent in its own process session. Return it and this end of its control line.
 
     The agent has this process's environment, current directory, standard output and standard error.
 

@@ -1,4 +1,4 @@
-"""Read what a report holds, or the files that it names, in pieces."""
+"""Read the contents of a report, or the files that it names, in pieces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from distributor.values.messages import Rest
 
 
 def pieces(content: bytes | str, chunk: int, offset: int = 0) -> Iterator[bytes]:
-    """Yield bytes, or those of the file with this path, from an offset on, in pieces of at most ``chunk`` bytes."""
+    """Yield pieces of at most ``chunk`` bytes, from an offset on, of given bytes or of the file at a given path."""
     with io.BytesIO(content) if isinstance(content, bytes) else open(content, "rb") as file:
         file.seek(offset)
         while piece := file.read(chunk):
@@ -17,7 +17,7 @@ def pieces(content: bytes | str, chunk: int, offset: int = 0) -> Iterator[bytes]
 
 
 def rest(files: Iterable[Rest], chunk: int) -> Iterator[tuple[int, int, int, bytes]]:
-    """Yield the ranks' output that the channel did not bring, as a report lists it: rank, stream, offset, piece."""
+    """Yield the ranks' output that did not come over the channel, as tuples of rank, stream, offset and piece."""
     for file in files:
         offset = file.offset
         for piece in pieces(file.path, chunk, offset):

@@ -1,8 +1,8 @@
 """Get an agent for an owner (a Spark task's Python worker, or the driver) from a warm process.
 
 A warm process serves one executor or driver. It is found through a private folder. The folder's name is a digest of all
-that a fork takes over from its parent: the owner, the Python and the package, the environment, the limits. A run that
-needs any of these different gets another warm process. If no warm process answers, one is started. If that fails, the
+that a fork takes over from its parent: the owner, the Python and the package, the environment, the limits. A run in
+which any of these differs gets another warm process. If no warm process answers, one is started. If that fails, the
 caller starts the agent without one. This module uses the standard library only, and is pickled by value into Spark's
 workers.
 """
@@ -38,10 +38,10 @@ _PATIENCE = 5.0
 #: Seconds that a warm process may take for its imports; after that, it is killed.
 _IMPORT_PATIENCE = 300.0
 
-#: Seconds between checks whether a caller that waits for imports still wants its agent.
+#: Seconds between checks of whether a caller that waits for imports still wants its agent.
 _LOOK = 0.1
 
-#: The largest number of warm processes of one owner; one more ends the oldest.
+#: Maximum number of warm processes of one owner; a further one ends the oldest.
 _MOST = 3
 
 
@@ -93,7 +93,7 @@ def from_warm(
         ours.close()
         if answer.startswith(UNFIT):
             return anew(root, inherit, answer[len(UNFIT) :].decode())
-        if not wanted() or (fresh and answer != OUTDATED):  # an import fails there; starting without it tells why
+        if not wanted() or (fresh and answer != OUTDATED):  # an import failed; without a warm process, its error shows
             return None
     return None
 
@@ -102,7 +102,7 @@ def _folder(root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]) -
     """Return the folder of the warm process for this owner and these settings; create it if it is missing.
 
     Raises:
-        OSError: the folder cannot be created, or others than this user have access to it.
+        OSError: the folder cannot be created, or other users have access to it.
     """
     package: object = root
     if os.path.isfile(root):
@@ -154,7 +154,7 @@ def _locked(folder: str) -> Iterator[str]:
 def _reach(
     folder: str, root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]
 ) -> tuple[socket.socket, bool]:
-    """Connect to the folder's warm process; return the connection and whether the process was started for it.
+    """Connect to the folder's warm process. Return the connection, and whether the process was started just now.
 
     Raises:
         OSError: the warm process cannot be started, or its queue is full.
@@ -290,7 +290,7 @@ def _ask(
 
 
 def _imported_now(folder: str) -> str:
-    """Return the name of the module that a warm process is importing, or "" before the first."""
+    """Return the name of the module that a warm process is importing, or "" before the first import."""
     try:
         with open(os.path.join(folder, "importing")) as file:
             return file.read()

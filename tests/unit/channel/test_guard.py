@@ -64,7 +64,7 @@ def test_what_a_node_says_of_itself_passes(message: Message | Log) -> None:
         (Log(2, 1, 0, b""), "rank 2 is not on node 'b'"),
         (messages.Finished(replace(REPORT, host="host-a")), "node 'b' is not node 1 on host 'host-a'"),
         (messages.Finished(replace(REPORT, node_rank=0)), "node 'b' is not node 0 on host 'host-b'"),
-        (messages.Finished(replace(REPORT, outcomes=())), "node 'b' does not tell the outcomes of its ranks"),
+        (messages.Finished(replace(REPORT, outcomes=())), "node 'b' does not report the outcomes of its ranks"),
         (
             messages.Finished(replace(REPORT, outcomes=(Outcome(3, "host-b", "failed", FAILURE),))),
             "node 'b' has not succeeded",
@@ -98,7 +98,7 @@ def test_what_a_node_says_of_itself_passes(message: Message | Log) -> None:
         (messages.Stopped(0, ()), "there is no port 0"),
         (messages.Stopped(1, (Outcome(0, "host-b", "failed"),)), "rank 0 is not on node 'b'"),
         (messages.Stopped(1, (Outcome(3, "", "failed", replace(FAILURE, rank=1)),)), "rank 1 is not on node 'b'"),
-        (messages.Importing("a", 2, "torch"), "it is not node 'a'"),
+        (messages.Importing("a", 2, "torch"), "the sender is not node 'a'"),
         (messages.Importing("b", 2, "m" * 1000), "the name of a module has 1000 characters, more than 512"),
         (messages.Warnings("host-a", ()), "node 'b' is not on host 'host-a'"),
         (messages.Stop("because"), "a node does not send Stop"),
@@ -172,7 +172,7 @@ def test_who_is_no_node_is_refused(hello: Hello, why: str) -> None:
     [
         ((A,), "the placement has 3 ranks, but the run has 4"),
         ((A, replace(B, local_world_size=2)), "the placement has 5 ranks, but the run has 4"),
-        ((A, replace(B, executor="a")), "the placement has a node twice"),
+        ((A, replace(B, executor="a")), "a node occurs twice in the placement"),
         ((B, A), "node 0 of the placement is out of order"),
         ((replace(A, local_world_size=-1), B), "node 0 of the placement is out of order"),
         ((replace(A, local_world_size=2**62), B), "node 0 of the placement is out of order"),
@@ -192,7 +192,7 @@ def test_the_first_placement_passes() -> None:
 
 def test_names_without_a_placement_are_bounded() -> None:
     it = guard(None)
-    with pytest.raises(ProtocolError, match="there are not so many nodes"):
+    with pytest.raises(ProtocolError, match="there are more nodes than the run can have"):
         for number in range(1000):
             it.admit(Hello(str(number)))
     assert number == 16
@@ -203,7 +203,7 @@ def test_values_come_from_the_task_of_their_node() -> None:
     it.admit(Hello("b", secret="s"))
     it.check_value(messages.Value(3, 10, "b", "s"))
     for value in (messages.Value(3, 10), messages.Value(3, 10, "b"), messages.Value(2, 10, "b", "s")):
-        with pytest.raises(ProtocolError, match="rank 3 without the secret of its node|rank [23] is not on node"):
+        with pytest.raises(ProtocolError, match="rank 3 comes without the secret|rank [23] is not on node"):
             it.check_value(value)
 
 
@@ -230,7 +230,7 @@ def test_imports_of_no_node_are_refused() -> None:
     with pytest.raises(ProtocolError, match="the run has 4 tasks, and cannot have 5 nodes"):
         it.check_importing(messages.Importing("a", 5, "torch"))
     before = guard(None)
-    with pytest.raises(ProtocolError, match="there are not so many nodes"):
+    with pytest.raises(ProtocolError, match="there are more nodes than the run can have"):
         for number in range(1000):
             before.check_importing(messages.Importing(str(number), 2, "torch"))
 
@@ -244,7 +244,7 @@ def test_the_log_has_so_many_lines(caplog: pytest.LogCaptureFixture) -> None:
     assert lines[0] == (
         "run 3f2a: ended a connection from 10.0.0.7, which sent an invalid message (there is no node 'c')"
     )
-    assert lines[-1] == f"{lines[0]}; the next ones are not logged"
+    assert lines[-1] == f"{lines[0]}; further ones are not logged"
     assert len(lines) == 10
 
 
