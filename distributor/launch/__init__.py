@@ -4,7 +4,8 @@ Runs on the driver and on nodes; may import ``machine``. Users pass a path as ``
 
     from distributor.launch import Accelerate, DeepSpeed, Jax, Mpi, MpiEnv, Ray, TensorFlow, Torchrun
 
-A path with its own configuration has a wing of the package. Its public name is loaded from there on first use.
+A path with its own configuration or programs has a subpackage of its own, such as ``distributor.ray``. Its public name
+is loaded from there on first use.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class AccelerateRanks(BasePath):
 
     Attributes:
         config: path of the configuration on the driver; "" if there is none.
-        variables: the variables, by name.
+        variables: names and values of the environment variables.
     """
 
     name: ClassVar[str] = "accelerate"
@@ -28,7 +28,7 @@ class AccelerateRanks(BasePath):
     variables: tuple[tuple[str, str], ...] = ()
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return the variables that all ranks get; the user's own come before them."""
+        """Return the environment variables that all ranks get. The user's own variables take precedence."""
         return {**Torchrun().env(use_gpu), **dict(self.variables)}
 
     def plan(self, site: Site) -> Plan:

@@ -23,32 +23,31 @@ CONFIG_PATH = "DISTRIBUTOR_DEEPSPEED_CONFIG"
 
 _CONFIG, _GIVEN = "deepspeed.json", "deepspeed-given.json"
 
-#: Which arguments scripts get.
+#: The arguments that scripts get; see :class:`DeepspeedRanks`.
 ScriptArguments = Literal["deepspeed", "trainer", False]
 
-#: What argparse and Transformers' parser say of arguments that a script does not take.
+#: Match what argparse and Transformers' parser say about arguments that a script does not accept.
 _OPTION_UNKNOWN = re.compile(r"(unrecognized arguments:|not used by the HfArgumentParser:).*--deepspeed")
 _PATH_UNKNOWN = re.compile(rf"(unrecognized arguments:|not used by the HfArgumentParser:).*{_GIVEN}")
 
-#: What DeepSpeed says of batch sizes. Source: ``deepspeed/runtime/config.py``, ``_batch_assertion``.
+#: Matches what DeepSpeed says about batch sizes. Source: ``deepspeed/runtime/config.py``, ``_batch_assertion``.
 _BATCH_SIZES = re.compile(r"Check batch related parameters.*?(\d+) != (\d+) \* (\d+) \* (\d+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class DeepspeedRanks(BasePath):
-    """Torchrun's ranks, with DeepSpeed's configuration in the node's folder and its settings in their environment.
+    """Torchrun's ranks, with DeepSpeed's configuration in the node's folder and its settings in the environment.
 
     Attributes:
         config: the final configuration as JSON, with which ``deepspeed.initialize`` is called; ``None`` if there is no
             configuration.
-        given: the same configuration with each "auto" that a library may still fill in from the training's settings.
+        given: the same configuration, with "auto" wherever a library may fill in a value from its training settings.
         stage: the ZeRO stage of the configuration.
         precision: ``"fp32"``, ``"fp16"`` or ``"bf16"``.
         extensions: the builders of the C++ or CUDA extensions that ranks load.
         extensions_timeout: number of seconds that ranks of a node wait for the rank that builds the extensions.
-        script_arguments: the arguments that scripts and modules get: those of ``"deepspeed"``, which are
-            ``--deepspeed --deepspeed_config PATH``, those of Hugging Face's ``"trainer"``, which are
-            ``--deepspeed PATH``, or none (``False``).
+        script_arguments: the arguments that scripts and modules get: ``--deepspeed --deepspeed_config PATH``
+            (``"deepspeed"``), ``--deepspeed PATH`` as for Hugging Face's Trainer (``"trainer"``), or none (``False``).
     """
 
     name: ClassVar[str] = "deepspeed"
@@ -64,18 +63,18 @@ class DeepspeedRanks(BasePath):
 
     @property
     def needs(self) -> Mapping[str, str]:
-        """Return the modules that ranks must import, each with the name of the option that requires it."""
+        """The modules that ranks must import, each with the name of the option that requires it."""
         return {} if self.config is None else {"deepspeed": "deepspeedConfig"}
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return the variables that must be set before torch is imported."""
-        # On import, torch is asked for GPUs. By default it would use CUDA, after which no process can be forked.
-        # With this variable it asks NVML instead.
+        """Return the environment variables that must be set before torch is imported."""
+        # DeepSpeed asks torch for GPUs when it is imported. By default, torch would use CUDA, after which no process
+        # can be forked. With this variable, torch asks NVML instead.
         env = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         return env if use_gpu else {**env, "DS_ACCELERATOR": "cpu"}
 
     def advise(self, failure: Failure, job: Job) -> str:
-        """Return advice on arguments that the script does not take, and on batch sizes that DeepSpeed refuses."""
+        """Return advice on arguments that the script does not accept, and on batch sizes that DeepSpeed refuses."""
         text = f"{failure.message}\n{failure.traceback}\n{failure.log_tail}"
         return _on_arguments(text, self.script_arguments, job) or _on_batch_sizes(text, job)
 
@@ -100,10 +99,10 @@ class DeepspeedRanks(BasePath):
 
 
 def _with_arguments(target: Target, kind: ScriptArguments, paths: Mapping[str, str]) -> Target:
-    """Append the arguments with which a script gets the configuration. A function has no command line.
+    """Append the arguments that give a script the configuration. A function has no command line.
 
-    ``deepspeed.add_config_arguments`` parses those of DeepSpeed's own launcher, ``transformers.TrainingArguments``
-    those of the Trainer, which fills in what is "auto".
+    ``deepspeed.add_config_arguments`` parses the arguments of DeepSpeed's own launcher, and
+    ``transformers.TrainingArguments`` the argument of the Trainer, which replaces each "auto" in the configuration.
     """
     if isinstance(target, Function) or kind is False:
         return target
@@ -114,7 +113,7 @@ def _with_arguments(target: Target, kind: ScriptArguments, paths: Mapping[str, s
 
 
 def _on_arguments(text: str, kind: ScriptArguments, job: Job) -> str:
-    """Return advice on what a rank said of its arguments when it failed."""
+    """Return advice if a rank failed because of its arguments."""
     if kind == "deepspeed" and "argument --deepspeed: expected one argument" in text:
         return (
             "The script parses Hugging Face's TrainingArguments, whose --deepspeed takes the path of a configuration: "
@@ -122,12 +121,12 @@ def _on_arguments(text: str, kind: ScriptArguments, job: Job) -> str:
         )
     if kind == "deepspeed" and "argument --deepspeed_config: expected one argument" in text:
         return (
-            "The script takes --deepspeed_config, but not --deepspeed beside it: pass script_arguments=False "
+            "The script takes --deepspeed_config, but not --deepspeed as well: pass script_arguments=False "
             "(--script-arguments none), and --deepspeed_config with the configuration's path among its own arguments"
         )
     if kind is not False and _OPTION_UNKNOWN.search(text):
         return (
-            "The script does not take DeepSpeed's options, which are appended to its arguments: pass "
+            "The script does not accept DeepSpeed's options, which are appended to its arguments: pass "
             "script_arguments=False (--script-arguments none)"
         )
     if kind == "trainer" and _PATH_UNKNOWN.search(text):
@@ -148,7 +147,7 @@ def _on_batch_sizes(text: str, job: Job) -> str:
     alone = ranks == 1 or total == micro * steps
     if alone and "transformers/" in text and not job.resources.use_gpu and job.resources.num_processes > 1:
         return (
-            "Transformers counted one rank, because it had not found the others: pass use_cpu=True to "
+            "Transformers counted one rank, because it did not find the others: pass use_cpu=True to "
             "TrainingArguments (--use_cpu True)"
         )
     return (
@@ -158,7 +157,7 @@ def _on_batch_sizes(text: str, job: Job) -> str:
 
 
 def _launcher_env(placement: Placement, node: Node) -> dict[str, str]:
-    """Return the variables that ``deepspeed.launcher.launch`` sets in addition to torchrun's."""
+    """Return the environment variables that ``deepspeed.launcher.launch`` sets in addition to torchrun's."""
     numbering = placement.numbering(node)
     return {
         "CROSS_RANK": str(numbering.group_rank),
@@ -168,7 +167,7 @@ def _launcher_env(placement: Placement, node: Node) -> dict[str, str]:
 
 
 def _shared_memory(placement: Placement, node: Node) -> tuple[str, ...]:
-    """Return the files in which DeepSpeed's CPU ranks on one host keep 66 MiB each for collectives, and never remove.
+    """Return the files of shared memory (66 MiB per rank) that DeepSpeed's CPU ranks on one host never remove.
 
     Source: ``deepspeed/ops/csrc/cpu/comm/shm.cpp``, ``shm_initialize``.
     """
@@ -179,11 +178,13 @@ def _shared_memory(placement: Placement, node: Node) -> tuple[str, ...]:
 
 
 def _libraries(asked: DeepspeedRanks, paths: Mapping[str, str]) -> dict[str, str]:
-    """Return what ``accelerate launch --use_deepspeed --deepspeed_config_file`` sets. Transformers reads the same.
+    """Return the variables that ``accelerate launch --use_deepspeed --deepspeed_config_file`` sets.
+
+    Transformers reads the same variables.
 
     Source: ``accelerate/utils/launch.py``, ``prepare_deepspeed_cmd_env``.
     """
-    if not paths:  # otherwise the libraries would train with their own configuration
+    if not paths:  # no configuration: with these variables, the libraries would use one of their own
         return {}
     return {
         CONFIG_PATH: paths[_CONFIG],

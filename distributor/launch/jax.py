@@ -17,10 +17,10 @@ from distributor.values.plan import Call, Plan, Site
 
 @dataclass(frozen=True)
 class Jax(BasePath):
-    """The launch path for JAX: ``jax.distributed.initialize()`` finds coordinator, count and index by itself.
+    """The launch path for JAX: ``jax.distributed.initialize()`` needs no arguments.
 
     JAX runs on CPUs, or on the one GPU of each rank. The coordinator listens on node 0's address only, at a port that
-    is reserved before. ``preload=["jax"]`` makes later runs start in less than a second.
+    is reserved in advance. ``preload=["jax"]`` makes later runs start in less than a second.
 
     Example:
         >>> from distributor import Distributor
@@ -37,17 +37,17 @@ class Jax(BasePath):
         return self
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return the variables that all ranks get.
+        """Return the environment variables that all ranks get.
 
-        JAX's preemption service would take SIGTERM for itself, so ranks would not end on it. Source:
-        ``jax/_src/distributed.py``.
+        JAX's preemption service is switched off: it would handle SIGTERM, so ranks would not end on this signal.
+        Source: ``jax/_src/distributed.py``.
         """
         return {"JAX_ENABLE_PREEMPTION_SERVICE": "false", **({} if use_gpu else {"JAX_PLATFORMS": "cpu"})}
 
     def advise(self, failure: Failure, job: Job) -> str:
         """Return advice on a device that was used before JAX was initialized."""
         if "jax.distributed.initialize() must be called before" in failure.message:
-            return "Call jax.distributed.initialize() first, and import no module before it that uses JAX"
+            return "Call jax.distributed.initialize() first, before you import modules that use JAX"
         return ""
 
     def plan(self, site: Site) -> Plan:

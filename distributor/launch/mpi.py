@@ -1,4 +1,4 @@
-"""The MPI path: torchrun's ranks, which an MPI's process manager connects with each other as well."""
+"""The MPI path: torchrun's ranks, which are also processes of an MPI program under MPI's own process manager."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from distributor.values.plan import Call, Companion, Plan, Site
 
 @dataclass(frozen=True)
 class MpiNodes(BasePath):
-    """Ranks that are MPI's processes.
+    """Torchrun's ranks that are also MPI processes.
 
     Attributes:
-        secret: from which the run's keys are made. Nobody without them learns how to join.
-        implementation: which MPI; ``None`` for the one that node 0 has.
+        secret: the secret from which the run's keys are made. A process without these keys cannot join.
+        implementation: name of the MPI implementation; ``None`` for the implementation that node 0 has.
     """
 
     name: ClassVar[str] = "mpi"
@@ -31,18 +31,18 @@ class MpiNodes(BasePath):
     implementation: str | None = None
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return the variables that all ranks get: torchrun's."""
+        """Return the environment variables that all ranks get: torchrun's."""
         return Torchrun().env(use_gpu)
 
     def advise(self, failure: Failure, job: Job) -> str:
-        """Return advice on mpi4py without an MPI."""
+        """Return advice if mpi4py finds no MPI library."""
         text = f"{failure.message}\n{failure.traceback}"
         if "mpi4py" in text and ("cannot load MPI library" in text or "cannot open shared object" in text):
             return "Install an MPI where ranks run: pip install mpich mpi4py"
         return ""
 
     def plan(self, site: Site) -> Plan:
-        """Return the plan of one node: MPICH's processes are a companion, from which each rank gets its place."""
+        """Return the plan of one node. A companion runs MPI's process manager, and gives each rank its place."""
         plan, node, head, nodes = Torchrun().plan(site), site.node, site.placement.master, site.placement.nodes
         run = site.job.run_id
         lines = [key(self.secret, run, str(site.attempt), str(each.node_rank))[:16] for each in nodes]

@@ -18,9 +18,9 @@ from distributor.values.plan import Plan, Site
 
 @dataclass(frozen=True)
 class MpiEnv(BasePath):
-    """The launch path for code that reads its rank from Open MPI's variables, and Azure's: nothing of MPI is started.
+    """The launch path for code that reads its rank from Open MPI's or Azure's environment variables. No MPI is started.
 
-    Ranks get ``OMPI_COMM_WORLD_RANK`` and its relatives beside torchrun's variables, and the address of rank 0 as
+    Ranks get ``OMPI_COMM_WORLD_RANK`` and related variables in addition to torchrun's, and the address of rank 0 as
     ``AZ_BATCH_MASTER_NODE`` and ``AZ_BATCHAI_MPI_MASTER_NODE``.
 
     Example:
@@ -36,11 +36,11 @@ class MpiEnv(BasePath):
         return self
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return the variables that all ranks get: torchrun's."""
+        """Return the environment variables that all ranks get: torchrun's."""
         return Torchrun().env(use_gpu)
 
     def advise(self, failure: Failure, job: Job) -> str:
-        """Return advice if code has looked for an MPI that was not started."""
+        """Return advice if code has called MPI, which was not started."""
         if "MPI_Init" in f"{failure.message}\n{failure.log_tail}":
             return 'launch="mpi-env" sets variables and starts no MPI: code that calls MPI needs launch="mpi"'
         return ""
@@ -58,7 +58,7 @@ class MpiEnv(BasePath):
 
 
 def _variables(placement: Placement, node: Node, local_rank: int) -> dict[str, str]:
-    """Return what Open MPI and Azure's MPI jobs tell a rank.
+    """Return the environment variables that Open MPI and Azure's MPI jobs set for a rank.
 
     Sources: https://docs.open-mpi.org/en/main/tuning-apps/environment-var.html,
     https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu

@@ -1,4 +1,4 @@
-"""Decide which rank runs where from the facts of all tasks. Pure functions: every node gets the same answer."""
+"""Decide, from the facts of all tasks, which rank runs where. Pure functions: every node gets the same answer."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def place(facts: Sequence[NodeFacts], job: Job) -> Placement:
 
     Args:
         facts: one entry per task, in any order.
-        job: gives the ranks per task, their GPUs if it uses any, the maximum number of ranks of a node, and whether
-            its launch path runs the target only once.
+        job: the job, for the number of ranks per task, their GPUs, the maximum number of ranks of a node, and whether
+            the launch path runs the target only once.
 
     Raises:
         ResourceError: two ranks would share a device, a task has fewer GPUs than its ranks need, or a node has more
@@ -68,7 +68,7 @@ def place(facts: Sequence[NodeFacts], job: Job) -> Placement:
 
 
 def _ordered(facts: Sequence[NodeFacts], *, by_host: bool) -> list[NodeFacts]:
-    """Return facts by partition; with ``by_host``, those of one host one after another."""
+    """Return facts in the order of their partitions; with ``by_host``, grouped by host."""
     ordered = sorted(facts, key=lambda fact: fact.partition)
     if not by_host:
         return ordered
@@ -77,16 +77,19 @@ def _ordered(facts: Sequence[NodeFacts], *, by_host: bool) -> list[NodeFacts]:
 
 
 def _host(fact: NodeFacts) -> str:
-    """Return a name for what a task shares with others: its host, or its executor if the host is not known."""
+    """Return the name of a task's host, or of its executor if the host is not known."""
     return fact.mounts or fact.executor
 
 
 def _numbered_by_host(nodes: Sequence[Node], hosts: Sequence[str]) -> list[Node]:
-    """Return nodes whose ranks are numbered together with those of other nodes on their host.
+    """Number the ranks of all nodes on one host together.
 
     Args:
-        nodes: all nodes; those of one host follow each other.
-        hosts: the host of each.
+        nodes: all nodes, grouped by host.
+        hosts: the host of each node.
+
+    Returns:
+        The nodes with their numbering.
     """
     sizes = Counter[str]()
     for node, host in zip(nodes, hosts):
@@ -115,7 +118,7 @@ def _node_gpus(tasks: Sequence[NodeFacts], job: Job) -> tuple[str, ...]:
         if len(mapped) < needed:
             raise ResourceError(
                 f"task {task.partition} on {task.host} has {count(len(mapped), 'GPU')} "
-                f"({', '.join(mapped) or 'none'}), but {count(job.ranks_per_task, 'rank')} with "
+                f"({', '.join(mapped) or 'none'}), but runs {count(job.ranks_per_task, 'rank')} with "
                 f"{count(job.resources.gpus_each, 'GPU')} each: set spark.task.resource.gpu.amount to the number of "
                 "GPUs of one task"
             )

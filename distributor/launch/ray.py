@@ -14,7 +14,7 @@ from distributor.values.launch import BasePath, key
 from distributor.values.placement import Node
 from distributor.values.plan import Companion, Plan, Site
 
-#: Longest path of a folder below which Ray's sockets still have valid names (unix(7): 107 bytes). Ray appends
+#: Maximum length of a folder's path with which Ray's sockets still have valid names (unix(7): 107 bytes). Ray appends
 #: ``session_2026-11-23_20-25-42_123456_1234567/sockets/plasma_store``.
 _LONGEST = 42
 
@@ -24,7 +24,7 @@ class RayNodes(BasePath):
     """A Ray cluster of the run's nodes, each with the CPUs and GPUs of its slots.
 
     Attributes:
-        secret: from which the run's token is made. Nobody without the token can use the cluster.
+        secret: the secret from which the run's token is made. Nobody without the token can use the cluster.
         object_store_memory: number of bytes of each node's object store; ``None`` leaves the choice to Ray.
     """
 
@@ -37,11 +37,11 @@ class RayNodes(BasePath):
     object_store_memory: int | None = None
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return the variables that all processes get: torchrun's."""
+        """Return the environment variables that all processes get: torchrun's."""
         return Torchrun().env(use_gpu)
 
     def plan(self, site: Site) -> Plan:
-        """Return the plan of one node: Ray's processes are a companion of the rank, or all that the node has."""
+        """Return the plan of one node: Ray's processes run as a companion. Only node 0 has a rank as well."""
         plan, node, head = Torchrun().plan(site), site.node, site.placement.master
         token = key(self.secret, site.job.run_id)
         port, client_port = head.ports[:2]
@@ -74,9 +74,9 @@ class RayNodes(BasePath):
         return (f"--num-cpus={tasks * node.task_cpus}", f"--num-gpus={len(node.gpus)}", *sizes)
 
     def _temporary(self, site: Site) -> str:
-        """Return the folder for Ray's files: in the node's folder, or another if names of sockets would be too long.
+        """Return the folder for Ray's files: in the node's folder, or elsewhere if names of sockets would be too long.
 
-        Others cannot guess its name, so they cannot make it before.
+        Other users cannot guess its name, so they cannot create it first.
         """
         inside = os.path.join(site.folder, "ray")
         if len(inside) <= _LONGEST:
@@ -86,7 +86,7 @@ class RayNodes(BasePath):
 
 
 def _places(node: Node, head: Node, port: int, client_port: int, temporary: str) -> tuple[str, ...]:
-    """Return the arguments of ``ray start`` that say where a node listens. Other ports are the system's choice."""
+    """Return the arguments of ``ray start`` that say where a node listens. The system chooses all other ports."""
     role: tuple[str, ...] = (f"--address={wording.address(head.address, port)}",)
     if node == head:
         role = (

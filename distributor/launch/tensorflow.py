@@ -1,4 +1,4 @@
-"""The TensorFlow path: each rank is a task of one cluster, which ``TF_CONFIG`` describes to it."""
+"""The TensorFlow path: each rank is a task of one cluster, which is described in ``TF_CONFIG``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from distributor.values.plan import Plan, Site
 
 @dataclass(frozen=True)
 class Task:
-    """A rank as TensorFlow calls it: its kind, and its number among those of its kind."""
+    """A rank in TensorFlow's terms: a kind of task, and a number among the tasks of that kind."""
 
     kind: str
     index: int
@@ -30,16 +30,16 @@ class Task:
 
 @dataclass(frozen=True)
 class TensorFlow(BasePath):
-    """The launch path for TensorFlow: ``TF_CONFIG`` holds the cluster and each process's task in it.
+    """The launch path for TensorFlow: ``TF_CONFIG`` describes the cluster and each process's task in it.
 
     Without parameter servers, all processes are workers, for ``MultiWorkerMirroredStrategy``; worker 0 is rank 0. With
-    them, rank 0 is the chief, which runs ``ParameterServerStrategy``; then come workers and servers, which run
-    ``tf.distribute.Server(...).join()``. These never end by themselves: the run succeeds when chief and evaluator have,
-    and then stops them.
+    parameter servers, rank 0 is the chief, which runs ``ParameterServerStrategy``; the next ranks are the workers and
+    the servers, which run ``tf.distribute.Server(...).join()``. Workers and servers never end by themselves: the run
+    stops them, and succeeds, once the chief and the evaluator have succeeded.
 
     Args:
-        parameter_servers: number of the processes that are parameter servers.
-        evaluator: whether the last process is an evaluator, which is no part of the cluster.
+        parameter_servers: number of processes that are parameter servers.
+        evaluator: whether the last process is an evaluator, which is not part of the cluster.
 
     Example:
         >>> from distributor import Distributor
@@ -74,9 +74,9 @@ class TensorFlow(BasePath):
         return TensorFlow(servers, evaluator)
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return the variables that all ranks get.
+        """Return the environment variables that all ranks get.
 
-        Without a GPU, TensorFlow writes errors about CUDA's driver, which is not there on purpose.
+        Without GPUs, the variable hides TensorFlow's messages, such as errors about the missing CUDA driver.
         """
         return {} if use_gpu else {"TF_CPP_MIN_LOG_LEVEL": "3"}
 
@@ -133,7 +133,7 @@ def _described(task: Task) -> dict[str, str | int]:
 
 
 def _cluster(tasks: Sequence[Task], placement: Placement) -> dict[str, list[str]]:
-    """Return the addresses of all tasks but the evaluator, by kind.
+    """Return the addresses of all tasks except the evaluator, by kind.
 
     Source: https://www.tensorflow.org/guide/distributed_training#setting_up_the_tf_config_environment_variable
     """

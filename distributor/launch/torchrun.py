@@ -1,4 +1,4 @@
-"""The plain DistributedDataParallel path: each rank gets the variables that ``torchrun`` would set."""
+"""The default path: each rank gets the environment variables that ``torchrun`` would set."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ class Torchrun(BasePath):
         return self
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return the variables that all ranks get.
+        """Return the environment variables that all ranks get.
 
-        ``accelerate launch --cpu`` sets the same (``accelerate/utils/launch.py``). Without it, Accelerate and
-        Transformers train on CPUs in each rank without the others. With DeepSpeed, it would make them drop DeepSpeed.
+        On CPUs, ranks get the variable that ``accelerate launch --cpu`` sets (``accelerate/utils/launch.py``). Without
+        it, Accelerate and Transformers train in each rank alone. The DeepSpeed path does not set it, because these
+        libraries would then not use DeepSpeed.
         """
         return {} if use_gpu else {"ACCELERATE_USE_CPU": "true"}
 

@@ -23,7 +23,7 @@ _SETTINGS = {-3: 32 << 20, -1: (1 << 31) - 1}
 _MALLOC = "MALLOC_"
 _TUNABLES, _MALLOC_TUNABLES = "GLIBC_TUNABLES", "glibc.malloc."
 
-#: Makes glibc ask for huge pages (madvise(2), MADV_HUGEPAGE); glibc 2.35 and later, which reads it only at exec.
+#: The setting with which glibc 2.35 and later ask for huge pages (madvise(2), MADV_HUGEPAGE). It is read only at exec.
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
 
@@ -55,7 +55,7 @@ def huge_pages(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_glibcs() -> bool:
-    """Return whether this process uses glibc's allocator, not jemalloc, tcmalloc or another C library's."""
+    """Return whether this process uses glibc's allocator rather than jemalloc, tcmalloc or another C library's."""
     with suppress(OSError, AttributeError):
         return _address(ctypes.CDLL(None)) == _address(ctypes.CDLL("libc.so.6"))
     return False

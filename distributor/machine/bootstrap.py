@@ -1,4 +1,4 @@
-"""Start processes of this package, and make them recognisable by their arguments and their mark."""
+"""Start processes of this package, which can be recognized by their command line and their environment."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _ARGUMENTS, _ENVIRONMENT = 45, 47
 
 
 def overwrite_argument(old: str, new: str) -> None:
-    """Show other arguments in place of one that this process was started with, which must be at least as long."""
+    """Make the kernel show ``new`` in place of ``old`` in this process's command line. ``new`` must not be longer."""
     _overwrite("cmdline", _ARGUMENTS, old.encode(), new.encode())
 
 
 def overwrite_environ(old: str, new: str) -> None:
-    """Show another environment entry in place of one that this process was started with; ``getenv`` is not changed."""
+    """Make the kernel show ``new`` in place of ``old`` in this process's environment; ``getenv`` is not affected."""
     _overwrite("environ", _ENVIRONMENT, old.encode(), new.encode())
 
 
@@ -47,7 +47,7 @@ _PARTS = {
 }
 
 #: Code for ``python -c``. It imports the package from a given path; neither the package's siblings nor the current
-#: directory can shadow other modules. Children can be waited for, although a shell may have SIGCHLD ignored.
+#: directory can shadow other modules. SIGCHLD is reset so that children can be waited for: a shell may have ignored it.
 _BOOTSTRAP = f"""
 PARTS = {_PARTS}
 import signal, sys
@@ -67,7 +67,7 @@ importlib.import_module(PARTS[part]).main(*args)
 
 
 def is_part(pid: int, part: str) -> bool:
-    """Return whether a process runs a part of this package, by the arguments that it shows."""
+    """Return whether a process runs a part of this package, according to its command line."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as shown:
             arguments = shown.read().split(b"\0")
@@ -85,7 +85,7 @@ def command(root: str, part: str, *args: str) -> list[str]:
 PLACEHOLDER = "-" * 40
 
 
-#: An environment entry of a warm process; its forks show their node's mark instead.
+#: An environment entry of a warm process; its forks show their node's ID instead.
 UNMARKED = f"{NODE_ID}=".ljust(80, "-")
 
 

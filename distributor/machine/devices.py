@@ -16,8 +16,9 @@ from pathlib import Path
 from distributor.errors import ResourceError
 from distributor.text.wording import count
 
-#: They are read in this order, and both are set for ranks: AMD's HIP treats them as two names of one setting.
-#: ``ROCR_VISIBLE_DEVICES`` filters at a lower level and stays unchanged; HIP numbers what it leaves visible.
+#: The visible-devices variables. They are read in this order, and both are set for ranks: AMD's HIP treats them as two
+#: names of one setting. ``ROCR_VISIBLE_DEVICES`` filters at a lower level and stays unchanged; HIP numbers the devices
+#: that it leaves visible.
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 

@@ -21,7 +21,7 @@ PREFIX = "distributor-"
 #: The file that a folder's owner keeps locked.
 OWNER = "owner"
 
-#: Number of bytes of room with which a file system counts as full.
+#: Number of free bytes below which a file system counts as full.
 _LITTLE = 64 << 10
 
 #: The file that lists the paths outside a folder that are removed with it.
@@ -43,7 +43,7 @@ def unusable() -> str | None:
 
 
 def is_private(folder: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a folder private to this user: anybody can write to the temporary directory."""
+    """Return whether a path is a folder private to this user. In the temporary directory, others may have made it."""
     about = os.lstat(folder)
     return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o077
 
@@ -63,7 +63,7 @@ def make_private(folder: str) -> None:
 
 def claim(folder: str | os.PathLike[str]) -> IO[bytes]:
     """Lock a folder for as long as the returned file is open."""
-    # Under another name until it is locked: a search for stale folders takes an unlocked file for that of a dead owner.
+    # The file gets its name once it is locked: a search for stale folders takes an unlocked file for a dead owner's.
     lock = open(os.path.join(folder, f"{OWNER}.new"), "wb")
     fcntl.flock(lock, fcntl.LOCK_EX)
     os.rename(lock.name, os.path.join(folder, OWNER))
@@ -92,7 +92,7 @@ def remove(folder: str | os.PathLike[str]) -> None:
 
 
 def is_full(folder: str | os.PathLike[str]) -> bool:
-    """Return whether nothing more can be written into a folder: its file system has no room, or no room for names."""
+    """Return whether nothing more can be written into a folder: its file system has no space or no inodes left."""
     try:
         about = os.statvfs(folder)
     except OSError:

@@ -1,4 +1,4 @@
-"""Limits of a machine of which torch needs more than the defaults grant."""
+"""Resource limits that are often too low for torch by default."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from dataclasses import dataclass
 
 from distributor.text.wording import mebibytes
 
-#: Bytes of /dev/shm for each rank: a container's default of 64 MiB in total makes data loaders and NCCL fail.
+#: Bytes of /dev/shm that each rank needs, and that a node needs at least. With a container's default of 64 MiB, data
+#: loaders and NCCL fail.
 _SHM_PER_RANK = 64 << 20
 _SHM_LEAST = 256 << 20
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of one machine, as a process there has them.
+    """The limits of a process on one machine.
 
     Attributes:
         shared_memory: bytes of /dev/shm; ``None`` if there is none.
@@ -78,7 +79,7 @@ def raise_open_files(needed: int) -> None:
 
 
 def set_open_files(pid: int, most: int) -> None:
-    """Let another process open at most this number of files, as :func:`open_files` returned it; it may raise that."""
+    """Set another process's soft limit on open files to a result of :func:`open_files`. The process may raise it."""
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -99,20 +100,20 @@ def total_memory() -> int:
 
 
 def shortages(limits: Limits, ranks: int, use_gpu: bool, files: int = 0) -> list[str]:
-    """Return each limit that is too low, and the remedy: texts that complete a sentence beginning with the host.
+    """Return a text for each limit that is too low, with the remedy. It completes the sentence "the node on HOST ...".
 
     Args:
         limits: limits of the node.
         ranks: number of ranks on the node.
-        use_gpu: whether they use GPUs.
-        files: number of files that their launcher needs to be able to open.
+        use_gpu: whether the ranks use GPUs.
+        files: number of files that the ranks' launcher must be able to open.
     """
     found = []
     if limits.files is not None and limits.files < files:
         found.append(
-            f"lets a process open only {limits.files:,} files (ulimit -Hn), but the one that starts {ranks:,} ranks "
-            f"needs about {files:,} ('Too many open files'): raise the hard limit of the process that starts "
-            "executors, or of the driver in local mode (limits.conf, LimitNOFILE, docker run --ulimit nofile=65536)"
+            f"lets a process open only {limits.files:,} files (ulimit -Hn), but the launcher of {ranks:,} ranks needs "
+            f"about {files:,} ('Too many open files'): raise the hard limit of the process that starts executors, or "
+            "of the driver in local mode (limits.conf, LimitNOFILE, docker run --ulimit nofile=65536)"
         )
     needed = max(_SHM_LEAST, ranks * _SHM_PER_RANK)
     if limits.shared_memory is not None and limits.shared_memory < needed:

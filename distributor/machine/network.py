@@ -40,14 +40,14 @@ def listen(address: str) -> socket.socket:
 
 
 def reserve(address: str) -> socket.socket:
-    """Return a socket that keeps a free port for a server which is started later, on all interfaces.
+    """Return a socket that reserves a free port on all interfaces for a server that is started later.
 
     Servers do not always listen where they are told to: Ray takes another address instead of loopback. No other program
     is given the port while the socket is open. A server can listen there if it sets SO_REUSEADDR, as most do: Linux
     allows that where no socket listens on the port (socket(7)).
 
     Args:
-        address: an address of the kind that the server will listen at, IPv4 or IPv6.
+        address: an address of the server's kind, IPv4 or IPv6.
     """
     holder = _stream_socket(address)
     try:
@@ -69,7 +69,7 @@ def family_of(address: str) -> socket.AddressFamily:
 
 
 def connect_once_up(server: tuple[str, int]) -> socket.socket:
-    """Return a connection to a server that another node is about to start. Waits for it without end.
+    """Return a connection to a server that another node is about to start. Wait for the server without a time limit.
 
     Args:
         server: host and port.

@@ -1,4 +1,4 @@
-"""Which files processes have open for writing (proc(5))."""
+"""Find out which files processes have open for writing (proc(5))."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _FLAGS = re.compile(rb"^flags:\s*([0-7]+)", re.MULTILINE)
 
 
 def written(pids: Iterable[int], folder: str) -> dict[str, int]:
-    """Return the files below a folder that processes have open for writing, each with the pid of one that has.
+    """Return the files below a folder that processes have open for writing, each with the pid of one such process.
 
     Args:
-        pids: the processes; those that have ended or belong to other users are left out.
+        pids: the processes; processes that have ended or belong to other users are left out.
         folder: the real path of the folder.
     """
     found: dict[str, int] = {}

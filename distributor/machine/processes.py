@@ -1,4 +1,4 @@
-"""Processes on Linux: their ties to their parents, how they are ended, and kills for lack of memory.
+"""Find, watch and end processes on Linux.
 
 Standard library only. The launcher and the ranks of a node carry ``DISTRIBUTOR_NODE_ID`` in the environment that they
 were started with, and so do their children, whatever session or process group those move to. Processes of a node
@@ -46,7 +46,7 @@ def adopt_orphans() -> None:
 def pidfd_open(pid: int) -> int:
     """Return a descriptor that becomes readable when a process ends (pidfd_open(2)).
 
-    Python lacks the function if it was built against old headers, as conda's is; then the system call is made directly.
+    A Python that was built with old headers, like conda's, lacks the function; there, the system call is made directly.
 
     Raises:
         ProcessLookupError: there is no such process.
@@ -90,7 +90,7 @@ def processes_of(node_id: str) -> list[int]:
             with open(f"/proc/{entry}/environ", "rb") as environ:
                 if mark not in environ.read().split(b"\0"):
                     continue
-        except OSError:  # it has ended, or is another user's
+        except OSError:  # the process has ended, or belongs to another user
             continue
         if start_time(int(entry)) is not None:
             found.append(int(entry))
@@ -98,7 +98,7 @@ def processes_of(node_id: str) -> list[int]:
 
 
 def children(parent: int) -> list[int]:
-    """Return the pids of the children of a process, zombies perhaps included."""
+    """Return the pids of the children of a process, possibly including zombies."""
     try:
         found = []
         for thread in os.listdir(f"/proc/{parent}/task"):
@@ -142,10 +142,10 @@ def kill_node(
     """Send SIGKILL to all remaining processes of a node, and repeat this until none is left.
 
     Args:
-        node_id: the mark that the processes carry.
-        ancestor: all descendants of this process are killed too: a child with an environment of its own has no mark.
+        node_id: the ID that marks the processes in their environment.
+        ancestor: pid of a process whose descendants are killed too: a child with its own environment may lack the ID.
         deadline: number of seconds to try; a process in uninterruptible sleep can outlast it.
-        keep: pids of processes that stay.
+        keep: pids of processes that are not killed.
 
     Returns:
         The pids of processes that are still left.
@@ -175,7 +175,7 @@ def _is_tracker(pid: int) -> bool:
 
 
 def reap(keep: Collection[int] = ()) -> None:
-    """Reap the children of this process that have ended, up to the first one to keep: another thread waits for that."""
+    """Reap children of this process that have ended, up to the first one in ``keep``, which another thread reaps."""
     with suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
             if ended.si_pid in keep:
@@ -231,7 +231,7 @@ def state(pid: int) -> str | None:
 
 
 def cpu_seconds(pids: Iterable[int]) -> dict[int, float]:
-    """Return the CPU time of each process with its descendants, including ended ones that were waited for."""
+    """Return the CPU time of each process and its descendants, including those that have ended and been reaped."""
     children = _children()
     used = {}
     for pid in pids:
@@ -252,7 +252,7 @@ def machine() -> str:
 
 
 def mounts() -> str:
-    """Return a name for what processes of one host share in files and shared memory; ``""`` if unknown.
+    """Return a name for the scope in which processes share files and shared memory; ``""`` if unknown.
 
     A container has its own mounts. A control group of its own, as YARN's containers have, makes no difference.
     """

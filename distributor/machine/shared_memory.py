@@ -1,4 +1,4 @@
-"""Shared memory in files of ``/dev/shm``, which outlives the processes that made it unless somebody removes it."""
+"""Shared memory in files of ``/dev/shm``. It outlives the processes that created it unless its files are removed."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 
-#: Names that Python, torch, NCCL, mosaicml-streaming, MPICH and Open MPI give. Another file is perhaps somebody's data.
+#: Names that Python, torch, NCCL, mosaicml-streaming, MPICH and Open MPI give. Other files may be users' data.
 _NAMES = re.compile(r"psm_[0-9a-f]+|torch_\d+_\d+_\d+|nccl-\w+|\d{6}_\w+|mpich_shm_[0-9a-f]+_\d+|sm_segment\.[\w.-]+")
 
 _FOLDER = "/dev/shm"  # noqa: S108  # where Linux keeps POSIX shared memory, shm_open(3)
 
 
 class Segments:
-    """The files that libraries make from now on and that processes of a run map."""
+    """The shared-memory files of libraries that are created from now on, and that a run's processes have mapped."""
 
     def __init__(self) -> None:
         self._before = _names()
@@ -40,7 +40,7 @@ def _names() -> set[str]:
 
 
 def mapped(pids: Iterable[int]) -> set[str]:
-    """Return the names of such files that processes have mapped."""
+    """Return the names of libraries' shared-memory files that processes have mapped."""
     found = set()
     for pid in pids:
         with suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as maps:
@@ -52,6 +52,6 @@ def mapped(pids: Iterable[int]) -> set[str]:
 
 
 def unlink(name: str) -> None:
-    """Remove a file of shared memory, unless another process was first."""
+    """Remove a shared-memory file, unless another process has removed it already."""
     with suppress(OSError):
         os.unlink(f"{_FOLDER}/{name}")

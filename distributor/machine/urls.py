@@ -1,4 +1,4 @@
-"""Folders behind URLs, by fsspec (https://filesystem-spec.readthedocs.io), which comes with torch."""
+"""Folders at URLs, accessed with fsspec (https://filesystem-spec.readthedocs.io), which is installed with torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def is_url(where: str) -> bool:
-    """Return whether a place is a URL, and not the path of a folder.
+    """Return whether a place is a URL rather than the path of a folder.
 
     >>> is_url("s3://bucket/run"), is_url("/data/run")
     (True, False)
@@ -18,13 +18,13 @@ def is_url(where: str) -> bool:
 
 
 class Remote:
-    """A folder behind a URL. Names in it are relative, with slashes.
+    """A folder at a URL. File names are relative paths with slashes.
 
     Args:
         url: the folder, such as ``s3://bucket/run``.
 
     Raises:
-        OSError: fsspec or the driver package of the URL's protocol is missing, or the URL is none of its protocols.
+        OSError: fsspec or the package for the URL's protocol is missing, or fsspec does not know the protocol.
 
     Example:
         >>> Remote("s3://bucket/run").sizes()  # doctest: +SKIP
@@ -48,12 +48,12 @@ class Remote:
         """Write, find and remove an empty file.
 
         Raises:
-            OSError: that does not work.
+            OSError: one of these steps fails.
         """
         self.mark(name)
         try:
             if not self.has(name):
-                raise OSError("a file that was written there is not there")
+                raise OSError("a file that was written there cannot be found")
         finally:
             self.remove(name)
 
@@ -64,7 +64,7 @@ class Remote:
             self._fs.pipe_file(self._at(name), b"")
 
     def has(self, name: str) -> bool:
-        """Return whether there is a file under a name."""
+        """Return whether a file exists."""
         with _errors():
             self._fs.invalidate_cache()
             return bool(self._fs.exists(self._at(name)))
@@ -78,13 +78,13 @@ class Remote:
         return {name[start:]: int(about["size"]) for name, about in found.items() if about["type"] == "file"}
 
     def put(self, source: str, name: str) -> None:
-        """Write a local file."""
+        """Upload a local file."""
         with _errors():
             self._make_folder(name)
             self._fs.put_file(source, self._at(name))
 
     def get(self, name: str, target: str) -> None:
-        """Read a file into a local one."""
+        """Download a file to a local path."""
         os.makedirs(os.path.dirname(target), exist_ok=True)
         with _errors():
             self._fs.get_file(self._at(name), target)
@@ -95,8 +95,8 @@ class Remote:
             self._fs.cp_file(self._at(source), self._at(name))
 
     def move(self, source: str, name: str) -> None:
-        """Give a file another name, instead of what has that name."""
-        own = type(self._fs).mv is not self._general_mv  # the general one takes "*" and "[" in names for patterns
+        """Rename a file, replacing any file that has the new name."""
+        own = type(self._fs).mv is not self._general_mv  # the general mv takes "*" and "[" in names for patterns
         with _errors():
             if own:
                 self._fs.mv(self._at(source), self._at(name))
@@ -113,13 +113,13 @@ class Remote:
         return f"{self._root}/{name}"
 
     def _make_folder(self, name: str) -> None:
-        with suppress(Exception):  # writing the file says more; object stores have no folders
+        with suppress(Exception):  # writing the file will show the error; object stores have no folders
             self._fs.makedirs(os.path.dirname(self._at(name)), exist_ok=True)
 
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """Turn what a file system raises into an ``OSError``: those of clouds raise exceptions of their own."""
+    """Turn exceptions of a file system into ``OSError``: cloud storage packages have exceptions of their own."""
     try:
         yield
     except OSError:

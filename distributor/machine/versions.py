@@ -1,6 +1,6 @@
-"""Versions of Python, torch and what a launch path needs on each host, and the differences that matter.
+"""Compare the versions of Python, torch and a launch path's packages on all hosts.
 
-This package and cloudpickle need no check: they travel with the job.
+This package and cloudpickle need no check: they are shipped with the job.
 
 Standard library only: ``here`` runs inside Spark's Python workers.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from distributor.values.placement import NodeFacts
 
 
-#: Names of distributions that hold a module, where there are several.
+#: Names of the distributions that contain a module, if there are several.
 _DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-rocm")}
 
 
@@ -25,7 +25,7 @@ def here(packages: Iterable[str] = ()) -> dict[str, str]:
     """Return the versions of this process's Python, of torch and of other packages, without importing them.
 
     Args:
-        packages: modules besides torch. Those that are not installed are left out.
+        packages: modules in addition to torch. Modules that are not installed are left out.
     """
     versions = {"Python": platform.python_version()}
     for package in ("torch", *packages):
@@ -36,11 +36,11 @@ def here(packages: Iterable[str] = ()) -> dict[str, str]:
 
 
 def conflict(driver: Mapping[str, str], facts: Sequence[NodeFacts]) -> str | None:
-    """Return a description of a difference with which the run cannot work; ``None`` if there is none.
+    """Describe a difference that prevents the run from working; return ``None`` if there is no such difference.
 
     Functions are shipped as bytecode, which is specific to a minor version of Python. Ranks with different minor
-    versions of torch hang or corrupt each other: the format of the data in collectives is private to a version. So it
-    is with JAX, TensorFlow and Ray.
+    versions of torch hang or corrupt each other: the format of the data in collectives is private to a version. The
+    same holds for JAX, TensorFlow and Ray.
 
     Args:
         driver: the result of :func:`here` on the driver.
@@ -66,7 +66,7 @@ def conflict(driver: Mapping[str, str], facts: Sequence[NodeFacts]) -> str | Non
 
 
 def differences(driver: Mapping[str, str], facts: Sequence[NodeFacts], own: NodeFacts) -> list[str]:
-    """Return differences of one node that may be harmless: texts that complete a sentence beginning with its host."""
+    """Describe one node's differences that may be harmless. Each text completes the sentence "the node on HOST ..."."""
     first = min(facts, key=lambda fact: fact.partition)
     ours = own.versions.get("torch", "")
     found = []

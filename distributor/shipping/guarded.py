@@ -1,4 +1,4 @@
-"""Call code of users that the driver must not wait for forever, such as what unpickling a value runs."""
+"""Call users' code with a time limit, for example to unpickle a value, so that the driver never waits forever."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-#: Number of seconds between two looks at the progress of a call.
+#: Number of seconds between checks of a call's progress.
 _LOOK = 0.5
 
 
 class _Call(threading.Thread, Generic[T]):
-    """A thread for one call. ``ended`` is set once ``result`` or ``raised`` is there."""
+    """A thread for one call. ``ended`` is set once the call has returned (``result``) or raised (``raised``)."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         super().__init__(name="distributor-guarded", daemon=True)
@@ -34,7 +34,7 @@ class _Call(threading.Thread, Generic[T]):
             self.ended.set()
 
     def give_up(self) -> None:
-        """Have the thread end at its next line of Python. One that waits in C code stays until that returns."""
+        """Make the thread end at its next line of Python. If it waits in C code, it ends once that code returns."""
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident or 0), ctypes.py_object(SystemExit))
 
 
@@ -42,12 +42,12 @@ def guarded(call: Callable[[], T], patience: float, progress: Callable[[], objec
     """Make a call and return its result, or raise what it raises.
 
     Args:
-        call: the call. It runs in a thread of its own.
+        call: the call. It runs in a separate thread.
         patience: number of seconds that the call may take without progress. An import of new modules is progress.
-        progress: returns a value that changes as the call gets on.
+        progress: returns a value that changes as the call makes progress.
 
     Raises:
-        TimeoutError: the call did not end in time. Its thread ends as soon as it can.
+        TimeoutError: the call made no progress for that time. Its thread ends as soon as it can.
 
     Example:
         >>> guarded(lambda: 6 * 7, 1.0)
@@ -56,7 +56,7 @@ def guarded(call: Callable[[], T], patience: float, progress: Callable[[], objec
     thread = _Call(call)
     try:
         thread.start()
-    except RuntimeError:  # there can be no further thread
+    except RuntimeError:  # no further thread can be started
         return call()
     seen, since = None, time.monotonic()
     while not thread.ended.wait(min(_LOOK, patience)):
@@ -65,7 +65,7 @@ def guarded(call: Callable[[], T], patience: float, progress: Callable[[], objec
             seen, since = now, time.monotonic()
         elif time.monotonic() - since >= patience:
             thread.give_up()
-            raise TimeoutError(f"it did not end within {patience:g} s")
+            raise TimeoutError(f"no progress for {patience:g} s")
     if thread.raised is not None:
         raise thread.raised
     return thread.result

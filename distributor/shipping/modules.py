@@ -39,7 +39,7 @@ def find(name: str, folders: Sequence[str] = ()) -> ModuleSpec | None:
         partial = ".".join(parts[:depth])
         try:
             found = _ask_finders(partial, path, folders)
-        except KeyError:  # a folder without __init__.py in a package: its path is unknown until that is imported
+        except KeyError:  # a folder without __init__.py in a package: its path is unknown until the package is imported
             return spec
         if found is None:
             return spec if spec is not None and _moves(spec) else None
@@ -63,7 +63,7 @@ def target_folder(path: str) -> str | None:
     """Return the folder on Python's path into which pip has installed a file or folder (``pip install --target``).
 
     A package's ``RECORD`` lists its files (https://packaging.python.org/specifications/recording-installed-packages).
-    What else lies in such a folder is not installed.
+    Other files in such a folder are not installed.
     """
     return None if _is_in_environment(path) else _target_folder(os.path.realpath(path))
 
@@ -78,11 +78,11 @@ def _target_folder(real: str) -> str | None:
 
 @functools.lru_cache(maxsize=64)
 def _recorded(folder: str, changed: float) -> frozenset[str]:
-    """Return the files of a folder that ``RECORD`` files beside them list, and the folders that contain these.
+    """Return the files that the ``RECORD`` files in a folder list, and the folders that contain these files.
 
     Args:
         folder: the folder.
-        changed: when its entries last changed.
+        changed: when the folder's entries last changed; a new value makes a new cache entry.
     """
     found: set[str] = set()
     for record in glob.glob(os.path.join(glob.escape(folder), "*.dist-info", "RECORD")):
@@ -142,7 +142,7 @@ def _ask_finders(name: str, path: Sequence[str] | None, folders: Sequence[str]) 
 
 
 def _moves(package: ModuleSpec) -> bool:
-    """Return whether a package may look for its modules elsewhere once it is imported."""
+    """Return whether a package may change where its modules are found when it is imported."""
     try:
         with open(package.origin or "", encoding="utf-8", errors="replace") as file:
             return "__path__" in file.read()

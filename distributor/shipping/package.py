@@ -1,4 +1,4 @@
-"""What is sent to executors besides the function: this package itself, and the user's project folder."""
+"""Pack this package for executors, and take large parts out of a job so that they can be sent separately."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from distributor.values.job import Function, Job
 def package_zip() -> bytes:
     """Return this package and cloudpickle as an importable zip, so that executors need neither installed.
 
-    The zip holds the driver's cloudpickle, because pickles refer to its functions by name, and those differ between
-    its versions.
+    The zip contains the driver's cloudpickle, because pickles refer to its functions by name, and these names differ
+    between versions.
     """
     import cloudpickle
 
@@ -34,7 +34,7 @@ def package_zip() -> bytes:
 
 
 def _modules_of(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the modules in a package's folder, which may lie in a zip: path within the archive, and source."""
+    """Yield the path in the archive and the source of each module in a package's folder, which may be in a zip."""
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         inside = f"{name}/{entry.name}"
         if entry.is_dir():
@@ -44,7 +44,7 @@ def _modules_of(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
 
 
 def package_root() -> str:
-    """Return the folder, or the zip or folder within one, from which this package can be imported on this machine."""
+    """Return the folder or zip (or folder in a zip) from which this package can be imported on this machine."""
     import distributor
 
     (root,) = distributor.__path__
@@ -75,7 +75,7 @@ def detach(job: Job, limit: int) -> tuple[Job, dict[str, bytes]]:
 
 
 def attach(job: Job, parts: Mapping[str, bytes]) -> Job:
-    """Put the parts that :func:`detach` took out back into a job."""
+    """Put back into a job the parts that :func:`detach` took out."""
     if "function" in parts and isinstance(job.target, Function):
         job = replace(job, target=replace(job.target, pickled=parts["function"]))
     if "working_dir" in parts and job.working_dir is not None:

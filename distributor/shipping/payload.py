@@ -1,4 +1,4 @@
-"""Functions, values and exceptions as bytes. No other module pickles with the ``cloudpickle`` package.
+"""Pickle functions, values and exceptions. No other module pickles with the ``cloudpickle`` package.
 
 The training function is pickled on the driver. The user's own modules are pickled *by value*, because executors have no
 copy of them; installed packages are pickled by reference. Values and exceptions come back the same way.
@@ -26,11 +26,11 @@ from distributor.shipping.guarded import guarded
 
 _PROTOCOL = 5
 
-#: Number of seconds that the driver waits while unpickling a value, or an exception, makes no progress.
+#: Number of seconds without progress after which the driver gives up unpickling a value, or an exception.
 _VALUE_PATIENCE = 60.0
 _EXCEPTION_PATIENCE = 10.0
 
-#: Number of bytes from which a tensor's memory is written as it is. Torch's own way makes three copies of it.
+#: Minimum number of bytes of a tensor's memory that is written directly. Torch's own method makes three copies of it.
 _LARGE_STORAGE = 64 << 10
 
 #: Guards cloudpickle's registry of modules, which all threads share.
@@ -58,12 +58,12 @@ def dump_function(
             if type(value).__module__.startswith("pyspark."):
                 raise PayloadError(
                     f"{told}: {label}, since it lives on the driver only. Ranks read data from files or shared "
-                    "storage: write a DataFrame there (df.write.parquet), or pass what is small (df.toPandas())"
+                    "storage: write a DataFrame there (df.write.parquet), or pass small data (df.toPandas())"
                 ) from error
             raise PayloadError(
                 told
                 + (f": {label}" if label else "")
-                + f" ({_one_line(error)}). Create such objects inside the function, or pass what they are made from."
+                + f" ({_one_line(error)}). Create such objects inside the function, or pass the data to create them."
             ) from error
 
 
@@ -86,9 +86,9 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def dump_value(value: Any, file: BinaryIO) -> None:
-    """Stream a rank's return value to a file; tensors on accelerators are moved to the CPU.
+    """Stream a rank's return value to a file.
 
-    They are moved because the driver may not have the device that the rank trained on.
+    Tensors on accelerators are moved to the CPU, because the driver may not have the device that the rank trained on.
     """
     _ValuePickler(file, protocol=_PROTOCOL).dump(value)
 
@@ -96,7 +96,7 @@ def dump_value(value: Any, file: BinaryIO) -> None:
 def dump_exception(error: BaseException) -> bytes | None:
     """Return the pickled exception, or ``None`` if it cannot be pickled and unpickled.
 
-    An exception whose ``__init__`` takes other arguments than ``args`` can be pickled but not unpickled, so both are
+    An exception whose ``__init__`` takes arguments other than ``args`` can be pickled but not unpickled, so both are
     tried here.
     """
     try:
@@ -108,12 +108,12 @@ def dump_exception(error: BaseException) -> bytes | None:
 
 
 def load_exception(pickled: bytes | None) -> BaseException | None:
-    """Unpickle an exception on the driver; return ``None`` if that fails, for example because it lacks a package."""
+    """Unpickle an exception on the driver; return ``None`` if that fails, for example because a package is missing."""
     if pickled is None:
         return None
     try:
         loaded = guarded(functools.partial(pickle.loads, pickled), _EXCEPTION_PATIENCE)
-    except BaseException:  # code of the user's, which may also try to exit
+    except BaseException:  # user code, which may also try to exit
         return None
     return loaded if isinstance(loaded, BaseException) else None
 
@@ -129,7 +129,7 @@ def load_value(chunks: Sequence[bytes | memoryview], rank: int) -> Any:
     def load() -> tuple[Any, BaseException | None, str]:
         try:
             return pickle.load(io.BufferedReader(reader, buffer_size=1 << 20)), None, ""
-        except BaseException as error:  # code of the user's, which may also try to exit
+        except BaseException as error:  # user code, which may also try to exit
             return None, error, _one_line(error)
 
     try:
@@ -140,19 +140,19 @@ def load_value(chunks: Sequence[bytes | memoryview], rank: int) -> Any:
         raise ResultError(
             f"the return value of rank {rank} cannot be unpickled on the driver: {told.rstrip('.')}. "
             "Return plain data (numbers, strings, a state dict; model.module.state_dict() for a "
-            "DistributedDataParallel), or install on the driver what it needs"
+            "DistributedDataParallel), or install the packages that it needs on the driver"
         ) from error
     return value
 
 
 def _is_special(obj: Any) -> bool:
-    """Return whether an object is a module that can be imported, of a class of its own."""
+    """Return whether an object is an importable module with a class other than ``ModuleType``."""
     return isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj
 
 
 class _CallPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no type hints
     def reducer_override(self, obj: Any) -> Any:
-        # Torch's backends are modules with a class of their own, which cloudpickle does not take for modules.
+        # Torch's backends are modules with classes of their own, which cloudpickle does not recognize as modules.
         if _is_special(obj) and obj.__name__ not in cloudpickle.list_registry_pickle_by_value():
             return importlib.import_module, (obj.__name__,)
         return super().reducer_override(obj)
@@ -182,7 +182,7 @@ def _storage(content: bytearray, dtype: Any) -> Any:
 
 
 class _ChunkReader(io.RawIOBase):
-    """A file over pieces in sequence, without a second copy of the whole."""
+    """A file made of consecutive pieces, without a copy of them in one piece."""
 
     def __init__(self, chunks: Sequence[bytes | memoryview]) -> None:
         self._chunks = chunks
@@ -209,7 +209,7 @@ class _ChunkReader(io.RawIOBase):
 
 @contextmanager
 def _own_modules_by_value() -> Iterator[None]:
-    """Have the user's own modules pickled by value inside the ``with`` block."""
+    """Make cloudpickle pickle the user's own modules by value inside the ``with`` block."""
     with _registry_lock:
         registered: list[ModuleType] = []
         already = set(cloudpickle.list_registry_pickle_by_value())
@@ -225,7 +225,7 @@ def _own_modules_by_value() -> Iterator[None]:
 
 
 def _find_culprit(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, Any]:
-    """Find the first variable, global, default or argument that alone cannot be pickled: its description and value."""
+    """Return the description and value of the first variable, global, default or argument that cannot be pickled."""
     candidates: list[tuple[str, Any]] = []
     inner: Any = function
     while isinstance(inner, functools.partial):
@@ -276,6 +276,6 @@ def _pickles(value: Any) -> bool:
 def _one_line(error: BaseException) -> str:
     try:
         text = str(error).strip()
-    except Exception:  # a class of the user's
+    except Exception:  # the user's class may raise
         text = ""
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__

@@ -20,7 +20,7 @@ SKIPPED_DIRS = frozenset(
 )
 
 
-#: Says in a zip entry that its attributes are those of Unix.
+#: The code in a zip entry which says that its attributes are Unix attributes.
 _UNIX = 3
 
 
@@ -37,7 +37,7 @@ def current_folder() -> Path:
 
 
 def absolute(path: Path) -> Path:
-    """Return a path with the current directory in front, if it is relative.
+    """Return an absolute path. A relative path is relative to the current directory.
 
     Raises:
         ConfigurationError: the path is relative, and the current directory does not exist.
@@ -55,12 +55,12 @@ def pack_folder(
 
     Args:
         folder: an existing folder.
-        limit: the largest number of bytes that the files may have together.
-        packed: called before each file with the number of bytes packed so far and the number of all bytes.
+        limit: maximum number of bytes of all files together.
+        packed: called before each file with the number of bytes packed so far and the total number of bytes.
         apart: the real path of a folder that is left out.
 
     Raises:
-        PayloadError: the files are larger than the limit (the text names the largest), or a file name is not UTF-8.
+        PayloadError: the files exceed the limit (the text names the largest file), or a file name is not UTF-8.
     """
     files = [path for path in _files_of(folder) if apart is None or apart not in Path(os.path.realpath(path)).parents]
     sizes = {path: _size_of(path) for path in files}
@@ -114,8 +114,8 @@ def unpack_folder(archive: bytes, folder: Path, *, keep: bool = False) -> None:
 
     Args:
         archive: the zip bytes.
-        folder: the folder to unpack into. A file that is there is replaced, and a link is never followed.
-        keep: leave what is there as it is.
+        folder: the folder to unpack into. An existing file is replaced, and a link is never followed.
+        keep: whether to keep existing files and links instead.
     """
     folder.mkdir(parents=True, exist_ok=True)  # also for a project without files
     with zipfile.ZipFile(io.BytesIO(archive)) as packed:
@@ -135,7 +135,7 @@ def unpack_folder(archive: bytes, folder: Path, *, keep: bool = False) -> None:
 
 
 def _files_of(folder: Path) -> Iterator[Path]:
-    """Yield what is shipped of a project folder: files, and links to folders that are shipped themselves."""
+    """Yield the shipped paths of a project folder: files, and links to folders that are shipped too."""
     return _files_below(folder, os.path.realpath(folder), frozenset())
 
 
@@ -150,7 +150,7 @@ def _files_below(folder: Path, top: str, around: frozenset[str]) -> Iterator[Pat
         if not path.is_dir() or path.name in SKIPPED_DIRS:
             continue
         real = os.path.realpath(path)
-        if real in around:  # a link to a folder around it: following it would never end
+        if real in around:  # a link to a parent folder: following it would never end
             continue
         if path.is_symlink() and _is_shipped(real, top):
             yield path
@@ -159,13 +159,13 @@ def _files_below(folder: Path, top: str, around: frozenset[str]) -> Iterator[Pat
 
 
 def _is_shipped(folder: str, top: str) -> bool:
-    """Return whether a folder lies in the project folder ``top``, and in nothing that is left out of it."""
+    """Return whether a folder is in the project folder ``top``, and not in a folder that is left out."""
     parts = os.path.relpath(folder, top).split(os.sep)
     return os.pardir not in parts and SKIPPED_DIRS.isdisjoint(parts)
 
 
 def _link(path: Path, folder: Path) -> tuple[zipfile.ZipInfo, str]:
-    """Return the zip entry of a link to a folder of the project, and where it leads from its own folder."""
+    """Return the zip entry of a link to a folder of the project, and the link's target relative to the link."""
     inside = path.relative_to(folder)
     info = zipfile.ZipInfo(inside.as_posix())
     info.create_system, info.external_attr = _UNIX, (stat.S_IFLNK | 0o777) << 16

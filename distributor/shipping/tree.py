@@ -14,7 +14,7 @@ _PIECE = 1 << 20
 
 
 class Stamp(NamedTuple):
-    """What shows that a file has changed: its size, its time of change (nanoseconds), and which file it is."""
+    """Values that change when a file changes: its size, its modification time in nanoseconds, and its inode."""
 
     size: int
     mtime_ns: int
@@ -22,22 +22,22 @@ class Stamp(NamedTuple):
 
 
 def stamps(folder: str, apart: Collection[str] = (), failed: list[OSError] | None = None) -> dict[str, Stamp]:
-    """Return all files below a folder, by their relative paths with slashes.
+    """Return the stamps of all files below a folder, by relative path with slashes.
 
-    Compiled Python files, what is never shipped (:data:`~distributor.shipping.project.SKIPPED_DIRS`), links to folders
-    and links that lead out of the folder are left out.
+    Left out are compiled Python files, folders that are never shipped
+    (:data:`~distributor.shipping.project.SKIPPED_DIRS`), links to folders, and links that lead out of the folder.
 
     Args:
         folder: the folder.
         apart: real paths of folders that are left out.
-        failed: gets the errors of what cannot be read, so that it is not among the files.
+        failed: collects the errors of files and folders that cannot be read and are therefore missing.
     """
     top = os.path.realpath(folder)
     return dict(_below(top, "", top + os.sep, apart, [] if failed is None else failed))
 
 
 def sizes(folder: str) -> dict[str, int]:
-    """Return the size of each of the user's files below a folder in bytes, by relative path."""
+    """Return the size in bytes of each of the user's files below a folder, by relative path."""
     return own({path: stamp.size for path, stamp in stamps(folder).items()})
 
 
@@ -72,7 +72,7 @@ def stamp(path: str) -> Stamp:
     """Return the stamp of one file.
 
     Raises:
-        OSError: there is none.
+        OSError: the file does not exist, or cannot be examined.
     """
     return _stamp(os.stat(path))
 
@@ -85,7 +85,7 @@ def describe(folder: str, path: str) -> Entry:
     """Read a file and return its entry.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     digest, size = hashlib.sha256(), 0
     with open(os.path.join(folder, path), "rb") as file:

@@ -28,7 +28,10 @@ def shortages(ranks=2, use_gpu=True, needed=100, **fields):
         ({"locked_memory": 8 << 20, "infiniband": False}, None),
         ({"locked_memory": 8 << 20, "use_gpu": False}, None),
         ({"files": 100}, None),
-        ({"files": 99, "ranks": 3}, ["open only 99 files (ulimit -Hn)", "starts 3 ranks needs about 100", "nofile="]),
+        (
+            {"files": 99, "ranks": 3},
+            ["open only 99 files (ulimit -Hn)", "launcher of 3 ranks needs about 100", "nofile="],
+        ),
         ({"address_space": 2 * GIB}, ["2,048 MiB (ulimit -v", "spark.executor.pyspark.memory"]),
     ],
 )

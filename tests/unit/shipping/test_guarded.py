@@ -34,7 +34,7 @@ def test_a_call_that_goes_on_is_given_up_and_ends() -> None:
         while True:
             time.sleep(0.001)
 
-    with pytest.raises(TimeoutError, match=r"it did not end within 0\.2 s"):
+    with pytest.raises(TimeoutError, match=r"no progress for 0\.2 s"):
         guarded(forever, 0.2)
     watch.until(lambda: not calls())
 
