@@ -6,7 +6,7 @@ Frames hold nothing that could execute, and their length is bounded.
 
     uint32 length of the body | uint8 kind | body
     kind 1: body is a message (distributor.values.messages) as a JSON object
-    kind 2: body is uint32 rank | uint8 stream (1 stdout, 2 stderr, 3 what Python prints of an uncaught exception,
+    kind 2: body is uint32 rank | uint8 stream (1 stdout, 2 stderr, 3 what Python prints for an uncaught exception,
             4 reports) | uint64 offset | bytes as the rank wrote them
 """
 

@@ -298,7 +298,7 @@ class Attempt:
             self._launcher.kill()
 
     def _on_companion_death(self, code: int, text: str) -> None:
-        """End the attempt, unless the companion has done its part, of which the launcher may still have to tell."""
+        """End the attempt, unless the companion has done its part, which the launcher's next reports may show."""
         if code == 0 and not self._has_no_ranks and self._ranks.alive:
             asyncio.get_running_loop().call_later(_NEWS, self._miss_companion, code, text)
         else:

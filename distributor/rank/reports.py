@@ -1,7 +1,7 @@
-"""What a rank reports goes into a file of its node, which the agent sends on. A report never waits for anybody.
+"""Write a rank's reports to a file, which the node's agent sends to the driver. Reporting waits for no other process.
 
-The file is a stream of lines, like the rank's output, and travels like it: at once over the channel, again after a
-break, and what is missing at the end through Spark.
+The file is a stream of lines, and is sent like the rank's output: at once over the channel, again after a break of the
+connection, and at the end through Spark if lines are missing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Writer:
     """Writes the reports of one rank in one attempt.
 
     Args:
-        path: the file.
-        room: number of bytes that are kept of the rank's reports.
+        path: path of the file.
+        room: maximum number of bytes of the rank's reports that are kept.
         attempt: number of the attempt.
     """
 
@@ -41,7 +41,7 @@ class Writer:
         self._left_out: Report | None = None
 
     def add(self, values: Mapping[str, float], step: int | None, total_steps: int | None) -> None:
-        """Write a report, or leave it out to thin out. Does nothing in a process that the rank has forked.
+        """Write a report, or leave it out if reports are being thinned out. Do nothing in a fork of the rank.
 
         Raises:
             ConfigurationError: the report is too long.
@@ -62,14 +62,14 @@ class Writer:
             self._write(line)
 
     def finish(self) -> None:
-        """Write the last report, if it was left out: it says how the training has ended."""
+        """Write the last report if it was left out: it shows how training has ended."""
         with self._lock:
             if self._left_out is not None and os.getpid() == self._owner:
                 self._write(pack(self._left_out))
                 self._left_out = None
 
     def _write(self, line: bytes) -> None:
-        """Append a line. On a full disk the report is lost, and training goes on."""
+        """Append a line. On a full disk, the report is lost, and training goes on."""
         data = b"\n" + line if self._torn else line
         try:
             done = os.write(self._open(), data)
@@ -82,7 +82,7 @@ class Writer:
             self._written //= 2
 
     def _open(self) -> int:
-        """Return the file's descriptor. The rank may have closed it, and the number may be another file's by then."""
+        """Return the file's descriptor. User code may have closed it, and its number may now belong to another file."""
         with suppress(OSError):
             found = os.fstat(self._descriptor)
             if (found.st_dev, found.st_ino) == self._identity:
@@ -97,10 +97,10 @@ _writer: Writer | None = None
 
 
 def begin(path: Path, world_size: int, attempt: int) -> None:
-    """Take reports from now on: this process is a rank.
+    """Begin to write reports: this process is now a rank.
 
     Args:
-        path: the file for them.
+        path: path of the file for the reports.
         world_size: number of ranks.
         attempt: number of the attempt.
     """
@@ -111,7 +111,7 @@ def begin(path: Path, world_size: int, attempt: int) -> None:
 
 
 def add(values: dict[str, Any], step: Any, total_steps: Any) -> None:
-    """Take a report. It is checked outside a run too, and not written there.
+    """Check a report, and write it if this process is a rank.
 
     Raises:
         ConfigurationError: a value is not a number, or ``step`` or ``total_steps`` is not a whole number.
@@ -128,7 +128,7 @@ def add(values: dict[str, Any], step: Any, total_steps: Any) -> None:
 
 
 def finish() -> None:
-    """Take no more reports: the rank's function has ended."""
+    """Finish the reports: the rank's function has ended."""
     if _writer is not None:
         _writer.finish()
 
@@ -140,7 +140,7 @@ def _name(name: Any) -> str:
 
 
 def _number(name: str, value: Any) -> float:
-    """Return a number, or the one that a tensor or an array holds."""
+    """Return a value as a number. The value may be a tensor or an array of one element."""
     try:
         if callable(getattr(value, "item", None)):
             value = value.item()

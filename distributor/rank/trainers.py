@@ -1,7 +1,7 @@
-"""Report what Transformers' Trainer and Lightning's Trainer log, and how far they have come.
+"""Report what Transformers' Trainer and Lightning's Trainer log, and the steps that they have reached.
 
 Sources: ``DEFAULT_CALLBACKS`` of ``transformers.trainer``; ``_LoggerConnector.log_metrics`` of pytorch-lightning 2.6,
-which hands all that a module logs to the loggers.
+which passes everything that a module logs to the loggers.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _LIGHTNING = (
     "lightning.pytorch.trainer.connectors.logger_connector.logger_connector",
 )
 
-#: Number of seconds between reports of steps for which the Trainer logs nothing.
+#: Minimum number of seconds between reports of steps for which Transformers' Trainer logs nothing.
 _INTERVAL = 1.0
 
 
 def watch() -> None:
-    """Begin, if this process ever imports one of them."""
+    """Report from now on, if this process ever imports one of the trainers."""
     on_import("transformers.trainer", _watch_transformers)
     for module in _LIGHTNING:
         on_import(module, _watch_lightning)
@@ -35,7 +35,7 @@ def watch() -> None:
 def _watch_transformers(module: Any) -> None:
     callbacks, base = getattr(module, "DEFAULT_CALLBACKS", None), getattr(module, "TrainerCallback", None)
     if not isinstance(callbacks, list) or base is None:
-        return  # another version, whose logs the user reports
+        return  # another version, for which users call report() themselves
 
     class ReportCallback(base):  # type: ignore[misc, valid-type]
         """Reports what the Trainer logs."""
@@ -61,7 +61,7 @@ def _watch_lightning(module: Any) -> None:
 
     @wraps(log)
     def reported(this: Any, metrics: Any, step: int | None = None) -> None:
-        with suppress(Exception):  # a private part of Lightning's, which may change
+        with suppress(Exception):  # a private part of Lightning, which may change
             if metrics:
                 _report(metrics, step or this.trainer.global_step, _total(this.trainer))
         log(this, metrics, step)
@@ -70,7 +70,7 @@ def _watch_lightning(module: Any) -> None:
 
 
 def _total(trainer: Any) -> int | None:
-    """Return the number of steps of a Lightning training; ``None`` if it has no end, or none that is known yet."""
+    """Return the total number of steps of a Lightning training; ``None`` if it is infinite or not known yet."""
     if trainer.train_dataloader is None:
         return None
     steps = trainer.estimated_stepping_batches

@@ -16,8 +16,8 @@ ALL_STACKS_SIGNAL = signal.SIGRTMIN + 10
 MAIN_STACK_SIGNAL = signal.SIGRTMIN + 11
 
 
-#: The streams of a rank, numbered from 1. The third is what Python prints for an uncaught exception; the fourth is not
-#: output, but what the rank reports.
+#: The streams of a rank, numbered from 1. The third is what Python prints for an uncaught exception; the fourth holds
+#: the rank's reports, which are not output.
 STREAMS = ("stdout", "stderr", "uncaught", "reports")
 
 #: Names of the shipped project folder and of the folder of a shipped script.

@@ -100,7 +100,7 @@ class NodeReport:
 #: The number of the stream with the text that Python prints for an uncaught exception.
 UNCAUGHT = 3
 
-#: The number of the stream that holds what a rank reports; see :mod:`distributor.values.reports`.
+#: The number of the stream with a rank's reports; see :mod:`distributor.values.reports`.
 REPORTS = 4
 
 

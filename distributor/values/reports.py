@@ -1,8 +1,8 @@
-"""What ranks report of their training: the form of a report on its way to the driver, and how many are kept.
+"""Reports of ranks about their training: the format of a report on its way to the driver, and how many are kept.
 
-A rank appends a line to a file for each report, and its agent sends the file on as it sends the rank's output. A rank
-that reports more than there is :func:`room` for thins its reports out evenly: from then on it writes only every second
-one, then every fourth, and so on, and the driver drops what it has of those between.
+A rank appends a line to a file for each report, and its agent sends the file to the driver like the rank's output. If
+there is no more :func:`room`, reports are thinned out evenly: from then on, the rank writes only every second report,
+then every fourth, and so on, and the driver drops earlier reports in the same way.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-#: Largest number of bytes of one report.
+#: Maximum number of bytes of one report.
 LONGEST = 64 << 10
 
-#: Number of bytes of reports that are kept of a whole run, and of one rank at most and at least.
+#: Number of bytes of reports that are kept for a whole run, and the maximum and the minimum for one rank.
 _OF_RUN, _MOST, _LEAST = 32 << 20, 8 << 20, 64 << 10
 
 
@@ -24,13 +24,13 @@ class Report:
     """One report of a rank.
 
     Attributes:
-        number: how many reports the rank had made before in this attempt.
-        stage: how often the rank had doubled the distance between the reports that it writes.
+        number: number of reports that the rank has made before this one in this attempt.
+        stage: how many times the rank has doubled the distance between the reports that it writes.
         attempt: number of the attempt.
-        time: when it was made, in seconds since the epoch.
-        step: the step of the training; ``None`` if the rank did not say.
-        total_steps: number of steps of the whole training; ``None`` if the rank did not say.
-        values: what was measured.
+        time: when the report was made, in seconds since the epoch.
+        step: the step of the training; ``None`` if the rank did not report it.
+        total_steps: number of steps of the whole training; ``None`` if the rank did not report it.
+        values: the reported numbers by name.
     """
 
     number: int
@@ -43,7 +43,7 @@ class Report:
 
 
 def room(world_size: int) -> int:
-    """Return the number of bytes of reports that are kept of each rank, in each attempt.
+    """Return the number of bytes of reports that are kept for each rank, in each attempt.
 
     >>> room(1), room(16), room(10_000)
     (8388608, 2097152, 65536)
@@ -65,7 +65,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 def parse(line: bytes) -> Report | None:
-    """Return the report that a line holds; ``None`` if it holds none, which a rank on a full disk may cause.
+    """Return the report in a line; ``None`` if the line is not a report, as after a full disk.
 
     >>> parse(pack(Report(0, 0, 0, 1.5, 7, None, {"loss": 0.25}))).values
     {'loss': 0.25}
@@ -86,12 +86,12 @@ def parse(line: bytes) -> Report | None:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a training has come, as the lowest rank that reports steps tells.
+    """The progress of a training, according to the lowest rank that reports steps.
 
     Attributes:
-        step: the step that it reported last.
-        total: number of steps in all; ``None`` if it did not say.
-        rate: number of steps per second of late; ``None`` until it can be told.
+        step: the step that the rank reported last.
+        total: total number of steps; ``None`` if the rank did not report it.
+        rate: recent number of steps per second; ``None`` until it is known.
     """
 
     step: int
@@ -100,7 +100,7 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Number of seconds until the last step at this rate; ``None`` if that is not known."""
+        """Number of seconds until the last step at this rate; ``None`` if they are not known."""
         if self.total is None or not self.rate:
             return None
         return max(0, self.total - self.step) / self.rate
