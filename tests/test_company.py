@@ -114,7 +114,7 @@ def test_an_exit_with_0_is_no_way_around_it(make_local: Make) -> None:
 
 def test_it_is_not_tried_again(make_local: Make) -> None:
     from distributor.outcomes.causes import RankFailed
-    from distributor.run.policy import again
+    from distributor.run.restart_policy import again
     from distributor.values.outcome import Failure
 
     assert not again(RankFailed((Failure(0, 0, "host-a", "GroupError", "alone"),)), 0, 3)

@@ -19,8 +19,8 @@ from distributor.run import state
 from distributor.run.alarm import Alarm
 from distributor.run.attempt import Attempt
 from distributor.run.nodes import Nodes
-from distributor.run.policy import again
 from distributor.run.reports import Reports
+from distributor.run.restart_policy import again
 from distributor.run.stack_dump import Dumps
 from distributor.run.state import AttemptState, Deadline, Event, Margins
 from distributor.schedulers.base import Scheduler

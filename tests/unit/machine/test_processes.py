@@ -8,8 +8,10 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
+import watch
 
 from distributor.machine import processes
 from distributor.schedulers.spark import executor
@@ -30,9 +32,10 @@ class Family:
         env.pop(NODE_ID, None)
         if mark is not None:
             env[NODE_ID] = mark
-        # Popen returns once the program runs: its environment is the one we give from here on.
         process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True, **kwargs)
         self._started.append(process)
+        if mark is not None:  # Popen may return in the middle of execve(2), when the process has no environment yet
+            watch.until(lambda: mark in Path(f"/proc/{process.pid}/environ").read_text())
         return process
 
     def adopt(self, pid):

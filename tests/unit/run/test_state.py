@@ -11,7 +11,7 @@ from distributor import Status
 from distributor.launch.torchrun import Torchrun
 from distributor.outcomes.causes import Cancelled, NodeLost, RankFailed, Stalled, StartTimeout, joined
 from distributor.outcomes.stacks import Stacks
-from distributor.run.policy import again
+from distributor.run.restart_policy import again
 from distributor.run.state import (
     Announce,
     Arm,
