@@ -15,7 +15,10 @@ _NO_MODULE = re.compile(r"No module named '?(?P<name>\w+(?:\.\w+)*)")
 _NO_GPU = re.compile(
     r"'?torch\._C'? has no attribute '_cuda_|not compiled with CUDA enabled|No CUDA GPUs are available|"
     r"Found no NVIDIA driver|Attempting to deserialize object on a CUDA device|"
-    r"doesn't have NCCL built in|ProcessGroupNCCL is only supported with GPUs"
+    r"Cannot access accelerator device when none is available|doesn't have NCCL built in|"
+    r"ProcessGroupNCCL is only supported with GPUs|"
+    # Unsloth takes an empty HIP_VISIBLE_DEVICES, which hides GPUs, for a sign of one.
+    r"Unsloth detected signs of an AMD ROCm GPU|Unsloth cannot find any torch accelerator"
 )
 #: A line of a traceback: the code demands a GPU, whatever its message says.
 _ASSERTS_GPU = re.compile(r"^\s*assert torch\.cuda\.(is_available|device_count)\(", re.MULTILINE)
