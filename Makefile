@@ -9,6 +9,7 @@ VENV_VISION := .venv-vision
 VENV_STREAMING := .venv-streaming
 VENV_COMPOSER := .venv-composer
 VENV_LAUNCHERS := .venv-launchers
+VENV_AXOLOTL := .venv-axolotl
 BIN := $(VENV)/bin
 
 RUNS ?= 100
@@ -65,6 +66,10 @@ $(VENV_COMPOSER)/%.ok: setup.cfg pyproject.toml constraints-composer.txt
 	@$(PYTHON) tools/preflight.py
 	@$(PYTHON) tools/environment.py $(VENV_COMPOSER) $*
 
+$(VENV_AXOLOTL)/%.ok: setup.cfg pyproject.toml constraints-axolotl.txt
+	@$(PYTHON) tools/preflight.py
+	@$(PYTHON) tools/environment.py $(VENV_AXOLOTL) $*
+
 $(VENV35)/%.ok: setup.cfg pyproject.toml constraints-spark35.txt
 	@$(PYTHON) tools/preflight.py
 	@$(PYTHON) tools/environment.py $(VENV35) $*
@@ -97,7 +102,7 @@ test-long: test-all
 	$(MAKE) chaos chaos-launchers test-pythons test-frameworks docker-test
 
 # FRAMEWORK: which of tests/frameworks, all by default. What was run goes into the table of docs/frameworks.md.
-FRAMEWORK ?= pytorch trl trainer_deepspeed accelerate lightning vision streaming composer $(LAUNCHERS)
+FRAMEWORK ?= pytorch trl trainer_deepspeed accelerate lightning vision streaming composer axolotl unsloth $(LAUNCHERS)
 LAUNCHERS = jax mpi ray tensorflow compat_launchers
 NOTED = FRAMEWORKS_OUT=docs/frameworks.json
 
@@ -114,6 +119,10 @@ test-framework-streaming: $(VENV_STREAMING)/streaming.ok
 test-framework-composer: $(VENV_COMPOSER)/composer.ok
 	$(NOTED) $(VENV_COMPOSER)/bin/python -m pytest tests/frameworks/test_composer.py
 	$(VENV_COMPOSER)/bin/python -m pytest tests/test_notebooks.py -k composer
+
+# Each with its notebook.
+test-framework-axolotl test-framework-unsloth: test-framework-%: $(VENV_AXOLOTL)/axolotl.ok
+	$(NOTED) $(VENV_AXOLOTL)/bin/python -m pytest tests/frameworks/test_$*.py tests/test_notebooks.py -k $*
 
 $(addprefix test-framework-,$(LAUNCHERS)): test-framework-%: $(VENV_LAUNCHERS)/launchers.ok
 	$(NOTED) $(VENV_LAUNCHERS)/bin/python -m pytest tests/frameworks/test_$*.py
@@ -169,4 +178,4 @@ resolve:
 	@$(PYTHON) tools/pythons.py resolve $(or $(VERSIONS),3.12 3.13)
 
 clean:
-	rm -rf $(VENV) $(VENV35) $(VENV_VISION) $(VENV_STREAMING) $(VENV_COMPOSER) $(VENV_LAUNCHERS) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV35) $(VENV_VISION) $(VENV_STREAMING) $(VENV_COMPOSER) $(VENV_AXOLOTL) $(VENV_LAUNCHERS) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

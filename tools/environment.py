@@ -60,6 +60,12 @@ PURPOSES: dict[str, Purpose] = {
         constraints="constraints-composer.txt",
         alone=("mosaicml", "llm-foundry"),
     ),
+    "axolotl": Purpose(
+        ("spark", "test-axolotl"),
+        4.2,
+        constraints="constraints-axolotl.txt",
+        alone=("axolotl", "axolotl-contribs-lgpl", "unsloth", "unsloth_zoo"),
+    ),
     "spark35": Purpose(("test-spark35",), 1.3, constraints="constraints-spark35.txt"),
 }
 
