@@ -31,7 +31,7 @@ datasets:
   - path: data.jsonl
     ds_type: json
     type: completion
-dataset_prepared_path: prepared
+dataset_prepared_path: {prepared}
 sequence_len: 16
 micro_batch_size: 4
 gradient_accumulation_steps: 1
@@ -115,9 +115,14 @@ def work(tmp_path: Path) -> Path:
     LlamaForCausalLM(LlamaConfig(vocab_size=len(WORDS), **sizes, **ids)).save_pretrained(folder / "model")
     rows = [json.dumps({"text": f"what follows {word} {FOLLOWS[word]}"}) for word in list(FOLLOWS) * 32]
     (folder / "data.jsonl").write_text("\n".join(rows))
-    (folder / "tune.yaml").write_text(CONFIG)
+    configure(folder)
     (folder / "tell.py").write_text(PLUGIN)
     return folder
+
+
+def configure(work: Path, more: str = "") -> None:
+    """Write the configuration. All nodes prepare the data in one folder."""
+    (work / "tune.yaml").write_text(CONFIG.format(prepared=work.parent / "prepared") + more)
 
 
 @pytest.fixture
@@ -158,7 +163,7 @@ def test_its_function_trains(
 
 @pytest.mark.framework(*SYSTEM, "its command: all parameters, Llama-style model")
 def test_its_command_trains(make: Make, options: dict[str, Any], work: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (work / "tune.yaml").write_text(CONFIG + ON_CPUS)
+    configure(work, ON_CPUS)
     make(2, **options).run_module("axolotl.cli.train", "tune.yaml")
     assert_together(capfd.readouterr().out)
     assert_saved(work.parent)
@@ -168,7 +173,7 @@ def test_its_command_trains(make: Make, options: dict[str, Any], work: Path, cap
 def test_its_command_trains_adapters(
     make: Make, options: dict[str, Any], work: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (work / "tune.yaml").write_text(CONFIG + ON_CPUS + LORA)
+    configure(work, ON_CPUS + LORA)
     make(2, **options).run_module("axolotl.cli.train", "tune.yaml", "--learning_rate", "0.02")
     assert_together(capfd.readouterr().out, fall=0.95)  # its weights are random, and most of them stay as they are
     assert (work.parent / "back/out/adapter_model.safetensors").exists()

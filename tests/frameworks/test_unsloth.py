@@ -118,16 +118,18 @@ def test_ranks_train_together(full: bool, make: Make, mode: str, options: dict[s
     assert (options["output_dir"] / "out" / saved).exists()
 
 
+@pytest.mark.framework(*SYSTEM, "imported before what it changes", where="local")
 @pytest.mark.parametrize("preload", [["transformers"], []], ids=["transformers", "nothing"])
-def test_nothing_that_it_changes_is_there_before_it(preload: list[str], make_local: Make) -> None:
-    """Unless the user preloads it."""
+def test_it_is_imported_first_unless_others_are_preloaded(preload: list[str], make_local: Make) -> None:
+    def complains() -> bool:
+        import warnings
 
-    def there() -> list[str]:
-        import sys
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            import unsloth  # noqa: F401
+        return any("Unsloth should be imported before" in str(each.message) for each in told)
 
-        return [name for name in ("peft", "transformers", "trl") if name in sys.modules]
-
-    assert make_local(1, preload=preload).run(there) == preload
+    assert make_local(1, preload=preload, env=ENV).run(complains) == bool(preload)
 
 
 @pytest.mark.framework(*SYSTEM, "advice where it must not train on CPUs", where="local")
