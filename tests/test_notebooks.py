@@ -33,6 +33,8 @@ NEEDED = {
     "accelerate": ["accelerate"],
     "retinanet": ["torchvision"],
     "composer": ["composer"],
+    "axolotl": ["axolotl"],
+    "unsloth": ["unsloth"],
 }
 
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -43,7 +45,7 @@ def code_cells(notebook: Any) -> list[Any]:
 
 
 def test_there_are_notebooks() -> None:
-    assert [path.stem[:2] for path in NOTEBOOKS] == ["01", "02", "03", "04", "05", "06", "07", "08", "09"]
+    assert [path.stem[:2] for path in NOTEBOOKS] == ["01", "02", "03", "04", "05", "06", "07", "08", "09", "10", "11"]
     page = (FOLDER / "README.md").read_text()
     assert re.findall(r"\]\((\w+)\.ipynb\)", page) == [path.stem for path in NOTEBOOKS]
 
