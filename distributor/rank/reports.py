@@ -17,7 +17,7 @@ from typing import Any
 
 from distributor.errors import ConfigurationError
 from distributor.text.wording import size
-from distributor.values.reports import LONGEST, Report, pack, room
+from distributor.values.reports import LONGEST, Report, is_number, pack, room
 
 
 class Writer:
@@ -117,7 +117,7 @@ def add(values: dict[str, Any], step: Any, total_steps: Any) -> None:
         ConfigurationError: a value is not a number, or ``step`` or ``total_steps`` is not a whole number.
     """
     for name, value in values.items():
-        if type(value) not in (float, int) or type(name) is not str:
+        if not is_number(value) or type(name) is not str:
             values[_name(name)] = _number(name, value)
     if step is not None and type(step) is not int:
         step = _whole("step", step)
@@ -145,8 +145,9 @@ def _number(name: str, value: Any) -> float:
         if callable(getattr(value, "item", None)):
             value = value.item()
         if isinstance(value, numbers.Real):
-            return int(value) if isinstance(value, numbers.Integral) else float(value)
-    except (TypeError, ValueError, RuntimeError):  # several elements
+            number = int(value) if isinstance(value, numbers.Integral) else float(value)
+            return number if is_number(number) else float(number)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # several elements
         pass
     raise ConfigurationError(f"report(): {name} must be a number or a tensor of one element, not {_described(value)}")
 

@@ -45,6 +45,7 @@ class Callbacks:
     def start(self, run: Any) -> None:
         """Begin to call, with ``on_start``. Does nothing without callbacks."""
         if self._callbacks:
+            self._new()  # from now on
             self._thread = threading.Thread(target=self._serve, args=(run,), name="distributor-callbacks", daemon=True)
             self._thread.start()
             self.tell("on_start")

@@ -176,7 +176,7 @@ class Run:
 
     @property
     def latest_metrics(self) -> dict[str, float]:
-        """The newest value of each name that ranks have reported, as the lowest rank has it that reports that name."""
+        """The newest value of each reported name. Of several ranks that report it, the lowest counts."""
         return self._supervisor.reports.latest
 
     @property

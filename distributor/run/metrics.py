@@ -83,8 +83,13 @@ class Metrics(Sequence[Row]):
 
     @property
     def latest(self) -> dict[str, float]:
-        """The newest value of each name, as the lowest rank has it that reports that name."""
-        return latest(self.rows)
+        """The newest value of each name. Of several ranks that report it, the lowest counts."""
+        found: dict[str, tuple[int, float]] = {}
+        for row in self.rows:
+            for name, value in row.values.items():
+                if name not in found or row.rank <= found[name][0]:
+                    found[name] = (row.rank, value)
+        return {name: value for name, (_, value) in found.items()}
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a DataFrame with a row for each report, and the columns attempt, step, time, rank and each name.
@@ -161,16 +166,6 @@ class Metrics(Sequence[Row]):
         diagram.set_xlabel("step" if stepped else "seconds")
         if len(ranks) > 1:
             diagram.legend()
-
-
-def latest(rows: Sequence[Row]) -> dict[str, float]:
-    """Return the newest value of each name, as the lowest rank has it that reports that name."""
-    found: dict[str, tuple[int, float]] = {}
-    for row in rows:
-        for name, value in row.values.items():
-            if name not in found or row.rank <= found[name][0]:
-                found[name] = (row.rank, value)
-    return {name: value for name, (_, value) in found.items()}
 
 
 def _missing(what: str, package: str) -> ConfigurationError:

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from distributor.run.metrics import Metrics, Row, latest
+from distributor.run.metrics import Metrics, Row
 from distributor.text.wording import size
 from distributor.values import reports
 from distributor.values.messages import Offset
@@ -17,8 +17,11 @@ from distributor.values.reports import LONGEST, Progress, Report
 #: Number of seconds over which the number of steps per second is measured.
 _WINDOW = 30.0
 
-#: Number of the last reports of a rank in which the latest values and the rate are looked for.
+#: Number of the last reports of a rank in which the rate is looked for.
 _RECENT = 1000
+
+#: Number of names of which the latest value is known at most.
+_MOST_NAMES = 1000
 
 #: Number of rows that wait for callbacks at most.
 _MOST_NEW = 100_000
@@ -70,8 +73,10 @@ class Reports:
         self._room = _SLACK * reports.room(world_size)
         self._streams: dict[int, _Stream] = {}
         self._kept: dict[tuple[int, int], _Kept] = {}  # by attempt and rank
-        self._new: list[Row] = []
-        self._thinned = False
+        self._attempt = 0  # the latest one in which a rank has reported
+        self._newest: dict[str, tuple[int, float]] = {}  # rank and value by name, in the latest attempt
+        self._new: list[Row] | None = None  # until somebody asks for it
+        self._told = False  # of reports that go
         self._lock = threading.Lock()
 
     def take(self, log: Log) -> str | None:
@@ -92,19 +97,30 @@ class Reports:
         report = reports.parse(line) if len(line) <= LONGEST else None
         if report is None or report.attempt >= self._attempts:
             return
+        if report.attempt > self._attempt:
+            self._attempt = report.attempt
+            self._newest.clear()
         kept = self._kept.setdefault((report.attempt, rank), _Kept())
         if kept.size + len(line) >= self._room and report.stage <= kept.stage:
             kept.made = max(kept.made, report.number + 1)
             return
         kept.add(report, len(line) + 1)
-        self._new.append(_row(rank, report))
-        del self._new[: max(0, len(self._new) - _MOST_NEW)]
+        if report.attempt == self._attempt:
+            self._note_newest(rank, report)
+        if self._new is not None:
+            self._new.append(_row(rank, report))
+            del self._new[: max(0, len(self._new) - _MOST_NEW)]
+
+    def _note_newest(self, rank: int, report: Report) -> None:
+        for name, value in report.values.items():
+            known = self._newest.get(name)
+            if rank <= known[0] if known is not None else len(self._newest) < _MOST_NAMES:
+                self._newest[name] = (rank, value)
 
     def _warning(self, rank: int) -> str | None:
-        thinned = max((kept.stage for kept in self._kept.values()), default=0)
-        if self._thinned or not thinned:
+        if self._told or not any(kept.stage for (_, other), kept in self._kept.items() if other == rank):
             return None
-        self._thinned = True
+        self._told = True
         return (
             f"rank {rank} has reported more than {size(self._room // _SLACK)}: of its reports, every second one is "
             "kept, then every fourth, and so on; run.metrics.dropped counts the others. Report less often"
@@ -121,9 +137,9 @@ class Reports:
             return tuple((rank, REPORTS, self._streams[rank].offset) for rank in ranks if rank in self._streams)
 
     def new(self) -> tuple[Row, ...]:
-        """Return what has arrived since the last call."""
+        """Return what has arrived since the last call; nothing at the first one."""
         with self._lock:
-            rows, self._new = tuple(self._new), []
+            rows, self._new = tuple(self._new or ()), []
             return rows
 
     @property
@@ -136,19 +152,15 @@ class Reports:
 
     @property
     def latest(self) -> dict[str, float]:
-        """The newest value of each name, as the lowest rank has it that reports that name, in the latest attempt."""
+        """The newest value of each name in the latest attempt. Of several ranks that report it, the lowest counts."""
         with self._lock:
-            attempt = max((attempt for attempt, _ in self._kept), default=0)
-            rows: list[Row] = []
-            for rank in sorted(rank for number, rank in self._kept if number == attempt):
-                rows += [_row(rank, report) for report in self._kept[attempt, rank].reports[-_RECENT:]]
-        return latest(rows)
+            return {name: value for name, (_, value) in self._newest.items()}
 
     @property
     def progress(self) -> Progress | None:
         """How far the training has come; ``None`` unless a rank reports steps."""
         with self._lock:
-            attempt = max((attempt for attempt, _ in self._kept), default=0)
+            attempt = self._attempt
             for rank in sorted(rank for number, rank in self._kept if number == attempt):
                 kept = self._kept[attempt, rank]
                 if (found := progress(kept.reports[-_RECENT:], kept.total_steps)) is not None:

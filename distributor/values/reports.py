@@ -18,6 +18,9 @@ LONGEST = 64 << 10
 #: Number of bytes of reports that are kept for a whole run, and the maximum and the minimum for one rank.
 _OF_RUN, _MOST, _LEAST = 32 << 20, 8 << 20, 64 << 10
 
+#: The first whole number that is too large, and the last stage that there may be.
+_LARGEST, _LAST_STAGE = 1 << 63, 62
+
 
 @dataclass(frozen=True)
 class Report:
@@ -61,6 +64,11 @@ def pack(report: Report) -> bytes:
     return _encode(line).encode() + b"\n"
 
 
+def is_number(value: object) -> bool:
+    """Return whether a value can be reported as it is: a float, or a whole number of 64 bits."""
+    return type(value) is float or (type(value) is int and -_LARGEST < value < _LARGEST)
+
+
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
@@ -76,9 +84,9 @@ def parse(line: bytes) -> Report | None:
     except (ValueError, TypeError, RecursionError):
         return None
     counts = (number, stage, attempt, *(each for each in (step, total) if each is not None))
-    if not all(type(each) is int and abs(each) < 1 << 63 for each in counts) or min(number, stage, attempt) < 0:
+    if not all(type(each) is int and abs(each) < _LARGEST for each in counts) or min(number, stage, attempt) < 0:
         return None
-    if not isinstance(values, dict) or not all(type(each) in (int, float) for each in (time, *values.values())):
+    if stage > _LAST_STAGE or not isinstance(values, dict) or not all(map(is_number, (time, *values.values()))):
         return None
     interned = {sys.intern(name): value for name, value in values.items()}  # the same few in all reports
     return Report(number, stage, attempt, float(time), step, total, interned)

@@ -33,10 +33,11 @@ def lines(file: Path) -> list[Report]:
 
 def test_a_report_is_a_line(file: Path) -> None:
     runtime.report({"val/loss": torch.tensor(0.5)}, step=torch.tensor(7), total_steps=10, lr=Fraction(1, 4), ok=True)
-    runtime.report(loss=float("nan"))
+    runtime.report(loss=float("nan"), large=1 << 70)
     first, second = lines(file)
     assert (first.number, first.attempt, first.step, first.total_steps) == (0, 3, 7, 10)
     assert first.values == {"val/loss": 0.5, "lr": 0.25, "ok": 1}
+    assert second.values["large"] == float(1 << 70)
     assert second.step is None and second.values["loss"] != second.values["loss"]
 
 
@@ -47,6 +48,7 @@ def test_a_report_is_a_line(file: Path) -> None:
         ({"loss": None}, "loss must be a number or a tensor of one element, not None"),
         ({"loss": [1.0]}, r"loss must be a number or a tensor of one element, not \[1.0\]"),
         ({"loss": torch.zeros(2, 3)}, r"loss must be .*, not Tensor of shape \(2, 3\)"),
+        ({"loss": 10**400}, "loss must be a number or a tensor of one element, not 1000"),
         ({1: 2.0}, "names of values must be strings, not 1"),
         (
             {f"{number}": 0.25 for number in range(LONGEST // 8)},

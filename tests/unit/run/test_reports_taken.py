@@ -29,6 +29,7 @@ def taken(*pieces: Log, world_size: int = 2, attempts: int = 1) -> Reports:
 def test_each_byte_counts_once_however_it_comes() -> None:
     data = made(0, loss=1.0) + made(1, loss=0.5) + made(2, loss=math.inf)
     reports = Reports(2, 1)
+    assert reports.new() == ()
     for start, end in ((0, 7), (0, 40), (7, 45), (30, len(data)), (0, len(data))):
         reports.take(Log(1, REPORTS, start, data[start:end]))
     assert [(row.rank, row.step, row.values) for row in reports.metrics] == [
@@ -36,10 +37,9 @@ def test_each_byte_counts_once_however_it_comes() -> None:
         (1, 1, {"loss": 0.5}),
         (1, 2, {"loss": math.inf}),
     ]
+    assert [len(reports.new()), len(reports.new())] == [3, 0]
     assert reports.received(1) == len(data)
     assert reports.offsets([0, 1]) == ((1, REPORTS, len(data)),)
-    assert len(reports.new()) == 3
-    assert reports.new() == ()
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,8 @@ def test_each_byte_counts_once_however_it_comes() -> None:
         b"[" * 100_000,
         b"\xff\xfe",
         made(1 << 70, loss=1.0).strip(),
+        made(1, stage=63, loss=1.0).strip(),
+        made(1, loss=1 << 63).strip(),
         b'[0,0,0,1.0,0,null,{"loss":' + b"9" * 5000 + b"}]",
     ],
 )
@@ -110,6 +112,20 @@ def test_the_latest_values_are_those_of_the_lowest_rank_that_has_them() -> None:
         Log(1, REPORTS, 0, made(0, loss=9.0, only=3.0)), Log(0, REPORTS, 0, made(0, loss=1.0) + made(1, loss=0.5))
     )
     assert reports.latest == reports.metrics.latest == {"loss": 0.5, "only": 3.0}
+
+
+def test_the_latest_values_are_those_of_the_latest_attempt() -> None:
+    reports = taken(
+        Log(0, REPORTS, 0, made(0, loss=1.0) + made(0, attempt=1, lr=0.5)),
+        Log(1, REPORTS, 0, made(7, loss=3.0)),
+        attempts=2,
+    )
+    assert reports.latest == {"lr": 0.5}
+
+
+def test_names_without_end_take_bounded_memory() -> None:
+    data = b"".join(made(number, **{f"loss-{number}": 1.0}) for number in range(3000))
+    assert len(taken(Log(0, REPORTS, 0, data)).latest) == 1000
 
 
 def test_progress_is_that_of_the_lowest_rank_with_steps_in_the_latest_attempt() -> None:
