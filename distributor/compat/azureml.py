@@ -175,7 +175,7 @@ class TensorFlowDistribution(_Counts):
         servers, workers = self.parameter_server_count or 0, self.worker_count or instance_count
         if servers and workers < 2:
             raise ConfigurationError(
-                f"worker_count={workers} leaves no worker beside the chief, which parameter_server_count={servers} "
+                f"worker_count={workers} leaves no worker besides the chief, which parameter_server_count={servers} "
                 "needs: pass worker_count=2 or more"
             )
         return TensorFlow(parameter_servers=servers)

@@ -96,7 +96,7 @@ def bare(function: Any, name: str) -> None:
 
 
 def pools_set(environ: Mapping[str, str]) -> list[str]:
-    """Return those of the variables that choose a pool which are set.
+    """Return the names of the set variables among :data:`POOLS`.
 
     Example:
         >>> pools_set({"DATABRICKS_REMOTE_GPU_POOL_ID": "7", "HOME": "/root"})

@@ -249,7 +249,7 @@ def grouped_allreduce(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any
 
 
 def grouped_allreduce_(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> list[torch.Tensor]:
-    """Reduce each tensor in place, and return them. Arguments and errors are those of :func:`allreduce_`."""
+    """Reduce tensors in place, and return them. Arguments and errors are those of :func:`allreduce_`."""
     return [allreduce_(tensor, *args, **kwargs) for tensor in tensors]
 
 
