@@ -1,7 +1,7 @@
-"""What a report costs a rank: ours, Ray Train's if Ray is installed, and a line of a file for comparison.
+"""Measure what a report costs a rank: here, in Ray Train if Ray is installed, and as a printed line for comparison.
 
-Each takes turns with the others in one process of its own; the medians of the rounds are printed, in microseconds per
-call. Ray Train's ``report`` is called by a worker of a ``TorchTrainer``. Run it on an idle machine:
+The systems take turns; medians of the rounds are printed, in microseconds per call. Ray Train's ``report`` is called by
+the workers of a ``TorchTrainer``. Run it on an idle machine:
 
     python benchmarks/report.py --calls 20000 --rounds 5
 """
@@ -18,7 +18,7 @@ from distributor import Distributor
 
 
 def ours(calls: int, pause: float) -> float:
-    """Reports from two ranks; microseconds per call of rank 0, those of the pause not included."""
+    """Report from two ranks, and return rank 0's microseconds per call, without the pauses."""
 
     def train(calls: int, pause: float) -> float:
         from distributor import runtime
@@ -36,7 +36,7 @@ def ours(calls: int, pause: float) -> float:
 
 
 def a_line(calls: int, pause: float) -> float:
-    """Prints a line for each step from two ranks, as a training without reports does."""
+    """Print a line for each step from two ranks, as training without reports does."""
 
     def train(calls: int, pause: float) -> float:
         spent = 0.0
@@ -52,7 +52,7 @@ def a_line(calls: int, pause: float) -> float:
 
 
 def rays(calls: int, pause: float) -> float:
-    """Reports from two workers of Ray Train."""
+    """Report from two workers of Ray Train."""
     from distributor.launch import Ray
 
     def train(calls: int, pause: float) -> float:
@@ -93,7 +93,7 @@ def rays(calls: int, pause: float) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--calls", type=int, default=20_000, help="calls of each rank without a pause between them")
+    parser.add_argument("--calls", type=int, default=20_000, help="number of calls of each rank without pauses")
     parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
     ways: dict[str, Callable[[int, float], float]] = {"distributor": ours, "print": a_line}
@@ -103,7 +103,7 @@ def main() -> None:
         found: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(asked.rounds):
             for name, measure in ways.items():
-                # Ray Train answers a call or two a second: few of them tell the same.
+                # Ray Train makes only one or two calls a second, so a few calls are enough.
                 found[name].append(measure(min(calls, 20) if name == "Ray Train" else calls, pause))
         for name, times in found.items():
             print(f"{what:15} {name:12} {statistics.median(times):10.1f} µs per call")
