@@ -1,4 +1,4 @@
-"""Trains deep networks on Apache Spark, or this machine.
+"""Trains deep networks on Apache Spark or on this machine.
 
     from distributor import TorchDistributor
 
@@ -10,19 +10,21 @@
 The executors of the active Spark session train; without one, this machine
 does. From a shell: distributor run --help.
 
-    Distributor            how many processes, GPUs, output, limits; run
+    Distributor            takes the options of runs, and starts runs
     TorchDistributor       the same under PySpark's name
     DeepspeedTorchDistributor, zero, suggest_zero, autotune
                            the same with DeepSpeed, and its configuration
-    Run, Status            what submit returns: results, stacks, cancel
-    DistributorError       what is raised, as: ConfigurationError (of it
-                           PayloadError, ResourceError), StartError,
-                           CompanionError, TrainingError (of it
-                           NodeLostError, StallError), GroupError,
+    Run                    what submit returns: results, stacks, cancel
+    Status                 the status of a run
+    DistributorError       base class of all errors: ConfigurationError
+                           (its subclasses: PayloadError, ResourceError),
+                           StartError, CompanionError, TrainingError
+                           (NodeLostError, StallError), GroupError,
                            ResultError, RunCancelledError
-    runtime                what a function may ask for while it trains
+    runtime                functions for use inside a rank
     launch                 launch paths with options, for launch=
-    deepspeed_checkpoint   checkpoints for another number of ranks
+    deepspeed_checkpoint   DeepSpeed checkpoints that can be loaded with
+                           another number of ranks
 
 All other modules are internal. These names load on first use: importing the
 package imports neither pyspark nor torch.
@@ -95,10 +97,10 @@ __all__ = ["__version__", *_WHERE, *_MODULES]
 
 
 def _unfit() -> str | None:
-    """Why this Python or platform cannot run the package; ``None`` if it can."""
+    """Return why this Python or platform cannot run the package; ``None`` if it can."""
     if sys.platform == "win32":
         return "distributor needs Linux, but this is Windows: use WSL 2, a container or a Linux machine"
-    if sys.version_info[:2] < (3, 11):  # noqa: UP036  (pip refuses it, a path to a clone does not)
+    if sys.version_info[:2] < (3, 11):  # noqa: UP036  (pip refuses older versions; a clone on the path does not)
         version = ".".join(str(part) for part in sys.version_info[:3])
         return f"distributor needs Python 3.11 or later, but this is {version}: start it with another Python"
     return None
@@ -118,5 +120,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names, and what every module has; not the modules that hold them."""
+    """Return the public names and the attributes that every module has, without the submodules."""
     return sorted({*(name for name in globals() if name[:2] == name[-2:] == "__"), *__all__})

@@ -18,6 +18,6 @@ def main() -> NoReturn:
 
 
 if __name__ == "__main__":
-    if not __package__:  # run as a file: its folder is on the path, but the modules there are not top-level ones
+    if not __package__:  # run as a file: Python added its folder to the path, but that holds no top-level modules
         del sys.path[0]
     main()

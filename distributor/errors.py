@@ -3,14 +3,14 @@
 ::
 
     DistributorError (RuntimeError)
-    ├── ConfigurationError (ValueError)   bad input; raised before any process or Spark job starts if possible
+    ├── ConfigurationError (ValueError)   bad input; if possible, raised before any process or Spark job starts
     │   ├── PayloadError                  the function, script or folder cannot be shipped
     │   └── ResourceError                 more slots, GPUs, CPUs or memory requested than available
     ├── StartError                        the run could not start (missing executors or nodes, or nodes without torch)
-    ├── CompanionError                    a process beside the ranks, which they need, ended too early
+    ├── CompanionError                    a companion process that the ranks need ended too early
     ├── TrainingError                     a rank failed: which one, where, why, and its traceback
     │   ├── NodeLostError                 a node was lost with its ranks
-    │   └── StallError                    no rank was active for stall_timeout; has the stacks of each
+    │   └── StallError                    no rank was active for stall_timeout; has the stacks of every rank
     ├── GroupError                        ranks trained, but not together (only with require_group=True)
     ├── ResultError                       ranks succeeded, but a return value could not be brought back
     └── RunCancelledError                 the run was cancelled
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from distributor.values.outcome import Failure
 
 
-#: Maximum number of characters of an error that a notebook shows. ``str(error)`` has the full text.
+#: Maximum number of characters that a notebook shows of an error. ``str(error)`` has the full text.
 _LONGEST_IN_CELLS = 20_000
 
 #: The built-in descriptor of ``__cause__``: it accesses the cause that is stored in the C object.
@@ -56,7 +56,7 @@ class DistributorError(RuntimeError):
 
 
 def show_shortly(error: BaseException) -> None:
-    """Make IPython show an exception from outside this package as it shows the package's own."""
+    """Make IPython show an exception as briefly as it shows this package's own errors."""
     with suppress(AttributeError):  # some exceptions written in C accept no attributes
         error._render_traceback_ = lambda: _shortly(error)  # type: ignore[attr-defined]
 
@@ -72,7 +72,7 @@ def _shortly(error: BaseException) -> list[str]:
 
 
 class ConfigurationError(DistributorError, ValueError):
-    """The request is wrong. Raised before any process or Spark job starts if it can be known by then."""
+    """The request is wrong. If possible, this is raised before any process or Spark job starts."""
 
 
 class PayloadError(ConfigurationError):
@@ -88,9 +88,10 @@ class StartError(DistributorError):
 
 
 class CompanionError(DistributorError):
-    """A companion ended before the ranks: a process that a launch path runs beside them, such as a server.
+    """A companion process, such as a server that a launch path runs beside the ranks, ended before them.
 
-    The text says which one, where and how, followed by the last lines that it wrote. All ranks were stopped.
+    The text says which companion ended, where and how, followed by the last lines that it wrote. All ranks were
+    stopped.
     """
 
 
@@ -107,8 +108,8 @@ class TrainingError(DistributorError):
         exit_code: the rank's exit code, or ``None`` if a signal ended it.
         signal: the signal's name (``"SIGKILL"``), or ``None``.
         traceback: the rank's own traceback as text, ``""`` if there is none.
-        log_tail: the end of the rank's output: stdout and stderr in the order in which they were read, twenty times
-            a second.
+        log_tail: the end of the rank's output: stdout and stderr, in the order in which they were read (twenty times a
+            second).
 
     Example:
         >>> from distributor import TorchDistributor, TrainingError
@@ -118,7 +119,7 @@ class TrainingError(DistributorError):
         ...     print(error.rank, error.host, error.exit_code)
     """
 
-    __slots__ = ("_original",)  # kept out of __dict__, which is pickled: the exception may not survive that
+    __slots__ = ("_original",)  # kept out of __dict__, which is pickled: the original may not be picklable
 
     def __init__(self, message: str, failures: Sequence[Failure] = (), original: BaseException | None = None) -> None:
         super().__init__(message)
@@ -137,9 +138,9 @@ class TrainingError(DistributorError):
     def __cause__(self) -> BaseException | None:
         """The original exception, unless another cause was set; ``None`` for Python's own traceback printers.
 
-        Otherwise the interpreter and ``logging`` would print it first, although this error's text already contains it
-        with its traceback. Up to Python 3.12, the interpreter prints the cause that is stored in the C object; later
-        versions ask the module ``traceback``.
+        The interpreter and ``logging`` would otherwise print the original exception first, although this error's text
+        already contains it with its traceback. Up to Python 3.12, the interpreter prints the cause that is stored in
+        the C object; later versions use the module ``traceback``.
         """
         cause: BaseException | None = _CAUSE.__get__(self)
         if cause is not None or sys._getframe(1).f_globals.get("__name__") == traceback.__name__:
@@ -152,7 +153,7 @@ class TrainingError(DistributorError):
 
 
 class GroupError(DistributorError):
-    """Ranks trained, and never joined a process group of all ranks, although ``require_group=True`` asks for it."""
+    """Ranks trained but never joined a process group of all ranks, which ``require_group=True`` demands."""
 
 
 class NodeLostError(TrainingError):
@@ -162,7 +163,7 @@ class NodeLostError(TrainingError):
 class StallError(TrainingError):
     """No rank wrote anything or used CPU time for ``stall_timeout`` seconds; all ranks were stopped.
 
-    CPU time of up to 2 % of one CPU counts as none.
+    A rank that uses at most 2 % of one CPU counts as idle.
 
     Attributes:
         stacks: what each rank was doing, as ``run.dump_stacks()`` returns it.

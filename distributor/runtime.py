@@ -28,7 +28,8 @@ def rank() -> int:
     """Return this process's rank, from 0 to ``world_size() - 1``.
 
     Raises:
-        ConfigurationError: ``RANK`` is set, but not to a whole number. The functions below treat their variables alike.
+        ConfigurationError: ``RANK`` is set, but not to a whole number. The functions below check their variables in
+            the same way.
     """
     return _variable("RANK", 0)
 
@@ -49,7 +50,7 @@ def local_world_size() -> int:
 
 
 def node_rank() -> int:
-    """Return the number of this node, counted from 0."""
+    """Return this node's rank among all nodes, counted from 0."""
     return _variable("GROUP_RANK", 0)
 
 
@@ -133,8 +134,8 @@ def rank0_first() -> AbstractContextManager[None]:
 def local_rank0_first() -> AbstractContextManager[None]:
     """Let local rank 0 of each node run a block before all other ranks.
 
-    This suits a download to each machine's disk. All ranks must enter the block. If local rank 0 of a node fails in it,
-    no other rank of any node enters it.
+    Use it, for example, to download data to each machine's disk. All ranks must enter the block. If local rank 0 of any
+    node fails in the block, no other rank of any node enters it.
 
     Raises:
         ConfigurationError, RuntimeError: as :func:`rank0_first`.
@@ -202,7 +203,7 @@ def deepspeed_config() -> dict[str, Any]:
 
     Raises:
         ConfigurationError: this process is not a rank of a run with a ``deepspeedConfig``, or the configuration still
-            has an "auto" that only Hugging Face's Trainer can fill.
+            has an "auto" that only Hugging Face's Trainer can fill in.
 
     Example:
         >>> deepspeed_config()["zero_optimization"]["stage"]  # doctest: +SKIP

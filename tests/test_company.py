@@ -74,7 +74,7 @@ def test_ranks_that_train_alone_are_told_of(make: Make, training: Any, caplog: p
     make(2).run(training)
     (told,) = [record.message for record in caplog.records if ALONE in record.message]
     assert "Call torch.distributed.init_process_group() before the model is made" in told
-    assert told.endswith("require_group=True makes it an error")
+    assert told.endswith("require_group=True makes this an error")
 
 
 @pytest.mark.slow_on_executors

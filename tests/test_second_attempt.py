@@ -77,7 +77,7 @@ def test_ranks_start_again_on_the_same_nodes(
     run = submit(fail_once, str(tmp_path), how)
     assert run.results(watch.DEADLINE) == [(1, 4.0)] * 4
     assert run.status is Status.SUCCEEDED
-    assert "starting its ranks again, attempt 1: rank 1 failed: " in caplog.text
+    assert "restarting its ranks (restart 1 of at most 1): rank 1 failed: " in caplog.text
     reported = [(row.attempt, row.step, row.rank) for row in run.metrics]
     assert sorted(reported) == [(attempt, 10 - attempt, rank) for attempt in (0, 1) for rank in range(4)]
     assert run.progress is not None and run.progress.step == 9

@@ -1,4 +1,4 @@
-"""Checks of what users ask for, and the start of runs.
+"""Checks users' requests, and starts runs.
 
 Runs on the driver; may import ``run``, ``schedulers``, ``display``, ``launch``, ``shipping`` and ``machine``.
 """

@@ -1,4 +1,4 @@
-"""The job of a run: what the user asks for, with what the scheduler and this machine add to it."""
+"""Builds the job of a run from the user's request, the scheduler and this machine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def build_job(
         launch: the launch path, resolved for this run.
         target: what each rank runs.
         folders: the project folder and the folder for new files, packed if they must travel.
-        scheduler: where the run trains; ``None`` if there is no session yet; what a scheduler decides then stays open.
+        scheduler: runs the job; ``None`` if there is no session yet, so that fields decided by a scheduler stay open.
         environ: the driver's environment, some of which may be forwarded.
         collect: whose return values travel back.
 
@@ -53,7 +53,8 @@ def build_job(
     resources, stall = options.resources, options.deadlines.stall_timeout
     if launch.once and stall is not None:
         raise ConfigurationError(
-            f"stall_timeout={stall:g} watches ranks, and processes of launch={launch.name!r} are none: leave it out"
+            f"stall_timeout={stall:g} watches ranks, but the processes of launch={launch.name!r} are not ranks: leave "
+            "stall_timeout out"
         )
     ranks_per_task, task_profile = (1, None) if scheduler is None else scheduler.shape(resources)
     return Job(
@@ -80,9 +81,9 @@ def build_job(
 
 
 def ranks_env(variables: Variables, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that the user gives to ranks: forwarded ones of the driver's, then ``env``.
+    """Return the user's variables for ranks: those forwarded from the driver, overridden by those of ``env``.
 
-    The rank contract is never forwarded.
+    Variables of the rank contract (``RANK``, ...) are never forwarded.
 
     Example:
         >>> ranks_env(Variables(env={"A": "1"}, forward_env=["W_*", "RANK"]), {"W_KEY": "x", "RANK": "3", "B": "2"})
@@ -111,11 +112,11 @@ def check_packages(launch: LaunchPath) -> None:
 
 
 def pack_working_dir(asked: Project, *, local: bool, view: View | None) -> WorkingDir | None:
-    """Return the project folder: as it is for ranks on this machine, otherwise packed while the view shows progress.
+    """Return the project folder, packed unless ranks run on this machine. The view shows the progress of packing.
 
     Raises:
-        PayloadError: it is not a folder, or too large.
-        ConfigurationError: it is relative, and the current directory does not exist.
+        PayloadError: ``working_dir`` is not a folder, or is too large.
+        ConfigurationError: ``working_dir`` is a relative path, and the current directory does not exist.
     """
     if asked.working_dir is None:
         return None
@@ -129,19 +130,19 @@ def pack_working_dir(asked: Project, *, local: bool, view: View | None) -> Worki
 
 
 def _place(asked: Project) -> Path | None:
-    """Return the folder to which files come back; ``None`` if there is none, or it is a URL."""
+    """Return the path of ``output_dir`` on the driver; ``None`` without ``output_dir``, or if it is a URL."""
     if asked.output_dir is None or is_url(asked.output_dir):
         return None
     return Path(os.path.realpath(project.absolute(Path(asked.output_dir))))
 
 
 def pack_output_dir(asked: Project, *, local: bool, view: View | None) -> OutputDir | None:
-    """Return where new files of ranks come back to, with what is there already if it must travel.
+    """Return the folder or URL that receives the ranks' new files, with its present files packed if they must travel.
 
     Raises:
-        PayloadError: there is too much already.
-        ConfigurationError: it is a file or cannot be made, the URL cannot be used, or the current directory does not
-            exist.
+        PayloadError: the files in it already exceed ``output_limit``.
+        ConfigurationError: ``output_dir`` is a file, cannot be created, or is a URL that cannot be used; or the current
+            directory does not exist.
     """
     where, limit = asked.output_dir, asked.output_limit
     if where is None:
@@ -166,11 +167,11 @@ def pack_output_dir(asked: Project, *, local: bool, view: View | None) -> Output
 
 
 def _check_url(url: str, limit: int) -> None:
-    """Check that the driver can write to a URL, and that what is there may travel.
+    """Check that the driver can write to a URL, and that the files there do not exceed the limit.
 
     Raises:
-        ConfigurationError: it cannot.
-        PayloadError: there is too much.
+        ConfigurationError: the driver cannot write to the URL.
+        PayloadError: the files exceed the limit.
     """
     try:
         remote = Remote(url)
@@ -184,16 +185,17 @@ def _check_url(url: str, limit: int) -> None:
 def _check_held(where: str, held: int, limit: int) -> None:
     if held > limit:
         raise PayloadError(
-            f"output_dir {where!r} holds {size(held)}, more than output_limit ({size(limit)}), and all of it is put on "
-            "each node: raise output_limit (bytes), or pass another folder"
+            f"output_dir {where!r} holds {size(held)}, more than output_limit ({size(limit)}), and all of it is copied "
+            "to each node: raise output_limit, or pass another folder"
         )
 
 
 def make_log_folder(log_dir: Path | None, run_id: str) -> Path | None:
-    """Make the folder for a run's output; ``None`` if the user wants none.
+    """Create a run's folder in ``log_dir``, and return it; ``None`` without ``log_dir``.
 
     Raises:
-        ConfigurationError: the folder cannot be made, or it is relative and the current directory does not exist.
+        ConfigurationError: the folder cannot be created, or ``log_dir`` is a relative path and the current directory
+            does not exist.
     """
     if log_dir is None:
         return None

@@ -1,4 +1,4 @@
-"""The choice of where a run trains: the session, and its scheduler."""
+"""Chooses where a run trains: the Spark session, and the scheduler."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 def choose_session(
     local_mode: bool | None, use_gpu: bool = False, *, needed: bool = True
 ) -> tuple[SparkSession | None, bool]:
-    """Return the session to train on, if any, and whether to train on this machine without it.
+    """Return the Spark session to train on, if any, and whether to train on this machine without Spark.
 
-    Neither, if a session is asked for and there is none, but none is needed. Tasks of a classic session on a
-    ``local[...]`` master run on this machine but get no GPUs from Spark. So ranks with GPUs do without the tasks.
+    Return ``(None, False)`` if Spark is requested and there is no session, but ``needed`` is false. On a ``local[...]``
+    master, Spark's tasks run on this machine but get no GPUs, so ranks that use GPUs run without Spark.
 
     Args:
         local_mode: as the user gives it.
@@ -86,7 +86,7 @@ def driver_gpus() -> tuple[str, ...] | None:
 
 
 def check_gpus(local_mode: bool | None, resources: Resources) -> None:
-    """Check for missing GPUs early, if it is known where ranks train: on this machine, or on an active session.
+    """Check early for missing GPUs, if it is known where ranks train: on this machine, or on an active session.
 
     Raises:
         ResourceError: there are fewer GPUs than requested.

@@ -50,45 +50,49 @@ class Distributor:
         name: the run's name in the status, in notes, in ``repr(run)`` and in the Spark UI (as the job's description, on
             classic sessions); one line of at most 100 characters.
         env: environment variables for the ranks. They override everything except the rank contract (``RANK``, ...).
-        forward_env: patterns (``"WANDB_*"``) of the driver's environment variables that ranks on executors get too.
+        forward_env: names of the driver's environment variables that ranks on executors get too, as patterns such as
+            ``"WANDB_*"``.
         working_dir: a project folder that becomes the ranks' current directory and comes first on their import path.
             This machine uses it in place; executors get a copy, which is removed at the end. Scripts and modules are
             looked up in this folder first, then in the current directory.
         working_dir_limit: maximum total size of the files in ``working_dir``, in bytes (default 256 MiB).
-        output_dir: where files come back to that ranks write to relative paths: a folder on the driver, or a URL for
-            fsspec such as ``"s3://bucket/run"``, which the driver and all executors reach. A file comes back under its
-            path once it is closed, also if the run fails, and is removed if its rank removes it. If nodes write
-            different bytes to the same path, the first node's file keeps the name, and the others get ``.node-1``,
-            ``.node-2``, .... What is in the folder before the run is put into each rank's current directory. In local
-            mode, files are copied and stay where they are too. Without it, such files are removed from executors when
-            the run ends, and a warning says so as soon as there is one.
-        output_limit: the most that the files in ``output_dir`` may hold, in bytes or as ``"8g"`` (default 1 GiB). A
-            run that would begin with more fails; a file that would exceed it stays where it is, with a warning.
+        output_dir: receives the files that ranks write to relative paths: a folder on the driver, or an fsspec URL such
+            as ``"s3://bucket/run"`` that the driver and all executors can reach. A file is copied there under its
+            relative path once it is closed, even if the run fails, and is removed there if its rank removes it. If
+            nodes write different bytes to the same path, the first node's file keeps the name, and the others get
+            ``.node-1``, ``.node-2``, .... The files that are in the folder before the run are copied into each rank's
+            current directory. In local mode, files that ranks write also stay where they are. Without ``output_dir``,
+            executors remove such files when the run ends, and a warning says so as soon as there is one.
+        output_limit: maximum total size of the files in ``output_dir``, in bytes or as ``"8g"`` (default 1 GiB). A run
+            that would begin with more fails; a file that would exceed the limit stays where it is, with a warning.
         gpus_per_process: number of GPUs for each rank (default 1 with ``use_gpu``). A rank's first GPU is always
             ``cuda:LOCAL_RANK``, and its other GPUs are every ``LOCAL_WORLD_SIZE``-th device after that.
-        cpus_per_process: number of CPUs for each rank, and of its OpenMP threads (default: ``spark.task.cpus``, or in
-            local mode the rank's share of the machine).
+        cpus_per_process: number of CPUs and of OpenMP threads for each rank (default: ``spark.task.cpus``, or in local
+            mode the rank's share of the machine).
         memory_per_process: memory that each rank can count on, in bytes or as ``"8g"``. An executor gets only as many
             ranks as fit beside its JVM heap (``spark.executor.memoryOverhead``).
         max_processes_per_node: maximum number of ranks on one executor.
 
-            On Spark, these four arguments apply to this run only. If they ask for other CPUs or GPUs than the session's
-            own tasks have, they need stage-level scheduling, available on standalone clusters, YARN and Kubernetes.
-        start_timeout: number of seconds until all ranks must be up, including the wait for executors (default 600).
-        grace_period: number of seconds from SIGTERM to SIGKILL when ranks are stopped, so that they can save
+            On Spark, these four arguments apply to this run only. If they request more or fewer CPUs or GPUs than the
+            session's own tasks have, they need stage-level scheduling, which standalone clusters, YARN and Kubernetes
+            provide.
+        start_timeout: number of seconds within which all ranks must be up, including the wait for executors
+            (default 600).
+        grace_period: number of seconds from SIGTERM to SIGKILL when ranks are stopped, in which they can save
             (default 10).
-        heartbeat_timeout: number of seconds of silence after which driver and node consider each other lost
+        heartbeat_timeout: number of seconds of silence after which the driver and a node consider each other lost
             (default 30).
         stall_timeout: number of seconds without any output or CPU use by any rank, after which the run ends with a
             :class:`StallError` (default: never). Ranks that wait in an NCCL collective keep using the CPU, so only
             NCCL's own timeout detects a hang there.
         logs: the ranks whose lines are shown: ``"all"`` (default), ``"rank0"``, ``"none"``, or a list of ranks.
-        fold_logs: show identical lines of several ranks once, as ``[ranks 0-15] ...``, up to half a second later.
+        fold_logs: show identical lines of several ranks once, as ``[ranks 0-15] ...``. Lines may appear half a second
+            later.
         log_prefix: start each line with its rank and host, ``[rank 3 host-b]`` (default).
         log_escapes: show all escape sequences that ranks write. By default only colours (SGR) are shown: other
             sequences move the cursor, set the terminal's title or write to the clipboard.
-        log_dir: a folder on the driver that receives every rank's whole output, byte for byte and whatever ``logs``
-            shows, in ``<run id>/rank-3.stdout`` and ``rank-3.stderr``.
+        log_dir: a folder on the driver that receives every rank's whole output, byte for byte and regardless of
+            ``logs``, in ``<run id>/rank-3.stdout`` and ``rank-3.stderr``.
         progress: show what the run is doing (default): a live status while you wait in a terminal, a status that stays
             below the cell in Jupyter, and elsewhere an occasional line on stderr about a step that takes long.
         driver_ports: first and last port on which the driver may listen for executors, for firewalls that open only
@@ -96,15 +100,15 @@ class Distributor:
         keep_warm: number of seconds (default 600) for which a process that has imported torch stays on each executor,
             or beside the driver in local mode, and waits for the next run, which then starts in tenths of a second. The
             process runs none of your code and ends with its executor or driver. 0 keeps no such process.
-        preload: modules that this process imports as well, such as ``["transformers"]``, so that ranks have them at
-            once.
+        preload: modules that the process kept by ``keep_warm`` imports as well, such as ``["transformers"]``, so that
+            ranks need not import them.
         start_method: ``"fork"`` (default) forks the ranks from a process that has imported torch and none of your code.
             ``"spawn"`` starts each rank as a new process, which imports torch itself.
         local_ranks: what ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE`` count. ``"executor"`` (default): the ranks of the
             executor. ``"host"``: the ranks of all executors on its host, for libraries that coordinate by host, such as
             mosaicml-streaming; only without GPUs.
-        require_group: what happens if ranks train, by a backward pass or an optimizer's step, and never join a process
-            group of all ranks, so that each trains a model of its own. ``None`` (default) warns, ``True`` raises a
+        require_group: what happens if ranks train (run a backward pass or an optimizer step) but never join a process
+            group of all ranks, so that each rank trains its own model. ``None`` (default) warns, ``True`` raises a
             :class:`GroupError`, ``False`` does nothing.
         callbacks: objects with any of the methods ``on_start(run)``, ``on_metrics(run, rows)`` and ``on_end(run)``.
             They are called on the driver, in a thread of their own; ``rows`` is what ranks have reported since the last
@@ -228,9 +232,9 @@ class Distributor:
         return self._begin(*self._prepare(named_module(module, args), (), {}, "rank0"))
 
     def _wait(self, run: Run, notes: Sequence[str], ask: Callable[[Run], Any] = Run.result) -> Any:
-        """Start a run and return its result, or what else ``ask`` returns once it has ended.
+        """Start a run, wait for it, and return what ``ask`` returns: by default, the run's result.
 
-        Nothing of the run is left if this is interrupted at any moment.
+        An interrupt at any moment leaves nothing of the run behind.
         """
         with plain_interrupts():
             try:
@@ -254,7 +258,7 @@ class Distributor:
             raise
 
     def _stop(self, run: Run) -> None:
-        """Stop the ranks after Ctrl-C, or another exception from a signal handler: nothing would wait for them."""
+        """Stop the ranks after Ctrl-C or another exception from a signal handler, since nobody waits for them then."""
         try:
             if not run.withdraw():
                 run.cancel("interrupted (interrupt again to end all ranks at once)", say_where=True)
@@ -266,7 +270,7 @@ class Distributor:
     def _prepare(
         self, train_object: Any, args: Sequence[Any], kwargs: Mapping[str, Any], collect: Literal["rank0", "all"]
     ) -> tuple[Run, Sequence[str]]:
-        """Return a run that is still to be started, and the notes to show then."""
+        """Return a run that has not been started yet, and the notes to show when it starts."""
         (session, _), output = choose_session(self.local_mode, self.use_gpu), self._options.output
         view = choose_view() if output.progress else None
         scheduler = choose_scheduler(session, self.use_gpu)
@@ -293,7 +297,7 @@ class Distributor:
         if session is None and self.local_mode is None and spark_is_there and active_session() is None:
             notes.append("training on this machine, because no Spark session is active")
         if session is None and self.local_mode is False:
-            notes.append("training on this machine with its GPUs, because Spark's master is this machine")
+            notes.append("training on this machine with its GPUs, because the Spark session's master is local")
         if log_folder is not None:
             shown = str(log_folder)
             with suppress(FileNotFoundError):  # the current directory may be gone
@@ -304,7 +308,8 @@ class Distributor:
     def plan(self, train_object: Any, *args: Any, **kwargs: Any) -> Job:
         """Return the job that :meth:`submit` would start: checked and packed, but not started.
 
-        If training on Spark is requested and there is no session yet, the fields that depend on a session stay open.
+        If training on Spark is requested and there is no session yet, the fields that depend on a session are left
+        open.
 
         Args:
             train_object: as in :meth:`run`, or a :class:`distributor.values.job.Module`.

@@ -1,4 +1,4 @@
-"""What a run would do otherwise than its user expects, found before it starts. Pure."""
+"""Warnings, given before a run starts, that the run would not do what its user expects. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from distributor.values.job import Function, Job
 
 
 def deepspeed_on_cpus(job: Job, environ: Mapping[str, str]) -> str | None:
-    """Return a warning if a run on CPUs asks Accelerate or Transformers for DeepSpeed, but not its launch path.
+    """Return a warning if a run on CPUs asks Accelerate or Transformers for DeepSpeed without DeepSpeed's launch path.
 
-    They then train without it in silence. Source: ``accelerate/state.py``, ``AcceleratorState``.
+    Both would then silently train without DeepSpeed. Source: ``accelerate/state.py``, ``AcceleratorState``.
 
     The arguments are the same as for :func:`fsdp_on_cpus`.
     """
@@ -18,18 +18,18 @@ def deepspeed_on_cpus(job: Job, environ: Mapping[str, str]) -> str | None:
         return None
     return (
         f"{asked} asks for DeepSpeed, but with use_gpu=False Accelerate and Transformers train without it unless "
-        "DeepSpeed launches the run: pass launch=DeepSpeed(config), or do without it"
+        "DeepSpeed launches the run: pass launch=DeepSpeed(config), or do without DeepSpeed"
     )
 
 
 def fsdp_on_cpus(job: Job, environ: Mapping[str, str]) -> str | None:
-    """Return a warning if a run on CPUs asks Accelerate or Transformers for FSDP; they would use DDP in silence.
+    """Return a warning if a run on CPUs asks Accelerate or Transformers for FSDP: both would silently use DDP.
 
     Source: ``accelerate/state.py`` sets FSDP up for GPUs only; ``transformers/training_args.py`` has ``--fsdp``.
 
     Args:
         job: the run's job.
-        environ: what ranks inherit beside the job's own variables.
+        environ: the variables that ranks inherit in addition to the job's own.
 
     Example:
         >>> fsdp_on_cpus(job, {"ACCELERATE_USE_FSDP": "true"})  # doctest: +SKIP
@@ -38,13 +38,13 @@ def fsdp_on_cpus(job: Job, environ: Mapping[str, str]) -> str | None:
     if (asked := _asked_on_cpus("fsdp", job, environ)) is None:
         return None
     return (
-        f"{asked} asks for FSDP, for which Accelerate and Transformers need GPUs: on CPUs (use_gpu=False) they train "
-        "with DDP instead, and do not say so. Pass use_gpu=True, or do without FSDP"
+        f"{asked} asks for FSDP, for which Accelerate and Transformers need GPUs: on CPUs (use_gpu=False) they "
+        "silently train with DDP instead. Pass use_gpu=True, or do without FSDP"
     )
 
 
 def _asked_on_cpus(library: str, job: Job, environ: Mapping[str, str]) -> str | None:
-    """Return the variable or argument with which a run on CPUs asks for a library; ``None`` if it does not."""
+    """Return the variable or argument with which a run on CPUs asks for a library; ``None`` if there is none."""
     if job.resources.use_gpu:
         return None
     variable, option = f"ACCELERATE_USE_{library.upper()}", f"--{library}"

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: Seconds after the grace period that Ctrl-C waits for the ranks to end before it returns to the prompt.
+#: Number of seconds that Ctrl-C waits for the ranks to end, in addition to the grace period.
 MARGIN = 10.0
 
 

@@ -1,4 +1,4 @@
-"""All options of a run: the groups of ``values/options.py``, and what only the driver needs."""
+"""All options of a run: the groups of ``values/options.py``, and the options that only the driver needs."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from distributor.values.options import (
 
 
 def check_launch(name: str, launch: Any) -> Launch:
-    """Return a launch path, given as a value or by its name.
+    """Return a launch path, which is given as a value or by name.
 
     Raises:
-        ConfigurationError: there is no such path.
+        ConfigurationError: there is no such launch path.
     """
     if isinstance(launch, str) and launch in names.NAMES:
         found: Launch = getattr(names, names.NAMES[launch])()
@@ -67,11 +67,11 @@ def check_callbacks(name: str, callbacks: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Request(Group):
-    """Where and how a run is to train, and its name.
+    """Where and how a run trains, and its name.
 
     Attributes:
         local_mode: whether to train on this machine; ``None``: on Spark if the active session is on a cluster.
-        launch: how ranks are started, before it is resolved for the run.
+        launch: how ranks are started: a launch path that is not yet resolved for the run.
         name: the user's name for the run, if it has one.
         callbacks: objects that are told on the driver of what happens.
     """
@@ -80,7 +80,7 @@ class Request(Group):
     launch: Launch = option(
         "torchrun",
         check_launch,
-        "How ranks are launched; deepspeed is for a training that has its own configuration.",
+        "How ranks are launched; deepspeed is for a script with a DeepSpeed configuration of its own.",
         Flag(panel=WHAT, kind=tuple(names.NAMES)),
     )
     name: str | None = option(
@@ -94,7 +94,7 @@ class Options:
     """The options of a run, checked.
 
     Raises:
-        ConfigurationError: options of different groups do not go together.
+        ConfigurationError: options of different groups contradict each other.
     """
 
     request: Request
@@ -125,8 +125,8 @@ class Options:
         """Check arguments, each in its group. An argument that is left out gets its default.
 
         Raises:
-            ConfigurationError: an argument is wrong; the message names it, its value and what to do.
-            TypeError: no group declares an argument.
+            ConfigurationError: an argument is wrong; the message names the argument, its value, and what to do.
+            TypeError: an argument is declared by no group.
 
         Example:
             >>> Options.of(num_processes=4, grace_period=60).deadlines.grace_period
@@ -145,7 +145,7 @@ class Options:
 #: The groups, by their names in :class:`Options`.
 GROUPS: dict[str, type[Group]] = get_type_hints(Options)
 
-#: All declarations, by the option's name.
+#: All declarations, by the option's name in the API.
 OPTIONS: dict[str, Option] = {
     name: declaration for kind in GROUPS.values() for name, declaration in declared(kind).items()
 }

@@ -1,4 +1,4 @@
-"""Finding and checking what a run executes: a callable, a script or a module, and its arguments."""
+"""Finds and checks what a run executes: a callable, a script or a module, and its arguments."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def find_target(
         train_object: a callable, the path of a script, or a :class:`Module` with its arguments.
         args, kwargs: arguments of the callable or the script.
         working_dir: the user's project folder.
-        local: whether ranks run on this machine. Then modules must be here, and functions travel by reference.
+        local: whether ranks run on this machine. If so, modules must exist here, and functions travel by reference.
 
     Raises:
-        ConfigurationError: there is no such target, or it does not take these arguments.
+        ConfigurationError: the target is not a callable, script or module, or does not take these arguments.
         PayloadError: the target cannot be found, read or pickled.
     """
     if isinstance(train_object, Module):
@@ -53,10 +53,10 @@ def find_target(
 
 
 def named_module(module: Any, args: Sequence[Any]) -> Module:
-    """Return a module to run with its arguments; whether it exists is not checked.
+    """Return a module to run, with its arguments. Does not check that the module exists.
 
     Raises:
-        ConfigurationError: the name is not a dotted name, or an argument cannot be text.
+        ConfigurationError: ``module`` is not a dotted name, or an argument is not a string, number, path or enum.
     """
     if not is_module_name(module):
         raise ConfigurationError(f"module must be a dotted name such as 'pkg.train', not {module!r}")
@@ -67,7 +67,7 @@ def find_script(script: str | os.PathLike[str], working_dir: Path | None) -> Pat
     """Return the path of a script, found in ``working_dir`` or else in the current directory.
 
     Raises:
-        PayloadError: the script is in neither.
+        PayloadError: the script is in neither folder.
     """
     path = Path(script)
     places = {"": Path()} if path.is_absolute() else places_of(working_dir)
@@ -81,7 +81,7 @@ def find_script(script: str | os.PathLike[str], working_dir: Path | None) -> Pat
 
 
 def places_of(working_dir: Path | None) -> dict[str, Path]:
-    """Return the folders that are searched for scripts and modules, in order, by a readable name for messages."""
+    """Return the folders to search for scripts and modules, in order, by the names that messages give them."""
     here = project.current_folder()
     first = {} if working_dir is None else {f"working_dir {working_dir}": here / working_dir}
     return {**first, f"the current directory {here}": here}
@@ -112,7 +112,7 @@ def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
 
 
 def _runs_later(function: Callable[..., Any]) -> tuple[str, str] | None:
-    """Return what kind of function only prepares its body when it is called, and how to run that; else ``None``."""
+    """Return the kind of a function whose body does not run when it is called, and the remedy; else ``None``."""
     called = function
     while isinstance(called, functools.partial):
         called = called.func
@@ -128,9 +128,9 @@ def _runs_later(function: Callable[..., Any]) -> tuple[str, str] | None:
 
 
 def check_argv(args: Sequence[Any]) -> tuple[str, ...]:
-    """Return a script's arguments as command-line strings; numbers, paths and enums become text by ``str``."""
+    """Return a script's arguments as command-line strings. Numbers, paths and enums are converted with ``str``."""
     for index, arg in enumerate(args, start=1):
-        is_number = hasattr(arg, "__float__") and not hasattr(arg, "__len__")  # an array or a tensor is none
+        is_number = hasattr(arg, "__float__") and not hasattr(arg, "__len__")  # an array or a tensor is not a number
         if not is_number and not isinstance(arg, (str, os.PathLike, enum.Enum)):
             raise ConfigurationError(
                 f"arguments of a script must be strings, numbers, paths or enums, but argument {index} is {arg!r} "
@@ -145,9 +145,9 @@ def _read_script(path: Path, args: Sequence[Any], working_dir: Path | None) -> S
     except OSError as error:
         raise PayloadError(f"the script {str(path)!r} cannot be read: {error.strerror}") from error
     if path.suffix != ".py" and not _is_python(source):
-        raise PayloadError(f"{str(path)!r} is not a Python script: pass the path of one, or a callable")
+        raise PayloadError(f"{str(path)!r} is not a Python script: pass the path of a Python script, or a callable")
     inside = None
-    if working_dir is not None:  # the script then runs inside it, beside the modules it imports
+    if working_dir is not None:  # the script then runs in that folder, beside the modules that it imports
         with suppress(ValueError):
             inside = str(path.resolve().relative_to(project.absolute(working_dir).resolve()))
     return Script(str(path.absolute()), source, check_argv(args), inside)

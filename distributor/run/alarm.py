@@ -1,4 +1,4 @@
-"""One thread with a heap of deadlines, for what a run does later or must not wait for."""
+"""A thread with a heap of deadlines, for calls that a run makes later or must not wait for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _log = notices.logger
 
 
 class Alarm:
-    """Calls functions at their times, one after another, in one thread.
+    """Calls functions when they are due, one after another, in one thread.
 
     Example:
         >>> alarm = Alarm()
@@ -25,22 +25,22 @@ class Alarm:
 
     def __init__(self) -> None:
         self._due: list[tuple[float, int, Hashable, Callable[[], object]]] = []
-        self._keyed: dict[Hashable, float] = {}  # when the call of each key is due
-        self._numbers = itertools.count()  # for functions with the same deadline, in the order of the calls
+        self._keyed: dict[Hashable, float] = {}  # when the call for each key is due
+        self._numbers = itertools.count()  # keeps functions with the same deadline in the order of the calls
         self._changed = threading.Condition()
         self._closed = False
 
     def start(self) -> None:
-        """Start the thread. Calls that became due earlier are made now."""
+        """Start the thread. Functions that are already due are called now."""
         threading.Thread(target=self._run, name="distributor-alarm", daemon=True).start()
 
     def after(self, delay: float, call: Callable[[], object], key: Hashable = None) -> None:
-        """Call a function after ``delay`` seconds; ignored once the alarm is closed.
+        """Call a function after ``delay`` seconds. Do nothing once the alarm is closed.
 
         Args:
             delay: number of seconds.
             call: the function.
-            key: what the call is for. Of the calls with one key, only the earliest is waited for.
+            key: identifies the purpose of the call. Of several calls with the same key, only the earliest is made.
         """
         due = time.monotonic() + delay
         with self._changed:
@@ -64,7 +64,7 @@ class Alarm:
             try:
                 call()
             except Exception as error:  # Spark's context may just have been stopped
-                _log.debug("a deadline failed: %s: %s", type(error).__name__, error)
+                _log.debug("a call that was due failed: %s: %s", type(error).__name__, error)
 
     def _next(self) -> Callable[[], object] | None:
         """Wait for the next function that is due; return ``None`` once the alarm is closed."""
@@ -77,7 +77,7 @@ class Alarm:
                 due, _, key, call = heapq.heappop(self._due)
                 if key is None:
                     return call
-                if self._keyed.get(key) == due:  # no earlier call of the key came meanwhile
+                if self._keyed.get(key) == due:  # no earlier call with this key has taken its place
                     del self._keyed[key]
                     return call
         return None

@@ -18,26 +18,26 @@ _log = notices.logger
 
 
 class Line(Protocol):
-    """What an attempt can do to the job that it runs in. No call blocks, except where it says so."""
+    """What an attempt can do to the job that it runs in. Only the methods that say so may block."""
 
     def stop_ranks(self, reason: str, *, grace: bool) -> None:
         """Order all nodes to stop their ranks."""
 
     def end_job(self) -> None:
-        """End the job through the scheduler, as soon as it can. May take as long as calls to Spark take."""
+        """End the job through the scheduler, as soon as the scheduler can. May block while it calls Spark."""
 
     def ask_scheduler(self, deadline: Deadline) -> Event:
-        """Return what the scheduler waits for. May take as long as calls to Spark take."""
+        """Ask the scheduler what it waits for, and return its answer. May block while it calls Spark."""
 
     def ask_stacks(self, then: Callable[[Event], object]) -> None:
-        """Ask all ranks for their stacks, and report them when they are here or cannot come."""
+        """Ask all ranks for their stacks, and report the stacks once all have arrived or the wait is over."""
 
     def rest(self, port: int | None) -> None:
-        """Decide what the nodes do next. All of them have stopped their ranks."""
+        """Decide what the nodes do next, now that all of them have stopped their ranks."""
 
 
 class Attempt:
-    """One attempt. Any thread may report an event; what may block happens in the alarm's thread.
+    """One attempt. Any thread may report an event; calls that may block are made in the alarm's thread.
 
     Args:
         about: the attempt's state.
@@ -60,7 +60,7 @@ class Attempt:
         self._perform(actions)
 
     def on(self, event: Event) -> bool:
-        """Report an event, and perform the actions that follow. Return ``False`` if the attempt had ended before."""
+        """Report an event, and perform the actions that follow. Return ``False`` if the attempt has already ended."""
         with self._lock:
             live = not isinstance(self.state.phase, state.Ended)
             actions = self.state.on(event, time.monotonic())

@@ -95,7 +95,7 @@ class Run:
         return self
 
     def withdraw(self) -> bool:
-        """End the run if its thread has not begun, and return whether it had not. Its thread does nothing then."""
+        """End the run if its thread has not begun, and return whether that was so. The thread then does nothing."""
         if not self._life.begin():
             return False
         self._verdict = Verdict(error=RunCancelledError(f"run {self.id} was interrupted before it began"))
@@ -147,7 +147,7 @@ class Run:
         ========  =====================================================================================
         schedule  until Spark has submitted the stage
         worker    until the tasks run in their Python workers, including the wait for slots
-        exchange  until each task knows the facts of all tasks
+        exchange  until all tasks have exchanged their addresses, GPUs and versions
         agent     until each node's agent is up, including torch's import by a new warm process
         import    until the launcher can fork, including its import of torch if there is no warm process
         fork      until the ranks are forked
@@ -252,7 +252,7 @@ class Run:
         Raises:
             TimeoutError: the run has not ended within ``timeout``; it continues.
             TrainingError: a rank failed.
-            NodeLostError: a node went away.
+            NodeLostError: a node was lost.
             ResultError: the return value could not be brought back to the driver.
             StartError: the run could not start.
             RunCancelledError: the run was cancelled.
@@ -273,8 +273,8 @@ class Run:
 
         Args:
             why: the reason that the live status shows.
-            say_where: log where the ranks were (default no), which helps a user who interrupts a hang. Ranks get a
-                quarter of a second to report that before they are stopped.
+            say_where: log where in the code the ranks are (default: no). This helps a user who interrupts a hang. Ranks
+                get a quarter of a second to report it before they are stopped.
         """
         if say_where:
             self._supervisor.say_where()
@@ -359,8 +359,10 @@ class Run:
 class _Callers:
     """The callers that wait for a run.
 
-    ``waiting`` callers wait for its end; ``asking`` callers wait for its result, and get an exception if there is none.
-    ``untold`` says why the run failed, until a caller has received the error.
+    Attributes:
+        waiting: callers that wait for the run's end.
+        asking: callers that wait for the run's result, and get an exception if the run fails.
+        untold: why the run failed, until a caller has received the error.
     """
 
     waiting: list[object] = field(default_factory=list)
@@ -370,7 +372,7 @@ class _Callers:
     @staticmethod
     @contextmanager
     def counted(callers: list[object]) -> Iterator[None]:
-        """Add a caller while it waits. Needs no lock, which an interrupt at the wrong moment would leave locked."""
+        """Add a caller while it waits. Use no lock, since an interrupt at the wrong moment would leave it locked."""
         caller = object()
         callers.append(caller)
         try:
@@ -381,14 +383,14 @@ class _Callers:
 
 @dataclass
 class _Life:
-    """Whether a run has begun or was withdrawn before that, whether its end is known, and whether it is over."""
+    """Whether a run has begun (or was withdrawn before it began), whether its end is known, and whether it is over."""
 
     decided: bool = False
     done: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self) -> bool:
-        """Return ``True`` to the first caller only: the run's thread, or whoever withdraws the run."""
+        """Return ``True`` to the first caller only: the run's thread, or the thread that withdraws the run."""
         return self.lock.acquire(blocking=False)
 
 
@@ -401,7 +403,7 @@ class _Times:
 
     @property
     def seconds(self) -> float:
-        """Number of seconds since the run was submitted, or that it took if it has ended."""
+        """Number of seconds since the run was submitted; once it has ended, the seconds that it took."""
         return max(0.0, (self.ended or time.time()) - self.submitted)
 
 

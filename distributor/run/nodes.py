@@ -22,9 +22,9 @@ class _State:
     started: bool = False
     ended: bool = False
     lost: bool = False
-    keeping: bool = False  # it brings the last files of its ranks
+    keeping: bool = False  # it is bringing the last files of its ranks
     widowed: bool = False  # its owner has gone, but its ranks have succeeded
-    port: int | None = None  # at which its ranks can meet next, once it has stopped its ranks and cleaned up
+    port: int | None = None  # where ranks can meet in the next attempt; set once it has stopped its ranks
 
     def is_idle(self, limit: float) -> bool:
         """Return whether the node's ranks have been idle for ``limit`` seconds; a node without live ranks is idle."""
@@ -72,11 +72,11 @@ class Nodes:
         state.started, state.alive = True, len(self.ranks_of(name))
 
     def beat(self, name: str, alive: int, idle: float | None) -> None:
-        """Note a heartbeat: ``alive`` of the node's ranks are alive, and they have been idle for ``idle`` seconds."""
+        """Note a heartbeat: the node has ``alive`` live ranks, which have been idle for ``idle`` seconds."""
         self._states[name].alive, self._states[name].idle = alive, idle
 
     def rests(self, name: str, port: int) -> None:
-        """Note that a node has stopped its ranks and can begin again. If it is node 0, they would meet at ``port``."""
+        """Note that a node has stopped its ranks and can begin again. All ranks would meet at node 0's ``port``."""
         self._states[name].port, self._states[name].alive = port, 0
 
     def again(self) -> None:
@@ -86,7 +86,7 @@ class Nodes:
         self._suspects = None
 
     def keeps(self, name: str, bringing: bool) -> None:
-        """Note that a node brings the last files of its ranks, or has done so."""
+        """Note that a node is bringing the last files of its ranks, or has finished."""
         self._states[name].keeping = bringing
 
     @property
@@ -104,7 +104,7 @@ class Nodes:
         return not before
 
     def widowed(self, name: str) -> None:
-        """Note that a node's owner has gone after its ranks have succeeded. It has not gone away."""
+        """Note that a node's owner has gone after the node's ranks have succeeded. The node itself is not lost."""
         self._states[name].widowed = True
 
     @property
@@ -124,7 +124,7 @@ class Nodes:
 
     @property
     def delayed(self) -> bool:
-        """Whether any node that has reported has not started its ranks."""
+        """Whether any node that has reported has not started its ranks yet."""
         return bool(self._importing) or self.up < self.known
 
     def _some(self, number: int) -> str:
@@ -153,7 +153,7 @@ class Nodes:
 
     @property
     def all_rest(self) -> bool:
-        """Whether every node of the run has stopped its ranks and waits, or is lost, and at least one waits."""
+        """Whether every node waits with its ranks stopped, has ended or is lost, and at least one node waits."""
         states = self._of_placement()
         return any(state.port is not None for state in states) and all(
             state.port is not None or state.lost or state.ended for state in states
@@ -161,7 +161,7 @@ class Nodes:
 
     @property
     def next_port(self) -> int | None:
-        """Where the ranks of all nodes can meet again; ``None`` unless all nodes wait."""
+        """The port at which all ranks can meet in another attempt; ``None`` unless all nodes wait."""
         states = self._of_placement()
         return states[0].port if states and all(state.port is not None for state in states) else None
 
@@ -173,7 +173,7 @@ class Nodes:
     def stalled(self, name: str, limit: float) -> bool:
         """Return whether all ranks of all nodes were idle for ``limit`` seconds at the same moment.
 
-        Call it after each heartbeat of a node: the answer takes two heartbeats of every node.
+        Call this after each heartbeat of a node. It returns ``True`` only after two heartbeats of every node.
         """
         if self.placement is None:
             return False

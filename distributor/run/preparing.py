@@ -1,4 +1,4 @@
-"""What a run does before its ranks are up, and since when."""
+"""Describes what a run does before its ranks are up, and for how long."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Preparing:
     Args:
         job: the requested job.
         scheduler: says what nodes wait for before they start.
-        margins: times that the run grants.
+        margins: the run's times that users cannot set.
     """
 
     def __init__(self, job: Job, scheduler: Scheduler, margins: Margins) -> None:
@@ -26,7 +26,7 @@ class Preparing:
         self._scheduler = scheduler
         self._margins = margins
         self._lock = threading.Lock()
-        self._step = ("", 0.0)  # the current step, and since when it lasts
+        self._step = ("", 0.0)  # the current step, and when it began
         self._waits: tuple[float, Step | None] = (0.0, None)  # when the scheduler was last asked, and its answer
 
     def step(self, state: AttemptState, server: ChannelServer | None) -> tuple[str, float]:
@@ -60,7 +60,7 @@ class Preparing:
         """Return what the scheduler waits for. Caches the answer briefly, since it takes several calls to Spark."""
         asked, told = self._waits
         if time.monotonic() - asked > self._margins.ask:
-            with suppress(Exception):  # Spark's context may just be stopped
+            with suppress(Exception):  # Spark's context may be stopping
                 told = self._scheduler.waiting_for()
             self._waits = time.monotonic(), told
         return told

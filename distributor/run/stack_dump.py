@@ -10,12 +10,12 @@ from distributor.outcomes.stacks import Stacks
 from distributor.text import cells
 from distributor.values.messages import Dump, Stacks as Answer
 
-#: What is known of a rank that did not answer.
-_SILENT = "its node did not answer: it has ended, or has no connection to the driver"
+#: The text for a rank that did not answer.
+_SILENT = "its node did not answer: the node has ended, or has no connection to the driver"
 
 
 class Dumps:
-    """The requests of one run. Any thread may ask, and any thread may bring answers.
+    """The requests for stacks in one run. Any thread may ask, and any thread may bring answers.
 
     Args:
         world_size: number of ranks that answer each request.
@@ -43,7 +43,7 @@ class Dumps:
         return Dump(number, all_threads, timeout)
 
     def answer(self, answer: Answer) -> None:
-        """Note one rank's first answer; ignored if nobody waits for it any more."""
+        """Note a rank's answer. Ignore it if the rank has already answered, or nobody waits for it any more."""
         with self._changed:
             answers = self._answers.get(answer.number)
             if answers is None or answer.rank in answers or answer.rank not in range(self._world_size):
@@ -62,7 +62,7 @@ class Dumps:
             return self._taken(request)
 
     def take(self, request: Dump) -> Stacks | None:
-        """Return the answers that have arrived so far. Return them once only, ``None`` after that."""
+        """Return the answers that have arrived so far; ``None`` if they have already been returned."""
         with self._changed:
             return self._taken(request) if request.number in self._answers else None
 

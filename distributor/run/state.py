@@ -159,9 +159,13 @@ class Due:
 
 @dataclass(frozen=True)
 class Asked:
-    """The scheduler has said what it waits for: ``None`` if tasks run.
+    """The scheduler has said what it waits for.
 
-    ``address`` is where the driver listens for nodes, if it does; ``reached``: whether any has reached it.
+    Attributes:
+        deadline: the deadline because of which the scheduler was asked.
+        step: what the scheduler waits for; ``None`` if tasks run.
+        address: where the driver listens for nodes; ``None`` if it does not listen.
+        reached: whether any node has reached the driver.
     """
 
     deadline: Deadline
@@ -186,7 +190,7 @@ class Returned:
 
 @dataclass(frozen=True)
 class JobEnded:
-    """The job has ended, and the run with it."""
+    """The attempt is over: the job has ended, or another attempt follows."""
 
     status: Status
 
@@ -267,8 +271,8 @@ class AttemptState:
     Args:
         job: the requested job.
         now: the current time, as in all calls of :meth:`on`.
-        margins: times that the run grants.
-        nodes: the run's nodes, which may stay from the attempt before.
+        margins: the run's times that users cannot set.
+        nodes: the run's nodes, which may be kept from the previous attempt.
         number: the attempt's number, from 0.
     """
 
@@ -278,9 +282,9 @@ class AttemptState:
         self.number = number
         self.nodes = Nodes() if nodes is None else nodes
         self.phase: Phase = Starting(now) if number else Waiting(now)
-        #: Whether the user wants the run to end, for whatever reason it is already stopping.
+        #: Whether the user wants the run to end, even if it is already stopping for another reason.
         self.cancelled = False
-        #: Whether the user wants it to end at once, whatever is still to come.
+        #: Whether the user wants the run to end at once, even if nodes are still bringing files.
         self.killed = False
         #: Whether the driver has warned that no node reaches it.
         self.unreached = False
@@ -296,7 +300,7 @@ class AttemptState:
 
     @property
     def cause(self) -> Cause | None:
-        """Why the attempt is being stopped, if it is."""
+        """Why the attempt is being stopped; ``None`` if it is not."""
         return self.phase.cause if isinstance(self.phase, Stopping) else None
 
     @property
@@ -311,7 +315,7 @@ class AttemptState:
 
         Args:
             event: what has happened.
-            now: the current time in seconds, of the same clock in each call.
+            now: the current time in seconds, by the same clock in every call.
         """
         if isinstance(self.phase, Ended):
             return []
@@ -415,7 +419,7 @@ class AttemptState:
         return [*self._stop(told, f"lost the node on {name}", now), *self._if_all_gone(), *self._if_all_rest()]
 
     def _if_all_gone(self) -> list[Action]:
-        """If a node is lost and all others are gone too, end the job soon, without waiting for it to end."""
+        """If a node is lost and all other nodes have gone too, end the job soon instead of waiting for its end."""
         if isinstance(self.cause, NodeLost) and self.nodes.all_gone:
             return [Arm(Deadline.END, self._margins.lost)]
         return []
@@ -440,8 +444,8 @@ class AttemptState:
             self.phase = replace(self.phase, cause=joined(self.phase.cause, cause))
         else:
             self.phase = Stopping(now, cause, reason, self._job.deadlines.grace_period)
-        # Ranks that receive the order get their grace period, and what is left of a lost node can still be reported.
-        # If no node has ever connected, there is nothing to wait for.
+        # Ranks that receive the order get their grace period, and reports about a lost node can still arrive. If no
+        # node has ever connected, there is nothing to wait for.
         patience = self._job.deadlines.grace_period + self._margins.stop if self.nodes.placement is not None else 0.0
         return [StopRanks(reason), Arm(Deadline.END, patience)]
 
@@ -476,7 +480,7 @@ class AttemptState:
             Warn(
                 f"run {self._job.label}: its tasks have run for {self._margins.unreached:g} s, but no node has reached "
                 f"the driver at {asked.address}. The run goes on without live log lines; results and errors still "
-                "arrive. If there is a firewall in between, open the ports of driver_ports="
+                "arrive. If there is a firewall in between, pass driver_ports= and open these ports"
             )
         ]
 
@@ -503,7 +507,7 @@ class AttemptState:
             return []
         framework = loners[min(loners)]
         told = f"{who(sorted(loners))} {alone(framework, self._job.world_size)}"
-        return [Warn(f"run {self._job.label}: {told}, require_group=True makes it an error")]
+        return [Warn(f"run {self._job.label}: {told}; require_group=True makes this an error")]
 
     def _warn(self, warnings: Mapping[str, Sequence[str]]) -> list[Action]:
         """Return the nodes' warnings that are new, each once per host.

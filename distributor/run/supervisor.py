@@ -40,8 +40,8 @@ class Supervisor:
         job: the requested job.
         scheduler: runs the job.
         display: shows what ranks write and what happens.
-        margins: times that the run grants.
-        nodes: the run's nodes; none is known yet.
+        margins: the run's times that users cannot set.
+        nodes: the run's nodes, none of which is known yet.
     """
 
     def __init__(self, job: Job, scheduler: Scheduler, display: Display, margins: Margins, nodes: Nodes) -> None:
@@ -56,8 +56,8 @@ class Supervisor:
         self._margins = margins
         self._alarm = Alarm()
         self._dumps = Dumps(job.world_size)
-        self._where: Dump | None = None  # a request whose answers are shown, when the user interrupts the run
-        self._stalling: Dump | None = None  # a request whose answers say whether and where the run stalls
+        self._where: Dump | None = None  # the request whose answers are shown when the user interrupts the run
+        self._stalling: Dump | None = None  # the request whose answers say whether and where the run stalls
         self.attempt = Attempt(AttemptState(job, time.monotonic(), margins, nodes), self, self._alarm, display)
 
     @property
@@ -143,7 +143,7 @@ class Supervisor:
             return ""
 
     def _note(self, collected: Collected, submitted: float) -> None:
-        """Take note of what else the job has brought back: output, warnings, times."""
+        """Take note of everything else that the job has brought back: output, warnings, times."""
         for log in collected.logs:
             self.on_log(log)
         self.on(state.Returned(collected))
@@ -192,7 +192,7 @@ class Supervisor:
         if not (reach and server.reached):
             try:
                 step = self._scheduler.waiting_for()
-            except Exception as error:  # Spark's context may just be stopped
+            except Exception as error:  # Spark's context may be stopping
                 _log.debug("run %s: cannot tell what it waits for: %s", self._job.run_id, error)
                 step = Step("") if reach else None
         return state.Asked(deadline, step, server.address, server.reached)
@@ -221,7 +221,8 @@ class Supervisor:
             return
         why = about.phase.reason if isinstance(about.phase, state.Stopping) else "its ranks ended"
         number = about.number + 1
-        _log.warning("run %s: starting its ranks again, attempt %d: %s", self._job.label, number, why)
+        most = self._job.max_restarts
+        _log.warning("run %s: restarting its ranks (restart %d of at most %d): %s", self._job.label, number, most, why)
         self._display.logs.release(())
         about.nodes.again()
         following = AttemptState(self._job, time.monotonic(), self._margins, about.nodes, number)
@@ -229,7 +230,7 @@ class Supervisor:
         ended.on(state.JobEnded(Status.FAILED))
         self.attempt.begin()
         server.begin(number, port)
-        if about.cancelled:  # while the one followed the other
+        if about.cancelled:  # while the new attempt followed the old one
             self.attempt.on(state.Cancel("cancelled"))
 
     # The methods of distributor.channel.server.Listener, called in the channel's thread.

@@ -80,7 +80,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def mebibytes(number: int) -> str:
-    """Return a number of bytes in MiB, the unit of Spark's settings, for comparison with others.
+    """Return a number of bytes in MiB, the unit of Spark's settings, so that it can be compared with those.
 
     >>> mebibytes(1 << 30)
     '1,024 MiB'
@@ -128,14 +128,14 @@ def parse_memory(text: str, unit: str = "") -> int:
 
 
 def no_temporary_folder(host: str, why: str) -> str:
-    """Return the text of an error about an executor's machine."""
+    """Return the text of the error that an executor's temporary folder cannot be used."""
     return (
         f"the temporary folder on {host} cannot be used ({why}): make it usable there, or set another one for "
         "executors (spark.executorEnv.TMPDIR)"
     )
 
 
-#: What makes processes of a framework find each other, by the framework; ``"torch"`` for none.
+#: The call that makes processes find each other, by framework; ``"torch"`` if there is no framework.
 _REMEDIES = {
     "pytorch_lightning": "Trainer() or Fabric() without devices=1, which asks for one device alone",
     "transformers": "TrainingArguments(use_cpu=True) on CPUs",
@@ -145,17 +145,17 @@ _REMEDIES = {
 
 
 def alone(framework: str, world_size: int) -> str:
-    """Return why a rank has trained without the others, in words, and what to do.
+    """Return a text for users that says that a rank has trained without the others, why, and what to do.
 
     Args:
         framework: as in :class:`~distributor.values.outcome.Outcome`.
         world_size: number of ranks.
 
     >>> alone("accelerate", 2)[:88]
-    'trained without the other ranks: there never was a process group of all 2 ranks, so that'
+    'trained without the other ranks: there never was a process group of all 2 ranks, so each'
     """
     remedy = _REMEDIES.get("pytorch_lightning" if "lightning" in framework else framework, _REMEDIES["torch"])
     return (
-        f"trained without the other ranks: there never was a process group of all {world_size} ranks, so that each "
-        f"trained a model of its own. Call {remedy}; require_group=False says that this is meant"
+        f"trained without the other ranks: there never was a process group of all {world_size} ranks, so each rank "
+        f"trained its own model. Call {remedy}. If this is intended, pass require_group=False"
     )

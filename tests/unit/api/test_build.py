@@ -56,7 +56,7 @@ def test_without_a_scheduler_what_it_decides_stays_open() -> None:
 
 def test_what_is_no_rank_is_not_watched_for_stalls() -> None:
     with pytest.raises(
-        ConfigurationError, match=r"stall_timeout=5 watches ranks, and processes of launch='ray' are none"
+        ConfigurationError, match=r"stall_timeout=5 watches ranks, but the processes of launch='ray' are not ranks"
     ):
         built(RayNodes("s"), stall_timeout=5)
 

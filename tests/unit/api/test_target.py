@@ -60,7 +60,7 @@ def test_a_script_may_have_any_name(name: str, text: str, tmp_path: Path) -> Non
 def test_a_program_of_another_language_is_no_script(content: bytes, tmp_path: Path) -> None:
     script = tmp_path / "train.sh"
     script.write_bytes(content)
-    with pytest.raises(PayloadError, match="train.sh' is not a Python script: pass the path of one, or a callable"):
+    with pytest.raises(PayloadError, match="train.sh' is not a Python script: pass the path of a Python"):
         find_target(script, (), {}, working_dir=None, local=True)
 
 

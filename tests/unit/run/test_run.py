@@ -95,7 +95,7 @@ def test_a_driver_that_no_node_reaches_says_so_once_tasks_have_had_time(
         run.cancel()
         scheduler.ended.set()
     assert "no node has reached the driver at 127.0.0.1:" in caplog.text
-    assert "open the ports of driver_ports=" in caplog.text
+    assert "pass driver_ports= and open these ports" in caplog.text
     assert caplog.text.count("no node has reached") == 1
     assert (
         caplog.text.count("the node on host-a (node 0, rank 0) has now reached the driver: its log lines follow") == 1
