@@ -1,4 +1,4 @@
-"""Advice on failures that the driver can explain better than the rank: it knows the job, and has its own files."""
+"""Advice on failures that the driver, which knows the job and has its own files, can explain better than the rank."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_GPU = re.compile(
     # Unsloth takes an empty HIP_VISIBLE_DEVICES, which hides GPUs, for a sign of one.
     r"Unsloth detected signs of an AMD ROCm GPU|Unsloth cannot find any torch accelerator"
 )
-#: A line of a traceback: the code demands a GPU, whatever its message says.
+#: A line of a traceback by which the code demands a GPU, whatever the error's message says.
 _ASSERTS_GPU = re.compile(r"^\s*assert torch\.cuda\.(is_available|device_count)\(", re.MULTILINE)
 _DEVICE_IDS = "DistributedDataParallel device_ids and output_device arguments only work with"
 _NO_LAUNCH = "To use Fabric with more than one device, you must call `.launch()`"
@@ -43,13 +43,13 @@ def advise(failure: Failure, job: Job, *, local: bool = False) -> str:
         return told
     if _NO_LAUNCH in failure.message:
         return (
-            "The code is written for fabric run, which tells it that its processes have been started: pass "
-            'env={"LT_CLI_USED": "1"} (--env LT_CLI_USED=1), or let the code call launch()'
+            "The code is written for fabric run, which tells Lightning that the processes have been started: pass "
+            'env={"LT_CLI_USED": "1"} (--env LT_CLI_USED=1), or call launch() in the code'
         )
     if failure.kind == "FileExistsError" and _SHARED.search(failure.message) and job.training.local_ranks != "host":
         return (
-            "Ranks of several executors on one host made the same shared memory, because each executor numbers its own "
-            'from LOCAL_RANK 0: pass local_ranks="host" (--local-ranks host)'
+            "Ranks of several executors on one host made the same shared memory, because each executor numbers its "
+            'ranks from LOCAL_RANK 0: pass local_ranks="host" (--local-ranks host)'
         )
     if local:
         return ""
@@ -64,14 +64,14 @@ def _about_gpu(failure: Failure) -> str:
     """Return advice on code that demands a GPU, for ranks on CPUs."""
     if _DEVICE_IDS in failure.message:
         return (
-            "The code passes device_ids to DistributedDataParallel, which is for GPUs, and ranks see none with "
-            "use_gpu=False: pass use_gpu=True, or let the code leave out device_ids on CPUs"
+            "The code passes device_ids to DistributedDataParallel, which is for GPUs, but with use_gpu=False ranks "
+            "see no GPU: pass use_gpu=True, or leave out device_ids on CPUs"
         )
     counts = failure.kind == "ZeroDivisionError" and "device_count()" in failure.traceback
     asserts = failure.kind == "AssertionError" and _ASSERTS_GPU.search(failure.traceback)
     if counts or asserts or _NO_GPU.search(failure.message):
         return (
-            "The code asks for a GPU, and ranks see none with use_gpu=False: pass use_gpu=True, or let the code choose "
+            "The code asks for a GPU, but with use_gpu=False ranks see none: pass use_gpu=True, or let the code choose "
             '("cuda" and "nccl" if torch.cuda.is_available() else "cpu" and "gloo")'
         )
     return ""

@@ -43,7 +43,7 @@ class StartTimeout:
 
 @dataclass(frozen=True)
 class Unfit:
-    """The node on ``host`` has no place for its files; ``why`` is a short text."""
+    """The temporary folder of the node on ``host`` cannot be used; ``why`` is a short text."""
 
     host: str
     why: str
@@ -73,10 +73,10 @@ Cause = Cancelled | Stalled | StartTimeout | Unfit | RankFailed | NodeLost
 
 
 def joined(first: Cause, then: Cause) -> Cause:
-    """Return the cause of a stop that began with ``first``, after ``then`` has been reported too.
+    """Return the cause of a stop that began because of ``first``, after ``then`` has been reported too.
 
-    A run that was cancelled, stalls or does not start keeps its cause. Failed ranks and lost nodes are kept together,
-    since which of the two the driver hears first is chance.
+    A run that was cancelled, stalls or does not start keeps its cause. Failed ranks and lost nodes are both kept, since
+    it is chance which of them the driver hears of first.
 
     >>> joined(RankFailed(), NodeLost(("host-b",)))
     NodeLost(nodes=('host-b',), failures=())

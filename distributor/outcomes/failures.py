@@ -1,4 +1,4 @@
-"""Sort and describe failures, the root first."""
+"""Sort failures, with the root first, and describe them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CONSEQUENCE = re.compile(
 )
 
 
-#: Types of exceptions that say so by themselves: of Python, torch and TensorFlow.
+#: Types of exceptions, of Python, torch and TensorFlow, that mean the same whatever their message says.
 _CONSEQUENCE_KINDS = (
     "AbortedError",
     "BrokenPipeError",
@@ -33,10 +33,10 @@ _CONSEQUENCE_KINDS = (
     "UnavailableError",
 )
 
-#: Types of exceptions of which the message must say so: of Python and JAX.
+#: Types of exceptions, of Python and JAX, that mean the same only if their message says so.
 _RUNTIME_KINDS = ("JaxRuntimeError", "RuntimeError", "XlaRuntimeError")
 
-#: The same in exceptions of any type: JAX raises a ``ValueError`` where one of gloo's collectives fails.
+#: Messages that mean the same in exceptions of any type: JAX raises a ``ValueError`` if a collective of gloo fails.
 _TRANSPORT = re.compile(r"gloo/transport/|gloo \w+ failed", re.IGNORECASE)
 
 
@@ -44,7 +44,7 @@ _TRANSPORT = re.compile(r"gloo/transport/|gloo \w+ failed", re.IGNORECASE)
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")
 
 
-#: The most that an error text shows: lines of a rank's log, host names, and tracebacks besides the root's.
+#: The maximum that an error text shows: lines of a rank's log, host names, and tracebacks besides the root's.
 _TAIL_LINES = 20
 
 
@@ -65,7 +65,8 @@ _FRAME = re.compile(r'^[ |+]*(?:File ")?(?P<path>(?<=")[^"]+|Cell In\[\d+\])"?, 
 def order_failures(failures: Sequence[Failure]) -> tuple[Failure, ...]:
     """Return the failures with the root first, then the others in order of time.
 
-    A rank that failed after it was told to stop is the root only if all were; a consequence, only if there is no cause.
+    The failure of a rank that had been told to stop is the root only if all failures are such. A failure that looks
+    like a consequence is the root only if nothing else can have caused it.
     """
     by_time = sorted(failures, key=lambda failure: failure.time)
     root = min(by_time, key=lambda failure: (failure.after_stop, is_consequence(failure), failure.time))
@@ -107,7 +108,7 @@ def describe(failures: Sequence[Failure], advice: str = "") -> str:
     if others:
         told = {_frames(root)}
         listed = "\n".join(_after(group, told) for group in others)
-        parts.append(f"Later failures, perhaps because of it:\n{listed}")
+        parts.append(f"Later failures, perhaps caused by the first:\n{listed}")
     return "\n\n".join(parts)
 
 
@@ -132,7 +133,7 @@ def _after(group: Sequence[Failure], told: set[tuple[str, ...]]) -> str:
 
     Args:
         group: the failures.
-        told: the frames of the tracebacks shown so far; updated if this one is shown.
+        told: the frames of the tracebacks shown so far; updated if this traceback is shown.
     """
     first, frames = group[0], _frames(group[0])
     line = f"  {_who(group)}: {first.message}"
@@ -150,7 +151,7 @@ def _frames(failure: Failure) -> tuple[str, ...]:
 
 
 def _place(frames: Sequence[str]) -> str:
-    """Return the innermost line of the user's code, such as ``train.py:40``. Without user code, return any code's."""
+    """Return the innermost line of the user's code, such as ``train.py:40``; without user code, the innermost line."""
     found = [frame for line in frames if (frame := _FRAME.search(line))]
     own = [frame for frame in found if not stacks.is_library(frame["path"])]
     frame = (own or found)[-1]
@@ -158,7 +159,7 @@ def _place(frames: Sequence[str]) -> str:
 
 
 def _last_lines(failure: Failure) -> str:
-    """Return the end of a rank's output, without the lines of the traceback, which is shown anyway."""
+    """Return the end of a rank's output, without the lines of its traceback, which the error shows anyway."""
     known = set(failure.traceback.splitlines())
     lines = [line for line in failure.log_tail.rstrip().splitlines() if _told(line) not in known]
     return "\n".join(lines[-_TAIL_LINES:]).strip("\n")

@@ -1,4 +1,4 @@
-"""What this package raises where its own code could not go on: the driver lacks something, or what it used is gone."""
+"""Errors for runs that the driver itself cannot continue: it lacks a resource, or something that it used is gone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from distributor.errors import DistributorError, NodeLostError, RunCancelledErro
 
 E = TypeVar("E", bound=DistributorError)
 
-#: What an error number of the system means for a run, and what to do.
+#: What each error number of the operating system means for a run, and what to do.
 _NUMBERS = {
     errno.ENOSPC: "the disk is full: make room there, or set TMPDIR to another folder before Python starts",
     errno.EDQUOT: "the disk quota is used up: make room there, or set TMPDIR to another folder before Python starts",
@@ -54,8 +54,8 @@ def typed(error: BaseException) -> DistributorError:
 
 def context_stopped(run_id: str, by_user: bool) -> RunCancelledError:
     """Return the error of a run whose Spark context was stopped."""
-    who = "by spark.stop()" if by_user else "by spark.stop(), or by Spark itself, whose log on the driver then says why"
-    return _final(RunCancelledError(f"run {run_id} was cancelled, because its Spark session was stopped, {who}"))
+    who = "spark.stop()" if by_user else "spark.stop(), or by Spark itself, whose log on the driver then says why"
+    return _final(RunCancelledError(f"run {run_id} was cancelled, because its Spark session was stopped by {who}"))
 
 
 def jvm_ended(run_id: str) -> NodeLostError:
@@ -63,13 +63,16 @@ def jvm_ended(run_id: str) -> NodeLostError:
     return _final(
         NodeLostError(
             f"run {run_id} was lost, because Spark's JVM on the driver ended, and the executors with it (killed, out "
-            "of memory, or crashed: see the driver's log). Start Python, or the notebook's kernel, again"
+            "of memory, or crashed: see the driver's log). Restart Python or the notebook's kernel"
         )
     )
 
 
 def is_final(error: BaseException) -> bool:
-    """Return whether an error says that all nodes were bound to be lost, so that their loss explains nothing more."""
+    """Return whether an error already explains why all nodes were lost.
+
+    If so, it must not be replaced by a ``NodeLostError`` about them.
+    """
     return getattr(error, "_final", False)
 
 

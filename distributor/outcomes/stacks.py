@@ -1,7 +1,7 @@
-"""Tell what ranks are doing from the text that ``faulthandler`` writes in each of them.
+"""Find out what ranks are doing from the text that ``faulthandler`` writes in each of them.
 
-Pure functions of text, which need only the standard library. None of them raises for any text: a rank may have said
-why it cannot answer, or its text may be cut off.
+Pure functions that need only the standard library. They accept any text without raising: a rank may have sent the
+reason why it cannot answer, or its text may be cut off.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from distributor.text.wording import who
 
-#: The line before a thread's frames. "Stack" means that one thread was asked for, or that Python is free-threaded.
+#: The line before a thread's frames. It begins with "Stack" if only one thread was requested, or in free-threaded
+#: Python.
 _HEADER = re.compile(r"^(?:(?:Current thread|Thread) .*|Stack )\(most recent call first\):$", re.MULTILINE)
-#: A frame. A notebook cell has the notebook's name for it, if the driver has looked that up.
+#: A frame. In place of a file, it may have the name of a notebook cell that the driver has looked up.
 _FRAME = re.compile(r'  (?:File (?:"(.*)"|\?\?\?)|(Cell In\[\d+\])), line (?:([0-9]{1,9})|\?\?\?) in (.*)')
 
 #: Memory addresses, which differ between ranks that do the same.
@@ -92,7 +93,7 @@ class Stacks(dict[int, str]):
 
 
 def parse(text: str) -> tuple[Thread, ...]:
-    """Return the threads in faulthandler's text, in its order; none if the text is not faulthandler's.
+    """Return the threads in faulthandler's text, in its order; empty if the text is not faulthandler's.
 
     Args:
         text: what ``faulthandler.register(...)`` writes on a signal, with ``all_threads`` or without.
@@ -105,9 +106,9 @@ def parse(text: str) -> tuple[Thread, ...]:
 
 
 def main_thread(threads: Sequence[Thread]) -> Thread | None:
-    """Return the main thread: the one that answered, since signals go to the main thread.
+    """Return the main thread: the thread that answered the signal, since signals go to the main thread.
 
-    If no thread is marked so, return the oldest, which is listed last.
+    If no thread is marked as current, return the oldest, which is listed last.
     """
     return next((thread for thread in threads if thread.current), threads[-1] if threads else None)
 
@@ -146,7 +147,7 @@ def summary(stacks: Mapping[int, str]) -> str:
 def trim(text: str) -> str:
     """Remove the main thread's outermost frames, which start a rank and are not the user's code.
 
-    The text is returned unchanged if that would leave nothing of the main thread.
+    Return the text unchanged if nothing of the main thread would be left.
     """
     blocks = _blocks(text)
     threads = [_thread(block) for block in blocks[1:]]
@@ -192,7 +193,7 @@ def _where(text: str) -> tuple[str, str]:
     if main is None:
         return ": ", " ".join(text.split()) or "no answer"
     if not main.current and text.rstrip().endswith("\n..."):  # Python lists 100 threads, the oldest last
-        return ": ", "too many threads to list the main one"
+        return ": ", "too many threads to list the main thread"
     if not main.frames:
         return ": ", "no Python frame"
     frames = _inside(main.frames) or main.frames[:1]

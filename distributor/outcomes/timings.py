@@ -21,7 +21,7 @@ PHASES = {
 MEANING = {
     "schedule": "until Spark has submitted the stage",
     "worker": "until its tasks run in their Python workers, including the wait for slots",
-    "exchange": "until each task knows the facts of all tasks",
+    "exchange": "until all tasks have exchanged their addresses, GPUs and versions",
     "agent": "until each node has its agent",
     "import": "until torch is imported, unless a warm process already had it",
     "fork": "until the ranks are forked",
@@ -40,7 +40,7 @@ def phases(submitted: float, collected: Collected, now: float) -> dict[str, floa
     Args:
         submitted: when the run was submitted, in seconds since the epoch.
         collected: what the run brought back.
-        now: when that had arrived, in seconds since the epoch.
+        now: when the results had arrived, in seconds since the epoch.
     """
     moments = dict(collected.times)
     for report in collected.reports:

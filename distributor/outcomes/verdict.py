@@ -60,7 +60,7 @@ def verdict(
     Args:
         cause: why the driver stopped the run, if it did.
         collected: what the job brought back; ``None`` if it ended with ``error``.
-        error: the exception with which the job ended; ``None`` if it brought something back.
+        error: the exception with which the job ended; ``None`` if the job brought something back.
         run_id: identifier of the run.
         world_size: number of ranks.
         advise: returns advice on the root failure.
@@ -83,7 +83,7 @@ def verdict(
         except BaseException as raised:
             error = raised
     assert error is not None
-    with suppress(Exception):  # a node may have sent what cannot be explained: the run has failed all the same
+    with suppress(Exception):  # a node may have sent nonsense: the run has failed all the same
         error = _best(cause, error, advise, local)
     return Verdict(error=typed(error))
 
@@ -99,9 +99,9 @@ def _judged(
 
 
 def _is_whole(collected: Collected, world_size: int) -> bool:
-    """Return whether all ranks have succeeded and everything of them is here, whatever was lost after that.
+    """Return whether all ranks have succeeded and all their results are here, whatever was lost after that.
 
-    Ranks that are stopped may end with 0, so what each rank says is not enough.
+    Ranks that are stopped may exit with 0, so the ranks' own outcomes do not suffice to tell.
     """
     outcomes = [outcome for report in collected.reports for outcome in report.outcomes]
     succeeded = {outcome.rank for outcome in outcomes if outcome.state in ("finished", "unreturned")}
@@ -130,13 +130,13 @@ def values(
     told: Sequence[Failure] = (),
     local: bool = False,
 ) -> dict[int, Any]:
-    """Return the return values by rank, as far as they were sent; none for a script or a module.
+    """Return the return values by rank, as far as they were sent; empty for a script or a module.
 
     Args:
         collected: what the scheduler brought back.
         world_size: the number of ranks.
         advise: returns advice on the root failure.
-        told: the failures that were told while the run went on, with their times by the driver's clock.
+        told: the failures that were reported while the run went on, with their times by the driver's clock.
         local: whether the run was on this machine, without Spark.
 
     Raises:
@@ -181,8 +181,8 @@ def on_one_clock(failures: Sequence[Failure], told: Sequence[Failure]) -> list[F
     """Return failures with their times by the driver's clock, if the clock of their host is known to differ from it.
 
     Args:
-        failures: with the times of their hosts.
-        told: those of them that the driver was told while the run went on, with their times by its own clock.
+        failures: the failures, with their times by the clocks of their hosts.
+        told: the failures that were reported while the run went on, with their times by the driver's clock.
     """
     times = {failure.rank: failure.time for failure in told}
     ahead: dict[str, float] = {}
@@ -201,7 +201,7 @@ def training_error(
 ) -> errors.TrainingError | errors.StartError | errors.GroupError:
     """Return the exception for a run whose ranks failed: the root first, its original exception as ``__cause__``.
 
-    It is a ``StartError`` if the root rank found, before it called any user code, that its node lacks something.
+    Return a ``StartError`` if the root rank found, before it called any user code, that its node lacks something.
 
     Args:
         failures: the failures of the run's ranks.
@@ -226,7 +226,7 @@ def node_lost(nodes: Sequence[str], local: bool = False) -> errors.NodeLostError
     """Return the exception for lost nodes.
 
     Args:
-        nodes: their hosts, with whatever else is known of them.
+        nodes: the hosts of the lost nodes, with what else is known about each.
         local: whether the run was on this machine, without Spark.
     """
     lost = f"lost the node on {escapes.colours('; '.join(sorted(set(nodes))))}."

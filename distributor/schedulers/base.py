@@ -1,4 +1,4 @@
-"""The interface of a scheduler: everything that the rooms above use of one."""
+"""The interface through which other code uses a scheduler."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from distributor.values.outcome import Collected
 
 
 class Scheduler(Protocol):
-    """A place where one job can run.
+    """Runs one job, on this machine or on a cluster.
 
     Call ``shape``, ``node_limit`` and ``omp_threads`` to build the job, then ``check``. Then call ``run`` once, in the
-    thread that ``thread`` makes. Any thread may call ``waiting_for`` and ``cancel`` from ``check`` on.
+    thread that ``thread`` makes. Once ``check`` has been called, any thread may call ``waiting_for`` and ``cancel``.
     """
 
     @property
@@ -25,14 +25,14 @@ class Scheduler(Protocol):
 
     @property
     def omp_threads(self) -> int | None:
-        """The value that the scheduler itself gives to OMP_NUM_THREADS of its tasks; ``None`` if it sets none."""
+        """The value to which the scheduler itself sets OMP_NUM_THREADS in its tasks; ``None`` if it does not."""
 
     def shape(self, resources: Resources) -> tuple[int, TaskProfile | None]:
         """Return how many ranks each task hosts, and the resources of each task if they differ from the default.
 
         Raises:
-            ConfigurationError: the request contradicts the settings of the place.
-            ResourceError: the request is more than the place has.
+            ConfigurationError: the request contradicts the settings of the cluster.
+            ResourceError: more is requested than the cluster has.
         """
 
     def node_limit(self, resources: Resources) -> int | None:
@@ -47,8 +47,8 @@ class Scheduler(Protocol):
         """Find every problem that can be known before anything starts.
 
         Raises:
-            ConfigurationError: the place cannot run the job as it is configured.
-            ResourceError: the job needs more than the place can ever have.
+            ConfigurationError: the cluster cannot run the job as it is configured.
+            ResourceError: the job needs more than the cluster can ever have.
         """
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:
@@ -59,7 +59,7 @@ class Scheduler(Protocol):
 
         Args:
             job: a job that has passed ``check``.
-            server: the run's channel. The scheduler makes it listen for nodes, or attaches them to it.
+            server: the run's channel. The scheduler makes it listen for nodes, or attaches nodes to it.
 
         Raises:
             StartError: the ranks could not be started.
@@ -70,12 +70,13 @@ class Scheduler(Protocol):
         """
 
     def cancel(self) -> bool:
-        """End the run by force, also on nodes that did not hear the order to stop. Do nothing if it has ended.
+        """End the run by force, even on nodes that the order to stop has not reached. Do nothing if the run has ended.
 
         Local ranks get no grace period. On Spark, an agent whose task has ended still gives its ranks theirs.
 
         Returns:
-            Whether nothing was ended yet and the caller has to call again, because force would do harm at this moment.
+            ``True`` if nothing was ended because force would do harm at this moment, so that the caller must call
+            again; otherwise ``False``.
         """
 
     def waiting_for(self) -> Step | None:

@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass
 class _Part:
-    """The results of one node. ``report`` is ``None`` if its agent died before it reported."""
+    """The results of one node. ``report`` is ``None`` if the node's agent died before it reported."""
 
     report: NodeReport | None
     values: dict[int, list[bytes]] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class LocalScheduler:
 
     Args:
         nodes: number of agents that share the ranks. With more than one, the run has several nodes with one
-            rendezvous, as on a cluster; tests of what happens between nodes use this.
+            rendezvous, as on a cluster; tests use this.
         gpus: addresses of the GPUs that Spark found for the driver; ``None`` to look for this machine's GPUs.
     """
 
@@ -66,7 +66,7 @@ class LocalScheduler:
         """Find every problem that can be known before anything starts.
 
         Raises:
-            ConfigurationError: this platform cannot run the job, or this machine or process lacks what each run needs.
+            ConfigurationError: this platform, machine or process lacks something that every run needs.
         """
         if sys.platform != "linux":
             raise ConfigurationError(
@@ -76,7 +76,7 @@ class LocalScheduler:
         project.current_folder()
         if not os.access(sys.executable or "", os.X_OK):
             raise ConfigurationError(
-                f"ranks are started with sys.executable, but that is {sys.executable!r}, which is no program here: set "
+                f"ranks are started with sys.executable, but that is {sys.executable!r}, which is not a program: set "
                 "it to the path of this Python, or train on Spark executors (local_mode=False)"
             )
         if (reason := folders.unusable()) is not None:
@@ -94,7 +94,7 @@ class LocalScheduler:
         """Check that this machine has the resources. Each task hosts one rank and needs no profile.
 
         Raises:
-            ResourceError: the request is more than this machine has, or than one node may host.
+            ResourceError: more is requested than this machine has, or than one node may host.
         """
         count = resources.num_processes
         if resources.max_processes_per_node is not None and count > resources.max_processes_per_node:
@@ -118,7 +118,7 @@ class LocalScheduler:
     #: Ranks run on the driver's machine and use its files.
     on_driver = True
 
-    #: Spark is not there to set OMP_NUM_THREADS: only the user can have set it.
+    #: Without Spark, only the user can have set OMP_NUM_THREADS.
     omp_threads = None
 
     @staticmethod
@@ -147,7 +147,7 @@ class LocalScheduler:
             )
 
     def placed(self, job: Job) -> Placement:
-        """Return the placement that the job would have. Its ports are placeholders: a run chooses them as it starts.
+        """Return the placement that the job would have. Its ports are placeholders, since a run chooses them later.
 
         Raises:
             ResourceError: as for :meth:`shape`.
@@ -164,7 +164,7 @@ class LocalScheduler:
         return Step("starting a process on this machine")
 
     def cancel(self) -> bool:
-        """Kill all agents of the run at once. Their ranks end with them. Return ``False``: that is all."""
+        """Kill all agents of the run at once, and so their ranks. Return ``False``: no second call is needed."""
         with self._lock:
             self._cancelled = True
             for agent in self._agents:
@@ -230,7 +230,7 @@ class LocalScheduler:
 
 
 def _part(result: NodeResult | None) -> _Part:
-    """Read an agent's report, and the files that it names, which go with the node's folder."""
+    """Read an agent's report, and the files that it names, which are removed with the node's folder."""
     if result is None:
         return _Part(None)
     return _Part(
@@ -241,13 +241,13 @@ def _part(result: NodeResult | None) -> _Part:
 
 
 def _in_threads(calls: Sequence[Callable[[], T]], end: Callable[[], object]) -> list[T]:
-    """Run calls concurrently and return their results, or raise the first exception. The last call needs no thread.
+    """Run calls concurrently and return their results, or raise the first exception.
 
-    The threads are daemons, so that they do not keep the driver from exiting.
+    The last call runs in this thread. The threads of the others are daemons, so that the driver can exit.
 
     Args:
         calls: the calls.
-        end: ends calls that have begun, if not all of them can.
+        end: ends the calls that have begun, if other calls cannot begin.
     """
     results: dict[int, T] = {}
     raised: list[BaseException] = []
@@ -280,8 +280,8 @@ def _facts(job: Job, ports: Sequence[int], reserved: Sequence[int], gpus: Sequen
 
     Args:
         job: the job.
-        ports: ports that listen for the store. Each is a node with a block of ranks.
-        reserved: the launch path's ports.
+        ports: the ports that listen for the store, one for each node. Each node has a block of ranks.
+        reserved: the ports that are reserved for the launch path.
         gpus: the GPUs of this machine.
     """
     cpus = job.resources.cpus_per_process or max(1, processes.cpu_count() // job.resources.num_processes)

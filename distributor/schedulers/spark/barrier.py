@@ -16,14 +16,14 @@ from distributor.values.outcome import Collected
 
 @dataclass(frozen=True)
 class Delivery:
-    """How a job travels to its tasks, as far as it depends on the kind of session. See :class:`Shipment`.
+    """How a job travels to its tasks, as far as this depends on the kind of session. See :class:`Shipment`.
 
     Attributes:
         job: the job, without the parts that travel separately.
-        parts: names of the files that hold these parts.
+        parts: names of the files that hold the parts that travel separately, by part.
         package: the zip of this package, or the name of the file that holds it.
-        exchange: whether tasks tell the driver their facts over the channel.
-        chunk: bytes of one piece of a return value.
+        exchange: whether tasks send their facts to the driver over the channel.
+        chunk: size of one piece of a return value, in bytes.
         in_place: whether tasks run in the driver's own current directory.
     """
 
@@ -36,7 +36,7 @@ class Delivery:
 
 
 class BarrierSession(Protocol):
-    """A session of one kind, for one run.
+    """A session, classic or Connect, that runs the barrier tasks of one run.
 
     The scheduler calls ``await_slots``, ``driver_address``, ``deliver`` and ``collect`` in this order, in the thread
     that ``thread`` makes. Any thread may call ``waiting_for`` and ``cancel`` at any time.
@@ -56,7 +56,7 @@ class BarrierSession(Protocol):
         """Return the driver's address for nodes to use, and the address to bind."""
 
     def deliver(self, job: Job) -> Delivery:
-        """Decide how the job travels, and send in advance what travels separately."""
+        """Decide how the job travels, and send in advance the parts that travel separately."""
 
     def collect(self, job: Job, task: Task, server: ChannelServer) -> Collected:
         """Run the barrier tasks and return what they bring back.
@@ -69,7 +69,7 @@ class BarrierSession(Protocol):
         Raises:
             StartError: the tasks could not be placed as requested.
             RunCancelledError: the run was cancelled between two attempts to place it.
-            Exception: whatever Spark raises, to be translated.
+            Exception: Spark's own exception, which the caller translates.
         """
 
     def waiting_for(self, job: Job) -> Step | None:
@@ -79,8 +79,9 @@ class BarrierSession(Protocol):
         """End the wait for slots, and cancel the Spark job if there is one.
 
         Returns:
-            Whether the job goes on because its tasks may wait in ``allGather``: a task that is killed there takes its
-            executor along (Spark 4.3). They end by themselves if the driver can tell them; otherwise, call again.
+            ``True`` if the job goes on because its tasks may be waiting in ``allGather``: killing a task there ends its
+            executor, too (Spark 4.3). The tasks end by themselves if the driver can tell them to; otherwise, call
+            again.
         """
 
     def ended(self, job: Job) -> DistributorError | None:

@@ -21,13 +21,15 @@ _ENCRYPTION = ("spark.ssl.enabled", "spark.ssl.rpc.enabled", "spark.network.cryp
 
 def encryption(session: SparkSession) -> list[str]:
     """Return the settings of a session that request encryption and are true."""
-    # Spark lets this one be set while the session runs, and PySpark's distributor reads it then.
+    # Spark lets spark.ssl.enabled be set while the session runs, and PySpark's distributor reads the new value.
     now = is_true(session.conf.get(_ENCRYPTION[0], "false"))
     return [key for key in _ENCRYPTION if is_true(conf(session, key)) or (now and key == _ENCRYPTION[0])]
 
 
 def check_encryption(session: SparkSession, job: Job) -> None:
-    """Check that the session requests no encryption, or that a setting accepts ranks without it. Log the latter.
+    """Check that the session requests no encryption, or that another setting accepts traffic without it.
+
+    Log a warning in the second case.
 
     Raises:
         ConfigurationError: a setting requests encryption, and no other setting accepts traffic without it.

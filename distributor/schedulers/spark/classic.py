@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 _log = notices.logger
 
-#: Bytes of one piece of a return value.
+#: Size of one piece of a return value, in bytes.
 _CHUNK = 8 << 20
 
-#: Least number of seconds before tasks can begin without the driver: Spark's allGather sleeps for one between polls.
+#: Minimum number of seconds before tasks can begin without the driver: Spark's allGather polls once a second.
 _EARLIEST = exchange.CONNECT_TIMEOUT + 1.0
 
 #: How many times a run is submitted to Spark if Spark loses its tasks before they begin.
 _ATTEMPTS = 3
 
-#: Most seconds that tasks take to end which Spark kills as they start, and between two looks at them.
+#: Maximum number of seconds that tasks take to end if Spark kills them as they start, and seconds between checks.
 _KILLED_TASKS = 6.0
 _KILLED_POLL = 0.1
 
@@ -60,10 +60,10 @@ class ClassicSession:
     def __init__(self, session: SparkSession, cluster: Cluster) -> None:
         self._session = session
         self._cluster = cluster
-        self._tag = ""  # of the run's Spark jobs, once there may be one
-        self._server: ChannelServer | None = None  # once there may be a Spark job
+        self._tag = ""  # the tag of the run's Spark jobs, once there may be one
+        self._server: ChannelServer | None = None  # set once there may be a Spark job
         self._cancelled = threading.Event()
-        self._held_up: Step | None = None  # before there is a Spark job
+        self._held_up: Step | None = None  # what the run waits for before there is a Spark job
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:
         from pyspark import InheritableThread
@@ -94,7 +94,7 @@ class ClassicSession:
         return Delivery(job, parts={}, package=package, exchange=True, chunk=_CHUNK, in_place=in_place)
 
     def collect(self, job: Job, task: Task, server: ChannelServer) -> Collected:
-        """Run the Spark job. Submit it again if it ends before any task has begun, for a temporary reason.
+        """Run the Spark job. Submit it again if it ends for a temporary reason before any task has begun.
 
         Raises:
             StartError: Spark kept placing too many ranks on an executor until the run's start timeout.
@@ -126,7 +126,7 @@ class ClassicSession:
     def waiting_for(self, job: Job) -> Step | None:
         if self._held_up is not None:
             return self._held_up
-        # Read before the stages: tasks of this run may start in between.
+        # The slots are read before the stages, since tasks of this run may start in between.
         held_up = _held_up(Slots(self._session, self._cluster, job), job)
         stages = status.stages_of(self._session, self._tag)
         if stages and status.have_started(self._session, stages):
@@ -215,7 +215,7 @@ class ClassicSession:
             accumulators._accumulatorRegistry.pop(accumulator.aid, None)
 
     def _fail_job(self, server: ChannelServer, rows: Sequence[bytes]) -> None:
-        """Cancel the job, so that Spark shows it as failed and why."""
+        """Cancel the job, so that Spark shows that it has failed, and why."""
         scala = self._session.sparkContext._jsc.sc()
         reason = f"by distributor: {_why(sort(rows), server.stop_reason)}"
         with suppress(Exception):  # if nothing cancels the job, the holder gives up in time
@@ -226,7 +226,7 @@ class ClassicSession:
 
 
 def _held_up(slots: Slots, job: Job) -> Step | None:
-    """Return the step of a run that waits for executors, or for slots that other jobs hold; ``None`` if it need not."""
+    """Return what a run waits for: executors, or slots that other jobs hold. Return ``None`` if it need not wait."""
     total, free = slots.total(), slots.free()
     if total < job.num_tasks:
         return Step("waiting for executors", f": {slots.too_few(total)}")
@@ -247,7 +247,8 @@ def _refuse(job: Job, times: int, too_late: bool) -> None:
     if too_late:
         raise StartError(
             f"the run did not start within start_timeout={job.deadlines.start_timeout:g} s: {told}, {times} times. "
-            "Other jobs may hold the slots of other executors; executors of one size (spark.executor.cores) help"
+            "Other jobs may hold the slots of other executors, or those may be smaller: free the slots, or give all "
+            "executors the same number of cores (spark.executor.cores)"
         )
     if times == 1:
         _log.warning("%s; placing run %s again", told, job.run_id)

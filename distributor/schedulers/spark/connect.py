@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-#: Bytes of one piece of a return value. By default, Spark Connect sends rows in messages of at most 4 MiB.
+#: Size of one piece of a return value, in bytes. By default, Spark Connect sends rows in messages of at most 4 MiB.
 _CHUNK = 1 << 20
 
-#: Most bytes of a function or a project folder that travels within a query.
+#: Maximum size of a function or a project folder that travels within a query, in bytes.
 _INLINE = 1 << 20
 
 #: Names of the files that each session has already uploaded.
@@ -49,11 +49,11 @@ class ConnectSession:
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
-        self._tag = ""  # of the run's query, once there may be one
+        self._tag = ""  # the tag of the run's query, once there may be one
         self._query: Progress | None = None
         self._server: ChannelServer | None = None
         self._left: float | None = None  # when a task was first known to have left allGather
-        self._held_up: Step | None = None  # before there is a query
+        self._held_up: Step | None = None  # what the run waits for before there is a query
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:
         return threading.Thread(target=target, name="distributor-run")
@@ -63,7 +63,7 @@ class ConnectSession:
 
     def driver_address(self) -> tuple[str, str]:
         host = network.address_towards(str(cast(Any, self._session).client.host).strip("[]")) or "127.0.0.1"
-        if network.is_loopback(host):  # the server is on this machine: other executors know it by another address
+        if network.is_loopback(host):  # the server is on this machine, which other machines know by another address
             of_server = network.resolve(str(conf(self._session, "spark.driver.host", host)).strip("[]"))
             host = of_server if network.is_own(of_server) else host
         return host, host
@@ -94,14 +94,14 @@ class ConnectSession:
         return False
 
     def _may_gather(self, query: Progress, now: float) -> bool:
-        """Return whether tasks may wait in ``allGather``. None has reached the driver before it left that."""
+        """Return whether tasks may be waiting in ``allGather``. Tasks reach the driver only after they have left it."""
         if self._left is None and self._server is not None and self._server.reached:
             self._left = now
         left_for = None if self._left is None else now - self._left
         return gathering.may_last(query.running_for(now), gathering.CONNECT, left_for)
 
     def ended(self, job: Job) -> DistributorError | None:
-        """Return ``None``: what the server says of its end is in the error of the query."""
+        """Return ``None``: the error of the query already says why the server has ended."""
         return None
 
     def failed_hosts(self) -> list[str]:
@@ -109,7 +109,7 @@ class ConnectSession:
         return []
 
     def _upload(self, content: bytes) -> str:
-        """Make Spark Connect deliver a file to the executors, once per session. Return its name there.
+        """Make Spark Connect deliver a file to the executors, once per session. Return the file's name there.
 
         Large content within a query would be held several times in the heaps of the server and the executors.
         """

@@ -65,7 +65,7 @@ def is_lost_worker(error: Exception) -> bool:
 
 
 def is_lost_executor(error: Exception) -> bool:
-    """Return whether Spark says that it lost an executor, which may end because of what ran on it before."""
+    """Return whether Spark says that it lost an executor, which may be the fault of an earlier job."""
     return "ExecutorLostFailure" in str(error)
 
 

@@ -1,11 +1,11 @@
-"""How the rows of a failed run reach the driver: from all tasks but one by an accumulator, before the job is cancelled.
+"""How the rows of a failed run reach the driver: through an accumulator, before the job is cancelled.
 
 Runs in a barrier task's Python worker: standard library only, pickled by value.
 
 When a run fails, its Spark job must fail too, but not by an exception in a task: Spark would run the stage again. So
-one task, the *holder*, does not end while the others send what the driver must know. They use an accumulator, which
-Spark delivers as each task ends. Then the driver cancels the job. Tasks do not wait for one another in ``allGather``:
-a task that is killed while it waits there takes its executor with it (Spark 4.3).
+one task, the *holder*, does not end while the others send what the driver must know through an accumulator, which Spark
+delivers as each task ends. Then the driver cancels the job. Tasks do not wait for one another in ``allGather``, since
+killing a task that waits there ends its executor, too (Spark 4.3).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _PEER_TIMEOUT = 5.0
 #: Number of seconds between the holder's checks that the driver is still there.
 _HOLD_INTERVAL = 0.2
 
-#: Most bytes that a task accepts from another task.
+#: Maximum number of bytes that a task accepts from another task.
 _MAX_ROWS = 64 << 20
 
 _DIGEST_BYTES = 32
 
 
 def choose_roles(facts: list[dict[str, Any]], key: bytes | None) -> tuple[int, int | None] | None:
-    """Return the holder of a failed run and its courier: the task that sends the holder's rows, if it has any.
+    """Return the holder of a failed run and, if the holder has rows, the courier: the task that sends them.
 
     The holder is a sibling if there is one, since siblings have no rows. Otherwise partition 0 is the holder, and
     partition 1 the courier: it leads a node without the rendezvous store, so its listening socket is free.
@@ -88,7 +88,7 @@ def _send_rows(to: Mapping[str, Any], key: bytes, rows: list[bytes], timeout: fl
 
 
 def _take_rows(listener: socket.socket, key: bytes, timeout: float) -> list[bytes] | None:
-    """Receive the holder's rows; ``None`` if they do not come in time. Anyone can connect, so the key is checked."""
+    """Receive the holder's rows; ``None`` if they do not come in time. The sender must prove that it has the key."""
     deadline = time.monotonic() + timeout
     while (left := deadline - time.monotonic()) > 0:
         with suppress(OSError):
@@ -106,7 +106,7 @@ def _take_rows(listener: socket.socket, key: bytes, timeout: float) -> list[byte
 
 
 def _hold(endpoint: exchange.Endpoint | None, timeout: float) -> None:
-    """Keep this task from ending before the driver has cancelled the job, after which the channel's port is closed."""
+    """Keep this task from ending until the driver has cancelled the job and closed the channel's port."""
     reached = False
     deadline = time.monotonic() + timeout
     while (left := deadline - time.monotonic()) > 0:

@@ -1,4 +1,4 @@
-"""A check of the Java that Spark would start on this machine: whether it exists and is new enough for PySpark."""
+"""Checks that the Java that Spark would start on this machine exists and is new enough for PySpark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks before a Spark session starts: a Java that is new enough, a master that answers.
+"""Checks before a Spark session starts: that Java is new enough, and that the master answers.
 
 Spark itself takes a minute or more to find such a problem, and reports it in pages of Java stack traces.
 """
@@ -32,7 +32,7 @@ _MASTER = rf"{_WITHIN}|{_CLUSTER}|yarn|(spark|k8s|sc)://.+"
 #: https://spark.apache.org/docs/latest/spark-standalone.html (SPARK_MASTER_PORT)
 _CONNECT_PORT = 15002
 
-#: Number of seconds for a master to accept a connection, and for its name to resolve: two tries of the resolver.
+#: Number of seconds for a master to accept a connection, and for its name to be resolved (in two tries).
 _PATIENCE = 4.0
 _RESOLVER = 10.0
 
@@ -45,7 +45,7 @@ def check_master(master: str) -> None:
     """Check that Spark would accept a master URL.
 
     Raises:
-        ConfigurationError: the text is not the URL of a master.
+        ConfigurationError: ``master`` is not the URL of a master.
     """
     if re.fullmatch(_MASTER, master) is None:
         raise ConfigurationError(
@@ -64,9 +64,9 @@ def check(master: str, environ: Mapping[str, str], use_gpu: bool) -> None:
         use_gpu: whether ranks use GPUs.
 
     Raises:
-        ConfigurationError: there is no pyspark, no Java that is new enough, no configuration for ``yarn``, or no master
-            that answers.
-        ResourceError: GPUs are requested from a master that has none to give.
+        ConfigurationError: pyspark, a Java that is new enough, or the configuration for ``yarn`` is missing; or the
+            master does not answer.
+        ResourceError: GPUs are requested, but with this master there are none.
     """
     if use_gpu and re.fullmatch(_WITHIN, master) and not devices.local_gpus(environ):
         raise ResourceError(
@@ -94,7 +94,7 @@ def check(master: str, environ: Mapping[str, str], use_gpu: bool) -> None:
 
 
 def addresses(master: str) -> list[tuple[str, int]]:
-    """Return the hosts and ports in a master URL, any of which may answer. Empty if only Spark can find the master.
+    """Return the hosts and ports in a master URL, of which one must answer; empty if only Spark can find the master.
 
     Raises:
         ConfigurationError: the URL names no host, or no port although Spark needs one, or is malformed.
@@ -126,7 +126,7 @@ def _address(url: str, default: int | None) -> tuple[str, int]:
 
 
 def _check_answers(master: str, environ: Mapping[str, str]) -> None:
-    """Check that something listens at one of a master's addresses, unless gRPC goes to it through a proxy."""
+    """Check that something listens at one of a master's addresses, unless gRPC connects through a proxy."""
     asked = addresses(master)
     if not asked or (master.startswith("sc://") and any(environ.get(name) for name in _PROXIES)):
         return

@@ -11,7 +11,7 @@ class Progress:
     """A progress handler that finds out whether a Spark Connect server has started a run's tasks (Spark 4).
 
     Args:
-        tasks: number of tasks of the run. Other queries with the same number cannot be told apart from it.
+        tasks: number of tasks of the run. Other queries with the same number of tasks are mistaken for the run's.
     """
 
     def __init__(self, tasks: int) -> None:

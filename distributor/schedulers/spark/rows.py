@@ -16,7 +16,8 @@ from distributor.text.wording import no_temporary_folder
 from distributor.values.files import Brought, Entry
 from distributor.values.outcome import Collected, Log, NodeReport
 
-#: The function of one barrier task: takes the accumulator for the rows of a failed run, if there is one; yields rows.
+#: The function of a barrier task. It takes the accumulator for the rows of a failed run, if there is one, and yields
+#: rows.
 Task = Callable[..., Iterator[bytes]]
 
 OUTPUT = struct.Struct("!IBQ")  # rank, stream, offset
@@ -54,7 +55,7 @@ class FailedRows:
         """Store the rows of tasks. PySpark calls this while Spark's scheduler waits: it must be fast and not raise."""
         before = self.complete
         for partition, rows in update:
-            self._by_task.setdefault(partition, rows)  # if Spark starts the stage again, the first rows are the truest
+            self._by_task.setdefault(partition, rows)  # if Spark starts the stage again, the first rows tell the reason
         if self.complete and not before:
             threading.Thread(target=self._on_complete, args=(self.rows,), name="distributor-fail", daemon=True).start()
         return ()
@@ -66,14 +67,14 @@ class FailedRows:
 
 
 def sort(pieces: Iterable[bytes], arrived: Callable[[int], Arrived | None] = lambda rank: None) -> Collected:
-    """Sort, by kind, the rows that tasks yielded.
+    """Sort the rows of all tasks by kind.
 
     Args:
         pieces: the rows.
         arrived: returns what the channel has brought of a rank's return value.
 
     Raises:
-        ResultError: what the channel has brought is not the value that its node announced through Spark.
+        ResultError: a value that came over the channel is not the one that its node announced through Spark.
     """
     reports, lost, logs = [], [], []
     values: dict[int, list[bytes | memoryview]] = {}
@@ -108,21 +109,21 @@ def _brought(node: int, uploaded: str | None, *entry: Any, pieces: list[bytes]) 
 
 
 def _unplaced(host: str, why: str) -> NodeReport:
-    """Return the report of a node that has no place for its files."""
+    """Return the report of a node whose temporary folder cannot be used."""
     return NodeReport(-1, host, error=("StartError", no_temporary_folder(host, why)))
 
 
 def _announced(rank: int, size: int, digest: bytes, arrived: Arrived | None) -> memoryview:
-    """Return the bytes that the channel has brought of a value, which must be those that its node announced.
+    """Return the bytes of a value that came over the channel, after a check that its node announced these bytes.
 
     Raises:
-        ResultError: they are not.
+        ResultError: its node announced other bytes.
     """
     if arrived is not None and len(arrived.data) == size and hmac.compare_digest(arrived.digest, digest):
         return arrived.data
     came = "nothing" if arrived is None else f"{len(arrived.data)} bytes with sha256 {arrived.digest.hex()[:16]}..."
     raise ResultError(
         f"the return value of rank {rank} was not unpickled: its node announced {size} bytes with sha256 "
-        f"{digest.hex()[:16]}... through Spark, and {came} came from it over the channel. Something on the way changed "
-        "them. Run again; if that does not help, write a checkpoint to shared storage and return its path"
+        f"{digest.hex()[:16]}... through Spark, but {came} came over the channel, so the value was lost or changed on "
+        "the way. Run again; if that does not help, write a checkpoint to shared storage and return its path"
     )

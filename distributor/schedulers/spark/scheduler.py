@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 _log = notices.logger
 
-#: Number of seconds to wait for the results of nodes after Spark has failed, while nothing of them arrives.
+#: Number of seconds without any news after which the driver, if Spark has failed, stops waiting for the nodes' results.
 _PATIENCE = 10.0
 
-#: Number of seconds beyond the grace period in which all tasks of a failed run end. After that, its handle cancels it.
+#: Number of seconds beyond the grace period in which all tasks of a failed run end. After that, the job is cancelled.
 _FAILED_MARGIN = 5.0
 
 
@@ -58,7 +58,7 @@ class SparkScheduler:
         self._barrier: BarrierSession = (
             ConnectSession(session) if is_connect(session) else ClassicSession(session, self._cluster)
         )
-        self._job: Job | None = None  # once it is checked
+        self._job: Job | None = None  # set by check()
 
     @property
     def omp_threads(self) -> int | None:
@@ -86,8 +86,8 @@ class SparkScheduler:
         """Find every problem that can be known before anything starts.
 
         Raises:
-            ConfigurationError: a setting of the session rules out barrier mode; or one requests encryption, traffic
-                between ranks is not encrypted, and no other setting accepts that.
+            ConfigurationError: a setting of the session rules out barrier mode; or a setting requests encryption, and
+                no other setting accepts that traffic between ranks is not encrypted.
             ResourceError: the job needs more slots than the cluster can ever have.
         """
         with answering():
@@ -125,7 +125,7 @@ class SparkScheduler:
         self._barrier.await_slots(job)
         host, bind = self._barrier.driver_address()
         endpoint = _listen(job, server, host, bind)
-        # A report has tracebacks and log lines: where encryption is requested, it must not travel unencrypted.
+        # Rows have tracebacks and log lines: if encryption is requested, they must not travel unencrypted.
         key = None if checks.encryption(self._session) else secrets.token_bytes(32)
         delivery = self._barrier.deliver(job)
         task = _make_task(_shipment(job, delivery, endpoint, host, server.seal(), key))
@@ -135,7 +135,7 @@ class SparkScheduler:
 
 
 def _completed(collected: Collected, job: Job, server: ChannelServer) -> Collected:
-    """Return what nodes have brought back over the channel, if that is more than came through Spark."""
+    """Return the results of all nodes if they have come over the channel, otherwise those that came through Spark."""
     returned = server.returned(_PATIENCE)
     if returned is None:
         return collected
@@ -145,7 +145,7 @@ def _completed(collected: Collected, job: Job, server: ChannelServer) -> Collect
 
 
 def _patience(error: DistributorError) -> float:
-    """Return how long to wait for results after an error of Spark. Nobody waits for those of a cancelled job."""
+    """Return for how many seconds to wait for results after an error in Spark; 0 if the job was cancelled."""
     return 0.0 if isinstance(error, RunCancelledError) else _PATIENCE
 
 
@@ -193,7 +193,7 @@ def _shipment(
 def _portable_task() -> bytes:
     """Pickle ``run_task`` by value with all that it uses of this package, which workers need not have installed.
 
-    Compressed: PySpark encodes what it sends to the JVM as text, which takes 2 ms for each 100 kB.
+    The result is compressed, since PySpark encodes what it sends to the JVM as text, which takes 2 ms for each 100 kB.
     """
     import pyspark.cloudpickle as spark_cloudpickle
 
@@ -207,9 +207,9 @@ def _portable_task() -> bytes:
 
 
 def _make_task(shipment: Shipment) -> Task:
-    """Make the function that Spark pickles: nested, so that it travels by value, with the standard library only.
+    """Make the function that Spark pickles. It is nested, so that Spark pickles it by value.
 
-    A worker unpickles ``run_task`` once and keeps it for later tasks.
+    It imports only the standard library. A worker unpickles ``run_task`` once and keeps it for later tasks.
     """
     packed = _portable_task()
     name = f"_distributor_{hashlib.sha256(packed).hexdigest()[:16]}"

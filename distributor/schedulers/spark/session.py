@@ -66,7 +66,7 @@ class Life(enum.Enum):
 
 
 def life_of(session: SparkSession) -> Life:
-    """Return whether a session can run jobs. A Connect session can, as far as is known without asking its server."""
+    """Return whether a session can run jobs. A Connect session counts as alive, since its server is not asked."""
     if is_connect(session):
         return Life.ALIVE
     java = session.sparkContext._jsc
@@ -74,7 +74,7 @@ def life_of(session: SparkSession) -> Life:
         return Life.STOPPED
     try:
         return Life.HALTED if java.sc().isStopped() else Life.ALIVE
-    except Exception:  # whatever py4j raises where nothing answers
+    except Exception:  # py4j may raise anything if the JVM does not answer
         return Life.STOPPED if session.sparkContext._jsc is None else Life.DEAD
 
 
@@ -82,7 +82,7 @@ def check_alive(session: SparkSession) -> None:
     """Check that a session can run jobs.
 
     Raises:
-        ConfigurationError: its context was stopped, or its JVM has ended.
+        ConfigurationError: the session's context was stopped, or its JVM has ended.
     """
     life = life_of(session)
     if life is Life.ALIVE:
@@ -90,8 +90,8 @@ def check_alive(session: SparkSession) -> None:
     which = f"the active Spark session (master {master_of(session)})"
     if life is Life.DEAD:
         raise ConfigurationError(
-            f"{which} cannot be used: its JVM has ended (killed, out of memory, or crashed). Start Python, or the "
-            "notebook's kernel, again; or pass local_mode=True to train on this machine"
+            f"{which} cannot be used: its JVM has ended (killed, out of memory, or crashed). Restart Python or the "
+            "notebook's kernel, or pass local_mode=True to train on this machine"
         )
     raise ConfigurationError(
         f"{which} cannot be used: its context was stopped (Spark's log on the driver says why if you did not stop it). "
@@ -101,7 +101,7 @@ def check_alive(session: SparkSession) -> None:
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """Raise a ConfigurationError if Spark, asked inside the ``with`` block, gives no answer or a strange one."""
+    """Raise a ``ConfigurationError`` if a call to Spark in the ``with`` block fails or gives a strange answer."""
     try:
         yield
     except DistributorError:
@@ -138,7 +138,7 @@ def master_of(session: SparkSession) -> str:
 def is_cluster(session: SparkSession) -> bool:
     """Return whether a session has its own executors.
 
-    Any master but ``local`` and ``local[...]`` does, and so does any Connect server.
+    All sessions have, unless their master is ``local`` or ``local[...]``. A Connect session always counts as a cluster.
     """
     return is_connect(session) or re.match(r"local(\[|$)", master_of(session)) is None
 
@@ -147,7 +147,7 @@ def conf(session: SparkSession, key: str, default: str | None = None) -> Any:
     """Return a setting, from the context if there is one."""
     if is_connect(session):
         return session.conf.get(key, default)
-    return session.sparkContext._conf.get(key, default)  # getConf() copies all, with a JVM call for each
+    return session.sparkContext._conf.get(key, default)  # getConf() copies all settings, with a JVM call for each
 
 
 def task_python(master: str, environ: Mapping[str, str], configured: str | None, driver: str) -> str | None:
@@ -180,7 +180,7 @@ def task_python(master: str, environ: Mapping[str, str], configured: str | None,
 def context_for_tasks(session: SparkSession) -> SparkContext:
     """Return a classic session's context, whose tasks run the Python of :func:`task_python`.
 
-    If Spark would choose another Python, return another view of the same context: the user's jobs keep their Python.
+    If Spark would choose another Python, return a second view of the same context, so that the user's jobs keep theirs.
     """
     context = session.sparkContext
     python = task_python(master_of(session), os.environ, conf(session, "spark.pyspark.python"), sys.executable)
@@ -192,7 +192,7 @@ def context_for_tasks(session: SparkSession) -> SparkContext:
 
 
 def set_connect_python(session: SparkSession) -> None:
-    """Make a Connect server that this process started (``remote("local[4]")``) run :func:`task_python`.
+    """Make a Connect server that this process started (``remote("local[4]")``) run the Python of :func:`task_python`.
 
     The setting stays for the session; a value that the user has set is kept. Any other server chooses its own Python,
     even on this machine: it may run in a container.
@@ -206,7 +206,7 @@ def set_connect_python(session: SparkSession) -> None:
 
 
 def is_true(setting: Any) -> bool:
-    """Return whether Spark takes the value of a setting for true."""
+    """Return whether Spark takes a setting's value to mean true."""
     return str(setting).strip().lower() == "true"
 
 
@@ -269,7 +269,9 @@ def end_java() -> None:
 
 
 def create(master: str | None, settings: Mapping[str, str]) -> SparkSession:
-    """Create a session, or return the active one. Signals to this process's group do not reach the JVM that it starts.
+    """Create a session, or return the active one.
+
+    If this starts a JVM, signals to this process's group do not reach the JVM.
 
     Args:
         master: the master URL, ``sc://...`` for Spark Connect; ``None`` for the one in Spark's own settings.

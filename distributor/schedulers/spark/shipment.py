@@ -11,15 +11,24 @@ from distributor.values.job import Warmth
 class Shipment(TypedDict):
     """The input of every task: plain values, since this package is not importable in the worker.
 
-    ``parts`` maps parts of the job that travel separately to the names of files that Spark delivers; ``package`` is
-    such a name, or the zip itself. ``exchange``: whether facts go over the channel if it can be reached. ``silence``:
-    number of seconds after which a driver that does not answer counts as lost. ``warmth``: what the job asks of warm
-    processes. ``gpu``: name of the GPU resource or ``None``. ``ports``: number of ports that a task reserves.
-    ``packages``: modules whose versions it tells, besides torch. ``chunk``: bytes of one piece of a return value.
-    ``in_place``: whether tasks run in the driver's own current directory.
-    ``patience``: number of seconds within which all nodes of a failed run end. ``seal`` makes the secrets of nodes; see
-    :mod:`distributor.channel.proof`. ``key`` authenticates the rows that one
-    task sends to another; it is ``None`` if rows must not go from one executor to another.
+    Attributes:
+        run_id: identifier of the run.
+        job: the pickled job, without the parts that travel separately.
+        parts: names of the files that hold the parts that travel separately, by part. Spark delivers these files.
+        package: the zip of this package, or the name of the file that holds it.
+        endpoint: where the driver can be reached; ``None`` if it does not listen.
+        exchange: whether tasks exchange facts over the channel, if they can reach it.
+        silence: number of seconds after which a driver that does not answer counts as lost.
+        warmth: what the job asks of warm processes.
+        driver_host: the driver's address.
+        gpu: name of the GPU resource; ``None`` if the run uses no GPUs.
+        ports: number of ports that a task reserves.
+        packages: modules besides torch whose versions a task reports.
+        chunk: size of one piece of a return value, in bytes.
+        in_place: whether tasks run in the driver's own current directory.
+        patience: number of seconds within which all nodes of a failed run end.
+        seal: makes the nodes' secrets; see :mod:`distributor.channel.proof`.
+        key: authenticates the rows that one task sends to another; ``None`` if rows must not travel between executors.
     """
 
     run_id: str

@@ -29,7 +29,7 @@ GPU = "gpu"
 _TASK_GPUS = "spark.task.resource.gpu.amount"
 _EXECUTOR_GPUS = "spark.executor.resource.gpu.amount"
 
-#: Spark's default for an executor's memory beside its heap: a share of the heap, and at least this amount.
+#: Spark's default for an executor's memory beside its heap: a share of the heap, and the minimum.
 _OVERHEAD_SHARE = 0.1
 _OVERHEAD_LEAST = "384m"
 
@@ -44,11 +44,11 @@ class Cluster:
     Attributes:
         master: the master URL.
         task_cpus: ``spark.task.cpus``.
-        task_gpus: ``spark.task.resource.gpu.amount`` as it is written.
+        task_gpus: ``spark.task.resource.gpu.amount`` as text, as the setting is written.
         executor_cores: cores of each executor; ``None`` if the settings do not say.
         executor_gpus: GPUs of each executor.
-        memory_beside_heap: bytes that each executor has outside its JVM heap, for Python among others; ``None`` if the
-            settings cannot be parsed.
+        memory_beside_heap: bytes of memory that each executor has beside its JVM heap, for Python and other uses;
+            ``None`` if the settings cannot be parsed.
         no_profiles: why stages cannot have their own resources; ``None`` if they can.
     """
 
@@ -126,7 +126,7 @@ def shape(resources: Resources, cluster: Cluster) -> tuple[int, TaskProfile | No
     Raises:
         ConfigurationError: the GPU amount is not a whole number, or does not divide ``num_processes``; or the run needs
             a task profile, and this cluster has no stage-level scheduling.
-        ResourceError: the request is more than an executor has, or Spark gives tasks no GPU.
+        ResourceError: more is requested than an executor has, or Spark gives tasks no GPU.
     """
     ranks, gpus = _gpus(resources, cluster)
     limit = node_limit(resources, cluster)
@@ -205,9 +205,9 @@ def node_limit(resources: Resources, cluster: Cluster) -> int | None:
     if resources.memory_per_process is not None:
         if cluster.memory_beside_heap is None:
             raise ConfigurationError(
-                "memory_per_process needs the memory of executors beside their JVM heap, but one of the settings "
-                "spark.executor.memory, .memoryOverhead, .minMemoryOverhead and .pyspark.memory is not a size such as "
-                "'8g'"
+                "memory_per_process depends on the memory that executors have beside their JVM heap, but one of the "
+                "settings spark.executor.memory, .memoryOverhead, .minMemoryOverhead and .pyspark.memory is not a size "
+                "such as '8g'"
             )
         fit = cluster.memory_beside_heap // resources.memory_per_process
         if fit == 0:
@@ -286,7 +286,7 @@ class Slots:
     def free(self) -> int:
         """Return the number of free task slots. Classic sessions only.
 
-        Spark does not say what running tasks occupy. They are assumed to have the session's CPUs and GPUs per task.
+        Spark does not say what running tasks occupy. Each is assumed to have the session's CPUs and GPUs per task.
         """
         free = sum(self._usable(cores, running) for cores, running in executors(self._session))
         return free if self.limited else min(self.total(), free)  # with a limit, total() sums the same terms
@@ -349,7 +349,7 @@ def is_spread(job: Job, facts: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def profile(session: SparkSession, task: TaskProfile) -> Any:
-    """Return the session's resource profile for a task profile. It is made once and then reused."""
+    """Return the session's resource profile for a task profile. Each profile is made once and then reused."""
     from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
     made = _profiles.setdefault(session, {})
@@ -364,7 +364,7 @@ def profile(session: SparkSession, task: TaskProfile) -> Any:
 
 
 def _memory_beside_heap(session: SparkSession) -> int:
-    """Return the bytes that settings give each executor for Python, as YARN and Kubernetes size containers."""
+    """Return the bytes of memory that the settings give each executor beside its heap, as on YARN and Kubernetes."""
     heap = parse_memory(conf(session, "spark.executor.memory") or "1g", "m")
     overhead = conf(session, "spark.executor.memoryOverhead")
     if overhead:

@@ -1,4 +1,4 @@
-"""What a classic session knows of one run's Spark jobs. They are found by the run's job tag."""
+"""What a classic session knows about one run's Spark jobs, which are found by the run's job tag."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-#: Most tasks of a stage that are examined, and milliseconds that Spark gets to record their ends.
+#: Maximum number of a stage's tasks that are examined, and number of milliseconds for Spark to record their ends.
 _MOST_TASKS = 1000
 _LISTENERS_MS = 2000
 
@@ -25,7 +25,7 @@ def stages_of(session: SparkSession, tag: str) -> list[Any]:
 
 
 def have_started(session: SparkSession, stages: Sequence[Any]) -> bool:
-    """Return whether Spark has started tasks of the last of the run's stages, of which there is at least one."""
+    """Return whether Spark has started tasks of the run's last stage. ``stages`` must not be empty."""
     last = max(stages, key=lambda stage: int(stage.stageId()))
     if last.numActiveTasks() + last.numCompletedTasks() + last.numFailedTasks() > 0:
         return True
@@ -61,7 +61,7 @@ def are_running(session: SparkSession, tag: str) -> bool:
 
 
 def times(session: SparkSession, tag: str) -> dict[str, float]:
-    """Return when Spark submitted the last stage, in seconds since the epoch, if it still knows."""
+    """Return when Spark submitted the run's last stage, in seconds since the epoch; empty if Spark has forgotten it."""
     with suppress(Exception):
         return {"stage": max(stage.submissionTime() for stage in stages_of(session, tag)) / 1000}
     return {}

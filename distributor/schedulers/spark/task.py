@@ -2,7 +2,7 @@
 
 The worker exchanges facts with all other tasks. If its task leads its executor, it runs the agent as a child. Spark
 reuses workers, so nothing stays behind: no environment variable is set, no module of this package stays imported.
-If a run fails, the holder (:mod:`holder`) sees to it that its Spark job fails as well.
+If a run fails, the holder (:mod:`holder`) makes sure that its Spark job fails as well.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from distributor.values.plan import AgentOrder
 #: Number of seconds to try to tell the driver which module is being imported. The import does not wait for this.
 _IMPORTING_TIMEOUT = 1.0
 
-#: Most bytes of logs and files that a failed node sends by the accumulator, which passes through Spark's scheduler.
+#: Maximum number of bytes of logs and files that a failed node sends through the accumulator, and so through Spark's
+#: scheduler.
 _MAX_LOGS = 16 << 20
 
 
@@ -45,12 +46,15 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
         failed_rows: accumulator of ``((partition, rows),)`` for the rows of a failed run; ``None`` to yield them.
 
     Yields:
-        ``b"R" + pickled NodeReport``, ``b"V" + uint32 rank + piece of its pickled value``, ``b"D" + uint32 rank +
-        uint64 size + sha256`` of a value that the channel has taken, ``b"G" + uint32 rank + uint8 stream + uint64
-        offset + piece of its output``, ``b"F" + uint32 length of JSON + JSON + piece`` of a new file of its ranks,
-        ``b"L" + host`` if the agent died, or ``b"E" + JSON`` of host and reason if the
-        node has no place for its files; nothing if another task leads this executor, or if the run is stopped before
-        it begins.
+        Rows of the kinds below; none if another task leads this executor, or if the run is stopped before it begins.
+
+        - ``b"R" + pickled NodeReport``
+        - ``b"V" + uint32 rank + piece of its pickled value``
+        - ``b"D" + uint32 rank + uint64 size + sha256`` of a value that the channel has taken
+        - ``b"G" + uint32 rank + uint8 stream + uint64 offset + piece of its output``
+        - ``b"F" + uint32 length of JSON + JSON + piece`` of a new file of the node's ranks
+        - ``b"L" + host`` if the agent died
+        - ``b"E" + JSON`` of host and reason if the node's temporary folder cannot be used
     """
     from pyspark import BarrierTaskContext
 
@@ -95,7 +99,7 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
 
 
 def _hold(name: str) -> socket.socket:
-    """Return a socket that the task holds while it lives. An abstract address (unix(7)) cannot be left behind."""
+    """Return a socket that lives as long as the task. Its address is abstract (unix(7)), so no file stays behind."""
     hold = socket.socket(socket.AF_UNIX)
     hold.bind("\0" + name)
     hold.listen(1024)
@@ -119,7 +123,7 @@ def _facts(
 
     Args:
         context: Spark's context of the task.
-        executor: its executor.
+        executor: the task's executor.
         address: the node's address.
         sockets: the socket on which the task listens, and those with which it reserves ports.
         shipment: the task's input.
@@ -143,7 +147,7 @@ def _facts(
 
 
 def _wave(stage: int, executors: list[str]) -> str:
-    """Return an identifier that tasks share if Spark started them together: a lost executor does not come back."""
+    """Return an identifier that tasks share if Spark started them together, on the same executors."""
     return hashlib.sha256(f"{stage} {executors}".encode()).hexdigest()
 
 
@@ -193,10 +197,10 @@ def _lead(
 
 
 def _give_up(shipment: Shipment, mine: Mapping[str, Any], secret: str, why: str) -> list[bytes]:
-    """Return the rows of a node that has no place for its files.
+    """Return the rows of a node whose temporary folder cannot be used.
 
     Raises:
-        StartError: the driver cannot be told that the tasks of other nodes need not wait. Spark then ends them.
+        StartError: the driver cannot be reached, so the tasks of other nodes would wait. Spark then ends those tasks.
     """
     if not _tell_end(shipment["endpoint"], str(mine["executor"]), secret, messages.Unfit(str(mine["host"]), why)):
         raise StartError(no_temporary_folder(str(mine["host"]), why))
@@ -214,7 +218,7 @@ def _unpack(shipment: Shipment, folder: str) -> str:
 def _order(
     shipment: Shipment, facts: list[dict[str, Any]], mine: Mapping[str, Any], folder: str, root: str, **about: Any
 ) -> AgentOrder:
-    """Return the order for this executor's agent; ``about`` are further fields of it."""
+    """Return the order for this executor's agent. ``about`` holds further fields of the order."""
     return AgentOrder(
         job=shipment["job"],
         parts={part: _content(name) for part, name in shipment["parts"].items()},
@@ -261,10 +265,10 @@ def _output(result: messages.NodeResult, chunk: int) -> Iterator[bytes]:
 
 
 class _Importing:
-    """A callback that tells the driver what a warm process imports, until the driver cannot be reached.
+    """A callback that tells the driver what a warm process imports, as long as the driver can be reached.
 
-    It uses no thread: the first thread of a process changes which signals its children ignore (the C library's own),
-    and :func:`start_agent` uses those to find a warm process.
+    It uses no thread: the first thread of a process changes which of the C library's own signals its children ignore,
+    and :mod:`distributor.hosting` finds a warm process by these.
     """
 
     def __init__(self, endpoint: exchange.Endpoint | None, executor: str, nodes: int) -> None:
@@ -281,7 +285,7 @@ class _Importing:
 
 
 def _tell_end(endpoint: exchange.Endpoint | None, executor: str, secret: str, end: messages.Message) -> bool:
-    """Tell the driver that this node has no agent: it may never have reached the channel, and other nodes wait.
+    """Tell the driver that this node has no agent: the agent may never have reached the driver, and other nodes wait.
 
     Returns:
         Whether the driver has been told.

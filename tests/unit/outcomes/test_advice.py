@@ -100,7 +100,7 @@ def test_code_that_demands_a_gpu(message: str) -> None:
     ended, on_cpus = failure("AttributeError", message), make_job(target=Module("train"))
     for local in (True, False):
         assert advise(ended, on_cpus, local=local).startswith(
-            "The code asks for a GPU, and ranks see none with use_gpu"
+            "The code asks for a GPU, but with use_gpu=False ranks see none"
         )
     assert advise(ended, make_job(target=Module("train"), use_gpu=True)) == ""
 

@@ -170,7 +170,7 @@ def test_text_lists_what_came_after_the_root():
     text = describe([failure(1), failure(2, 2.0, *ECHOES[5]), failure(3, 3.0, "exit", "exited with code 1")])
     assert text.startswith("rank 1 on host-b failed: ValueError: bad\n")
     assert text.endswith(
-        "Later failures, perhaps because of it:\n"
+        "Later failures, perhaps caused by the first:\n"
         f"  rank 2 on host-a: {ECHOES[5][1]}\n"
         "  rank 3 on host-b: exited with code 1"
     )
@@ -209,7 +209,7 @@ def test_echoes_are_a_line_with_the_place_in_the_users_code():
     ]
     text = describe([failure(1, traceback=trace(31, "ValueError: bad")), *echoes])
     assert text.endswith(
-        "Later failures, perhaps because of it:\n"
+        "Later failures, perhaps caused by the first:\n"
         "  ranks 0, 2-3 on host-a, host-b: RuntimeError: Connection closed by peer [10.0.0.1]:4711 (at train.py:40)"
     )
     assert text.count("Traceback") == 1

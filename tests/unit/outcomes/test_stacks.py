@@ -135,9 +135,9 @@ def test_more_threads_than_python_lists(tmp_path):
         print(flush=True)
         event.wait()
     """
-    text = dump_of(write(tmp_path, "train.py", source), "too many threads to list the main one")
+    text = dump_of(write(tmp_path, "train.py", source), "too many threads to list the main thread")
     assert len(stacks.parse(text)) == 100
-    assert stacks.summary({0: text}) == "rank 0: too many threads to list the main one"
+    assert stacks.summary({0: text}) == "rank 0: too many threads to list the main thread"
 
 
 # What is around a rank: functions of these names and files, and a thread that must stay whole.

@@ -86,7 +86,7 @@ def decide(cause: Any, collected: Collected | None, error: BaseException | None 
         (RankFailed((ERROR,)), None, errors.RunCancelledError("by Spark"), errors.TrainingError, "ValueError: no"),
         (None, None, errors.RunCancelledError("by Spark"), errors.RunCancelledError, "by Spark"),
         # What nodes ran on has ended: their loss explains no more. A rank that had failed before does.
-        (LOST, None, mishaps.context_stopped("3f2a", True), errors.RunCancelledError, "stopped, by spark.stop()"),
+        (LOST, None, mishaps.context_stopped("3f2a", True), errors.RunCancelledError, "stopped by spark.stop()"),
         (LOST, None, mishaps.jvm_ended("3f2a"), errors.NodeLostError, "Spark's JVM on the driver ended"),
         (LOST, None, errors.RunCancelledError("by us"), errors.NodeLostError, "lost the node on host-b"),
         (RankFailed((ERROR,)), None, mishaps.jvm_ended("3f2a"), errors.TrainingError, "ValueError: no"),

@@ -198,7 +198,7 @@ def test_a_placement_that_is_as_asked(executors, ranks_per_task, limit, spread):
 
 
 def test_memory_that_cannot_be_read():
-    with pytest.raises(ConfigurationError, match="memory_per_process needs the memory of executors beside their JVM"):
+    with pytest.raises(ConfigurationError, match="memory_per_process depends on the memory that executors have"):
         node_limit(asked(memory_per_process=GIB), cluster(memory_beside_heap=None))
     assert node_limit(asked(), cluster(memory_beside_heap=None)) is None
 

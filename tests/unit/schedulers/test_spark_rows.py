@@ -40,10 +40,10 @@ def test_what_no_row_announces_is_no_value() -> None:
 @pytest.mark.parametrize(
     ("brought", "told"),
     [
-        pytest.param(None, "and nothing came", id="nothing"),
-        pytest.param(arrived(VALUE[:-1]), "and 14 bytes with sha256", id="fewer"),
-        pytest.param(arrived(VALUE[:-1] + b"!"), "and 15 bytes with sha256", id="other"),
-        pytest.param(Arrived(memoryview(b"!"), hashlib.sha256(VALUE).digest()), "and 1 bytes with", id="another-size"),
+        pytest.param(None, "but nothing came", id="nothing"),
+        pytest.param(arrived(VALUE[:-1]), "but 14 bytes with sha256", id="fewer"),
+        pytest.param(arrived(VALUE[:-1] + b"!"), "but 15 bytes with sha256", id="other"),
+        pytest.param(Arrived(memoryview(b"!"), hashlib.sha256(VALUE).digest()), "but 1 bytes with", id="another-size"),
     ],
 )
 def test_other_bytes_than_announced_are_refused(brought: Arrived | None, told: str) -> None:
