@@ -98,8 +98,8 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"forward_env": "WANDB_*"}, "forward_env must be a list of patterns such as ['WANDB_*'], not 'WANDB_*'"),
         ({"forward_env": 1}, "forward_env must be a list of patterns such as ['WANDB_*'], not 1"),
         ({"forward_env": [1]}, "forward_env must list patterns such as 'WANDB_*', not 1"),
-        ({"env": ["A=1"]}, "env must be a dict such as {'SEED': '1'}, not a list"),
-        ({"env": "A=1"}, "env must be a dict such as {'SEED': '1'}, not a str"),
+        ({"env": ["A=1"]}, "env must be a dict such as {'SEED': '1'}, not list"),
+        ({"env": "A=1"}, "env must be a dict such as {'SEED': '1'}, not str"),
         ({"env": {1: "a"}}, "env must map strings to strings, but the name 1 is not a string"),
         ({"log_dir": 5}, "log_dir must be the path of a folder, not 5"),
         ({"working_dir": ["a"]}, "working_dir must be the path of a folder, not ['a']"),
@@ -385,7 +385,9 @@ def test_no_temporary_folder_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("python", ["/no/such/python", "", None])
 def test_a_python_that_is_gone(python: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", python)
-    with pytest.raises(ConfigurationError, match=f"with sys.executable, but that is {python!r}, which is no program"):
+    with pytest.raises(
+        ConfigurationError, match=f"with sys.executable, but that is {python!r}, which is not a program"
+    ):
         on_cpu().run(trainings.rank)
 
 

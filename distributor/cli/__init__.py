@@ -1,1 +1,1 @@
-"""The command line. A wing: no room imports it."""
+"""The command line. Runs on the driver; only ``distributor.__main__`` imports it."""

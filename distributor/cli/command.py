@@ -39,9 +39,9 @@ _USAGE = 2
 
 #: Error messages for torchrun's options, which say what to use instead.
 _TORCHRUN = {
-    "--nproc-per-node": "belongs to torchrun: use --num-processes for the number of all ranks, and "
+    "--nproc-per-node": "belongs to torchrun: use --num-processes for the total number of ranks, and "
     "--max-processes-per-node to limit the ranks on one executor",
-    "--nnodes": "belongs to torchrun: use --num-processes for the number of all ranks; Spark finds the nodes for them",
+    "--nnodes": "belongs to torchrun: use --num-processes for the total number of ranks; Spark chooses the nodes",
     "--redirects": "belongs to torchrun: use --log-dir to keep every rank's output, and --logs to choose what is shown",
     "--max-restarts": "is not supported yet: a rank that fails ends the run",
     **dict.fromkeys(
@@ -53,7 +53,7 @@ _TORCHRUN = {
     ),
 }
 
-#: Options that are no arguments of the API, by the option that they follow in the help.
+#: Options that are not arguments of the API, by the option that they follow in the help.
 _OWN = {
     "": [own(WHAT, "-m", "--module", is_flag=True, help="Run SCRIPT as a module, as python -m does.")],
     "launch": launching.OPTIONS,
@@ -91,7 +91,7 @@ def run(
     conf: Sequence[str],
     **options: Any,
 ) -> None:
-    """Train SCRIPT in several cooperating processes. Arguments after SCRIPT belong to it.
+    """Run the training script SCRIPT in several cooperating processes. Arguments after SCRIPT are passed to it.
 
     \b
     Examples:
@@ -99,8 +99,9 @@ def run(
       distributor run -n 16 --master spark://host:7077 --working-dir . train.py
       distributor run -n 8 --deepspeed ds.json -m pkg.train --epochs 3
 
-    Without --local and --master, it trains on the session of spark-submit, or else on this machine. The exit code is
-    the failed rank's, 128 + the number of the signal that killed it, 2 for an invalid request, or 130 after Ctrl-C.
+    Without --local and --master, ranks run in the session of spark-submit, or else on this machine. The exit code is
+    the failed rank's, 128 + the number of the signal that killed the rank, 2 for an invalid request, or 130 after
+    Ctrl-C.
     """
     on_spark = _is_on_spark(local, master, conf, options["driver_ports"])
     source = get_current_context().get_parameter_source("launch")
@@ -281,7 +282,7 @@ def _session(master: str | None, settings: dict[str, str]) -> Any:
 
 
 def _give_up(number: int, _frame: FrameType | None) -> NoReturn:
-    """End the JVM and this process on a signal while Spark starts, which takes long if no master answers.
+    """End the JVM and this process on a signal while Spark starts, which takes long if the master does not answer.
 
     An exception raised here would interrupt py4j in the middle of a call, and print pages of Java stack traces.
     """

@@ -1,4 +1,4 @@
-"""A description of what a run would do, to read before it starts."""
+"""Describes what a run would do, without starting it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _GPUS = "$GPUS_OF_NODE"
 _INTERFACE = "$INTERFACE"
 _NODES = "$NODES"
 _RANKS = "$RANKS_OF_NODE"
-#: Stands for a port in a placement; it is shown as ``_PORT``.
+#: Stands for a port that is not known yet; shown as ``_PORT``.
 _UNKNOWN = -1
 
 _OPEN = (_FOLDER, _PORT, _MASTER, _CPUS, _GPUS, _INTERFACE, _NODES, _RANKS)
@@ -102,7 +102,7 @@ def _plan(job: Job, placement: Placement | None) -> Plan:
 
 
 def _with_open_ports(plan: Plan) -> Plan:
-    """Return a plan that shows where ports will be."""
+    """Return a plan with a placeholder in place of each port that is not known yet."""
 
     def shown(value: str) -> str:
         return re.sub(rf":{_UNKNOWN}\b", f":{_PORT}", value)
@@ -115,7 +115,7 @@ def _with_open_ports(plan: Plan) -> Plan:
 
 
 def _counted(job: Job) -> str:
-    """Return how many ranks there are, or for how many of Ray's workers there is room."""
+    """Return the number of ranks, or of slots for Ray's workers, in words."""
     number = job.resources.num_processes
     return f"slots for {count(number, 'Ray worker')}" if job.launch.once else count(number, "rank")
 

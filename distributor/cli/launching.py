@@ -1,4 +1,4 @@
-"""The launch path that a command line selects, by its name or by one of its options."""
+"""Finds the launch path that a command line selects, by the path's name or by one of its options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from distributor.ray.launch import Ray
 from distributor.values.launch import Launch
 from distributor.values.options import WHAT
 
-#: The options of paths. They follow ``--launch`` in the help.
+#: The options of launch paths. They follow ``--launch`` in the help.
 OPTIONS = (
     own(WHAT, "--deepspeed", metavar="FILE", type=click.Path(), help="Train with DeepSpeed and this configuration."),
     own(
@@ -25,22 +25,22 @@ OPTIONS = (
         "--accelerate",
         metavar="FILE",
         type=click.Path(),
-        help="Train with Accelerate and this file of accelerate config.",
+        help="Train with Accelerate and this file, written by accelerate config.",
     ),
     own(
         WHAT,
         "--script-arguments",
         type=click.Choice(("deepspeed", "trainer", "none")),
         default="deepspeed",
-        help="How the script gets the configuration: --deepspeed --deepspeed_config PATH, as with DeepSpeed's own "
-        "launcher; --deepspeed PATH, for Hugging Face's TrainingArguments; or not at all.",
+        help="How the script gets DeepSpeed's configuration: --deepspeed --deepspeed_config PATH, as with DeepSpeed's "
+        "own launcher; --deepspeed PATH, for Hugging Face's TrainingArguments; or not at all.",
     ),
     own(
         WHAT,
         "--parameter-servers",
         metavar="N",
         type=int,
-        help="With --launch tensorflow: how many of the processes are parameter servers.",
+        help="With --launch tensorflow: number of processes that are parameter servers.",
     ),
     own(WHAT, "--evaluator", is_flag=True, help="With --launch tensorflow: the last process is an evaluator."),
     own(
@@ -51,7 +51,7 @@ OPTIONS = (
     ),
 )
 
-#: The parameters of the options above, each with its path. The first two select it.
+#: The launch path of each option above, by parameter. The first two options also select their path.
 _PATHS = {
     "deepspeed": "deepspeed",
     "accelerate": "accelerate",
@@ -62,14 +62,14 @@ _PATHS = {
 
 
 def choose(name: str | None, options: dict[str, Any]) -> Launch:
-    """Return the launch path, and take its options out of those of the command line.
+    """Return the launch path that the command line selects, and remove its options from ``options``.
 
     Args:
         name: the name that the user gave with ``--launch``, if any.
         options: the options of the command line, by parameter.
 
     Raises:
-        ConfigurationError: an option belongs to another path.
+        ConfigurationError: an option belongs to another launch path.
     """
     script_arguments = options.pop("script_arguments")
     given = {option: value for option in _PATHS if (value := options.pop(option)) not in (None, False)}
@@ -84,7 +84,7 @@ def choose(name: str | None, options: dict[str, Any]) -> Launch:
             raise ConfigurationError(
                 f"--launch {chosen} takes no {shown}: leave one of them out"
                 if option in selecting
-                else f"{shown} is for --launch {_PATHS[option]}: add that, or leave it out"
+                else f"{shown} is for --launch {_PATHS[option]}: add --launch {_PATHS[option]}, or leave {shown} out"
             )
     return _path(chosen, given, script_arguments)
 

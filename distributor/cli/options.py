@@ -13,7 +13,7 @@ from distributor.values.options import PANELS, Flag, Kind, Option
 
 Decorator = Callable[[Any], Any]
 
-#: An option of the command: the panel that lists it, and what adds it.
+#: An option of the command: the panel that lists it, and the decorator that adds it.
 Entry = tuple[str, Decorator]
 
 
@@ -23,11 +23,11 @@ def own(panel: str, *names: str, **settings: Any) -> Entry:
 
 
 def declared(own_options: Mapping[str, Sequence[Entry]]) -> Decorator:
-    """Return a decorator that adds all options to a command: those that the API declares, and others.
+    """Return a decorator that adds all options to a command: those that the API declares, and ``own_options``.
 
     Args:
-        own_options: the other options. The key is the name of the API's option after which they are listed, ``""`` to
-            list them first.
+        own_options: the options that only the command line has, by the name of the API's option after which they are
+            listed; ``""`` to list them first.
     """
     entries = [*own_options.get("", ())]
     for name, option in OPTIONS.items():
@@ -59,7 +59,7 @@ def pairs(option: str, settings: Sequence[str]) -> dict[str, str]:
     """Return settings of the form ``NAME=VALUE`` as a dict.
 
     Raises:
-        UsageError: a setting has another form.
+        UsageError: a setting does not have this form.
 
     >>> pairs("--env", ["A=1", "B=x=y"])
     {'A': '1', 'B': 'x=y'}
@@ -79,7 +79,7 @@ def _click_option(name: str, option: Option, flag: Flag) -> Decorator:
         settings["multiple"] = True
     elif flag.kind == "switch":
         settings["default"] = option.default
-        if not flag.names:  # otherwise its names say that it is one
+        if not flag.names:  # names such as --a/--no-a make click treat it as a switch
             settings["is_flag"] = True
     else:
         settings |= {"type": _type(flag.kind), "default": option.default, "show_default": option.default is not None}
@@ -106,12 +106,12 @@ def _ports(text: str | None) -> tuple[int, int] | None:
     first, last = int(found[1]), int(found[2] or found[1])
     if not 1 <= first <= last <= 65535:
         raise click.UsageError(
-            f"--driver-ports takes a port from 1 to 65535 or a range of them, the lower first, not {text!r}"
+            f"--driver-ports takes a port from 1 to 65535, or a range of ports with the lower one first, not {text!r}"
         )
     return first, last
 
 
-#: What reads options whose text is not yet the value that the API takes.
+#: Functions that convert the text of options to the values that the API takes.
 _READERS: dict[str, Callable[[Any], Any]] = {
     "env": lambda settings: pairs("--env", settings),
     "logs": _logs,

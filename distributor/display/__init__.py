@@ -1,1 +1,1 @@
-"""Views of a run for its user. Runs on the driver; may import ``outcomes``."""
+"""Shows a run to its user. Runs on the driver; may import ``outcomes``."""

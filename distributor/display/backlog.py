@@ -15,8 +15,7 @@ _MAX_LINES = 64 << 20
 #: Number of bytes to show at a time. The last piece may exceed it, since pieces are not split.
 _CHUNK = 256 << 10
 
-#: Number of bytes that a display which is too slow still shows: of the end of a run, and of the end of each gap in a
-#: stream.
+#: Numbers of bytes that are shown even if the display is too slow: at the end of a run, and of each gap in a stream.
 _LAST = 64 << 10
 _TAIL = 1 << 10
 
@@ -134,7 +133,7 @@ class Backlog:
                 self._queue.appendleft((key, gap))
 
     def _end_line(self, key: Key, rest: bytes) -> None:
-        """Queue a partial line with ``rest``, its end and any lines that follow, if there is room; else skip them."""
+        """Queue a partial line and ``rest`` (its end, and any lines that follow) if there is room; else skip them."""
         block = bytes(self._partial[key]) + rest
         self._partial[key].clear()
         self._live.discard(key)

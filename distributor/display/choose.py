@@ -10,7 +10,7 @@ from distributor.text import cells
 
 
 def choose() -> View:
-    """Return the view that fits where this process shows its output."""
+    """Return the view for a notebook, a terminal or other output, whichever this process has."""
     if getattr(cells.shell(), "kernel", None) is not None:  # a Jupyter front end shows what this process displays
         from distributor.display.notebook import NotebookView
 

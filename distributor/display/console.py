@@ -14,8 +14,8 @@ from distributor.display.backlog import Backlog
 from distributor.display.folding import Fold
 from distributor.display.lines import Printer
 
-#: Number of seconds between rounds of showing output, unless much is waiting. What arrives between is shown together,
-#: so a live line is redrawn no more often.
+#: Number of seconds between rounds of showing output, unless much is waiting. Output that arrives in between is shown
+#: together, so a live line is redrawn no more often.
 _REDRAW = 0.05
 
 
@@ -116,7 +116,7 @@ class Console:
 
         Args:
             timeout: number of seconds to wait for the display (default 10). A display that needs longer shows only the
-                last lines. One that is blocked for longer shows them when it continues.
+                last lines; a display that is blocked for longer shows them once it continues.
         """
         with self._changed:
             self._closing = True
@@ -134,7 +134,7 @@ class Console:
         self._news = True
         if self._thread is None:
             thread = threading.Thread(target=self._display, name="distributor-display", daemon=True)
-            with suppress(RuntimeError):  # there can be no further thread: what is next tries again
+            with suppress(RuntimeError):  # no further thread can be started: the next output tries again
                 thread.start()
                 self._thread = thread
         self._changed.notify_all()

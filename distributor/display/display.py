@@ -16,7 +16,7 @@ from distributor.values.options import Output
 
 _log = notices.logger
 
-#: Seconds to wait for a view that hangs.
+#: Number of seconds to wait for a view that hangs.
 _PATIENCE = 2.0
 
 
@@ -61,11 +61,11 @@ class Display:
     def follow(self) -> None:
         """Keep the view up to date, in a thread, until the display is closed."""
         if self._view is not None:
-            with suppress(RuntimeError):  # there can be no further thread: the run goes on without
+            with suppress(RuntimeError):  # no further thread can be started: the run goes on without a live view
                 threading.Thread(target=self._follow, args=(self._view,), name="distributor-view", daemon=True).start()
 
     def announce(self, text: str) -> None:
-        """Say where the ranks run, if the view does not."""
+        """Show a line that says where the ranks run, unless the view shows that."""
         if self._announce:
             self.logs.note(text)
 
@@ -92,9 +92,9 @@ class Display:
             self._looking.release()
 
     def close(self) -> None:
-        """Show the rest, and show nothing more."""
+        """Show the remaining output, and nothing after it."""
         self._closed.set()
-        self._snapshot = None  # it belongs to the run's handle, which must go when nobody holds it
+        self._snapshot = None  # it refers to the run's handle, which must be freed once the user drops it
         notices.leave(self.logs.note)
         self.logs.close()
         if self.logs.error is not None:
@@ -111,7 +111,7 @@ def make_logs(host_of: Callable[[int], str], world_size: int, output: Output, fo
     Args:
         host_of: returns the host of a rank, for the start of its lines.
         world_size: number of ranks.
-        output: whose lines are shown, and how.
+        output: the ranks whose lines are shown, and how.
         folder: the folder for files with the whole output; ``None`` (default) for no files.
     """
     console = Console(

@@ -59,7 +59,7 @@ class Fold:
         self._last[rank, stream] = equals[place].number
 
     def leave(self, until: float) -> Iterator[_Entry]:
-        """Remove and yield the head entry while it is no newer than ``until``, complete or over the limit."""
+        """Remove and yield entries from the head that are no newer than ``until``, complete, or beyond the limit."""
         while self.entries:
             head = self.entries[0]
             if head.since > until and len(head.ranks) < self._all_ranks and self._size <= self._limit:

@@ -15,7 +15,7 @@ from distributor.values.outcome import UNCAUGHT, Log
 _STDERR = 2
 _NAMES = {1: "stdout", _STDERR: "stderr", UNCAUGHT: "stderr"}
 
-#: Number of bytes to hold back of what Python prints for a rank's uncaught exception. The file has all of it.
+#: Maximum number of bytes to hold back of what Python prints for a rank's uncaught exception. The file has all of them.
 _MOST_HELD = 1 << 20
 
 #: Number of characters of a rank's last line that views and errors show.
@@ -39,9 +39,9 @@ class Logs:
         self.folder = folder
         self._offsets: dict[tuple[int, int], int] = {}
         self._held: dict[int, bytes] = {}
-        self._open: dict[tuple[int, int], str] = {}  # escape sequences that the next piece goes on with
+        self._open: dict[tuple[int, int], str] = {}  # unfinished escape sequences, which the next piece continues
         self._lock = threading.Lock()
-        #: The first error in writing the files; they are not complete after it.
+        #: The first error in writing the files, which are incomplete from then on; ``None`` if there was no error.
         self.error: OSError | None = None
         #: The last line of each rank, for views and for the text of an error. It may have colours, as escape sequences.
         self.last_lines: dict[int, str] = {}
@@ -82,7 +82,7 @@ class Logs:
         self._console.footer(lines)
 
     def skip(self, rank: int, stream: int, lines: int, offset: int) -> None:
-        """Record that a node, which could not keep up, skipped ``lines`` lines: the next piece starts at ``offset``."""
+        """Record that a node that could not keep up skipped ``lines`` lines. The next piece starts at ``offset``."""
         with self._lock:
             if offset > self._offsets.get((rank, stream), 0):
                 self._offsets[rank, stream] = offset

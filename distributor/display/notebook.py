@@ -45,10 +45,10 @@ _PHASES = {
 #: Phases that take less than this fraction of the whole are not drawn.
 _LEAST = 0.005
 
-#: Number of characters of an error to show at most.
+#: Maximum number of characters to show of an error.
 _LONGEST = 20_000
 
-#: Number of last lines of ranks, and of rows in the table of nodes, to show at most.
+#: Maximum number of ranks' last lines, and of rows in the table of nodes, to show.
 _LINES = 8
 _NODES = 32
 
@@ -122,8 +122,8 @@ def render(snapshot: Snapshot, *, unfolded: bool = False) -> str:
 
     Args:
         snapshot: the state of the run.
-        unfolded: show placement and traceback opened (default no). Otherwise the reader opens them, and a traceback
-            that the raised error shows is left out.
+        unfolded: show the sections with the placement and the traceback opened (default: no). Otherwise they are
+            closed, and a traceback that the raised error shows anyway is left out.
     """
     parts = [_head(snapshot)]
     if snapshot.status is Status.FAILED:
@@ -145,7 +145,7 @@ def render(snapshot: Snapshot, *, unfolded: bool = False) -> str:
 
 
 def _text(told: str) -> str:
-    """Return text that a rank may have written as HTML, without escape sequences."""
+    """Return as HTML a text that a rank may have written, without escape sequences."""
     return escape(escapes.plain(told))
 
 

@@ -22,7 +22,7 @@ _PAUSE = 10.0
 #: Number of seconds between lines while ranks run, and the longest time between other repeated lines.
 _STILL_THERE = 600.0
 
-#: Number of lines of ranks to show below such a line at most.
+#: Maximum number of ranks' lines to show below the status line of a run in progress.
 _LINES = 4
 
 

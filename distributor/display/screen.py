@@ -41,7 +41,7 @@ class Screen:
         text = unmoving(f"{prefix} {text}" if prefix else text)
         with suppress(Exception):
             text = encodable(out, text)
-        if terminal:  # a wrapped line could not be erased
+        if terminal:  # a line that wraps could not be erased
             text = cut(text, shutil.get_terminal_size().columns - 1)
         if self._drawn == (out, text):
             return
@@ -57,8 +57,8 @@ class Screen:
     def draw_block(self, out: TextIO | None, bar: str, footer: Sequence[str]) -> None:
         """Draw several lines below an empty one on a terminal, in place of the previous block.
 
-        The cursor stays on the empty line: what other code writes to the terminal goes there, and is not erased with
-        the block.
+        The cursor stays on the empty line, so text that other code writes to the terminal goes there, and is not erased
+        with the block.
 
         Args:
             out: the terminal.

@@ -23,8 +23,8 @@ class Snapshot:
     Attributes:
         run_id, title, world_size, name: see :class:`distributor.values.job.Job`.
         status: the status of the run.
-        seconds: number of seconds since the run was submitted, or that it took if it has ended.
-        since: number of seconds for which it has had this status.
+        seconds: number of seconds since the run was submitted; once it has ended, the seconds that it took.
+        since: number of seconds for which the run has had this status.
         detail: the current step before the ranks are up, or why the run is stopping; ``""`` if there is nothing to say.
         lasting: number of seconds for which the step in ``detail`` has lasted; 0 once the ranks are up.
         nodes_up: number of nodes whose ranks have been started.
@@ -35,7 +35,7 @@ class Snapshot:
         metrics: the newest value of each name that ranks have reported.
         timings: seconds by phase, once the run has ended.
         error: why the run failed.
-        raised: whether a caller waits for the run's result, and so gets that error as an exception.
+        raised: whether a caller waits for the run's result, and so gets ``error`` as an exception.
     """
 
     run_id: str

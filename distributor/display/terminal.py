@@ -32,7 +32,7 @@ _STYLES = {
     Status.STOPPING: "magenta",
 }
 
-#: Number of last lines of ranks to show at most.
+#: Maximum number of ranks' last lines to show.
 _LINES = 4
 
 

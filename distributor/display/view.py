@@ -13,7 +13,7 @@ Packed = Callable[[int, int], None]
 
 
 class Shown(NamedTuple):
-    """What a view adds to the log: ``notes`` become lines of it, ``footer`` stays below it until the next one."""
+    """What a view adds to the log: ``notes`` become lines of it, ``footer`` stays below it until the next footer."""
 
     footer: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -25,7 +25,7 @@ class View(Protocol):
     #: Number of seconds between two calls of ``show``.
     interval: float
 
-    #: Whether the log must say where ranks run on a cluster, and that a run failed if no caller awaits its result.
+    #: Whether the log must say where ranks run on a cluster, and that a run has failed if no caller awaits its result.
     announces: bool
 
     def packing(self, folder: str) -> AbstractContextManager[Packed]:
@@ -40,4 +40,4 @@ class View(Protocol):
         """
 
     def show_again(self, snapshot: Snapshot) -> bool:
-        """Show a run in progress in one more place and keep that up to date; return ``False`` if that is impossible."""
+        """Show a run in progress in one more place, and keep both up to date. Return ``False`` if the view cannot."""

@@ -1,1 +1,1 @@
-"""Keep the new files of ranks. Runs on the driver; may import ``channel``, ``machine`` and ``shipping``."""
+"""Keeps the new files of ranks. Runs on the driver; may import ``channel``, ``machine`` and ``shipping``."""

@@ -1,4 +1,4 @@
-"""The driver's side of new files of ranks that nodes bring, each over a connection of its own, while the run goes."""
+"""Receives the new files of ranks on the driver. Nodes send each file over its own connection while the run goes on."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from distributor.values.files import Brought, Entry, beyond_limit, incoming, mar
 from distributor.values.job import Job
 from distributor.values.messages import Deposit, Message, Offer, Proceed, Received, Refused, Withdraw
 
-#: Bytes that are read before they are written.
+#: Maximum number of bytes to read at a time.
 _PIECE = 1 << 20
 
-#: Most files that a warning names.
+#: Maximum number of files that a warning names.
 _NAMED = 3
 
 T = TypeVar("T")
 
 
 class Deposits:
-    """The files that the nodes of a run bring. Used in the channel's thread; ``settle`` once that has ended.
+    """The files that the nodes of a run bring. Use it in the channel's thread, and ``settle`` after that has ended.
 
     Args:
         store: where files are kept.
-        limit: largest number of bytes of all files together.
+        limit: maximum size of all files together, in bytes.
         silence: number of seconds without a byte after which a node counts as lost.
-        before: sizes of the files that are there before the run, in bytes.
+        before: sizes of the files that are in the store before the run, in bytes, by name.
     """
 
     def __init__(self, store: Store, limit: int, silence: float, before: Mapping[str, int] | None = None) -> None:
@@ -58,10 +58,10 @@ class Deposits:
     async def receive(
         self, deposit: Deposit, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Take a file of a node over the connection that announced it.
+        """Receive a file of a node over the connection that announced the file.
 
         Raises:
-            OSError: the connection ended before the file did, or the content is not the announced one.
+            OSError: the connection ended before the whole file had arrived, or the content is not what was announced.
         """
         entry, version = deposit.entry, Version(deposit.entry.digest, deposit.entry.size)
         growth = self._versions.growth(entry.path, node, version)
@@ -71,7 +71,7 @@ class Deposits:
             try:
                 why = await self._accept(deposit, node, version, reader, writer)
             except BaseException as error:
-                self._refused[entry.path] = str(error) or "the run ended before it came"
+                self._refused[entry.path] = str(error) or "the run ended before the file arrived"
                 raise
             finally:
                 self._coming -= max(0, growth)
@@ -91,7 +91,7 @@ class Deposits:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> str | None:
-        """Take a file, and return why it cannot be kept; ``None`` if it is."""
+        """Receive a file. Return why it cannot be kept; ``None`` if it is kept."""
         path = deposit.entry.path
         try:
             if deposit.uploaded is None and self._versions.knows(path, version):
@@ -106,12 +106,12 @@ class Deposits:
             await self._change(path, node, version, came)
         except (ConnectionError, TimeoutError):
             raise
-        except OSError as error:  # of the place where files are kept
+        except OSError as error:  # raised by the store
             return error.strerror or str(error)
         return None
 
     async def give(self, writer: asyncio.StreamWriter) -> None:
-        """Send what was kept before the run. Files that change on the way end the connection.
+        """Send a node the files that the folder holds. A file that becomes shorter meanwhile ends the connection.
 
         Raises:
             OSError: a file cannot be read, or the connection has ended.
@@ -160,10 +160,10 @@ class Deposits:
             left -= len(piece)
             self._progress += 1
         if found.hexdigest() != entry.digest:
-            raise ConnectionError(f"{entry.path} has changed on its way")
+            raise ConnectionError(f"{entry.path} has changed on the way")
 
     async def _change(self, path: str, node: int, version: Version | None, came: str | None) -> None:
-        """Change which versions of a file are kept. Names of several files may depend on each other: one at a time."""
+        """Change which versions of a file are kept, one change at a time: names of files may depend on each other."""
         async with self._changing:
             await _in_thread(self._change_now, path, node, version, came)
 
@@ -184,7 +184,7 @@ class Deposits:
                 self._store.discard(came)
 
     def settle(self, brought: Iterable[Brought]) -> None:
-        """Take the files that came through Spark, in the order of their nodes."""
+        """Keep the files that came through Spark, in the order of their nodes."""
         for file in sorted(brought, key=lambda file: file.node):
             entry = file.entry
             version, came = Version(entry.digest, entry.size), file.uploaded or incoming(entry.path, file.node)
@@ -208,7 +208,7 @@ class Deposits:
                 file.write(piece)
         if found.hexdigest() != entry.digest:
             self._store.discard(name)
-            raise OSError("what came through Spark is not what its node has announced")
+            raise OSError("the bytes that came through Spark are not those that the node announced")
         self._store.finish(name, entry)
 
     @property
@@ -223,7 +223,7 @@ class Deposits:
         if self._refused:
             path, why = next(iter(self._refused.items()))
             told.append(
-                f"{count(len(self._refused), 'new file')} could not be kept in output_dir, {path!r} first: {why}"
+                f"{count(len(self._refused), 'new file')} could not be kept in output_dir; the first is {path!r}: {why}"
             )
         return told
 
@@ -270,9 +270,9 @@ async def _in_thread(call: Callable[..., T], *arguments: object) -> T:
 
 @contextmanager
 def keep(job: Job) -> Iterator[Deposits | None]:
-    """Keep new files of a job's ranks while the run goes; ``None`` if the job keeps none.
+    """Keep new files of a job's ranks while the run goes on. Yield ``None`` if the job keeps no files.
 
-    At a URL, a file shows nodes that they write to the same place as the driver. It is removed at the end.
+    At a URL, a marker file shows the nodes that they write to the same place as the driver. It is removed at the end.
 
     Raises:
         StartError: the URL cannot be written to.

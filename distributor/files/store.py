@@ -1,4 +1,4 @@
-"""Where files are kept: a folder of the driver's, or a URL that all nodes reach. These functions block."""
+"""Where files are kept: a folder on the driver, or a URL that all nodes can reach. These functions block."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from distributor.values.files import Entry, incoming, remove
 
 
 class Store(Protocol):
-    """A place for files, by relative names with slashes. All methods may raise an ``OSError``."""
+    """A place that keeps files under relative names with slashes. All methods may raise an ``OSError``."""
 
     def apply(self, steps: Iterable[Put | Remove], came: str | None) -> None:
-        """Perform steps in order; ``came`` is the name of what has just come."""
+        """Perform steps in order. ``came`` is the name under which a new file has just arrived."""
 
     def discard(self, name: str) -> None:
-        """Remove what is under a name, if there is anything."""
+        """Remove the file with the given name, if there is one."""
 
 
 class Folder:
-    """A folder of this machine, which is made when the first file comes.
+    """A folder on this machine, which is created when the first file arrives.
 
     Args:
         path: the folder.
@@ -36,17 +36,17 @@ class Folder:
         self.path = path
 
     def sizes(self) -> dict[str, int]:
-        """Return the sizes of all files in bytes, without those that have come in part."""
+        """Return the sizes of all files in bytes, by name, without files that have arrived only in part."""
         return tree.sizes(str(self.path))
 
     def open(self, name: str) -> int:
-        """Return a descriptor of a new, empty file."""
+        """Create an empty file, and return its descriptor."""
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
 
     def finish(self, name: str, entry: Entry) -> None:
-        """Give a file that has come its mode and its time of change."""
+        """Set the mode and the modification time of a file that has arrived."""
         path = self.path / name
         with suppress(PermissionError, NotImplementedError):  # some file systems have no modes
             os.chmod(path, entry.mode)
@@ -68,13 +68,13 @@ class Folder:
                 os.replace(copy, path)
 
     def discard(self, name: str) -> None:
-        """Remove a file, and the folders around it that are empty then."""
+        """Remove a file, and the folders that it leaves empty."""
         with suppress(OSError):
             remove(str(self.path), name)
 
 
 class Url:
-    """A folder behind a URL. Nodes write to it themselves; only names are changed here.
+    """A folder behind a URL. Nodes write files to it themselves; the driver only copies, moves and removes them.
 
     Args:
         remote: the folder.

@@ -1,4 +1,4 @@
-"""Which name each version of a file gets. Pure.
+"""Decides which name each version of a file gets. Pure.
 
 Nodes may write different bytes to the same relative path. The lowest node's version keeps the name, and others get
 ``.node-1``, ``.node-2``, ... with the number of their node. Equal versions are kept once.
@@ -20,7 +20,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Put:
-    """Put a version under a name: a copy of what is kept as ``source``, or what has just come if that is ``None``."""
+    """Put a version under a name: a copy of the file ``source``; with ``None``, the file that has just arrived."""
 
     name: str
     source: str | None
@@ -28,7 +28,7 @@ class Put:
 
 @dataclass(frozen=True)
 class Remove:
-    """Remove what is kept under a name."""
+    """Remove the file with the given name."""
 
     name: str
 
@@ -51,9 +51,9 @@ def names(path: str, held: Mapping[int, Version]) -> dict[str, Version]:
 
 
 def steps(path: str, before: Mapping[str, Version], after: Mapping[str, Version]) -> list[Put | Remove]:
-    """Return how to get from the versions that are kept to those that are to be kept.
+    """Return the steps from the versions that are kept now to those that are to be kept.
 
-    The path itself comes after the names made from it, whose content may be what it had before.
+    The path itself comes last: the names that are made from it may get a copy of its present content.
 
     >>> a, b = Version("a", 1), Version("b", 1)
     >>> steps("x", {"x": b}, {"x": a, "x.node-1": b})
@@ -69,13 +69,14 @@ class Versions:
     """The versions of all files that the nodes of a run have brought.
 
     Args:
-        before: sizes of the files that were there before the run, in bytes. A version takes the place of such a file.
+        before: sizes in bytes of the files that were there before the run, by name. A version with the same name
+            replaces such a file.
     """
 
     def __init__(self, before: Mapping[str, int] | None = None) -> None:
         self._held: dict[str, dict[int, Version]] = {}
-        self._sizes = dict(before or {})  # of all that is there, by name
-        #: The number of bytes of all that is there.
+        self._sizes = dict(before or {})  # the sizes of all files that are kept, by name
+        #: The size of all files that are kept, in bytes.
         self.size = sum(self._sizes.values())
 
     def kept(self, path: str) -> dict[str, Version]:
@@ -83,17 +84,17 @@ class Versions:
         return names(path, self._held.get(path, {}))
 
     def knows(self, path: str, version: Version) -> bool:
-        """Return whether the version of a file is kept already."""
+        """Return whether a version of a file is already kept."""
         return version in self.kept(path).values()
 
     def growth(self, path: str, node: int, version: Version) -> int:
-        """Return by how many bytes a node's version of a file would change what is there."""
+        """Return by how many bytes a node's version of a file would change the size of all files."""
         after = names(path, {**self._held.get(path, {}), node: version})
         gone = sum(self._sizes.get(name, 0) for name in self.kept(path).keys() | after.keys())
         return sum(each.size for each in after.values()) - gone
 
     def change(self, path: str, node: int, version: Version | None) -> list[Put | Remove]:
-        """Note a node's version of a file, or that it has none any more, and return what follows for what is kept."""
+        """Note a node's version of a file (``None`` if it has none any more), and return the steps that follow."""
         before = self.kept(path)
         held = self._held.setdefault(path, {})
         if version is None:

@@ -1,1 +1,1 @@
-"""Text for users. Runs everywhere; imports nothing of the package."""
+"""Text for users. Runs everywhere; imports nothing else of this package."""

@@ -1,4 +1,4 @@
-"""Escape sequences in the text of ranks, by which a program controls its terminal. Pure functions."""
+"""Finds and removes escape sequences, by which programs control their terminal, in the ranks' text. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import re
 _STRING = r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])"
 _END = r"(?:\x07|\x1b\\|\x9c)"
 
-#: Any sequence, and the characters by which a terminal answers (ENQ) or changes its character set (SO, SI). No text
-#: between two sequences is searched twice, so the time that a search takes is proportional to the text.
+#: Any sequence, and the characters that make a terminal answer (ENQ) or change its character set (SO, SI). No text
+#: between two sequences is searched twice, so the time that a search takes is proportional to the text's length.
 _SEQUENCE = re.compile(
     rf"{_STRING}[^\x07\x1b\x80-\x9f]*{_END}"  # the end may be some lines below
     rf"|{_STRING}(?:[^\n\x07\x1b\x80-\x9f]|\x1b\x1b)*{_END}?"  # a string without an end goes to the end of its line
@@ -24,7 +24,7 @@ _SEQUENCE = re.compile(
 #: A sequence that sets colours and other attributes of characters (SGR).
 _COLOUR = re.compile(r"(?:\x1b\[|\x9b)([0-9;:]*)m")
 
-#: A sequence at the end of a text that may go on in the text after it: what is needed to recognise the rest.
+#: A sequence that may continue after the end of a text. The groups hold what is needed to recognise the rest.
 _OPEN = re.compile(
     rf"({_STRING})(?:[^\n\x07\x1b\x80-\x9f]|\x1b\x1b)*(\x1b?)\Z|((?:\x1b\[|\x9b)[0-?]*[ -/]*|\x1b[ -/]*)\Z"
 )
@@ -36,7 +36,7 @@ _EIGHT_BIT = re.compile(r"[\x80-\x9f]")
 
 
 def colours(text: str) -> str:
-    """Return a text with its colours and other attributes of characters (SGR), and without any other sequence.
+    """Return a text without escape sequences, except for those that set colours and other attributes (SGR).
 
     >>> colours("\\x1b]0;title\\x07\\x1b[31mloss\\x1b[0m 0.5\\x1b[2K")
     '\\x1b[31mloss\\x1b[0m 0.5'
@@ -54,7 +54,7 @@ def plain(text: str) -> str:
 
 
 def open_end(text: str) -> str:
-    """Return what to put before the text that follows, so that a sequence which ends there is recognised.
+    """Return what to put before the text that follows this one, so that a sequence that ends there is recognised.
 
     >>> open_end("loss 0.5\\x1b]52;c;aGVs"), open_end("loss 0.5\\x1b[3"), open_end("loss 0.5")
     ('\\x1b]', '\\x1b[3', '')
@@ -66,7 +66,7 @@ def open_end(text: str) -> str:
 
 
 def end_of(text: str, most: int) -> str:
-    """Return the last ``most`` characters of a text, or fewer where that would cut a colour in two.
+    """Return the last ``most`` characters of a text, or fewer if a sequence that sets colours would be cut in two.
 
     >>> end_of("loss \\x1b[31m0.5", 6), end_of("loss", 6)
     ('0.5', 'loss')

@@ -49,7 +49,7 @@ def show_on(display: Show) -> None:
 
 
 def leave(display: Show) -> None:
-    """Undo :func:`show_on`; harmless if it was not called."""
+    """Undo :func:`show_on`. Do nothing if that was not called."""
     with suppress(ValueError):
         _handler.displays.remove(display)
 

@@ -34,7 +34,7 @@ def optional(check: Check) -> Check:
 
 
 def one_of(*choices: str) -> Check:
-    """Return a check for one of some words."""
+    """Return a check that accepts only the given words."""
 
     def check(name: str, value: Any) -> str:
         if not isinstance(value, str) or value not in choices:
@@ -52,7 +52,7 @@ def check_count(name: str, value: Any) -> int:
 
 
 def check_gpus(name: str, value: Any) -> int:
-    """Return a positive integer; the error says why a rank cannot have a part of a GPU."""
+    """Return a positive integer. For a fraction, the error says why ranks cannot share a GPU."""
     if isinstance(value, float) and not value.is_integer():
         raise ConfigurationError(
             f"{name} must be a whole number, not {value!r}: ranks cannot share a GPU (NCCL refuses two ranks on one "
@@ -107,7 +107,7 @@ def check_choice(name: str, value: Any) -> bool | None:
 
 
 def _as_flag(value: Any) -> bool | None:
-    """Return a flag that may be given as 0, 1 or NumPy's own kind; ``None`` for anything else."""
+    """Return a flag as a bool, whether given as a bool, 0, 1 or NumPy's bool; ``None`` for anything else."""
     is_numpys = (type(value).__module__, type(value).__name__) in (("numpy", "bool"), ("numpy", "bool_"))
     if is_numpys or (hasattr(value, "__index__") and not hasattr(value, "__len__") and value in (0, 1)):
         return bool(value)
@@ -129,7 +129,7 @@ def check_place(name: str, value: Any) -> str:
 
 
 def check_patterns(name: str, patterns: Any) -> tuple[str, ...]:
-    """Return patterns for names of variables."""
+    """Return patterns for the names of environment variables."""
     if isinstance(patterns, str) or not isinstance(patterns, Iterable):
         raise ConfigurationError(f"{name} must be a list of patterns such as ['WANDB_*'], not {patterns!r}")
     listed = tuple(patterns)
@@ -142,7 +142,7 @@ def check_patterns(name: str, patterns: Any) -> tuple[str, ...]:
 def check_env(name: str, env: Any) -> dict[str, str]:
     """Return environment variables for ranks. Values are not shown in errors, since they may be secrets."""
     if not isinstance(env, Mapping):
-        raise ConfigurationError(f"{name} must be a dict such as {{'SEED': '1'}}, not a {type(env).__name__}")
+        raise ConfigurationError(f"{name} must be a dict such as {{'SEED': '1'}}, not {type(env).__name__}")
     for variable, value in env.items():
         if not isinstance(variable, str):
             raise ConfigurationError(f"{name} must map strings to strings, but the name {variable!r} is not a string")
@@ -153,8 +153,8 @@ def check_env(name: str, env: Any) -> dict[str, str]:
             )
         if not variable or "=" in variable or "\0" in variable + value:
             raise ConfigurationError(
-                f"{name} cannot set the variable {variable!r}: its name is empty or contains '=', or it contains a NUL "
-                "byte"
+                f"{name} cannot set the variable {variable!r}: its name is empty or contains '=', or its name or value "
+                "contains a NUL byte"
             )
         if variable in CONTRACT:
             raise ConfigurationError(f"{name} sets {variable}, which the run sets for each rank: leave it out")
@@ -162,7 +162,7 @@ def check_env(name: str, env: Any) -> dict[str, str]:
 
 
 def check_logs(name: str, logs: Any) -> Literal["all"] | tuple[int, ...]:
-    """Return the ranks whose lines are shown, or ``"all"``. That there are such ranks is not checked."""
+    """Return the ranks whose lines are shown, or ``"all"``. Does not check that these ranks exist."""
     if isinstance(logs, str) and logs in ("all", "rank0", "none"):
         return "all" if logs == "all" else (0,) if logs == "rank0" else ()
     if isinstance(logs, str) or not isinstance(logs, Iterable):

@@ -1,7 +1,7 @@
 """The options of a run, in groups that check themselves. Each option is declared once, here or in ``api/options.py``.
 
 A declaration has the option's default, its check, one sentence for the command line's help, and its form there. The
-command line is made from the declarations, and a test holds that they agree with ``Distributor``'s signature and
+command line is made from the declarations, and a test checks that they agree with ``Distributor``'s signature and
 docstring. ``docs/architecture.md`` says how to add an option.
 
 Example:
@@ -49,12 +49,12 @@ class Flag:
     """An option's form on the command line.
 
     Attributes:
-        panel: the panel of the help that lists it, one of :data:`PANELS`.
-        kind: what it takes: one of some words (a tuple), text, a number, the path of a file or folder to make, or an
-            existing folder. A switch takes nothing.
-        names: how it is spelled, in click's notation; by default as the argument, with dashes: ``--grace-period``.
-        metavar: the name of its value in the help; by default what ``kind`` is called.
-        several: whether it may be given more than once.
+        panel: the panel of the help that lists the option, one of :data:`PANELS`.
+        kind: the kind of its value: text, a number, a path that need not exist, an existing folder, or one of several
+            words (a tuple). A switch takes no value.
+        names: its names, in click's notation; by default, the argument's name with dashes: ``--grace-period``.
+        metavar: the name of its value in the help; by default, the name that click gives to ``kind``.
+        several: whether the option may be given more than once.
     """
 
     panel: str
@@ -69,7 +69,7 @@ class Option:
     """The declaration of one option.
 
     Attributes:
-        default: the value that counts if none is given.
+        default: the option's value if the user gives no value.
         check: returns the value to keep, or raises a ``ConfigurationError``; see :mod:`distributor.values.checks`.
         help: one sentence on what the option is.
         flag: its form on the command line; ``None`` if it has none.
@@ -93,10 +93,10 @@ def declared(group: type[Group]) -> dict[str, Option]:
 
 @dataclass(frozen=True)
 class Group:
-    """Options that belong together. A group takes values as users give them, and holds them checked.
+    """Options that belong together. A group takes values as users give them, and holds the checked values.
 
     Raises:
-        ConfigurationError: a value is wrong, or two of them do not go together.
+        ConfigurationError: a value is wrong, or two values contradict each other.
     """
 
     def __post_init__(self) -> None:
@@ -106,7 +106,7 @@ class Group:
         self.check_together()
 
     def check_together(self) -> None:
-        """Check that the values go together."""
+        """Check that the values do not contradict each other."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,9 @@ class Resources(Group):
     Attributes:
         num_processes: world size.
         use_gpu: whether ranks use GPUs; otherwise GPUs are hidden from them.
-        gpus_per_process, cpus_per_process: number of GPUs and of CPUs of each rank.
-        memory_per_process: bytes of memory of each rank.
-        max_processes_per_node: largest number of ranks on one node.
+        gpus_per_process, cpus_per_process: number of GPUs or CPUs of each rank.
+        memory_per_process: memory of each rank, in bytes.
+        max_processes_per_node: maximum number of ranks on one node.
     """
 
     num_processes: int = option(
@@ -139,14 +139,14 @@ class Resources(Group):
     cpus_per_process: int | None = option(
         None,
         optional(check_count),
-        "Number of CPUs per rank, and of its OpenMP threads.",
+        "Number of CPUs and of OpenMP threads per rank.",
         Flag(panel=RANKS, kind="integer"),
     )
     memory_per_process: int | None = option(
         None, optional(check_memory), "Memory per rank, such as 8g.", Flag(panel=RANKS, metavar="SIZE")
     )
     max_processes_per_node: int | None = option(
-        None, optional(check_count), "Largest number of ranks on one executor.", Flag(panel=WHERE, kind="integer")
+        None, optional(check_count), "Maximum number of ranks on one executor.", Flag(panel=WHERE, kind="integer")
     )
 
     def check_together(self) -> None:
@@ -163,17 +163,20 @@ class Resources(Group):
 
 @dataclass(frozen=True)
 class Deadlines(Group):
-    """How long a run may take for its steps, in seconds.
+    """The time limits of a run, in seconds.
 
     Attributes:
         start_timeout: time that the run may take to bring up all ranks.
         grace_period: time between SIGTERM and SIGKILL when ranks are stopped.
-        heartbeat_timeout: silence after which driver and node consider each other lost.
+        heartbeat_timeout: silence after which the driver and a node consider each other lost.
         stall_timeout: time without activity of any rank after which the run ends; ``None``: no limit.
     """
 
     start_timeout: float = option(
-        600.0, partial(check_seconds, least=0), "Seconds until all ranks must be up.", Flag(panel=LIMITS, kind="number")
+        600.0,
+        partial(check_seconds, least=0),
+        "Seconds within which all ranks must be up.",
+        Flag(panel=LIMITS, kind="number"),
     )
     grace_period: float = option(
         10.0, partial(check_seconds, least=0), "Seconds from SIGTERM to SIGKILL.", Flag(panel=LIMITS, kind="number")
@@ -181,7 +184,7 @@ class Deadlines(Group):
     heartbeat_timeout: float = option(
         30.0,
         partial(check_seconds, least=1),
-        "Seconds of silence after which driver and node consider each other lost.",
+        "Seconds of silence after which the driver and a node consider each other lost.",
         Flag(panel=LIMITS, kind="number"),
     )
     stall_timeout: float | None = option(
@@ -243,7 +246,7 @@ class Output(Group):
 
     @property
     def keep_logs(self) -> bool:
-        """Whether the driver keeps every rank's output in files, for which all of it must be sent."""
+        """Whether the driver keeps every rank's output in files, so that nodes must send all of it."""
         return self.log_dir is not None
 
 
@@ -255,7 +258,7 @@ class Startup(Group):
         start_method: ``"fork"``: ranks are forks of a process that has imported torch; ``"spawn"``: ranks are new
             processes.
         keep_warm: number of seconds that the process with torch waits for the next run; 0: it serves this run only.
-        preload: modules that it imports besides torch and what the launch path needs.
+        preload: modules that this process imports besides torch and the modules that the launch path needs.
     """
 
     start_method: Literal["fork", "spawn"] = option(
@@ -281,12 +284,12 @@ class Startup(Group):
 
 @dataclass(frozen=True)
 class Training(Group):
-    """How ranks count themselves, and what must hold of their training.
+    """How ranks are numbered within their host, and whether they must train together.
 
     Attributes:
-        local_ranks: what ``LOCAL_RANK`` counts: ranks of the executor, or of all executors on its host.
-        require_group: what happens if ranks train and never join a process group of all ranks: ``None``: a warning;
-            ``True``: an error; ``False``: nothing.
+        local_ranks: what ``LOCAL_RANK`` counts: the ranks of the executor, or those of all executors on its host.
+        require_group: what happens if ranks train but never join a process group of all ranks: a warning (``None``), an
+            error (``True``) or nothing (``False``).
     """
 
     local_ranks: Literal["executor", "host"] = option(
@@ -305,10 +308,10 @@ class Training(Group):
 
 @dataclass(frozen=True)
 class Variables(Group):
-    """Environment variables for the ranks. They may hold secrets, so that ``repr`` does not show them.
+    """Environment variables for the ranks. They may hold secrets, so ``repr`` does not show the values of ``env``.
 
     Attributes:
-        env: variables that override all others but the rank contract.
+        env: variables that override all others except the rank contract.
         forward_env: patterns of the driver's variables that ranks get too.
     """
 
@@ -333,9 +336,9 @@ class Project(Group):
 
     Attributes:
         working_dir: folder that becomes the ranks' current directory, or ``None``.
-        working_dir_limit: largest allowed total size of its files, in bytes.
-        output_dir: folder or URL to which new relative files of ranks come back, or ``None``.
-        output_limit: largest total size of these files, in bytes.
+        working_dir_limit: maximum total size of its files, in bytes.
+        output_dir: folder or URL that receives the files that ranks write to relative paths, or ``None``.
+        output_limit: maximum total size of the files in ``output_dir``, in bytes.
     """
 
     working_dir: Path | None = option(
@@ -344,15 +347,15 @@ class Project(Group):
         "Project folder in which ranks run; executors get a copy.",
         Flag(panel=WHAT, kind="folder"),
     )
-    working_dir_limit: int = option(256 << 20, check_count, "Largest number of bytes of the files in working_dir.")
+    working_dir_limit: int = option(256 << 20, check_count, "Maximum size of the files in working_dir, in bytes.")
     output_dir: str | None = option(
         None,
         optional(check_place),
-        "Folder or URL to which new files of ranks come back.",
+        "Folder or URL that receives the new files of ranks.",
         Flag(panel=OUTPUT, kind="text", metavar="FOLDER"),
     )
     output_limit: int = option(
-        "1g", check_memory, "Most that these files may hold, such as 8g.", Flag(panel=OUTPUT, metavar="SIZE")
+        "1g", check_memory, "Maximum size of the files in --output-dir, such as 8g.", Flag(panel=OUTPUT, metavar="SIZE")
     )
 
 

@@ -223,15 +223,15 @@ def test_under_spark_submit_its_session_decides(fake: type[Fake], monkeypatch: p
         ),
         (
             "run --nproc-per-node 4 train.py",
-            "--nproc-per-node belongs to torchrun: use --num-processes for the number of all ranks",
+            "--nproc-per-node belongs to torchrun: use --num-processes for the total number of ranks",
         ),
         (
             "run --nproc_per_node=4 train.py",
-            "--nproc_per_node belongs to torchrun: use --num-processes for the number of all ranks",
+            "--nproc_per_node belongs to torchrun: use --num-processes for the total number of ranks",
         ),
         (
             "run --nnodes 2 train.py",
-            "--nnodes belongs to torchrun: use --num-processes for the number of all ranks; Spark",
+            "--nnodes belongs to torchrun: use --num-processes for the total number of ranks; Spark",
         ),
         ("run --max-restarts 3 train.py", "--max-restarts is not supported yet: a rank that fails ends the run"),
         (
@@ -241,7 +241,7 @@ def test_under_spark_submit_its_session_decides(fake: type[Fake], monkeypatch: p
         ("run --no-gpu -m no_such.module", "there is no module 'no_such.module' in the current directory /"),
         ("run --no-gpu -m --working-dir / no.such", "there is no module 'no.such' in --working-dir /, the current dir"),
         ("run --no-gpu --logs rank1 train.py", "--logs takes all, rank0, none or ranks (0,3), not 'rank1'"),
-        ("run --master yarn --driver-ports 9-8 t.py", "a range of them, the lower first, not '9-8'"),
+        ("run --master yarn --driver-ports 9-8 t.py", "a range of ports with the lower one first, not '9-8'"),
         ("completion", "Missing argument"),
         ("run --env A train.py", "--env takes NAME=VALUE, not 'A'"),
         (
