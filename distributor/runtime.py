@@ -91,16 +91,16 @@ def report(
     total_steps: int | None = None,
     **values: Any,
 ) -> None:
-    """Report how the training is doing; ``run.metrics``, ``run.progress`` and callbacks on the driver show it.
+    """Report metrics of the training to the driver, for ``run.metrics``, ``run.progress`` and callbacks.
 
-    Any rank may report, any number of times: no rank waits for another one, or for the driver. Outside a run, the
-    arguments are checked, and nothing is reported. A rank that has reported more than 8 MiB (about 80,000 reports; less
-    with more than 4 ranks, see ``docs/metrics.md``) thins its reports out evenly.
+    Any rank may report, any number of times, without waiting for other ranks or the driver. Outside a run, the
+    arguments are checked, but nothing is reported. If a rank reports more than 8 MiB (about 80,000 reports; less with
+    more than 4 ranks, see ``docs/metrics.md``), its reports are thinned out evenly.
 
     Args:
-        metrics: values by name, for names that are no Python names, such as ``"val/loss"``.
+        metrics: values by name, for names that are not Python identifiers, such as ``"val/loss"``.
         step: the step of the training, for ``run.progress`` and the axis of ``run.plot()``.
-        total_steps: number of steps of the whole training. It is enough to say it once.
+        total_steps: number of steps of the whole training. It need be reported only once.
         **values: values by name. A value is a number, or a tensor or an array of one element.
 
     Raises:
@@ -166,13 +166,13 @@ def _first(name: str, goes_first: bool) -> Iterator[None]:
     try:
         yield
         failed = False
-    finally:  # the others wait for it, whether it has failed or not
+    finally:  # the other ranks wait for this rank, whether it has failed or not
         other = _failed(dist, rank() if failed else -1)
     _raise_if_failed(name, other)
 
 
 def _failed(dist: Any, failed: int = -1) -> int:
-    """Wait for all ranks, and return the highest rank that has failed, -1 if none has. NCCL needs a tensor on a GPU."""
+    """Wait for all ranks, and return the highest rank that has failed, or -1. NCCL needs a tensor on a GPU."""
     import torch
 
     device = torch.device("cuda", local_rank()) if dist.get_backend() == "nccl" else torch.device("cpu")

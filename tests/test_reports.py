@@ -163,7 +163,7 @@ def test_a_callback_that_hangs_holds_nobody_up_forever(
     monkeypatch.setattr(calling, "PATIENCE", 0.1)
     hanging = Hanging()
     assert make_local(1, callbacks=[hanging]).run(trainings.rank) == 0
-    assert "a callback still runs 0.1 s after the end; it is not waited for" in caplog.text
+    assert "a callback is still running 0.1 s after the run's end; it is left running" in caplog.text
     hanging.released.set()
 
 
@@ -172,8 +172,8 @@ def test_a_callback_that_hangs_holds_nobody_up_forever(
     [
         ("print", "callbacks must be a list of objects with methods such as on_metrics, not 'print'"),
         (3, "callbacks must be a list of objects with methods such as on_metrics, not 3"),
-        ([Listener], "callbacks: .*Listener'> is not an object with any of on_start, on_metrics, on_end"),
-        ([print], "is not an object with any of on_start"),
+        ([Listener], "callbacks: .*Listener'> is not an object with any of the methods on_start, on_metrics, on_end"),
+        ([print], "is not an object with any of the methods on_start"),
     ],
 )
 def test_what_is_no_callback_is_refused(make_local: Make, callbacks: Any, why: str) -> None:

@@ -46,22 +46,24 @@ def check_launch(name: str, launch: Any) -> Launch:
     return valid
 
 
-#: What callbacks may have.
+#: The methods that a callback may have.
 _MOMENTS = ("on_start", "on_metrics", "on_end")
 
 
 def check_callbacks(name: str, callbacks: Any) -> tuple[Any, ...]:
-    """Return callbacks as a tuple. Each must have at least one method that is called.
+    """Return callbacks as a tuple, after a check that each has at least one of the methods that are called.
 
     Raises:
-        ConfigurationError: one of them has none.
+        ConfigurationError: ``callbacks`` is not a list, or a callback has none of the methods.
     """
     if isinstance(callbacks, (str, bytes)) or not isinstance(callbacks, Iterable):
         raise ConfigurationError(f"{name} must be a list of objects with methods such as on_metrics, not {callbacks!r}")
     found = tuple(callbacks)
     for callback in found:
         if isinstance(callback, type) or not any(callable(getattr(callback, moment, None)) for moment in _MOMENTS):
-            raise ConfigurationError(f"{name}: {callback!r} is not an object with any of {', '.join(_MOMENTS)}")
+            raise ConfigurationError(
+                f"{name}: {callback!r} is not an object with any of the methods {', '.join(_MOMENTS)}"
+            )
     return found
 
 
@@ -73,7 +75,7 @@ class Request(Group):
         local_mode: whether to train on this machine; ``None``: on Spark if the active session is on a cluster.
         launch: how ranks are started: a launch path that is not yet resolved for the run.
         name: the user's name for the run, if it has one.
-        callbacks: objects that are told on the driver of what happens.
+        callbacks: objects with methods that are called on the driver during the run.
     """
 
     local_mode: bool | None = option(None, check_choice, "Train on this machine, without Spark.")
@@ -86,7 +88,7 @@ class Request(Group):
     name: str | None = option(
         None, optional(check_title), "Name of the run, for the status and the Spark UI.", Flag(panel=WHAT)
     )
-    callbacks: tuple[Any, ...] = option((), check_callbacks, "Objects that are told on the driver of what happens.")
+    callbacks: tuple[Any, ...] = option((), check_callbacks, "Objects with methods to call on the driver.")
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ def _head(snapshot: Snapshot) -> str:
 
 
 def _reported(snapshot: Snapshot, told: str) -> str:
-    """Return what ranks have reported last, after a bar if they have said how many steps there are."""
+    """Return as HTML what ranks have reported last, after a progress bar if the total number of steps is known."""
     progress, bar = snapshot.progress, ""
     if progress is not None and progress.total and not snapshot.ended:
         bar = f'<progress max="{progress.total}" value="{min(progress.step, progress.total)}"></progress> '

@@ -10,7 +10,7 @@ from distributor.values.job import Status
 from distributor.values.placement import Placement
 from distributor.values.reports import Progress
 
-#: Number of reported values to show at most.
+#: Maximum number of reported values to show.
 _VALUES = 8
 
 _ENDED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED)

@@ -17,7 +17,7 @@ _NO_GPU = re.compile(
     r"Found no NVIDIA driver|Attempting to deserialize object on a CUDA device|"
     r"Cannot access accelerator device when none is available|doesn't have NCCL built in|"
     r"ProcessGroupNCCL is only supported with GPUs|"
-    # Unsloth takes an empty HIP_VISIBLE_DEVICES, which hides GPUs, for a sign of one.
+    # Unsloth takes an empty HIP_VISIBLE_DEVICES, which hides GPUs, for a sign of an AMD GPU.
     r"Unsloth detected signs of an AMD ROCm GPU|Unsloth cannot find any torch accelerator"
 )
 #: A line of a traceback by which the code demands a GPU, whatever the error's message says.

@@ -20,9 +20,9 @@ PATIENCE = 60.0
 
 
 class Callbacks:
-    """Calls what callbacks have of ``on_start``, ``on_metrics`` and ``on_end``.
+    """Calls the methods ``on_start``, ``on_metrics`` and ``on_end`` of the callbacks that have them.
 
-    An error in a callback is a warning, and ends neither the run nor the other callbacks.
+    An error in a callback is logged as a warning, and ends neither the run nor the other callbacks.
 
     Args:
         callbacks: the user's objects, called in order.
@@ -39,23 +39,23 @@ class Callbacks:
 
     @property
     def is_running_here(self) -> bool:
-        """Whether the caller is one of the callbacks."""
+        """Whether the current code was called by one of the callbacks."""
         return threading.current_thread() is self._thread
 
     def start(self, run: Any) -> None:
-        """Begin to call, with ``on_start``. Does nothing without callbacks."""
+        """Start the thread, which calls ``on_start`` first. Do nothing without callbacks."""
         if self._callbacks:
-            self._new()  # from now on
+            self._new()  # callbacks get the rows that arrive from now on
             self._thread = threading.Thread(target=self._serve, args=(run,), name="distributor-callbacks", daemon=True)
             self._thread.start()
             self.tell("on_start")
 
     def tell(self, name: str, *arguments: Any) -> None:
-        """Call ``name(run, *arguments)`` of each callback that has it, soon."""
+        """Soon call the method ``name`` of each callback that has it, with the run and ``arguments``."""
         self._events.put((name, arguments))
 
     def close(self) -> None:
-        """Call ``on_end``, after what is still to be called, and wait for it, but not forever."""
+        """Call ``on_end`` after the calls that are still due, and wait for its end, but not forever."""
         thread = self._thread
         if thread is None:
             return
@@ -64,7 +64,9 @@ class Callbacks:
         thread.join(PATIENCE)
         if thread.is_alive():
             _log.warning(
-                "run %s: a callback still runs %g s after the end; it is not waited for", self._label, PATIENCE
+                "run %s: a callback is still running %g s after the run's end; it is left running",
+                self._label,
+                PATIENCE,
             )
 
     def _serve(self, run: Any) -> None:

@@ -176,12 +176,12 @@ class Run:
 
     @property
     def latest_metrics(self) -> dict[str, float]:
-        """The newest value of each reported name. Of several ranks that report it, the lowest counts."""
+        """The newest value of each reported name. If several ranks report a name, the lowest rank's value counts."""
         return self._supervisor.reports.latest
 
     @property
     def progress(self) -> Progress | None:
-        """The last step that ranks have reported, the total number, and steps per second; ``None`` without steps.
+        """The last reported step, the total number of steps, and steps per second; ``None`` if no rank reports steps.
 
         Example:
             >>> run.progress.seconds_left  # doctest: +SKIP
@@ -190,7 +190,7 @@ class Run:
         return self._supervisor.reports.progress
 
     def plot(self) -> Figure:
-        """Return a picture of what ranks have reported, with a diagram for each name; a notebook shows it.
+        """Return a figure of what ranks have reported, with a diagram for each name. Notebooks display it.
 
         Raises:
             ConfigurationError: matplotlib is not installed.

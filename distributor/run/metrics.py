@@ -1,4 +1,4 @@
-"""What ranks have reported, as the user reads it: rows, the latest values, and a picture."""
+"""What ranks have reported, as the user reads it: rows, the latest values, and a figure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     import pyarrow
     from matplotlib.figure import Figure
 
-#: Number of ranks whose lines the legend of a picture names.
+#: Maximum number of ranks that the legend of a diagram names.
 _NAMED = 10
 
-#: Number of pictures beside each other.
+#: Maximum number of diagrams in a row of a figure.
 _COLUMNS = 3
 
 
@@ -24,11 +24,11 @@ class Row(NamedTuple):
     """One report of a rank.
 
     Attributes:
-        attempt: the attempt in which it was made, from 0.
-        step: the step that the rank gave; ``None`` if it gave none.
-        time: when it was made, in seconds since the epoch, by the clock of the rank's host.
+        attempt: the attempt in which the report was made, from 0.
+        step: the step that the rank reported; ``None`` if it reported no step.
+        time: when the report was made, in seconds since the epoch, by the clock of the rank's host.
         rank: the rank.
-        values: what it reported, by name.
+        values: the reported values, by name.
     """
 
     attempt: int
@@ -44,8 +44,8 @@ class Metrics(Sequence[Row]):
 
     Attributes:
         rows: the rows.
-        dropped: number of reports that were left out, to thin out those of ranks that report very much, or because a
-            disk was full.
+        dropped: number of reports that were left out, because a rank reported too much and its reports were thinned
+            out, or because a disk was full.
 
     Example:
         >>> metrics = Metrics((Row(0, 1, 10.0, 0, {"loss": 0.5}), Row(0, 2, 11.0, 0, {"loss": 0.25})))
@@ -83,7 +83,7 @@ class Metrics(Sequence[Row]):
 
     @property
     def latest(self) -> dict[str, float]:
-        """The newest value of each name. Of several ranks that report it, the lowest counts."""
+        """The newest value of each name. If several ranks report a name, the lowest rank's value counts."""
         found: dict[str, tuple[int, float]] = {}
         for row in self.rows:
             for name, value in row.values.items():
@@ -94,7 +94,7 @@ class Metrics(Sequence[Row]):
     def to_pandas(self) -> pandas.DataFrame:
         """Return a DataFrame with a row for each report, and the columns attempt, step, time, rank and each name.
 
-        A value that a report does not have is NaN. A value whose name is that of another column is ``value.NAME``.
+        Missing values are NaN. If a value has the name of one of the other columns, its column is ``value.NAME``.
 
         Raises:
             ConfigurationError: pandas is not installed.
@@ -107,7 +107,7 @@ class Metrics(Sequence[Row]):
         return frame.astype({"step": "Int64"})
 
     def to_arrow(self) -> pyarrow.Table:
-        """Return an Arrow table with the columns of :meth:`to_pandas`; what a report does not have is null.
+        """Return an Arrow table with the columns of :meth:`to_pandas`. Missing values are null.
 
         Raises:
             ConfigurationError: pyarrow is not installed.
@@ -132,7 +132,7 @@ class Metrics(Sequence[Row]):
         return columns
 
     def plot(self) -> Figure:
-        """Return a picture with a diagram for each name: its values against steps, or against time without steps.
+        """Return a figure with a diagram for each name: its values by step, or by time if a report has no step.
 
         Raises:
             ConfigurationError: matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""Takes the reports of ranks as they arrive, each once, and keeps no more of them than there is room for."""
+"""Takes each report of a rank once, as it arrives, and keeps no more reports than there is room for."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from distributor.values.reports import LONGEST, Progress, Report
 #: Number of seconds over which the number of steps per second is measured.
 _WINDOW = 30.0
 
-#: Number of the last reports of a rank in which the rate is looked for.
+#: Number of a rank's last reports from which the rate is computed.
 _RECENT = 1000
 
-#: Number of names of which the latest value is known at most.
+#: Maximum number of names whose latest values are kept.
 _MOST_NAMES = 1000
 
-#: Number of rows that wait for callbacks at most.
+#: Maximum number of rows that wait for callbacks.
 _MOST_NEW = 100_000
 
-#: A node may keep more of a rank's reports than the driver by this factor, as it counts them in another way.
+#: The driver's limit for a rank's reports, as a multiple of the node's limit: the two count in different ways.
 _SLACK = 2
 
 
@@ -41,7 +41,7 @@ class _Kept:
     total_steps: int | None = None
 
     def add(self, report: Report, length: int) -> None:
-        """Keep a report of ``length`` bytes, and drop those that are left out at its stage."""
+        """Keep a report of ``length`` bytes, and drop the reports that are left out from the new report's stage on."""
         self.made = max(self.made, report.number + 1)
         self.total_steps = report.total_steps if report.total_steps is not None else self.total_steps
         if report.stage > self.stage:
@@ -54,7 +54,7 @@ class _Kept:
 
 @dataclass
 class _Stream:
-    """One rank's reports on their way: how many bytes have arrived, and the line that is not complete yet."""
+    """The stream of a rank's reports: how many bytes have arrived, and the line that is not complete yet."""
 
     offset: int = 0
     begun: bytes = b""
@@ -73,14 +73,14 @@ class Reports:
         self._room = _SLACK * reports.room(world_size)
         self._streams: dict[int, _Stream] = {}
         self._kept: dict[tuple[int, int], _Kept] = {}  # by attempt and rank
-        self._attempt = 0  # the latest one in which a rank has reported
+        self._attempt = 0  # the latest attempt in which a rank has reported
         self._newest: dict[str, tuple[int, float]] = {}  # rank and value by name, in the latest attempt
-        self._new: list[Row] | None = None  # until somebody asks for it
-        self._told = False  # of reports that go
+        self._new: list[Row] | None = None  # the rows for the next call of new(), from its first call on
+        self._told = False  # whether the warning about dropped reports was given
         self._lock = threading.Lock()
 
     def take(self, log: Log) -> str | None:
-        """Take a piece, without the bytes already received. Return a warning when it first makes others go."""
+        """Take a piece, without the bytes already received. Return a warning when reports are first dropped."""
         with self._lock:
             stream = self._streams.setdefault(log.rank, _Stream())
             data = log.data[max(0, stream.offset - log.offset) :]
@@ -137,14 +137,14 @@ class Reports:
             return tuple((rank, REPORTS, self._streams[rank].offset) for rank in ranks if rank in self._streams)
 
     def new(self) -> tuple[Row, ...]:
-        """Return what has arrived since the last call; nothing at the first one."""
+        """Return the rows that have arrived since the last call; empty at the first call."""
         with self._lock:
             rows, self._new = tuple(self._new or ()), []
             return rows
 
     @property
     def metrics(self) -> Metrics:
-        """What has arrived so far."""
+        """The reports that have arrived so far."""
         with self._lock:
             rows = [_row(rank, report) for (_, rank), kept in self._kept.items() for report in kept.reports]
             dropped = sum(kept.made - len(kept.reports) for kept in self._kept.values())
@@ -152,7 +152,7 @@ class Reports:
 
     @property
     def latest(self) -> dict[str, float]:
-        """The newest value of each name in the latest attempt. Of several ranks that report it, the lowest counts."""
+        """The newest values in the latest attempt, by name. If several ranks report a name, the lowest rank counts."""
         with self._lock:
             return {name: value for name, (_, value) in self._newest.items()}
 
@@ -173,7 +173,7 @@ def _row(rank: int, report: Report) -> Row:
 
 
 def progress(made: Sequence[Report], total: int | None) -> Progress | None:
-    """Return how far a rank has come by its last reports; ``None`` if none of them has a step.
+    """Return how far a rank has come, according to its last reports; ``None`` if no report has a step.
 
     >>> progress([Report(n, 0, 0, 100.0 + n / 2, n, None) for n in range(20)], 60)
     Progress(step=19, total=60, rate=2.0)

@@ -72,7 +72,7 @@ class Supervisor:
             attempt = self.attempt
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:
-        """Return a thread that is fit to run the job."""
+        """Return a thread in which the job may run. The caller starts it."""
         return self._scheduler.thread(target)
 
     def run(self, submitted: float) -> Verdict:

@@ -183,7 +183,7 @@ def test_its_command_trains_adapters(
 def test_its_command_without_a_place_for_the_model_is_advised(make_local: Make, work: Path) -> None:
     with pytest.raises(TrainingError, match="Cannot access accelerator device") as caught:
         make_local(2, working_dir=work, env=ENV).run_module("axolotl.cli.train", "tune.yaml")
-    assert "The code asks for a GPU, and ranks see none with use_gpu=False" in str(caught.value)
+    assert "The code asks for a GPU, but with use_gpu=False ranks see none" in str(caught.value)
 
 
 @pytest.mark.gpu

@@ -137,7 +137,7 @@ def test_without_a_gpu_it_is_advised(make_local: Make, options: dict[str, Any]) 
     options["env"] = {**ENV, "UNSLOTH_DISABLE_CPU_FALLBACK": "1"}
     with pytest.raises(TrainingError, match="Unsloth detected signs of an AMD ROCm GPU") as caught:
         make_local(2, **options).run(tune, True)
-    assert "The code asks for a GPU, and ranks see none with use_gpu=False" in str(caught.value)
+    assert "The code asks for a GPU, but with use_gpu=False ranks see none" in str(caught.value)
 
 
 @pytest.mark.gpu
