@@ -223,7 +223,7 @@ class Deposits:
         if self._refused:
             path, why = next(iter(self._refused.items()))
             told.append(
-                f"{count(len(self._refused), 'new file')} could not be kept in output_dir; the first is {path!r}: {why}"
+                f"{count(len(self._refused), 'new file')} could not be kept in output_dir (the first: {path!r}): {why}"
             )
         return told
 

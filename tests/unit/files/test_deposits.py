@@ -121,7 +121,7 @@ def test_the_limit_counts_what_is_kept(tmp_path: Path) -> None:
     (refused,) = bring(deposits, 0, "b", b"12345")
     assert isinstance(refused, Refused) and "would exceed output_limit (10 bytes)" in refused.why
     assert bring(deposits, 0, "a", b"1234567890")[-1] == Received()  # it replaces the one before
-    assert deposits.warnings == [f"1 new file could not be kept in output_dir; the first is 'b': {refused.why}"]
+    assert deposits.warnings == [f"1 new file could not be kept in output_dir (the first: 'b'): {refused.why}"]
     assert asyncio.run(answers(deposits, 0, Withdraw("a"))) == [Received()]
     assert bring(deposits, 0, "b", b"12345")[-1] == Received()
     assert (there(tmp_path), deposits.warnings) == ({"b": b"12345"}, [])
@@ -154,9 +154,7 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("os.write", full)
     assert bring(deposits, 0, "a", b"x") == [Proceed(), Refused("No space left on device")]
-    assert deposits.warnings == [
-        "1 new file could not be kept in output_dir; the first is 'a': No space left on device"
-    ]
+    assert deposits.warnings == ["1 new file could not be kept in output_dir (the first: 'a'): No space left on device"]
 
 
 def test_what_comes_through_spark_is_settled_by_node(tmp_path: Path) -> None:
@@ -166,7 +164,7 @@ def test_what_comes_through_spark_is_settled_by_node(tmp_path: Path) -> None:
     assert there(tmp_path) == {"a": b"zero", "a.node-1": b"one"}
     assert [warning.partition(":")[0] for warning in deposits.warnings] == [
         "nodes wrote different bytes to 'a'",
-        "1 new file could not be kept in output_dir; the first is 'b'",
+        "1 new file could not be kept in output_dir (the first",
     ]
 
 
