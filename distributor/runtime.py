@@ -111,6 +111,10 @@ def report(
         >>> report(step=1, total_steps=100, loss=0.25)
         >>> report({"val/loss": 0.5}, step=1)
     """
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise ConfigurationError(
+            f"report(): values need names, as in report(loss=0.5) or report({{'val/loss': 0.5}}), not {metrics!r:.100}"
+        )
     reports.add({**metrics, **values} if metrics is not None else values, step, total_steps)
 
 

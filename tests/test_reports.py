@@ -133,6 +133,9 @@ def test_callbacks_are_told_in_order(make: Make) -> None:
 
 
 class Broken:
+    def on_metrics(self, run: Run, rows: Any) -> None:
+        raise KeyError("loss")
+
     def on_start(self, run: Run) -> None:
         raise RuntimeError("no network")
 
@@ -144,7 +147,8 @@ def test_an_error_in_a_callback_is_a_warning(make_local: Make, caplog: pytest.Lo
     listener = Listener()
     with pytest.raises(TrainingError, match="boom"):
         make_local(1, callbacks=[Broken(), listener]).run(report_steps, 3, end="raise")
-    assert "Broken.on_start raised RuntimeError: no network" in caplog.text
+    place = f"{__file__}:{Broken.on_start.__code__.co_firstlineno + 1}"
+    assert f"Broken.on_start raised RuntimeError: no network ({place}); this warning is shown once" in caplog.text
     assert "Broken.on_end raised RuntimeError: still no network" in caplog.text
     assert listener.told == ["start", "metrics", "failed"]
 
@@ -155,6 +159,18 @@ class Hanging:
 
     def on_end(self, run: Run) -> None:
         self.released.wait()
+
+
+def test_an_error_of_each_call_is_told_once(
+    make_local: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(calling, "_INTERVAL", 0.01)
+    run = make_local(1, callbacks=[Broken(), listener := Listener()]).submit(report_steps, 5, str(tmp_path / "go"))
+    watch.until(lambda: listener.steps)
+    (tmp_path / "go").touch()
+    run.result(watch.DEADLINE)
+    assert listener.steps == [1, 2, 3, 4, 5, 6]
+    assert caplog.text.count("Broken.on_metrics raised KeyError: 'loss'") == 1
 
 
 def test_a_callback_that_hangs_holds_nobody_up_forever(

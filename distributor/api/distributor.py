@@ -45,8 +45,9 @@ class Distributor:
             Spark session. ``None`` (default) trains on the session's executors if the active session is on a cluster
             (standalone, YARN, Kubernetes, ``local-cluster``, Spark Connect), otherwise on this machine.
         use_gpu: give each rank its own GPU, device ``LOCAL_RANK`` of those it sees (default). ``False`` hides GPUs.
-        launch: how ranks are started: ``"torchrun"`` (default), ``"deepspeed"``, or a launch path with its own
-            options, such as ``distributor.launch.DeepSpeed(config)``.
+        launch: how ranks are started: ``"torchrun"`` (default), ``"accelerate"``, ``"deepspeed"``, ``"jax"``,
+            ``"mpi"``, ``"mpi-env"``, ``"ray"`` or ``"tensorflow"``, or a launch path with its own options, such as
+            ``distributor.launch.DeepSpeed(config)``.
         name: the run's name in the status, in notes, in ``repr(run)`` and in the Spark UI (as the job's description, on
             classic sessions); one line of at most 100 characters.
         env: environment variables for the ranks. They override everything except the rank contract (``RANK``, ...).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,6 +37,7 @@ class Callbacks:
         self._new = new
         self._events: queue.SimpleQueue[tuple[str, tuple[Any, ...]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._warned: set[tuple[int, str]] = set()
 
     @property
     def is_running_here(self) -> bool:
@@ -93,5 +95,21 @@ class Callbacks:
             try:
                 method(run, *arguments)
             except Exception as error:
-                what = f"{type(callback).__name__}.{name}"
-                _log.warning("run %s: %s raised %s: %s", self._label, what, type(error).__name__, error)
+                self._warn(callback, name, error)
+
+    def _warn(self, callback: Any, name: str, error: Exception) -> None:
+        """Warn of an error with its place in the callback, of each method once."""
+        if (id(callback), name) in self._warned:
+            return
+        self._warned.add((id(callback), name))
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+        what = f"{type(callback).__name__}.{name}"
+        _log.warning(
+            "run %s: %s raised %s: %s%s; this warning is shown once",
+            self._label,
+            what,
+            type(error).__name__,
+            error,
+            place,
+        )

@@ -49,6 +49,7 @@ def test_a_report_is_a_line(file: Path) -> None:
         ({"loss": [1.0]}, r"loss must be a number or a tensor of one element, not \[1.0\]"),
         ({"loss": torch.zeros(2, 3)}, r"loss must be .*, not Tensor of shape \(2, 3\)"),
         ({"loss": 10**400}, "loss must be a number or a tensor of one element, not 1000"),
+        (0.5, r"values need names, as in report\(loss=0.5\) or report\({'val/loss': 0.5}\), not 0.5"),
         ({1: 2.0}, "names of values must be strings, not 1"),
         (
             {f"{number}": 0.25 for number in range(LONGEST // 8)},
