@@ -14,6 +14,7 @@ does. From a shell: distributor run --help.
     TorchDistributor       the same under PySpark's name
     DeepspeedTorchDistributor, zero, suggest_zero, autotune
                            the same with DeepSpeed, and its configuration
+    Checkpoints            where a run keeps checkpoints, and how many
     Run                    what submit returns: results, stacks, cancel
     Status                 the status of a run
     DistributorError       base class of all errors: ConfigurationError
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
         TrainingError as TrainingError,
     )
     from distributor.run.handle import Run as Run
+    from distributor.values.checkpoints import Checkpoints as Checkpoints
     from distributor.values.job import Status as Status
 
 __version__ = "0.1.0"
@@ -66,6 +68,7 @@ _WHERE = {
     "autotune": "distributor.deepspeed.autotune",
     "suggest_zero": "distributor.deepspeed.zero",
     "zero": "distributor.deepspeed.zero",
+    "Checkpoints": "distributor.values.checkpoints",
     "Run": "distributor.run.handle",
     "Status": "distributor.values.job",
     **dict.fromkeys(

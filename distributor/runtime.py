@@ -17,11 +17,15 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from distributor.errors import ConfigurationError
 from distributor.launch.deepspeed import CONFIG_PATH
 from distributor.rank import reports
+
+if TYPE_CHECKING:
+    from distributor.checkpoint.loading import Checkpoint
 
 
 def rank() -> int:
@@ -116,6 +120,135 @@ def report(
             f"report(): values need names, as in report(loss=0.5) or report({{'val/loss': 0.5}}), not {metrics!r:.100}"
         )
     reports.add({**metrics, **values} if metrics is not None else values, step, total_steps)
+
+
+def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) -> None:
+    """Save the state of the training. All ranks call it together, with the same step.
+
+    The state is copied, and the copies are written while training goes on. The next save, and the end of the rank, wait
+    until that is done. The checkpoint counts once all ranks have written their parts (see ``docs/checkpoints.md``). If
+    it cannot be written, rank 0 warns, training goes on, and earlier checkpoints stay.
+
+    Args:
+        state: what to save, by name: modules, optimizers, schedulers, anything else with ``state_dict()`` and
+            ``load_state_dict()``, and plain values. The random states of Python, NumPy and torch are always saved.
+            Modules may be plain, in DistributedDataParallel, or split by ``fully_shard``; of these, each rank saves its
+            part, and rank 0 all tensors that every rank has. Everything else is saved by each rank for itself.
+        step: the step of the training.
+        wait: return only when the checkpoint is committed, or could not be.
+
+    Raises:
+        ConfigurationError: the ranks make different calls, an entry cannot be saved, parameters that each rank has in
+            full differ between ranks, or there are several ranks and ``init_process_group`` has not been called.
+
+    Example:
+        >>> save_checkpoint({"model": model, "optimizer": optimizer, "epoch": 3}, step=1200)  # doctest: +SKIP
+    """
+    from distributor.checkpoint.saving import save_checkpoint as save
+
+    save(state, step, wait=wait)
+
+
+def load_checkpoint(state: Mapping[str, Any], *, weights_only: bool = True) -> int | None:
+    """Load the last committed checkpoint into ``state``, and return its step; ``None`` if there is none.
+
+    All ranks call it together. The number of ranks may differ from that of the save, and so may the way in which
+    modules are split. A checkpoint whose files are missing or damaged is passed over, with a warning.
+
+    Args:
+        state: what to load into, with the names given to :func:`save_checkpoint`. Modules, optimizers and objects with
+            ``load_state_dict()`` are changed in place; plain values are replaced in the dict.
+        weights_only: as for ``torch.load``: refuse objects whose loading may run code (default).
+
+    Raises:
+        ConfigurationError: the checkpoint was saved from another model or other parameters of an optimizer, holds
+            objects that ``weights_only`` refuses, or was written by :func:`checkpoint_folder`.
+
+    Example:
+        >>> step = load_checkpoint({"model": model, "optimizer": optimizer}) or 0  # doctest: +SKIP
+    """
+    from distributor.checkpoint.loading import load_checkpoint as load
+
+    return load(state, weights_only=weights_only)
+
+
+def checkpoint_folder(step: int) -> AbstractContextManager[Path]:
+    """Return a context that yields an empty folder for the files of a checkpoint. All ranks enter it together.
+
+    Each rank gets a folder of its own, and may write any files into it, also with ``torch.distributed.checkpoint``.
+    When all ranks have left the block, the files of all ranks are put into one folder, and the checkpoint is committed.
+    If a rank fails in the block, nothing is. If the files cannot be kept, rank 0 warns, training goes on, and earlier
+    checkpoints stay.
+
+    Args:
+        step: the step of the training.
+
+    Raises:
+        ConfigurationError: the ranks make different calls, two ranks wrote different files of one name, or there are
+            several ranks and ``init_process_group`` has not been called.
+        RuntimeError: another rank has failed in the block; its own exception says why.
+
+    Example:
+        >>> with checkpoint_folder(step=100) as folder:  # doctest: +SKIP
+        ...     torch.save(model.state_dict(), folder / f"model-{rank()}.pt")
+    """
+    from distributor.checkpoint.folder import checkpoint_folder as write
+
+    return write(step)
+
+
+def latest_checkpoint() -> Checkpoint | None:
+    """Return the last committed checkpoint whose files are all there; ``None`` if there is none.
+
+    Any rank may call it, without waiting for others. At the beginning of an attempt, all ranks get the same one. If the
+    place is a URL, the files are downloaded.
+
+    Returns:
+        A checkpoint with the attributes ``step``, ``path`` (the folder with its files, to be read only) and
+        ``metrics``.
+
+    Example:
+        >>> if (last := latest_checkpoint()) is not None:  # doctest: +SKIP
+        ...     model.load_state_dict(torch.load(last.path / f"model-{rank()}.pt"))
+    """
+    from distributor.checkpoint.loading import latest_checkpoint as latest
+
+    return latest()
+
+
+def best_checkpoint() -> Checkpoint | None:
+    """Return the committed checkpoint with the best value of the metric in ``Checkpoints(best=...)``.
+
+    ``None`` if no checkpoint has such a value. Otherwise as :func:`latest_checkpoint`.
+    """
+    from distributor.checkpoint.loading import best_checkpoint as best
+
+    return best()
+
+
+def suggest_checkpoint_interval(failures_per_day: float, save_seconds: float) -> float:
+    """Return the number of seconds between saves with which failures and saves together cost the least time.
+
+    With M seconds between failures and C seconds per save, the interval is
+    sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + C / 18M) - C, or M if C is at least 2 M.
+
+    Source: J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future
+    Generation Computer Systems 22 (2006), equation 37; its first term is J. W. Young's (1974).
+
+    Args:
+        failures_per_day: failures of the whole run per day: those of one node times the number of nodes.
+        save_seconds: number of seconds for which a save holds up training.
+
+    Raises:
+        ConfigurationError: an argument is not a number greater than 0.
+
+    Example:
+        >>> round(suggest_checkpoint_interval(failures_per_day=2, save_seconds=5))
+        655
+    """
+    from distributor.checkpoint.interval import suggest_checkpoint_interval as suggest
+
+    return suggest(failures_per_day, save_seconds)
 
 
 def rank0_first() -> AbstractContextManager[None]:

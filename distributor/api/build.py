@@ -19,6 +19,7 @@ from distributor.machine.urls import Remote, is_url
 from distributor.schedulers.base import Scheduler
 from distributor.shipping import modules, project, tree
 from distributor.text.wording import size
+from distributor.values.checkpoints import absolute
 from distributor.values.environment import CONTRACT
 from distributor.values.files import WITH_THE_JOB, own
 from distributor.values.job import Job, OutputDir, Target, WorkingDir
@@ -76,6 +77,7 @@ def build_job(
         env={**launch.env(resources.use_gpu), **ranks_env(options.variables, environ)},
         working_dir=folders[0],
         output_dir=folders[1],
+        checkpoints=None if options.project.checkpoints is None else absolute(options.project.checkpoints),
         collect=collect,
     )
 

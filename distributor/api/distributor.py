@@ -20,6 +20,7 @@ from distributor.display.view import View
 from distributor.errors import DistributorError, show_shortly
 from distributor.run.handle import Run
 from distributor.text import notices
+from distributor.values.checkpoints import Checkpoints
 from distributor.values.job import Job
 from distributor.values.launch import Launch, LaunchPath
 
@@ -66,6 +67,10 @@ class Distributor:
             executors remove such files when the run ends, and a warning says so as soon as there is one.
         output_limit: maximum total size of the files in ``output_dir``, in bytes or as ``"8g"`` (default 1 GiB). A run
             that would begin with more fails; a file that would exceed the limit stays where it is, with a warning.
+        checkpoints: where ranks keep checkpoints (``runtime.save_checkpoint``, ``runtime.checkpoint_folder``): a folder
+            that all nodes see under the same path, an fsspec URL such as ``"s3://bucket/run"``, or
+            ``Checkpoints(dir, keep=3, best=("val_loss", "min"))``. Before ranks start, each node is checked to see the
+            same folder, and to be able to write to it.
         gpus_per_process: number of GPUs for each rank (default 1 with ``use_gpu``). A rank's first GPU is always
             ``cuda:LOCAL_RANK``, and its other GPUs are every ``LOCAL_WORLD_SIZE``-th device after that.
         cpus_per_process: number of CPUs and of OpenMP threads for each rank (default: ``spark.task.cpus``, or in local
@@ -143,6 +148,7 @@ class Distributor:
         working_dir_limit: int = 256 << 20,
         output_dir: str | os.PathLike[str] | None = None,
         output_limit: int | str = "1g",
+        checkpoints: str | os.PathLike[str] | Checkpoints | None = None,
         gpus_per_process: int | None = None,
         cpus_per_process: int | None = None,
         memory_per_process: int | str | None = None,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from typing import Any
 
 
@@ -69,6 +70,44 @@ class Remote:
             self._fs.invalidate_cache()
             return bool(self._fs.exists(self._at(name)))
 
+    def write(self, name: str, data: bytes) -> None:
+        """Write a small file, replacing any file that has the name."""
+        with _errors():
+            self._make_folder(name)
+            self._fs.pipe_file(self._at(name), data)
+
+    def read(self, name: str) -> bytes | None:
+        """Return the content of a small file; ``None`` if there is no such file."""
+        try:
+            with _errors():
+                return bytes(self._fs.cat_file(self._at(name)))
+        except FileNotFoundError:
+            return None
+
+    def size(self, name: str) -> int | None:
+        """Return the size of a file in bytes; ``None`` if there is no such file."""
+        try:
+            with _errors():
+                self._fs.invalidate_cache()
+                return int(self._fs.info(self._at(name))["size"])
+        except FileNotFoundError:
+            return None
+
+    def folders(self) -> list[tuple[str, float | None]]:
+        """Return the folders at the top that hold files, and when one of their files last changed, if that is known."""
+        with _errors():
+            self._fs.invalidate_cache()
+            try:
+                found = self._fs.find(self._root, detail=True)
+            except FileNotFoundError:
+                return []
+        start, times = len(self._root) + 1, dict[str, float | None]()
+        for name, about in found.items():
+            folder, slash, _ = name[start:].partition("/")
+            if slash:
+                times[folder] = max(filter(None, (times.get(folder), _changed(about))), default=None)
+        return list(times.items())
+
     def sizes(self) -> dict[str, int]:
         """Return the size of each file in bytes, by name."""
         with _errors():
@@ -109,12 +148,30 @@ class Remote:
         with _errors():
             self._fs.rm_file(self._at(name))
 
+    def remove_folder(self, name: str) -> None:
+        """Remove a folder with all its files, if there is one."""
+        with _errors():
+            self._fs.invalidate_cache()
+            if self._fs.exists(self._at(name)):
+                self._fs.rm(self._at(name), recursive=True)
+
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}"
 
     def _make_folder(self, name: str) -> None:
         with suppress(Exception):  # writing the file will show the error; object stores have no folders
             self._fs.makedirs(os.path.dirname(self._at(name)), exist_ok=True)
+
+
+def _changed(about: Mapping[str, Any]) -> float | None:
+    """Return when a file last changed, in seconds since the epoch; each file system has its own name for it."""
+    for name in ("mtime", "LastModified", "last_modified", "updated", "created"):
+        value = about.get(name)
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, (int, float)):
+            return float(value)
+    return None
 
 
 @contextmanager

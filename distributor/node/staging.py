@@ -8,10 +8,10 @@ from pathlib import Path
 
 from distributor.machine import folders
 from distributor.shipping import project
-from distributor.values import environment, layout
+from distributor.values import checkpoints, environment, layout
 from distributor.values.job import Job, Script
 from distributor.values.placement import Placement
-from distributor.values.plan import AgentOrder, NodeOrder, Plan
+from distributor.values.plan import AgentOrder, Call, NodeOrder, Plan
 
 #: Names in the node's folder that stay from one attempt to the next.
 _STAYING = (folders.OWNER, layout.WORKING_DIR, layout.SCRIPT)
@@ -81,8 +81,18 @@ def launcher_order(job: Job, agent: AgentOrder, plan: Plan, placement: Placement
         collect_all=job.collect == "all",
         start_method=job.startup.start_method,
         root=agent.root,
-        environ=environment.apply(os.environ, plan.node_env),
+        environ=environment.apply(os.environ, {**plan.node_env, **_checkpoint_env(job, agent, placement)}),
         require_group=job.training.require_group,
+        check=None if job.checkpoints is None else Call("distributor.checkpoint.start", "check_place"),
+    )
+
+
+def _checkpoint_env(job: Job, agent: AgentOrder, placement: Placement) -> dict[str, str]:
+    """Return the variables that tell ranks where to keep checkpoints."""
+    if job.checkpoints is None:
+        return {}
+    return checkpoints.to_environ(
+        job.checkpoints, agent.folder, {node.node_rank: node.host for node in placement.nodes}
     )
 
 

@@ -264,6 +264,7 @@ def _returned(order: NodeOrder, local_rank: int) -> Any:
 
 def _call(order: NodeOrder, local_rank: int) -> Any:
     plan, target = order.plan, order.plan.target
+    _call_ours(order.check, local_rank)
     _call_ours(plan.first, local_rank)
     if isinstance(target, Function):
         # PySpark takes a main module without file and specification for its own doctests, and may end the process

@@ -95,6 +95,11 @@ class Writer:
 
 _writer: Writer | None = None
 
+_latest: dict[str, float] = {}
+
+#: Maximum number of names whose latest values are kept.
+_MOST_NAMES = 1000
+
 
 def begin(path: Path, world_size: int, attempt: int) -> None:
     """Begin to write reports: this process is now a rank.
@@ -123,8 +128,15 @@ def add(values: dict[str, Any], step: Any, total_steps: Any) -> None:
         step = _whole("step", step)
     if total_steps is not None and type(total_steps) is not int:
         total_steps = _whole("total_steps", total_steps)
+    if len(_latest) < _MOST_NAMES or values.keys() <= _latest.keys():
+        _latest.update(values)
     if _writer is not None:
         _writer.add(values, step, total_steps)
+
+
+def latest() -> dict[str, float]:
+    """Return the values that this process has reported last, by name."""
+    return dict(_latest)
 
 
 def finish() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
+from distributor.values.checkpoints import Checkpoints
 from distributor.values.options import Deadlines, Network, Output, Resources, Startup, Training
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ class Job:
         env: environment variables for the ranks, which override all others. Never shown in ``repr``.
         working_dir: project folder that becomes the ranks' current directory.
         output_dir: the folder or URL to which new files of ranks are copied; ``None``: they are not copied.
+        checkpoints: where ranks keep checkpoints; ``None``: the user has not said it.
         collect: which return values are sent back: only rank 0's, or those of all ranks.
         max_restarts: how many times the ranks may be started again after a failure.
     """
@@ -151,6 +153,7 @@ class Job:
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     working_dir: WorkingDir | None = None
     output_dir: OutputDir | None = None
+    checkpoints: Checkpoints | None = None
     collect: Literal["rank0", "all"] = "rank0"
     max_restarts: int = 0
 

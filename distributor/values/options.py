@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from distributor.errors import ConfigurationError
+from distributor.values.checkpoints import Checkpoints, check_checkpoints
 from distributor.values.checks import (
     Check,
     check_choice,
@@ -332,13 +333,14 @@ class Variables(Group):
 
 @dataclass(frozen=True)
 class Project(Group):
-    """The user's folders, as given. A job holds them as a ``WorkingDir`` and an ``OutputDir``.
+    """The user's folders, as given. A job holds them as ``WorkingDir``, ``OutputDir`` and ``Checkpoints``.
 
     Attributes:
         working_dir: folder that becomes the ranks' current directory, or ``None``.
         working_dir_limit: maximum total size of its files, in bytes.
         output_dir: folder or URL that receives the files that ranks write to relative paths, or ``None``.
         output_limit: maximum total size of the files in ``output_dir``, in bytes.
+        checkpoints: where ranks keep checkpoints, and how many of them stay, or ``None``.
     """
 
     working_dir: Path | None = option(
@@ -356,6 +358,12 @@ class Project(Group):
     )
     output_limit: int = option(
         "1g", check_memory, "Maximum size of the files in --output-dir, such as 8g.", Flag(panel=OUTPUT, metavar="SIZE")
+    )
+    checkpoints: Checkpoints | None = option(
+        None,
+        optional(check_checkpoints),
+        "Folder that all nodes see, or URL, for the checkpoints of ranks.",
+        Flag(panel=OUTPUT, metavar="FOLDER"),
     )
 
 

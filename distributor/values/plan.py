@@ -131,6 +131,7 @@ class NodeOrder:
         root: path from which this package can be imported.
         environ: the launcher's whole environment.
         require_group: as in :class:`~distributor.values.options.Training`.
+        check: function that each rank calls before everything else; it raises an error if the run cannot begin.
     """
 
     run_id: str
@@ -150,6 +151,7 @@ class NodeOrder:
     spare_fd: int | None = None
     slots_fd: int = -1
     require_group: bool | None = None
+    check: Call | None = None
 
     @property
     def host(self) -> str:

@@ -46,6 +46,7 @@ def loaded_by(statement):
             {"torch", "deepspeed", "yaml", "hjson"},
         ),
         ("from distributor import autotune, runtime, deepspeed_checkpoint", {"torch", "deepspeed", "pyspark"}),
+        ("from distributor import Checkpoints; import distributor.checkpoint.folder", {"torch", "pyspark", "fsspec"}),
         ("import distributor.hosting.host_node, distributor.channel.task", {"asyncio", "torch", "pyspark"}),
         ("import distributor.schedulers.spark.task", {"torch", "pyspark", "cloudpickle"}),
         (
@@ -140,7 +141,7 @@ ROOMS = {
     "api": {"run", "schedulers", "display", "launch", "shipping", "machine"},
 }
 BELOW = {"text": set(), "values": {"errors", "text"}, "errors": {"text"}}
-WINGS = ("accelerate", "cli", "compat", "deepspeed", "jax", "mpi", "ray")
+WINGS = ("accelerate", "checkpoint", "cli", "compat", "deepspeed", "jax", "mpi", "ray")
 DOORS = ("__init__", "__main__", "runtime")
 
 
@@ -185,6 +186,7 @@ def test_a_room_says_where_it_runs(room):
             {
                 "node/meeting.py",
                 "rank/lookups.py",
+                *(f"checkpoint/{name}.py" for name in ("exchange", "loading", "pickles", "plans", "saving", "state")),
                 "shipping/payload.py",
                 "compat/accelerators.py",
                 "compat/databricks/serverless_gpu/runtime.py",

@@ -1,0 +1,139 @@
+"""Which checkpoints a place holds: reads the committed ones, commits new ones, and removes those that need not stay."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from distributor.checkpoint import records
+from distributor.checkpoint.places import Place
+from distributor.checkpoint.records import INDEX, MANIFEST, Index, Manifest, Shard
+from distributor.values.checkpoints import Checkpoints
+
+#: Number of seconds without a change after which a folder without a manifest was left by a run that has ended.
+_ABANDONED = 3600.0
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A checkpoint whose shards are all there, and which can be committed. The fields are those of ``Manifest``."""
+
+    folder: str
+    step: int
+    world_size: int
+    origin: str
+    shards: tuple[Shard, ...]
+    metrics: Mapping[str, float]
+
+
+class Catalog:
+    """The checkpoints of one place. Only one process at a time commits: rank 0 of a run.
+
+    Args:
+        place: holds the checkpoints.
+        checkpoints: how many of them stay.
+    """
+
+    def __init__(self, place: Place, checkpoints: Checkpoints) -> None:
+        self._place = place
+        self._checkpoints = checkpoints
+        self._known: list[Manifest] | None = None  # the newest first; None until they have been read
+        self._sequence = 0
+
+    def committed(self) -> list[Manifest]:
+        """Read the records of all committed checkpoints, the newest first. Their shards are not looked at."""
+        index = self._read_index()
+        listed = [name for name, _ in self._place.folders()]
+        found = {}
+        for folder in {*index.folders, *listed}:
+            data = self._place.read(f"{folder}/{MANIFEST}")
+            manifest = None if data is None else records.read_manifest(data)
+            if manifest is not None and manifest.folder == folder:
+                found[folder] = manifest
+        self._sequence = max(self._sequence, index.sequence)
+        self._known = sorted(found.values(), key=lambda each: each.number, reverse=True)
+        return list(self._known)
+
+    def _read_index(self) -> Index:
+        found = [Index(0, ())]
+        for name in INDEX:
+            data = self._place.read(name)
+            index = None if data is None else records.read_index(data)
+            if index is not None:
+                found.append(index)
+        return max(found, key=lambda each: each.sequence)
+
+    def is_whole(self, manifest: Manifest) -> bool:
+        """Return whether all shards of a checkpoint are there with their sizes."""
+        return all(self._place.size(f"{manifest.folder}/{shard.name}") == shard.size for shard in manifest.shards)
+
+    def latest(self) -> Manifest | None:
+        """Return the newest committed checkpoint whose shards are all there; ``None`` if there is none."""
+        return next((each for each in self.committed() if self.is_whole(each)), None)
+
+    def best(self) -> Manifest | None:
+        """Return the best committed checkpoint whose shards are all there; ``None`` if there is none."""
+        whole = [each for each in self.committed() if self.is_whole(each)]
+        return records.best(whole, self._checkpoints)
+
+    def commit(self, draft: Draft) -> Manifest:
+        """Commit a checkpoint, and remove the checkpoints that need not stay.
+
+        Raises:
+            OSError: the checkpoint could not be committed. The ones before it are as they were.
+        """
+        known = self.committed() if self._known is None else self._known
+        manifest = Manifest(
+            folder=draft.folder,
+            number=1 + max((each.number for each in known), default=0),
+            step=draft.step,
+            time=time.time(),
+            world_size=draft.world_size,
+            origin=draft.origin,
+            shards=draft.shards,
+            metrics=dict(draft.metrics),
+        )
+        self._place.write(f"{draft.folder}/{MANIFEST}", records.pack(manifest))
+        known = [manifest, *known]
+        removed = records.surplus(known, self._checkpoints)
+        stay = [each for each in known if each not in removed]
+        self._write_index(stay)
+        self._known = stay
+        with suppress(OSError):  # what is left is removed after a later commit
+            self._remove([each.folder for each in removed])
+            self._remove(self._abandoned(draft.origin))
+        return manifest
+
+    def _write_index(self, stay: Sequence[Manifest]) -> None:
+        index = Index(self._sequence + 1, tuple(each.folder for each in stay))
+        self._place.write(INDEX[index.sequence % 2], records.pack(index))
+        self._sequence = index.sequence
+
+    def _remove(self, folders: Sequence[str]) -> None:
+        """Remove checkpoints, each one's manifest first, so that a checkpoint without all its shards has none."""
+        for folder in folders:
+            self._place.remove_file(f"{folder}/{MANIFEST}")
+            self._place.remove_folder(folder)
+
+    def _abandoned(self, origin: str) -> list[str]:
+        """Return the folders that were never committed, and to which nobody writes any more."""
+        assert self._known is not None
+        known, before = {each.folder for each in self._known}, time.time() - _ABANDONED
+        run = origin.rpartition("-")[0]
+        earlier = [f"{run}-{attempt}" for attempt in range(int(origin.rpartition("-")[2]))]
+        found = []
+        for folder, changed in self._place.folders():
+            maker = records.origin_of(folder)
+            if maker is None or folder in known:
+                continue
+            is_over = maker in earlier or (changed is not None and changed < before)
+            if is_over and self._place.read(f"{folder}/{MANIFEST}") is None:
+                found.append(folder)
+        return found
+
+    def discard(self, folder: str) -> None:
+        """Remove a checkpoint that could not be committed."""
+        with suppress(OSError):
+            self._remove([folder])

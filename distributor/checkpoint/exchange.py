@@ -1,0 +1,224 @@
+"""Lets the ranks of a run exchange bytes over torch's rendezvous store, without collectives.
+
+So a checkpoint can be committed in a thread while the ranks train, and also after ``destroy_process_group()``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import time
+import zlib
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NoReturn, Protocol
+
+from distributor.errors import ConfigurationError
+from distributor.text.wording import who
+
+_log = logging.getLogger("distributor")
+
+#: Numbers of seconds after which a rank says for whom it waits, and after which it gives up.
+TELL_AFTER, GIVE_UP_AFTER = 30.0, 1800.0
+
+#: Number of seconds between two looks at whether a rank that is waited for has ended.
+_LOOK = 1.0
+
+#: Maximum number of bytes of one value in the store. Torch's limit is 8 MiB.
+_PIECE = 4 << 20
+
+_ENDED = "ended/{}"
+
+#: What comes before a value that rank 0 sends, and before the text of an error.
+_GIVEN, _REFUSED = b"+", b"!"
+
+
+class Store(Protocol):
+    """What is used of torch's stores."""
+
+    def set(self, key: str, value: bytes) -> None: ...
+
+    def get(self, key: str) -> bytes: ...
+
+    def check(self, keys: list[str]) -> bool: ...
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None: ...
+
+    def delete_key(self, key: str) -> bool: ...
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
+
+
+class Exchange:
+    """The exchange of one rank with the others. Used by one thread at a time.
+
+    Args:
+        store: the store that the ranks share; ``None`` if there is one rank.
+        rank: this rank.
+        world_size: number of ranks.
+    """
+
+    def __init__(self, store: Store | None, rank: int, world_size: int) -> None:
+        self._store = store
+        self.rank = rank
+        self.world_size = world_size
+        if store is not None:
+            owner = os.getpid()
+            atexit.register(lambda: self._end(owner))
+
+    def _end(self, owner: int) -> None:
+        if os.getpid() == owner:
+            try:
+                assert self._store is not None
+                self._store.set(_ENDED.format(self.rank), b"")
+            except Exception:  # the store has ended: nobody waits for this rank
+                return
+
+    def gather(self, key: str, value: bytes, what: str) -> list[bytes]:
+        """Send a value to rank 0. Rank 0 waits for the values of all ranks, and returns them in the order of ranks.
+
+        Other ranks return an empty list at once.
+
+        Args:
+            key: a name that is used once, by all ranks.
+            value: this rank's value.
+            what: the user's call. Ranks that make different calls get an error.
+
+        Raises:
+            ConfigurationError: a rank makes another call, has ended without this call, or has not made it within half
+                an hour.
+        """
+        if self._store is None:
+            return [value]
+        if self.rank > 0:
+            self._put(f"{key}/{self.rank}", what.encode() + b"\0" + value)
+            return []
+        values = [value]
+        for rank in range(1, self.world_size):
+            call, _, other = self._take(f"{key}/{rank}", rank, what).partition(b"\0")
+            if call != what.encode():
+                self.refuse(
+                    key,
+                    f"rank 0 calls {what}, but rank {rank} calls {call.decode()}: every rank must make the same "
+                    "calls in the same order",
+                )
+            values.append(other)
+        return values
+
+    def share(self, key: str, values: Sequence[bytes], what: str) -> bytes:
+        """Rank 0 sends each rank its value, or all ranks the same value if there is only one. Return this rank's value.
+
+        Args:
+            key: a name that is used once, by all ranks.
+            values: on rank 0, a value for each rank, or one value; ignored on other ranks.
+            what: the user's call, for errors.
+
+        Raises:
+            ConfigurationError: rank 0 has refused the ranks' calls, has ended without this call, or has not made it
+                within half an hour.
+        """
+        if self._store is None:
+            return values[0]
+        if self.rank > 0:
+            kind, value = (told := self._take(f"{key}/for-{self.rank}", 0, what))[:1], told[1:]
+            if kind == _REFUSED:
+                raise ConfigurationError(value.decode())
+            return value
+        self._send(key, [_GIVEN + each for each in values])
+        return values[0]
+
+    def refuse(self, key: str, why: str) -> NoReturn:
+        """On rank 0, make :meth:`share` raise an error on all ranks.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        if self._store is not None:
+            self._send(key, [_REFUSED + why.encode()])
+        raise ConfigurationError(why)
+
+    def _send(self, key: str, values: Sequence[bytes]) -> None:
+        for rank in range(1, self.world_size):
+            self._put(f"{key}/for-{rank}", values[rank] if len(values) > 1 else values[0])
+
+    def agree(self, key: str, value: str) -> str:
+        """Return the value of the rank that has asked first. The ranks do not wait for each other."""
+        if self._store is None:
+            return value
+        return bytes(self._store.compare_set(key, "", value)).decode()
+
+    def agreed(self, key: str) -> str | None:
+        """Return the value that a rank has set with :meth:`agree`, if one has."""
+        if self._store is None or not self._store.check([key]):
+            return None
+        return bytes(self._store.get(key)).decode()
+
+    def _put(self, key: str, value: bytes) -> None:
+        assert self._store is not None
+        packed = zlib.compress(value, 1)
+        pieces = [packed[start : start + _PIECE] for start in range(0, len(packed), _PIECE)]
+        for number, piece in enumerate(pieces):
+            self._store.set(f"{key}/{number}", piece)
+        self._store.set(key, str(len(pieces)).encode())
+
+    def _take(self, key: str, rank: int, what: str) -> bytes:
+        """Wait for a value of a rank, and return it. A value is for one reader, which removes it."""
+        assert self._store is not None
+        self._await(key, rank, what)
+        names = [f"{key}/{number}" for number in range(int(self._store.get(key)))]
+        value = zlib.decompress(b"".join(bytes(self._store.get(name)) for name in names))
+        for name in (*names, key):
+            self._store.delete_key(name)
+        return value
+
+    def _await(self, key: str, rank: int, what: str) -> None:
+        assert self._store is not None
+        start, told = time.monotonic(), False
+        while True:
+            has_ended = self._store.check([_ENDED.format(rank)])  # asked first: what it has sent is there by now
+            try:
+                self._store.wait([key], timedelta(seconds=_LOOK))
+                return
+            except RuntimeError as error:  # the wait timed out
+                if type(error).__name__ == "DistNetworkError":
+                    raise
+            if has_ended:
+                raise ConfigurationError(f"{what}: {who([rank])} has ended without calling it, but every rank must")
+            waited = time.monotonic() - start
+            if waited > GIVE_UP_AFTER:
+                raise ConfigurationError(
+                    f"{what}: {who([rank])} has not called it for {waited:.0f} s, but every rank must"
+                )
+            if waited > TELL_AFTER and not told:
+                told = True
+                _log.warning("%s waits for %s: every rank must call it", what, who([rank]))
+
+
+def connect(rank: int, world_size: int, attempt: int, what: str) -> Exchange:
+    """Return the exchange of a rank, over the launcher's store or that of the default process group.
+
+    Raises:
+        ConfigurationError: there are several ranks, but neither of these stores.
+    """
+    if world_size == 1:
+        return Exchange(None, rank, world_size)
+    import torch.distributed as dist
+
+    store: Any = dist.PrefixStore(f"distributor/checkpoints/{attempt}", _store(world_size, what))  # type: ignore[attr-defined]
+    return Exchange(store, rank, world_size)
+
+
+def _store(world_size: int, what: str) -> Any:
+    import torch.distributed as dist
+
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and address and port:
+        patience = timedelta(seconds=GIVE_UP_AFTER)
+        return dist.TCPStore(address, int(port), is_master=False, wait_for_workers=False, timeout=patience)  # type: ignore[attr-defined]
+    if dist.is_initialized():
+        store: Any = dist.distributed_c10d._get_default_store()
+        return store.clone()
+    raise ConfigurationError(
+        f"{what} makes {world_size} ranks work together: call torch.distributed.init_process_group() first"
+    )

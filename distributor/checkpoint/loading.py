@@ -1,0 +1,235 @@
+"""Finds the last committed checkpoint, and loads it."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import pickle
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+from distributor.checkpoint import pickles, shards, state as states
+from distributor.checkpoint.records import Manifest, Shard, pack, read_manifest
+from distributor.checkpoint.saving import METADATA
+from distributor.checkpoint.session import Session, current
+from distributor.checkpoint.state import State
+from distributor.errors import ConfigurationError
+
+_log = logging.getLogger("distributor")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A committed checkpoint.
+
+    Attributes:
+        step: the step of the training.
+        path: the folder that holds its files, on this machine.
+        metrics: the values that rank 0 had reported last when it was saved, by name.
+    """
+
+    step: int
+    path: Path
+    metrics: Mapping[str, float]
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+
+def latest_checkpoint() -> Checkpoint | None:
+    """Return the last committed checkpoint; see :func:`distributor.runtime.latest_checkpoint`."""
+    session = current("latest_checkpoint")
+    session.finish()
+    if session.last is not None:
+        return _here(session, session.last)
+    agreed = session.exchange.agreed("latest")
+    if agreed is None:
+        found = next(_candidates(session, []), None)
+        agreed = session.exchange.agree("latest", "-" if found is None else found.folder)
+    if agreed == "-":
+        return None
+    return _here(session, _read(session, agreed))
+
+
+def best_checkpoint() -> Checkpoint | None:
+    """Return the best committed checkpoint; see :func:`distributor.runtime.best_checkpoint`."""
+    session = current("best_checkpoint")
+    session.finish()
+    found = session.catalog.best()
+    return None if found is None else _here(session, found)
+
+
+def _read(session: Session, folder: str) -> Manifest:
+    found = [each for each in session.catalog.committed() if each.folder == folder]
+    if not found:
+        raise OSError(f"checkpoint {folder!r} is no longer in {session.settings.checkpoints.dir!r}")
+    return found[0]
+
+
+def _candidates(session: Session, refused: Iterable[str]) -> Iterator[Manifest]:
+    """Yield the committed checkpoints whose shards are all there, the newest first."""
+    for each in session.catalog.committed():
+        if each.folder not in refused and session.catalog.is_whole(each):
+            yield each
+
+
+def _here(session: Session, manifest: Manifest) -> Checkpoint:
+    """Return a checkpoint whose files are on this machine. They are downloaded if the place is a URL."""
+    path = _folder(session, manifest)
+    if session.place.root is None:
+        for shard in manifest.shards:
+            _fetch(session, manifest, shard)
+    return Checkpoint(manifest.step, path, dict(manifest.metrics))
+
+
+def _folder(session: Session, manifest: Manifest) -> Path:
+    root = session.place.root
+    if root is not None:
+        return root / manifest.folder
+    return Path(session.settings.staging or session.staging) / "checkpoints" / manifest.folder
+
+
+def _fetch(session: Session, manifest: Manifest, shard: Shard) -> Path:
+    """Return the path of a shard on this machine. Of the ranks of a node, one downloads it.
+
+    Raises:
+        OSError: it cannot be downloaded, or its bytes are not those that were saved.
+    """
+    target = _folder(session, manifest) / shard.name
+    if session.place.root is not None:
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(target.with_name(f"{target.name}.lock")):
+        if not target.exists():
+            part = target.with_name(f"{target.name}.part")
+            session.place.download(f"{manifest.folder}/{shard.name}", str(part))
+            if not shards.is_intact(part, shard):
+                raise OSError(f"{shard.name!r} of {manifest.folder!r} is not what was saved: its digest differs")
+            os.replace(part, target)
+    return target
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def load_checkpoint(state: Any, *, weights_only: bool = True) -> int | None:
+    """Load the last committed checkpoint; see :func:`distributor.runtime.load_checkpoint`."""
+    if not isinstance(state, Mapping):
+        raise ConfigurationError(
+            "load_checkpoint: state must be a dict such as {'model': model, 'optimizer': optimizer}, not "
+            f"{type(state).__name__}"
+        )
+    session = current("load_checkpoint")
+    session.finish()
+    refused: list[str] = []
+    while (manifest := _choose(session, refused)) is not None:
+        loading = _Loading(session, manifest)
+        if _all_intact(session, manifest, loading):
+            states.restore(state, loading.read(state, weights_only=weights_only))
+            return manifest.step
+        refused.append(manifest.folder)
+    return None
+
+
+def _choose(session: Session, refused: Iterable[str]) -> Manifest | None:
+    """Return the checkpoint that all ranks load; ``None`` if there is none. Rank 0 chooses it."""
+    key, what = session.next_key(), "load_checkpoint"
+    session.exchange.gather(f"{key}/1", b"", what)
+    chosen = b""
+    if session.exchange.rank == 0:
+        found = next(_candidates(session, refused), None)
+        chosen = b"" if found is None else pack(found)
+    return read_manifest(session.exchange.share(f"{key}/1", [chosen], what))
+
+
+def _all_intact(session: Session, manifest: Manifest, loading: _Loading) -> bool:
+    """Return whether all shards are as they were saved. Each rank looks at some of them."""
+    key, what, exchange = session.next_key(), "load_checkpoint", session.exchange
+    bad = loading.damaged(list(manifest.shards)[exchange.rank :: exchange.world_size])
+    told = exchange.gather(f"{key}/1", bad.encode(), what)
+    answer = next((each for each in told if each), b"")
+    answer = exchange.share(f"{key}/1", [answer], what)
+    if answer and exchange.rank == 0:
+        _log.warning("checkpoint %s is damaged (%s): an earlier one is tried", manifest.folder, answer.decode())
+    return not answer
+
+
+class _Loading:
+    """Loads one checkpoint.
+
+    Args:
+        session: this process's session.
+        manifest: the checkpoint.
+    """
+
+    def __init__(self, session: Session, manifest: Manifest) -> None:
+        self._session = session
+        self._manifest = manifest
+        self._shards = {shard.name: shard for shard in manifest.shards}
+
+    def damaged(self, some: Iterable[Shard]) -> str:
+        """Return which of some shards is not as it was saved, or ``""``."""
+        for shard in some:
+            try:
+                path = _fetch(self._session, self._manifest, shard)
+            except OSError as error:
+                return f"{shard.name}: {error}"
+            if self._session.place.root is not None and not shards.is_intact(path, shard):
+                return f"{shard.name}: its digest differs"
+        return ""
+
+    def read(self, entries: Mapping[str, Any], *, weights_only: bool) -> State:
+        """Read the state of this rank. The tensors of modules are read in place.
+
+        Raises:
+            ConfigurationError: the checkpoint was written by ``checkpoint_folder``, or from another model.
+        """
+        if METADATA not in self._shards:
+            raise ConfigurationError(
+                f"load_checkpoint: the checkpoint of step {self._manifest.step} was written by checkpoint_folder: find "
+                "its files with latest_checkpoint()"
+            )
+        objects = states.load_objects(self._objects_path(), weights_only=weights_only)
+        if not self._has_own_objects:
+            objects = {name: value for name, value in objects.items() if not name.startswith("#")}
+        metadata = self._metadata()
+        tensors = states.wanted(entries, metadata.state_dict_metadata)
+        self._read_tensors(metadata, tensors)
+        return State(tensors, objects)
+
+    @property
+    def _has_own_objects(self) -> bool:
+        return states.objects_file(self._session.exchange.rank) in self._shards
+
+    def _objects_path(self) -> Path:
+        """Return the file of this rank's objects, or of rank 0's if fewer ranks have saved."""
+        name = states.objects_file(self._session.exchange.rank if self._has_own_objects else 0)
+        return _fetch(self._session, self._manifest, self._shards[name])
+
+    def _metadata(self) -> Any:
+        path = _fetch(self._session, self._manifest, self._shards[METADATA])
+        try:
+            return pickles.loads(path.read_bytes())
+        except pickle.UnpicklingError as error:
+            raise ConfigurationError(f"load_checkpoint: {path} cannot be trusted: {error}") from None
+
+    def _read_tensors(self, metadata: Any, tensors: dict[str, Any]) -> None:
+        planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        planner.set_up_planner(tensors, metadata, is_coordinator=False)
+        plan = planner.finish_plan(planner.create_local_plan())
+        for name in sorted({metadata.storage_data[item.storage_index].relative_path for item in plan.items}):
+            _fetch(self._session, self._manifest, self._shards[name])
+        reader = FileSystemReader(_folder(self._session, self._manifest))
+        reader.set_up_storage_reader(metadata, is_coordinator=False)
+        reader.read_data(plan, planner).wait()

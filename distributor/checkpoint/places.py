@@ -1,0 +1,203 @@
+"""The places that hold checkpoints: a folder that all nodes see, or a URL. All methods block."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from distributor.machine.urls import Remote, is_url
+
+#: Numbers of seconds between attempts to reach a store that has answered with an error.
+PAUSES = (0.1, 0.3, 1.0, 3.0, 9.0)
+
+T = TypeVar("T")
+
+
+class Place(Protocol):
+    """Keeps files under relative names with slashes. All methods may raise an ``OSError``."""
+
+    @property
+    def root(self) -> Path | None:
+        """The folder, if ranks can write to it directly; ``None`` if files must be uploaded."""
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a small file, so that it survives a loss of power once this method has returned."""
+
+    def read(self, name: str) -> bytes | None:
+        """Return the content of a small file; ``None`` if there is no such file."""
+
+    def size(self, name: str) -> int | None:
+        """Return the size of a file in bytes; ``None`` if there is no such file."""
+
+    def folders(self) -> list[tuple[str, float | None]]:
+        """Return the folders at the top, each with the time of its last change if known. May be out of date."""
+
+    def upload(self, source: str, name: str) -> None:
+        """Copy a local file to the place."""
+
+    def settle(self, name: str) -> None:
+        """Make the names of all files in a folder survive a loss of power."""
+
+    def download(self, name: str, target: str) -> None:
+        """Copy a file of the place to a local path."""
+
+    def remove_file(self, name: str) -> None:
+        """Remove a file, if it is there."""
+
+    def remove_folder(self, name: str) -> None:
+        """Remove a folder and all files in it."""
+
+
+def open_place(where: str) -> Place:
+    """Return the place at a path or URL.
+
+    Raises:
+        OSError: the package for the URL's protocol is missing.
+    """
+    return Url(Remote(where)) if is_url(where) else Folder(Path(where))
+
+
+class Folder:
+    """A folder, usually on a file system that all nodes share.
+
+    Args:
+        path: the folder, which is created when something is written to it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @property
+    def root(self) -> Path | None:
+        return self._path
+
+    def write(self, name: str, data: bytes) -> None:
+        target = self._path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f".{target.name}.part")
+        with open(part, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, target)
+        sync_folder(target.parent)
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return (self._path / name).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def size(self, name: str) -> int | None:
+        try:
+            return os.stat(self._path / name).st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def folders(self) -> list[tuple[str, float | None]]:
+        found: list[tuple[str, float | None]] = []
+        with suppress(FileNotFoundError), os.scandir(self._path) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    if entry.is_dir(follow_symlinks=False):
+                        found.append((entry.name, _changed(entry.path)))
+        return found
+
+    def upload(self, source: str, name: str) -> None:
+        target = self._path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(source, target)
+
+    def settle(self, name: str) -> None:
+        for path, _, _ in os.walk(self._path / name):
+            sync_folder(Path(path))
+        sync_folder(self._path)
+
+    def download(self, name: str, target: str) -> None:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        shutil.copyfile(self._path / name, target)
+
+    def remove_file(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(self._path / name)
+
+    def remove_folder(self, name: str) -> None:
+        shutil.rmtree(self._path / name, ignore_errors=True)
+
+
+def _changed(path: str) -> float:
+    """Return the time of the last change of a folder or of anything in it, in seconds since the epoch."""
+    newest = os.stat(path).st_mtime
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with suppress(FileNotFoundError):
+                newest = max(newest, os.stat(os.path.join(folder, name)).st_mtime)
+    return newest
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder survive a loss of power. Some network file systems refuse, and need no such call."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Url:
+    """A place behind a URL. A call that fails is repeated after each of :data:`PAUSES`.
+
+    Args:
+        remote: the folder at the URL.
+    """
+
+    root = None
+
+    def __init__(self, remote: Remote) -> None:
+        self._remote = remote
+
+    def write(self, name: str, data: bytes) -> None:
+        _retry(lambda: self._remote.write(name, data))
+
+    def read(self, name: str) -> bytes | None:
+        return _retry(lambda: self._remote.read(name))
+
+    def size(self, name: str) -> int | None:
+        return _retry(lambda: self._remote.size(name))
+
+    def folders(self) -> list[tuple[str, float | None]]:
+        return _retry(self._remote.folders)
+
+    def upload(self, source: str, name: str) -> None:
+        _retry(lambda: self._remote.put(source, name))
+
+    def settle(self, name: str) -> None:
+        pass
+
+    def download(self, name: str, target: str) -> None:
+        _retry(lambda: self._remote.get(name, target))
+
+    def remove_file(self, name: str) -> None:
+        def remove() -> None:
+            if self._remote.size(name) is not None:
+                self._remote.remove(name)
+
+        _retry(remove)
+
+    def remove_folder(self, name: str) -> None:
+        _retry(lambda: self._remote.remove_folder(name))
+
+
+def _retry(call: Callable[[], T]) -> T:
+    for pause in PAUSES:
+        try:
+            return call()
+        except OSError:
+            time.sleep(pause)
+    return call()

@@ -1,0 +1,207 @@
+"""Which rank writes which part of which tensor. Plans and files are those of ``torch.distributed.checkpoint`` (DCP).
+
+A tensor that all ranks have in full, such as a weight under DDP, is written by the lowest rank. Of a DTensor, each rank
+writes its own part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.tensor import DTensor
+
+from distributor.checkpoint import pickles
+from distributor.checkpoint.exchange import Exchange
+
+
+class Planner:
+    """The plans of one rank. They are sent to rank 0 only when they change.
+
+    Args:
+        exchange: reaches the other ranks.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._told = b""  # this rank's own plan, as rank 0 knows it
+        self._all: list[bytes] = [b""] * exchange.world_size  # on rank 0: the plans of all ranks
+        self._final: SavePlan | None = None
+        self._metadata: Any = None  # on rank 0: DCP's metadata of the whole checkpoint
+
+    @property
+    def metadata(self) -> Any:
+        """DCP's metadata of the checkpoint, on rank 0."""
+        return self._metadata
+
+    def is_same(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """Return whether this rank's own plan is the one that rank 0 knows."""
+        return self._final is not None and _local(tensors) == self._told
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the tensors of which this rank writes something."""
+        assert self._final is not None
+        return frozenset(item.index.fqn for item in self._final.items)
+
+    def settle(self, key: str, tensors: Mapping[str, torch.Tensor], samples: Mapping[str, str], what: str) -> SavePlan:
+        """Exchange plans with the other ranks, and return what this rank writes.
+
+        Args:
+            key: the save's key in the exchange.
+            tensors: the tensors to save. Only their sizes and types are looked at.
+            samples: digests by which rank 0 sees whether all ranks have the same values, by entry of the state.
+            what: the user's call, for errors.
+
+        Raises:
+            ConfigurationError: ranks have different tensors of one name, or one has ended without this call.
+        """
+        key, own = f"{key}/1", _local(tensors)
+        value = b"" if own == self._told else pickles.dumps((own, samples))
+        told = self._exchange.gather(key, value, what)
+        finals: list[bytes] = []
+        if self._exchange.rank == 0:
+            try:
+                finals = self._plan([pickles.loads(each) if each else None for each in told])
+            except ValueError as error:
+                self._exchange.refuse(key, f"{what}: {error}")
+        final = self._exchange.share(key, finals, what)
+        self._told = own
+        if final:
+            self._final = pickles.loads(final)
+        assert self._final is not None
+        return self._final
+
+    def _plan(self, told: Sequence[tuple[bytes, Mapping[str, str]] | None]) -> list[bytes]:
+        """Return each rank's final plan, or nothing for each rank if no plan has changed.
+
+        Raises:
+            ValueError: ranks have different tensors of one name.
+        """
+        if not any(told):
+            return [b""] * len(told)
+        _compare([each[1] for each in told if each is not None])
+        self._all = [known if new is None else new[0] for new, known in zip(told, self._all, strict=True)]
+        plans = [pickles.loads(each) for each in self._all]
+        _compare_sizes(plans)
+        finals, self._metadata = _planner().create_global_plan(plans)
+        finals = FileSystemWriter("").prepare_global_plan(finals)
+        return [pickles.dumps(each) for each in finals]
+
+
+def _compare(samples: Sequence[Mapping[str, str]]) -> None:
+    """Check that all ranks that have an entry have the same values.
+
+    Raises:
+        ValueError: they have not.
+    """
+    seen: dict[str, str] = {}
+    for own in samples:
+        for entry, digest in own.items():
+            if seen.setdefault(entry, digest) != digest:
+                raise ValueError(
+                    f"the parameters of {entry!r} differ between ranks, and only one rank's would be saved: wrap the "
+                    f"model in DistributedDataParallel, or name the entry by rank: {{f'{entry}-{{rank()}}': ...}}"
+                )
+
+
+def _compare_sizes(plans: Sequence[SavePlan]) -> None:
+    """Check that a tensor that several ranks have in full has one size and type.
+
+    Raises:
+        ValueError: it has several.
+    """
+    seen: dict[str, Any] = {}
+    for plan in plans:
+        for item in plan.items:
+            assert item.tensor_data is not None
+            about = (item.tensor_data.size, item.tensor_data.properties.dtype)
+            if seen.setdefault(item.index.fqn, about) != about:
+                raise ValueError(
+                    f"ranks have tensors {item.index.fqn!r} of different sizes or types: if each rank has a model of "
+                    "its own, name the entries by rank"
+                )
+
+
+def _planner() -> DefaultSavePlanner:
+    return DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False, dedup_save_to_lowest_rank=True)
+
+
+def _local(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """Return the plan of a rank that writes all that it has of some tensors."""
+    planner = _planner()
+    planner.set_up_planner(dict(tensors), is_coordinator=False)
+    return pickles.dumps(planner.create_local_plan())
+
+
+def write(plan: SavePlan, tensors: Mapping[str, torch.Tensor], folder: Path) -> bytes:
+    """Write what a plan says into a folder. Return where each part is, for :func:`write_metadata`.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written to.
+    """
+    planner = _planner()
+    planner.set_up_planner(dict(tensors), is_coordinator=False)
+    planner.finish_plan(plan)
+    writer = FileSystemWriter(folder, sync_files=False)
+    return pickles.dumps(writer.write_data(plan, planner).value())
+
+
+def write_metadata(metadata: Any, results: Sequence[bytes], folder: Path) -> None:
+    """Write DCP's own file about a checkpoint, ``.metadata``."""
+    writer = FileSystemWriter(folder, sync_files=False)
+    writer.set_up_storage_writer(is_coordinator=True)
+    writer.finish(metadata, [pickles.loads(each) for each in results])
+
+
+class Copies:
+    """Copies of tensors in the CPU's memory, which stays allocated for the next save."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, torch.Tensor] = {}
+
+    def of(self, tensors: Mapping[str, torch.Tensor], names: frozenset[str] | None) -> dict[str, torch.Tensor]:
+        """Return copies of some tensors. The others are returned without their values.
+
+        Args:
+            tensors: tensors by name.
+            names: the names of those to copy; ``None`` copies all.
+        """
+        copies = {
+            name: self._copy(name, tensor) if names is None or name in names else _empty(tensor)
+            for name, tensor in tensors.items()
+        }
+        self._kept = {
+            name: kept for name, kept in self._kept.items() if name in tensors and (names is None or name in names)
+        }
+        if any(tensor.is_cuda for tensor in tensors.values()):
+            torch.cuda.current_stream().synchronize()
+        return copies
+
+    def _copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        source = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        kept = self._kept.get(name)
+        if kept is None or kept.shape != source.shape or kept.dtype != source.dtype:
+            kept = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=source.is_cuda)
+            self._kept[name] = kept
+        kept.copy_(source, non_blocking=True)
+        return _like(tensor, kept)
+
+
+def _empty(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same size and type that takes no memory."""
+    source = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return _like(tensor, torch.empty(source.shape, dtype=source.dtype, device="meta"))
+
+
+def _like(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that is split over the ranks as another is, with another local part."""
+    if not isinstance(tensor, DTensor):
+        return local
+    make: Any = DTensor  # DTensor.from_local would move the part to the mesh's device
+    return cast("torch.Tensor", make(local, tensor._spec, requires_grad=False))

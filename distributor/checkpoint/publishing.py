@@ -1,0 +1,137 @@
+"""The end of each save: rank 0 commits the checkpoint if all ranks have done their part, and tells them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from distributor.checkpoint.catalog import Draft
+from distributor.checkpoint.records import Manifest, Shard, pack, read_manifest
+from distributor.checkpoint.session import Session
+from distributor.errors import ConfigurationError
+from distributor.rank import reports
+from distributor.text.wording import who
+
+_log = logging.getLogger("distributor")
+
+
+@dataclass(frozen=True)
+class Save:
+    """One save, as all its ranks know it.
+
+    Attributes:
+        what: the user's call, such as ``save_checkpoint(step=100)``.
+        step: the step of the training.
+        key: the save's key in the exchange.
+        folder: name of the checkpoint's folder.
+    """
+
+    what: str
+    step: int
+    key: str
+    folder: str
+
+
+def begin(session: Session, call: str, step: int) -> Save:
+    """Return the description of the next save.
+
+    Raises:
+        ConfigurationError: ``step`` is not a whole number of at least 0.
+    """
+    if isinstance(step, bool) or not hasattr(step, "__index__") or step < 0:
+        raise ConfigurationError(f"{call}: step must be a whole number of at least 0, not {step!r}")
+    key = session.next_key()
+    return Save(f"{call}(step={step})", int(step), key, session.new_folder(int(step), key))
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank says about its part of a save.
+
+    Attributes:
+        shards: the files that it adds.
+        failed: whether the user's own code has failed in the rank.
+        problem: why the files could not be written.
+    """
+
+    shards: tuple[Shard, ...] = ()
+    failed: bool = False
+    problem: str | None = None
+
+    def encode(self) -> bytes:
+        """Return the part as JSON."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Part:
+        """Return the part in ``data``."""
+        told = json.loads(data)
+        return cls(**{**told, "shards": tuple(Shard(**shard) for shard in told["shards"])})
+
+
+def check(parts: Sequence[Part], what: str) -> None:
+    """Check that the user's own code has failed in no rank.
+
+    Raises:
+        RuntimeError: it has.
+    """
+    failed = [rank for rank, part in enumerate(parts) if part.failed]
+    if failed:
+        raise RuntimeError(f"{what}: {who(failed)} failed in the block; its own exception says why")
+
+
+def conclude(
+    session: Session, save: Save, part: Part, complete: Callable[[Sequence[Part]], Sequence[Shard]] | None = None
+) -> Manifest | None:
+    """Tell rank 0 that this rank has done its part. Rank 0 commits the checkpoint, or removes it if a part is missing.
+
+    Args:
+        session: this process's session.
+        save: the save.
+        part: what this rank has done.
+        complete: called on rank 0 with the parts of all ranks before the commit; returns further shards.
+
+    Returns:
+        The manifest; ``None`` if the checkpoint could not be committed, of which rank 0 warns.
+
+    Raises:
+        ConfigurationError: a rank has ended before it has done its part.
+    """
+    exchange = session.exchange
+    told = exchange.gather(f"{save.key}/done", part.encode(), save.what)
+    outcome = b""
+    if exchange.rank == 0:
+        outcome = _commit(session, save, [Part.decode(each) for each in told], complete)
+    manifest = read_manifest(exchange.share(f"{save.key}/done", [outcome], save.what))
+    if manifest is not None:
+        session.last = manifest
+    return manifest
+
+
+def _commit(
+    session: Session,
+    save: Save,
+    parts: Sequence[Part],
+    complete: Callable[[Sequence[Part]], Sequence[Shard]] | None,
+) -> bytes:
+    """Commit a checkpoint on rank 0. Return its packed manifest, or nothing if it could not be committed."""
+    try:
+        problem = next((f"{part.problem} ({who([rank])})" for rank, part in enumerate(parts) if part.problem), None)
+        if problem is not None:
+            raise OSError(problem)
+        shards = [shard for part in parts for shard in part.shards]
+        if complete is not None:
+            shards += complete(parts)
+        draft = Draft(save.folder, save.step, len(parts), session.origin, tuple(shards), _numbers(reports.latest()))
+        return pack(session.catalog.commit(draft))
+    except OSError as error:
+        session.catalog.discard(save.folder)
+        _log.warning("%s: nothing was saved, and training goes on: %s", save.what, error)
+        return b""
+
+
+def _numbers(values: Mapping[str, float]) -> dict[str, float]:
+    """Return values without those that JSON cannot hold."""
+    return {name: value for name, value in values.items() if abs(value) < float("inf")}

@@ -1,0 +1,156 @@
+"""The records of checkpoints: the manifest of each, and an index of all. Pure functions of bytes.
+
+A checkpoint is a folder of files, which are called shards. It is committed once its manifest is there, which is written
+last and names each shard with its size and digest. The index names the folders of committed checkpoints, for stores
+whose listings may be out of date. It is kept in two files, which are written in turn, so that one of them is always
+whole. Each record ends with a digest of itself, so a record that was written only in part is recognized. The protocol
+needs no atomic rename, no listing and no atomic overwriting.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+from distributor.values.checkpoints import Checkpoints
+
+#: The name of a checkpoint's manifest in its folder, and the names of the two files of the index.
+MANIFEST = "manifest.json"
+INDEX = ("index-0.json", "index-1.json")
+
+#: The version of these formats.
+_FORMAT = 1
+
+_FOLDER = re.compile(r"step-\d+-(?P<origin>[0-9a-f]+-\d+)-\d+")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of a checkpoint.
+
+    Attributes:
+        name: path in the checkpoint's folder, with slashes.
+        size: number of bytes.
+        digest: SHA-256 of the bytes, in hexadecimal digits.
+    """
+
+    name: str
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The record of one committed checkpoint.
+
+    Attributes:
+        folder: name of the checkpoint's folder.
+        number: the checkpoint's place in the order of commits, counted from 1.
+        step: the step of the training.
+        time: when the checkpoint was committed, in seconds since the epoch.
+        world_size: number of ranks that wrote it.
+        origin: the run and attempt that wrote it.
+        shards: its files.
+        metrics: the values that rank 0 had reported last, by name.
+    """
+
+    folder: str
+    number: int
+    step: int
+    time: float
+    world_size: int
+    origin: str
+    shards: tuple[Shard, ...]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Index:
+    """The folders of committed checkpoints; ``sequence`` grows with each version of the index."""
+
+    sequence: int
+    folders: tuple[str, ...]
+
+
+def pack(record: Manifest | Index) -> bytes:
+    """Return a record as two lines: JSON, and its SHA-256.
+
+    >>> pack(Index(1, ("a",))).splitlines()[0]
+    b'{"format": 1, "sequence": 1, "folders": ["a"]}'
+    """
+    line = json.dumps({"format": _FORMAT, **asdict(record)}).encode()
+    return line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n"
+
+
+def read_manifest(data: bytes) -> Manifest | None:
+    """Return the manifest in a file; ``None`` if the file was written only in part, or is not a manifest."""
+
+    def build(told: dict[str, Any]) -> Manifest:
+        return Manifest(**{**told, "shards": tuple(Shard(**shard) for shard in told["shards"])})
+
+    return _read(data, build)
+
+
+def read_index(data: bytes) -> Index | None:
+    """Return the index in a file; ``None`` if the file was written only in part, or is not an index."""
+    return _read(data, lambda told: Index(told["sequence"], tuple(told["folders"])))
+
+
+def _read(data: bytes, build: Callable[[dict[str, Any]], T]) -> T | None:
+    line, _, rest = data.partition(b"\n")
+    if rest.strip() != hashlib.sha256(line).hexdigest().encode():
+        return None
+    try:
+        told = json.loads(line)
+        return build(told) if told.pop("format") == _FORMAT else None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def folder_name(step: int, origin: str, count: int) -> str:
+    """Return the name of a new checkpoint's folder. No two attempts write to the same folder.
+
+    >>> folder_name(100, "3f2a-0", 2)
+    'step-100-3f2a-0-2'
+    """
+    return f"step-{step}-{origin}-{count}"
+
+
+def origin_of(name: str) -> str | None:
+    """Return the run and attempt that made a folder; ``None`` if it is not the folder of a checkpoint.
+
+    >>> origin_of("step-100-3f2a-0-2"), origin_of("step-100")
+    ('3f2a-0', None)
+    """
+    found = _FOLDER.fullmatch(name)
+    return None if found is None else found["origin"]
+
+
+def surplus(committed: Iterable[Manifest], checkpoints: Checkpoints) -> list[Manifest]:
+    """Return the checkpoints that need not stay: all but the newest ones and the best one."""
+    newest_first = sorted(committed, key=lambda each: each.number, reverse=True)
+    if checkpoints.keep is None:
+        return []
+    kept = best(newest_first, checkpoints)
+    return [each for each in newest_first[checkpoints.keep :] if each is not kept]
+
+
+def best(committed: Sequence[Manifest], checkpoints: Checkpoints) -> Manifest | None:
+    """Return the best of some checkpoints, the newest first; ``None`` if none has the metric."""
+    found: Manifest | None = None
+    if checkpoints.best is None:
+        return None
+    name = checkpoints.best[0]
+    for each in committed:
+        value = each.metrics.get(name)
+        if value is None or value != value:  # not a number
+            continue
+        if found is None or checkpoints.is_better(value, found.metrics[name]):
+            found = each
+    return found

@@ -1,0 +1,153 @@
+"""``save_checkpoint``: copies the state of the training, and writes the copies while training goes on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distributor.checkpoint import plans, publishing, shards, state as states
+from distributor.checkpoint.publishing import Part, Save
+from distributor.checkpoint.records import Shard
+from distributor.checkpoint.session import Session, current
+from distributor.errors import ConfigurationError
+
+_log = logging.getLogger("distributor")
+
+#: The name of DCP's own file about a checkpoint.
+METADATA = ".metadata"
+
+
+@dataclass
+class Times:
+    """How long the last save of this process took, in seconds: the training loop's wait, and the whole save."""
+
+    stalled: float | None = None
+    saved: float | None = None
+
+
+@dataclass
+class _Kept:
+    """What is kept from one save to the next."""
+
+    session: Session
+    planner: plans.Planner
+    copies: plans.Copies
+
+
+_kept: _Kept | None = None
+times = Times()
+
+
+def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) -> None:
+    """Save the state of the training; see :func:`distributor.runtime.save_checkpoint`."""
+    begun = time.monotonic()
+    if not isinstance(state, Mapping):
+        raise ConfigurationError(
+            "save_checkpoint: state must be a dict such as {'model': model, 'optimizer': optimizer}, not "
+            f"{type(state).__name__}"
+        )
+    session = current("save_checkpoint")
+    session.finish()
+    kept = _keep(session)
+    save = publishing.begin(session, "save_checkpoint", step)
+    found = states.collect(state)
+    objects = states.pack_objects(found.objects)
+    plan = None
+    if not kept.planner.is_same(found.tensors):  # the others may be waiting for this rank's plan
+        plan = kept.planner.settle(save.key, found.tensors, states.samples(state), save.what)
+    copies = kept.copies.of(found.tensors, kept.planner.names)
+    task = _Task(kept, save, plan, copies, objects, begun)
+    if wait:
+        task.run()
+    else:
+        session.save_later(task.run_calmly)
+    times.stalled = time.monotonic() - begun
+
+
+def _keep(session: Session) -> _Kept:
+    global _kept
+    if _kept is None or _kept.session is not session:
+        _kept = _Kept(session, plans.Planner(session.exchange), plans.Copies())
+    return _kept
+
+
+@dataclass
+class _Task:
+    """Writes one rank's part of a checkpoint, and commits the checkpoint with the other ranks."""
+
+    kept: _Kept
+    save: Save
+    plan: Any
+    tensors: Mapping[str, torch.Tensor]
+    objects: bytes
+    begun: float
+
+    def run_calmly(self) -> None:
+        """Run in a thread of its own, where nobody catches exceptions: a failed save does not end the training."""
+        try:
+            self.run()
+        except Exception as error:
+            _log.warning("%s: nothing was saved, and training goes on: %s", self.save.what, error)
+
+    def run(self) -> None:
+        """Write, and commit.
+
+        Raises:
+            ConfigurationError: ranks make different calls, or one has ended without a call.
+        """
+        session, save, planner = self.kept.session, self.save, self.kept.planner
+        plan = self.plan if self.plan is not None else planner.settle(save.key, self.tensors, {}, save.what)
+        part, results = Part(), b""
+        folder = self._folder()
+        try:
+            files, results = self._write(plan, folder)
+            part = replace(part, shards=tuple(files))
+            self._upload(folder, files)
+        except OSError as error:
+            part = replace(part, problem=str(error))
+        told = session.exchange.gather(f"{save.key}/results", results, save.what)
+        complete = (lambda parts: self._complete(folder, told)) if session.exchange.rank == 0 else None
+        publishing.conclude(session, save, part, complete)
+        times.saved = time.monotonic() - self.begun
+
+    def _folder(self) -> Path:
+        root = self.kept.session.place.root
+        return (self.kept.session.staging if root is None else root) / self.save.folder
+
+    def _write(self, plan: Any, folder: Path) -> tuple[list[Shard], bytes]:
+        """Write this rank's files. Return them, and where each part of a tensor is."""
+        folder.mkdir(parents=True, exist_ok=True)
+        missing = {item.index.fqn for item in plan.items} - {
+            name for name, tensor in self.tensors.items() if tensor.device.type != "meta"
+        }
+        if missing:  # another rank's plan has changed since the tensors were copied
+            raise OSError(
+                f"the ranks have just divided the tensors anew, {min(missing)!r} among them; the next save has all"
+            )
+        results = plans.write(plan, self.tensors, folder)
+        rank = self.kept.session.exchange.rank
+        name = states.objects_file(rank)
+        (folder / name).write_bytes(self.objects)
+        names = sorted({name, *(each.name for each in folder.glob(f"__{rank}_*"))})
+        return [shards.measured(folder / each, each) for each in names], results
+
+    def _complete(self, folder: Path, results: Sequence[bytes]) -> list[Shard]:
+        """Write DCP's file about the checkpoint, on rank 0."""
+        plans.write_metadata(self.kept.planner.metadata, results, folder)
+        files = [shards.measured(folder / METADATA, METADATA)]
+        self._upload(folder, files)
+        return files
+
+    def _upload(self, folder: Path, files: Sequence[Shard]) -> None:
+        place = self.kept.session.place
+        if place.root is None:
+            for each in files:
+                place.upload(str(folder / each.name), f"{self.save.folder}/{each.name}")
+                (folder / each.name).unlink()
+        place.settle(self.save.folder)

@@ -1,0 +1,125 @@
+"""One process's part in the checkpoints of its run: where they are, which comes next, and what is still being saved."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from distributor.checkpoint.catalog import Catalog
+from distributor.checkpoint.exchange import Exchange, connect
+from distributor.checkpoint.places import Place, open_place
+from distributor.checkpoint.records import Manifest, folder_name
+from distributor.errors import ConfigurationError
+from distributor.values.checkpoints import PLACE, Settings, from_environ
+from distributor.values.environment import NODE_ID
+
+_log = logging.getLogger("distributor")
+
+
+class Session:
+    """The checkpoints of this process.
+
+    Args:
+        settings: where checkpoints are kept.
+        exchange: reaches the other ranks.
+        origin: the run and attempt.
+
+    Raises:
+        OSError: the place cannot be used.
+    """
+
+    def __init__(self, settings: Settings, exchange: Exchange, origin: str) -> None:
+        self.settings = settings
+        self.exchange = exchange
+        self.origin = origin
+        self.place: Place = open_place(settings.checkpoints.dir)
+        self.catalog = Catalog(self.place, settings.checkpoints)
+        self.last: Manifest | None = None  # what this attempt has committed last
+        self._count = 0
+        self._saving: threading.Thread | None = None
+        self._staging: Path | None = None
+
+    def next_key(self) -> str:
+        """Return a new key for the exchange. All ranks get the same keys in the same order."""
+        self._count += 1
+        return str(self._count)
+
+    def new_folder(self, step: int, key: str) -> str:
+        """Return the name of the folder of a new checkpoint: the same on all ranks, and never used before."""
+        return folder_name(step, self.origin, int(key))
+
+    @property
+    def staging(self) -> Path:
+        """A private folder of this machine, for files on their way to or from a URL. It is removed at the end."""
+        if self._staging is None:
+            self._staging = Path(tempfile.mkdtemp(prefix="checkpoints-", dir=self.settings.staging))
+            atexit.register(_remove, str(self._staging), os.getpid())
+        return self._staging
+
+    def save_later(self, save: Callable[[], None]) -> None:
+        """Call a function in a thread, after an earlier one has ended. The process does not end before the thread."""
+        self.finish()
+        self._saving = threading.Thread(target=save, name="distributor-checkpoint")
+        self._saving.start()
+
+    def finish(self) -> None:
+        """Wait until nothing is being saved any more."""
+        if self._saving is not None:
+            self._saving.join()
+            self._saving = None
+
+
+def _remove(path: str, owner: int) -> None:
+    if os.getpid() == owner:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+_session: tuple[int, Session] | None = None
+
+
+def current(what: str) -> Session:
+    """Return this process's session, which the first call begins.
+
+    Args:
+        what: the user's call, for errors.
+
+    Raises:
+        ConfigurationError: there are several ranks that cannot reach each other.
+        OSError: the place cannot be used.
+    """
+    global _session
+    if _session is None or _session[0] != os.getpid():
+        _session = os.getpid(), _begin(os.environ, what)
+    return _session[1]
+
+
+def _say_where(environ: Mapping[str, str], what: str) -> None:
+    """Say where checkpoints are kept if nobody has named a place.
+
+    Raises:
+        ConfigurationError: this process is a rank of a run, whose nodes need not share the current directory.
+    """
+    if NODE_ID in environ:
+        raise ConfigurationError(f"{what}: this run has no place for checkpoints: pass Distributor(checkpoints=...)")
+    if int(environ.get("RANK", 0)) == 0:
+        _log.warning("checkpoints are kept in %s; %s names another place", os.path.abspath("checkpoints"), PLACE)
+
+
+def _begin(environ: Mapping[str, str], what: str) -> Session:
+    settings = from_environ(environ)
+    if not settings.is_given:
+        _say_where(environ, what)
+    rank, world_size = int(environ.get("RANK", 0)), int(environ.get("WORLD_SIZE", 1))
+    attempt = int(environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    exchange = connect(rank, world_size, attempt, what)
+    run = environ.get("TORCHELASTIC_RUN_ID", "")
+    if NODE_ID not in environ:  # not started by this package: the identifier may be the same in each run
+        run = exchange.share("origin", [secrets.token_hex(6).encode()], what).decode()
+    return Session(settings, exchange, f"{run}-{attempt}")

@@ -1,0 +1,95 @@
+"""The files that one rank adds to a checkpoint: their sizes and digests, and which rank's file is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from distributor.checkpoint.records import Shard
+from distributor.errors import ConfigurationError
+from distributor.text.wording import who
+
+#: Number of bytes to read at a time.
+_PIECE = 1 << 20
+
+
+def found_in(folder: Path) -> dict[str, Shard]:
+    """Return the files in a folder by name, and write them to the disk, so that they survive a loss of power.
+
+    Raises:
+        OSError: a file cannot be read, or the disk is full.
+    """
+    return {name: measured(folder / name, name) for name in _names(folder)}
+
+
+def _names(folder: Path) -> Iterator[str]:
+    for path, _, names in os.walk(folder):
+        for name in names:
+            full = os.path.join(path, name)
+            if os.path.isfile(full):
+                yield os.path.relpath(full, folder)
+
+
+def measured(path: Path, name: str) -> Shard:
+    """Return a file's size and digest, and write the file to the disk."""
+    found, size = hashlib.sha256(), 0
+    with open(path, "rb", buffering=0) as file:
+        piece = bytearray(_PIECE)
+        while count := file.readinto(piece):
+            found.update(memoryview(piece)[:count])
+            size += count
+        os.fsync(file.fileno())
+    return Shard(name, size, found.hexdigest())
+
+
+def is_intact(path: Path, shard: Shard) -> bool:
+    """Return whether a file has the size and the digest of a shard."""
+    try:
+        if os.stat(path).st_size != shard.size:
+            return False
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == shard.digest
+    except OSError:
+        return False
+
+
+def divide(brought: Sequence[Mapping[str, Shard]], what: str) -> list[tuple[Shard, ...]]:
+    """Return the files that each rank adds. If several ranks bring equal files of one name, the lowest rank adds it.
+
+    Args:
+        brought: the files of each rank by name.
+        what: the user's call, for errors.
+
+    Raises:
+        ConfigurationError: two ranks bring different files of one name, or one's file is another's folder.
+
+    Example:
+        >>> one, other = Shard("config.json", 2, "aa"), Shard("1.pt", 9, "bb")
+        >>> divide([{"config.json": one}, {"config.json": one, "1.pt": other}], "...")[1]
+        (Shard(name='1.pt', size=9, digest='bb'),)
+    """
+    owners: dict[str, tuple[int, Shard]] = {}
+    folders: dict[str, int] = {}
+    for rank, files in enumerate(brought):
+        for name, shard in files.items():
+            owner, first = owners.setdefault(name, (rank, shard))
+            if first != shard:
+                raise ConfigurationError(
+                    f"{what}: {who([owner, rank])} wrote different bytes to {name!r}: give each rank's file a name of "
+                    "its own, for example with runtime.rank(), or write it in one rank only"
+                )
+            for folder in _folders(name):
+                folders.setdefault(folder, rank)
+    for name, (owner, _) in owners.items():
+        if name in folders:
+            raise ConfigurationError(
+                f"{what}: {name!r} is a file of rank {owner} and a folder of rank {folders[name]}: rename one of them"
+            )
+    return [tuple(shard for owner, shard in owners.values() if owner == rank) for rank in range(len(brought))]
+
+
+def _folders(name: str) -> Iterator[str]:
+    while name := name.rpartition("/")[0]:
+        yield name

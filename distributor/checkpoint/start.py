@@ -1,0 +1,78 @@
+"""Checks before a run's functions begin that all nodes see the same place for checkpoints."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+
+from distributor.checkpoint.session import Session, current
+from distributor.errors import StartError
+
+_WHAT = "checkpoints"
+
+#: Number of seconds within which a file that one node has written must be visible on the others. NFS may take some.
+_VISIBLE = 10.0
+
+
+def check_place(*, local_rank: int) -> None:
+    """Check that this rank's node can write to the place for checkpoints, and sees what node 0 writes there.
+
+    All ranks call it. One rank of each node looks.
+
+    Args:
+        local_rank: this rank's number within its node.
+
+    Raises:
+        StartError: the node cannot use the place, or sees another one than node 0.
+    """
+    try:
+        session = current(_WHAT)
+    except OSError as error:
+        raise StartError(f"checkpoints: the place cannot be used: {error}") from None
+    name = f".distributor-{session.origin}"
+    key, rank = session.next_key(), session.exchange.rank
+    problem = _write(session, name) if rank == 0 else ""
+    session.exchange.gather(f"{key}/1", b"", _WHAT)
+    written = json.loads(session.exchange.share(f"{key}/1", [json.dumps(problem).encode()], _WHAT))
+    if not written and local_rank == 0 and rank > 0:
+        problem = _look(session, name)
+    seen = session.exchange.gather(f"{key}/2", b"", _WHAT)
+    if seen:
+        with suppress(OSError):
+            session.place.remove_file(name)
+    if problem:
+        raise StartError(problem)
+
+
+def _write(session: Session, name: str) -> str:
+    """Write a file on node 0. Return what is wrong, if anything is."""
+    where = session.settings.checkpoints.dir
+    try:
+        session.place.write(name, b"")
+        if session.place.size(name) is None:
+            return f"checkpoints {where!r} cannot be used: a file that was written there cannot be found"
+    except OSError as error:
+        return f"checkpoints {where!r} cannot be used: {error}"
+    return ""
+
+
+def _look(session: Session, name: str) -> str:
+    """Look for the file of node 0, and write one. Return what is wrong, if anything is."""
+    where = session.settings.checkpoints.dir
+    own = f"{name}-{session.exchange.rank}"
+    deadline = time.monotonic() + _VISIBLE
+    try:
+        while session.place.size(name) is None:
+            if time.monotonic() > deadline:
+                first = session.settings.hosts.get(0, "node 0")
+                return (
+                    f"checkpoints {where!r} is not the same here as on {first}: a file written there does not appear "
+                    "here. Pass a folder that all nodes share, or a URL"
+                )
+            time.sleep(0.05)
+        session.place.write(own, b"")
+        session.place.remove_file(own)
+    except OSError as error:
+        return f"checkpoints {where!r} cannot be used: {error}"
+    return ""

@@ -1,0 +1,348 @@
+"""Turns the state of a training into named tensors, and restores it from them.
+
+- A module's tensors are named ``<entry>.<name in its state_dict>``, without the prefixes of DDP and ``torch.compile``.
+  So a checkpoint of a DDP model can be loaded into the model that it wraps, or into one that ``fully_shard`` has split.
+- An optimizer's tensors are named by the parameters that they belong to, ``<entry>.state.<parameter>.<name>``, if one
+  of the modules has all its parameters.
+- All else is an *object* of the rank: what ``state_dict()`` returns of anything that has it, random states, and plain
+  values. Each rank keeps its own objects, in a file of their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from distributor.errors import ConfigurationError
+
+#: The entry under which random states are kept among a rank's objects.
+_RANDOM = "#random"
+
+#: Number of values at each end of a parameter by which ranks compare it.
+_SAMPLED = 8
+
+#: Maximum number of names in an error.
+_NAMED = 3
+
+
+@dataclass
+class State:
+    """The state of a training in one rank.
+
+    Attributes:
+        tensors: tensors by name, some of which may be split over the ranks (DTensor).
+        objects: the rank's other state by entry.
+    """
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    objects: dict[str, Any] = field(default_factory=dict)
+
+
+def objects_file(rank: int) -> str:
+    """Return the name of the file that holds a rank's objects."""
+    return f"objects-{rank}.pt"
+
+
+def is_module(value: object) -> bool:
+    """Return whether a value is a module of torch."""
+    return isinstance(value, torch.nn.Module)
+
+
+def collect(entries: Mapping[str, Any]) -> State:
+    """Return the state of what a training consists of. Tensors are not copied.
+
+    Raises:
+        ConfigurationError: an entry cannot be saved in this way.
+    """
+    state = State()
+    for entry, value in entries.items():
+        if not isinstance(entry, str) or not entry or entry.startswith("#"):
+            raise ConfigurationError(
+                f"save_checkpoint: names of entries must be strings without a leading #, not {entry!r}"
+            )
+        if isinstance(value, torch.nn.Module):
+            _add_module(state, entry, value)
+        elif isinstance(value, torch.optim.Optimizer) and (names := _names_of(value, entries.values())) is not None:
+            _add_optimizer(state, entry, value, names)
+        else:
+            state.objects[entry] = value.state_dict() if _has_state(value) else value
+    state.objects[_RANDOM] = _random_states()
+    return state
+
+
+def samples(entries: Mapping[str, Any]) -> dict[str, str]:
+    """Return a digest of some values of each module's parameters. Under DDP, all ranks have the same digests."""
+    found = {}
+    for entry, module in entries.items():
+        if not isinstance(module, torch.nn.Module):
+            continue
+        digest = hashlib.sha256()
+        for parameter in module.parameters():
+            if not isinstance(parameter, DTensor) and parameter.numel():
+                flat = parameter.detach().reshape(-1)
+                ends = torch.cat([flat[:_SAMPLED], flat[-_SAMPLED:]]).cpu()
+                digest.update(bytes(ends.contiguous().view(torch.uint8).numpy()))
+        found[entry] = digest.hexdigest()
+    return found
+
+
+def _has_state(value: object) -> bool:
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def _add_module(state: State, entry: str, module: torch.nn.Module) -> None:
+    _refuse_flat_parameters(entry, module)
+    plain, others = _plain(module), {}
+    for name, value in module.state_dict().items():
+        if isinstance(value, torch.Tensor):
+            state.tensors[f"{entry}.{plain(name)}"] = value.detach()
+        else:
+            others[plain(name)] = value
+    if others:
+        state.objects[entry] = others
+
+
+def _refuse_flat_parameters(entry: str, module: torch.nn.Module) -> None:
+    """Refuse FullyShardedDataParallel, whose state_dict has its own settings and collectives."""
+    if any(type(each).__name__ == "FullyShardedDataParallel" for each in module.modules()):
+        raise ConfigurationError(
+            f"save_checkpoint: {entry!r} uses FullyShardedDataParallel: use torch.distributed.fsdp.fully_shard, or "
+            "write what torch.distributed.checkpoint.state_dict returns into checkpoint_folder(step)"
+        )
+
+
+def _plain(module: torch.nn.Module) -> Callable[[str], str]:
+    """Return a function that removes from the names of a module's tensors what DDP and ``torch.compile`` add."""
+    prefix, inner = "", cast("Any", module)
+    while True:
+        if isinstance(inner, torch.nn.parallel.DistributedDataParallel):
+            prefix, inner = f"{prefix}module.", inner.module
+        elif isinstance(getattr(inner, "_orig_mod", None), torch.nn.Module):
+            prefix, inner = f"{prefix}_orig_mod.", inner._orig_mod
+        else:
+            return lambda name: name.removeprefix(prefix).replace("_orig_mod.", "")
+
+
+def _names_of(optimizer: torch.optim.Optimizer, values: Iterable[Any]) -> list[list[str]] | None:
+    """Return the names of an optimizer's parameters by group; ``None`` if no module has all of them."""
+    for module in filter(is_module, values):
+        plain = _plain(module)
+        names = {id(parameter): plain(name) for name, parameter in module.named_parameters()}
+        if all(id(each) in names for group in optimizer.param_groups for each in group["params"]):
+            return [[names[id(each)] for each in group["params"]] for group in optimizer.param_groups]
+    return None
+
+
+def _add_optimizer(state: State, entry: str, optimizer: torch.optim.Optimizer, names: list[list[str]]) -> None:
+    told = optimizer.state_dict()
+    by_number = [name for group in names for name in group]
+    others: dict[str, Any] = {}
+    for number, values in told["state"].items():
+        for key, value in values.items():
+            full = f"state.{by_number[number]}.{key}"
+            if isinstance(value, torch.Tensor):
+                state.tensors[f"{entry}.{full}"] = value.detach()
+            else:
+                others[full] = value
+    groups = [{**group, "params": own} for group, own in zip(told["param_groups"], names, strict=True)]
+    state.objects[entry] = {"param_groups": groups, "state": others}
+
+
+def _random_states() -> dict[str, Any]:
+    """Return the states of the random generators that this process uses."""
+    version, numbers, gauss = random.getstate()
+    states: dict[str, Any] = {"python": [version, list(numbers), gauss], "torch": torch.get_rng_state()}
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        kind, keys, position, has_gauss, cached = numpy.get_state()
+        states["numpy"] = [kind, [int(key) for key in keys], int(position), int(has_gauss), float(cached)]
+    if _uses_cuda():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _uses_cuda() -> bool:
+    initialized: Callable[[], bool] = torch.cuda.is_initialized
+    return initialized()
+
+
+def _set_random_states(states: Mapping[str, Any]) -> None:
+    version, numbers, gauss = states["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    torch.set_rng_state(states["torch"])
+    if "numpy" in states:
+        import numpy
+
+        kind, keys, position, has_gauss, cached = states["numpy"]
+        numpy.random.set_state((kind, numpy.array(keys, dtype=numpy.uint32), position, has_gauss, cached))
+    if "cuda" in states and _uses_cuda():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def pack_objects(objects: Mapping[str, Any]) -> bytes:
+    """Return a rank's objects as the content of a file."""
+    buffer = io.BytesIO()
+    torch.save(dict(objects), buffer)
+    return buffer.getvalue()
+
+
+def load_objects(path: Path, *, weights_only: bool) -> dict[str, Any]:
+    """Return the objects in a file.
+
+    Raises:
+        ConfigurationError: they hold classes other than those that torch's ``weights_only`` allows.
+    """
+    try:
+        found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=weights_only)
+    except pickle.UnpicklingError as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigurationError(
+            "load_checkpoint: the checkpoint holds objects whose loading may run code. If you trust its origin, pass "
+            f"load_checkpoint(..., weights_only=False). Torch says: {reason}"
+        ) from None
+    return found
+
+
+def wanted(entries: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the tensors to read from a checkpoint: a module's own tensors, and new ones for its optimizers.
+
+    Args:
+        entries: what the training consists of.
+        saved: the size and type of each tensor in the checkpoint (``TensorStorageMetadata``), by name.
+
+    Raises:
+        ConfigurationError: the checkpoint lacks a tensor, or holds it in another size.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for entry, value in entries.items():
+        if isinstance(value, torch.nn.Module):
+            _refuse_flat_parameters(entry, value)
+            plain = _plain(value)
+            for name, tensor in value.state_dict().items():
+                if isinstance(tensor, torch.Tensor):
+                    found[f"{entry}.{plain(name)}"] = tensor.detach()
+    _check_sizes(found, saved)
+    for entry, value in entries.items():
+        if isinstance(value, torch.optim.Optimizer) and (names := _names_of(value, entries.values())) is not None:
+            found.update(_for_optimizer(entry, value, names, saved))
+    return found
+
+
+def _check_sizes(asked: Mapping[str, torch.Tensor], saved: Mapping[str, Any]) -> None:
+    missing = [name for name in asked if name not in saved]
+    other = [name for name in asked if name in saved and tuple(saved[name].size) != tuple(asked[name].shape)]
+    if missing:
+        raise ConfigurationError(
+            f"load_checkpoint: the checkpoint has no {_list(missing)}: it was saved from another model"
+        )
+    if other:
+        name = other[0]
+        raise ConfigurationError(
+            f"load_checkpoint: {_list(other)} had another size when the checkpoint was saved: "
+            f"{tuple(saved[name].size)} instead of {tuple(asked[name].shape)}"
+        )
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(map(repr, names[:_NAMED])) + f" and {len(names) - _NAMED} more" * (len(names) > _NAMED)
+
+
+def _for_optimizer(
+    entry: str, optimizer: torch.optim.Optimizer, names: list[list[str]], saved: Mapping[str, Any]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield new tensors for an optimizer's state. A tensor of a split parameter's size is split in the same way."""
+    parameters = {
+        name: parameter
+        for own, group in zip(names, optimizer.param_groups, strict=True)
+        for name, parameter in zip(own, group["params"], strict=True)
+    }
+    for full, about in saved.items():
+        if not full.startswith(f"{entry}.state."):
+            continue
+        name = full.removeprefix(f"{entry}.state.").rpartition(".")[0]
+        if name in parameters:
+            parameter = parameters[name].detach()
+            same = tuple(parameter.shape) == tuple(about.size)
+            yield (
+                full,
+                (
+                    torch.zeros_like(parameter, dtype=about.properties.dtype)
+                    if same
+                    else torch.zeros(about.size, dtype=about.properties.dtype)
+                ),
+            )
+
+
+def restore(entries: MutableMapping[str, Any] | Mapping[str, Any], read: State) -> None:
+    """Put the state that was read from a checkpoint into what the training consists of.
+
+    A plain value replaces the one in ``entries``. Random states are set if the checkpoint has them for this rank.
+    """
+    for entry, value in entries.items():
+        if isinstance(value, torch.nn.Module):
+            _restore_module(entry, value, read)
+        elif isinstance(value, torch.optim.Optimizer) and (names := _names_of(value, entries.values())) is not None:
+            _restore_optimizer(entry, value, names, read)
+        elif entry in read.objects:
+            if _has_state(value):
+                value.load_state_dict(read.objects[entry])
+            elif isinstance(entries, MutableMapping):
+                entries[entry] = read.objects[entry]
+    if _RANDOM in read.objects:
+        _set_random_states(read.objects[_RANDOM])
+
+
+def _restore_module(entry: str, module: torch.nn.Module, read: State) -> None:
+    plain, others = _plain(module), read.objects.get(entry, {})
+    module.load_state_dict(
+        {
+            name: read.tensors[f"{entry}.{plain(name)}"]
+            if isinstance(value, torch.Tensor)
+            else others.get(plain(name), value)
+            for name, value in module.state_dict().items()
+        }
+    )
+
+
+def _restore_optimizer(entry: str, optimizer: torch.optim.Optimizer, names: list[list[str]], read: State) -> None:
+    told = read.objects.get(entry)
+    if told is None:
+        raise ConfigurationError(f"load_checkpoint: the checkpoint has no optimizer {entry!r}")
+    groups, by_name = _groups(entry, optimizer, names, told["param_groups"])
+    state: dict[int, dict[str, Any]] = {}
+    start = f"{entry}.state."
+    tensors = {full.removeprefix(start): value for full, value in read.tensors.items() if full.startswith(start)}
+    others = {full.removeprefix("state."): value for full, value in told["state"].items()}
+    for full, value in {**tensors, **others}.items():
+        name, _, key = full.rpartition(".")
+        if name in by_name:
+            state.setdefault(by_name[name], {})[key] = value
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _groups(
+    entry: str, optimizer: torch.optim.Optimizer, names: list[list[str]], saved: list[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Return the groups as ``load_state_dict`` takes them, and the number of each parameter by its name."""
+    if [sorted(group["params"]) for group in saved] != [sorted(group) for group in names]:
+        raise ConfigurationError(
+            f"load_checkpoint: the optimizer {entry!r} had other parameters when the checkpoint was saved: give it the "
+            "same groups of parameters"
+        )
+    numbers = optimizer.state_dict()["param_groups"]
+    by_name = {
+        name: number
+        for own, group in zip(names, numbers, strict=True)
+        for name, number in zip(own, group["params"], strict=True)
+    }
+    return [{**group, "params": own["params"]} for group, own in zip(saved, numbers, strict=True)], by_name

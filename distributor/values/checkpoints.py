@@ -1,0 +1,137 @@
+"""Where ranks keep checkpoints, how many of them stay, and the environment variables that tell ranks so."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from distributor.errors import ConfigurationError
+from distributor.values.checks import check_count, check_place
+
+#: The environment variable that names the folder or URL of checkpoints. Outside a run, users may set it.
+PLACE = "DISTRIBUTOR_CHECKPOINTS"
+
+#: The environment variable that holds the other settings, as JSON. Runs set it.
+SETTINGS = "DISTRIBUTOR_CHECKPOINT_SETTINGS"
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Where a run keeps its checkpoints, and how many of them stay.
+
+    Attributes:
+        dir: a folder that all nodes see under this path, or an fsspec URL such as ``"s3://bucket/run"``.
+        keep: number of newest checkpoints that stay (default 3); ``None`` keeps all.
+        best: a metric and ``"min"`` or ``"max"``: the checkpoint with the best value stays as well. The value is the
+            one that rank 0 has reported last when the checkpoint is saved.
+
+    Raises:
+        ConfigurationError: a value is wrong.
+
+    Example:
+        >>> Checkpoints("/shared/run", keep=2, best=("val_loss", "min"))
+        Checkpoints(dir='/shared/run', keep=2, best=('val_loss', 'min'))
+    """
+
+    dir: str
+    keep: int | None = 3
+    best: tuple[str, Literal["min", "max"]] | None = None
+
+    def __post_init__(self) -> None:
+        # A checked value replaces the given one, which a frozen dataclass allows in no other way.
+        object.__setattr__(self, "dir", check_place("checkpoints", self.dir))
+        if self.keep is not None:
+            object.__setattr__(self, "keep", check_count("Checkpoints(keep=...)", self.keep))
+        object.__setattr__(self, "best", _check_best(self.best))
+
+    def is_better(self, value: float, other: float) -> bool:
+        """Return whether a value of the metric in ``best`` is better than another. A value that is NaN never is."""
+        assert self.best is not None
+        return value < other if self.best[1] == "min" else value > other
+
+
+def _check_best(best: Any) -> tuple[str, Literal["min", "max"]] | None:
+    if best is None:
+        return None
+    if (
+        isinstance(best, (tuple, list))
+        and len(best) == 2
+        and isinstance(best[0], str)
+        and best[0]
+        and best[1] in ("min", "max")
+    ):
+        return best[0], best[1]
+    raise ConfigurationError(
+        "Checkpoints(best=...) must be the name of a metric and 'min' or 'max', such as ('val_loss', 'min'), not "
+        f"{best!r}"
+    )
+
+
+def check_checkpoints(name: str, value: Any) -> Checkpoints:
+    """Return checkpoints, which are given as :class:`Checkpoints`, or as a folder or URL.
+
+    Raises:
+        ConfigurationError: the value is none of these.
+    """
+    return value if isinstance(value, Checkpoints) else Checkpoints(check_place(name, value))
+
+
+def to_environ(checkpoints: Checkpoints, staging: str, hosts: Mapping[int, str]) -> dict[str, str]:
+    """Return the environment variables that tell the ranks of a node where and how to keep checkpoints.
+
+    Args:
+        checkpoints: the run's checkpoints.
+        staging: a private folder of the node, for files on their way to a URL.
+        hosts: the name of each node's host by node rank, for errors.
+    """
+    settings = {
+        "keep": checkpoints.keep,
+        "best": checkpoints.best,
+        "staging": staging,
+        "hosts": {str(node): host for node, host in hosts.items()},
+    }
+    return {PLACE: checkpoints.dir, SETTINGS: json.dumps(settings)}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a process knows about its checkpoints.
+
+    Attributes:
+        checkpoints: where they are kept, and how many.
+        staging: folder for files on their way to a URL; ``None`` for the system's folder for temporary files.
+        hosts: the name of each node's host by node rank; empty outside a run.
+        is_given: whether a run or the user has named the place.
+    """
+
+    checkpoints: Checkpoints
+    staging: str | None
+    hosts: Mapping[int, str]
+    is_given: bool
+
+
+def from_environ(environ: Mapping[str, str]) -> Settings:
+    """Return the settings in an environment. Without any, checkpoints are kept in the folder ``checkpoints``.
+
+    >>> from_environ({}).checkpoints
+    Checkpoints(dir='checkpoints', keep=3, best=None)
+    """
+    told = json.loads(environ.get(SETTINGS, "{}"))
+    place = environ.get(PLACE) or "checkpoints"
+    best = told.get("best")
+    return Settings(
+        Checkpoints(place, told.get("keep", 3), None if best is None else (best[0], best[1])),
+        told.get("staging"),
+        {int(node): host for node, host in told.get("hosts", {}).items()},
+        bool(environ.get(PLACE)),
+    )
+
+
+def absolute(checkpoints: Checkpoints) -> Checkpoints:
+    """Return checkpoints whose folder has an absolute path. A URL stays as it is."""
+    if "://" in checkpoints.dir:
+        return checkpoints
+    return Checkpoints(os.path.abspath(os.path.expanduser(checkpoints.dir)), checkpoints.keep, checkpoints.best)

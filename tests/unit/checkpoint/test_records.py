@@ -1,0 +1,98 @@
+"""The records of checkpoints, whole and torn, and which checkpoints stay."""
+
+from __future__ import annotations
+
+import pytest
+
+from distributor.checkpoint.records import (
+    Index,
+    Manifest,
+    Shard,
+    best,
+    folder_name,
+    origin_of,
+    pack,
+    read_index,
+    read_manifest,
+    surplus,
+)
+from distributor.errors import ConfigurationError
+from distributor.values.checkpoints import Checkpoints, absolute, check_checkpoints, from_environ, to_environ
+
+
+def manifest(number: int, **metrics: float) -> Manifest:
+    shards = (Shard("model.pt", 5, "ab"), Shard("part/ö.bin", 0, "cd"))
+    return Manifest(folder_name(number * 10, "3f-0", number), number, number * 10, 1.5, 2, "3f-0", shards, metrics)
+
+
+def test_records_are_read_as_they_were_written() -> None:
+    whole = manifest(3, loss=0.5)
+    assert read_manifest(pack(whole)) == whole
+    assert read_index(pack(Index(7, ("a", "b")))) == Index(7, ("a", "b"))
+
+
+@pytest.mark.parametrize("record", [manifest(3), Index(7, ("a", "b"))])
+def test_a_torn_record_is_no_record(record: Manifest | Index) -> None:
+    data, read = pack(record), read_manifest if isinstance(record, Manifest) else read_index
+    assert read(data) is not None
+    for end in range(len(data) - 1):
+        assert read(data[:end]) is None
+    for place in range(0, len(data) - 1, 7):
+        assert read(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]) is None
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]\n", b"null\n", b'{"format": 2}\n'])
+def test_other_files_are_no_records(data: bytes) -> None:
+    import hashlib
+
+    signed = data.rstrip(b"\n") + b"\n" + hashlib.sha256(data.rstrip(b"\n")).hexdigest().encode() + b"\n"
+    for each in (data, signed):
+        assert read_manifest(each) is None
+        assert read_index(each) is None
+
+
+def test_only_folders_of_checkpoints_count_as_such() -> None:
+    assert origin_of(folder_name(100, "3f2a-12", 7)) == "3f2a-12"
+    for name in ("step-100", "step-x-3f-0-1", "step-100-3f-0-1.old", "steps", "step-100-zz-0-1"):
+        assert origin_of(name) is None
+
+
+def test_the_newest_and_the_best_stay() -> None:
+    losses = {1: 0.9, 2: 0.1, 3: float("nan"), 4: 0.5, 5: 0.4}
+    some = [manifest(number, loss=loss) for number, loss in losses.items()]
+
+    def gone(**options: object) -> set[int]:
+        return {each.number for each in surplus(some, Checkpoints("x", **options))}  # type: ignore[arg-type]
+
+    assert gone(keep=2) == {1, 2, 3}
+    assert gone(keep=2, best=("loss", "min")) == {1, 3}
+    assert gone(keep=2, best=("loss", "max")) == {2, 3}
+    assert gone(keep=2, best=("accuracy", "max")) == {1, 2, 3}
+    assert gone(keep=9) == gone(keep=None) == set()
+    assert best(some, Checkpoints("x")) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dir": ""}, "checkpoints must be the path of a folder or a URL"),
+        ({"dir": "x", "keep": 0}, r"Checkpoints\(keep=...\) must be a positive integer, not 0"),
+        ({"dir": "x", "best": "loss"}, r"must be the name of a metric and 'min' or 'max', .* not 'loss'"),
+        ({"dir": "x", "best": ("loss", "least")}, r"not \('loss', 'least'\)"),
+    ],
+)
+def test_wrong_settings_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Checkpoints(**options)  # type: ignore[arg-type]
+
+
+def test_settings_reach_ranks_through_their_environment() -> None:
+    asked = Checkpoints("/shared/run", keep=None, best=("val loss", "max"))
+    told = from_environ(to_environ(asked, "/tmp/node", {0: "a", 1: "b"}))  # noqa: S108
+    assert (told.checkpoints, told.staging, told.hosts, told.is_given) == (asked, "/tmp/node", {0: "a", 1: "b"}, True)  # noqa: S108
+    assert not from_environ({}).is_given
+    with pytest.raises(ConfigurationError, match="checkpoints must be the path of a folder or a URL .* not 5"):
+        check_checkpoints("checkpoints", 5)
+    assert check_checkpoints("checkpoints", asked) is asked
+    assert absolute(Checkpoints("s3://b/x")).dir == "s3://b/x"
+    assert absolute(Checkpoints("x", keep=1)).dir.startswith("/")
