@@ -1,7 +1,7 @@
 # Everything runs in virtual environments of this folder; nothing else is touched.
 #
-# PYTHON       makes them, 3.11 to 3.13: make demo PYTHON=python3.12
-# TORCH_INDEX  an index that has torch for CPUs, where pip's own has torch for CUDA
+# PYTHON       the Python that makes them, 3.11 to 3.13: make demo PYTHON=python3.12
+# TORCH_INDEX  an index that has torch for CPUs, if pip's default index has torch for CUDA
 PYTHON ?= python3
 VENV := .venv
 VENV35 := .venv-spark35
@@ -16,7 +16,7 @@ RUNS ?= 100
 JOBS ?= 4
 export TORCH_INDEX
 
-# What Python makes of modules is kept: making it of the tests takes seconds in each process that runs them.
+# Python keeps the modules that it has compiled: compiling the tests takes seconds in each process that runs them.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo demo-deepspeed test test-all test-long test-cluster test-spark35 test-pythons resolve chaos docker-test
@@ -24,28 +24,28 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: docs pictures lint types bench clean
 
 help:
-	@echo "make demo          train on the digits, here and on Spark"
-	@echo "make demo-deepspeed  train a small GPT with DeepSpeed's ZeRO-3"
-	@echo "make test          what any change can break, on real ranks and real Spark: ten minutes on two cores"
-	@echo "make test-all      all that CI runs: half an hour more; network namespaces where they can be made (root, iproute2)"
-	@echo "make test-long     that, and what takes hours: 100 random kills, other Pythons (3 GB each), images"
-	@echo "make test-frameworks  what people train with, FRAMEWORK=\"trl vision\"; writes the table of docs/frameworks.md"
-	@echo "make test-cluster  of test-all, those on a standalone cluster over three hosts"
-	@echo "make test-spark35  of test-all, the Spark tests on PySpark 3.5, in an environment of its own"
+	@echo "make demo          trains on handwritten digits, here and on Spark"
+	@echo "make demo-deepspeed  trains a small GPT with DeepSpeed's ZeRO-3"
+	@echo "make test          runs the tests that any change may break, on real ranks and real Spark: ten minutes on two cores"
+	@echo "make test-all      runs all tests of CI: half an hour more; those of several hosts run only as root, with iproute2"
+	@echo "make test-long     runs test-all, and what takes hours: 100 random kills, other Pythons (3 GB each), images"
+	@echo "make test-frameworks  tests frameworks, all or FRAMEWORK=\"trl vision\"; writes the table of docs/frameworks.md"
+	@echo "make test-cluster  runs those of test-all that need a standalone cluster over three hosts"
+	@echo "make test-spark35  runs the Spark tests of test-all on PySpark 3.5, in an environment of its own"
 	@echo "make chaos         kills something random at a random time, RUNS=100 times [SEED=1]"
-	@echo "make docker-test   builds the CPU image and runs its smoke test: Docker, Podman, or buildah and debootstrap as root"
-	@echo "make docs          the documentation's site, into site/"
-	@echo "make pictures      the two at the top of the README: a terminal, and launch times"
-	@echo "make lint types    ruff, mypy"
-	@echo "make test-pythons  the demo and a smoke test in fresh clones, each with another Python: VERSIONS=\"3.12 3.13\""
-	@echo "make resolve       whether the pinned versions can be installed, without installing: VERSIONS=\"3.12 3.13\""
-	@echo "make bench         launch times beside torchrun and PySpark's distributor, live logs, DeepSpeed beside its launcher"
+	@echo "make docker-test   builds the CPU image and tests it, with Docker, Podman, or buildah and debootstrap as root"
+	@echo "make docs          builds the documentation's site, into site/"
+	@echo "make pictures      draws the two pictures at the top of the README: a terminal, and launch times"
+	@echo "make lint types    runs ruff and mypy"
+	@echo "make test-pythons  runs the demo and a smoke test in a fresh clone for each Python: VERSIONS=\"3.12 3.13\""
+	@echo "make resolve       asks whether the pinned versions can be installed, and installs nothing: VERSIONS=\"3.12 3.13\""
+	@echo "make bench         measures launch times, live logs and DeepSpeed, here and with torchrun, PySpark's distributor, DeepSpeed's launcher"
 	@echo
-	@echo "Each installs what it needs, and no more, in $(VENV). PYTHON=python3.12 takes another Python than python3,"
-	@echo "TORCH_INDEX=URL takes torch from an index that has it for CPUs, several gigabytes smaller than for CUDA:"
-	@echo "https://pytorch.org/get-started/locally/ names one."
+	@echo "Each command installs only what it needs, mostly in $(VENV). PYTHON=python3.12 takes another Python than python3."
+	@echo "TORCH_INDEX=URL takes torch from an index that has it for CPUs, which is several gigabytes smaller than for CUDA."
+	@echo "https://pytorch.org/get-started/locally/ names such an index."
 
-# One environment, which grows by what a command needs beyond what is there already.
+# Commands share an environment. Each command adds the packages that it needs and that are missing.
 $(VENV)/%.ok: setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) tools/preflight.py
 	@$(PYTHON) tools/environment.py $(VENV) $*
@@ -80,11 +80,11 @@ demo: $(VENV)/demo.ok
 demo-deepspeed: $(VENV)/demo-deepspeed.ok
 	$(BIN)/python examples/deepspeed_zero3.py
 
-# JOBS: number of processes that run tests side by side; tests wait much, so more than there are cores.
-# One process runs all tests of a Spark session.
+# JOBS: number of processes that run tests side by side. Tests mostly wait, so there are more processes than cores.
+# One process runs all tests that share a Spark session.
 SIDE_BY_SIDE = -n $(JOBS) --dist loadgroup
 
-# A process has one kind of Spark session, classic or Connect: hence a call for each.
+# A process can have only one kind of Spark session, classic or Connect. So there is a call for each.
 test: $(VENV)/test.ok
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not long and not connect" --ignore=tests/frameworks
 	$(BIN)/python -m pytest -m "not slow and not long and connect" --ignore=tests/frameworks
@@ -101,7 +101,7 @@ test-long: test-all
 	$(BIN)/python -m pytest -m long
 	$(MAKE) chaos chaos-launchers test-pythons test-frameworks docker-test
 
-# FRAMEWORK: which of tests/frameworks, all by default. What was run goes into the table of docs/frameworks.md.
+# FRAMEWORK: which tests of tests/frameworks to run, all by default. Their results go into the table of docs/frameworks.md.
 FRAMEWORK ?= pytorch trl trainer_deepspeed accelerate lightning vision streaming composer axolotl unsloth $(LAUNCHERS)
 LAUNCHERS = jax mpi ray tensorflow compat_launchers
 NOTED = FRAMEWORKS_OUT=docs/frameworks.json
@@ -120,14 +120,14 @@ test-framework-composer: $(VENV_COMPOSER)/composer.ok
 	$(NOTED) $(VENV_COMPOSER)/bin/python -m pytest tests/frameworks/test_composer.py
 	$(VENV_COMPOSER)/bin/python -m pytest tests/test_notebooks.py -k composer
 
-# Each with its notebook.
+# These run the framework's tests and its notebook.
 test-framework-axolotl test-framework-unsloth: test-framework-%: $(VENV_AXOLOTL)/axolotl.ok
 	$(NOTED) $(VENV_AXOLOTL)/bin/python -m pytest tests/frameworks/test_$*.py tests/test_notebooks.py -k $*
 
 $(addprefix test-framework-,$(LAUNCHERS)): test-framework-%: $(VENV_LAUNCHERS)/launchers.ok
 	$(NOTED) $(VENV_LAUNCHERS)/bin/python -m pytest tests/frameworks/test_$*.py
 
-# What CI runs of these: two at a time, and nothing is noted.
+# CI runs these tests of LAUNCHERS, two files at a time. The results do not go into the table.
 test-frameworks-launchers: $(VENV_LAUNCHERS)/launchers.ok
 	$(VENV_LAUNCHERS)/bin/python -m pytest -n 2 --dist loadfile $(LAUNCHERS:%=tests/frameworks/test_%.py) tests/cluster/test_cluster_launchers.py
 
@@ -137,7 +137,7 @@ test-framework-%: $(VENV)/test.ok
 test-cluster: $(VENV)/test.ok
 	$(BIN)/python -m pytest -m cluster tests/cluster
 
-# NOTEBOOKS: which notebooks run in the image, the first by default.
+# NOTEBOOKS: which notebooks to run in the image, the first by default.
 docker-test:
 	docker/test.sh $(NOTEBOOKS)
 
@@ -151,7 +151,7 @@ pictures: $(VENV)/bench.ok
 test-spark35: $(VENV35)/spark35.ok
 	$(VENV35)/bin/python -m pytest -n 2 -m "spark and not slow" tests/test_spark.py tests/test_exchange.py
 
-# The same with the launch paths of LAUNCHERS.
+# Like `chaos`, with the launch paths of LAUNCHERS.
 chaos-launchers: $(VENV_LAUNCHERS)/launchers.ok
 	$(VENV_LAUNCHERS)/bin/python tests/chaos/monkey.py --runs $(RUNS) $(if $(SEED),--seed $(SEED))
 
@@ -170,7 +170,7 @@ bench: $(VENV)/bench.ok
 	$(BIN)/python benchmarks/logs.py
 	$(BIN)/python benchmarks/deepspeed.py
 
-# Of VERSIONS, those whose interpreters are here.
+# This tests those Pythons of VERSIONS that this machine has.
 test-pythons:
 	@$(PYTHON) tools/pythons.py run $(or $(VERSIONS),3.12 3.13)
 
