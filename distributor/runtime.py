@@ -244,7 +244,7 @@ def suggest_checkpoint_interval(failures_per_day: float, save_seconds: float) ->
 
     Example:
         >>> round(suggest_checkpoint_interval(failures_per_day=2, save_seconds=5))
-        655
+        654
     """
     from distributor.checkpoint.interval import suggest_checkpoint_interval as suggest
 

@@ -13,7 +13,7 @@ from distributor.api.build import build_job, check_packages, make_log_folder, pa
 from distributor.api.choose import active_session, check_gpus, choose_scheduler, choose_session
 from distributor.api.forewarn import deepspeed_on_cpus, fsdp_on_cpus
 from distributor.api.interrupt import MARGIN, plain_interrupts
-from distributor.api.options import OPTIONS, Options
+from distributor.api.options import Options
 from distributor.api.target import find_target, named_module
 from distributor.display.choose import choose as choose_view
 from distributor.display.view import View
@@ -171,8 +171,7 @@ class Distributor:
         require_group: bool | None = None,
         callbacks: Sequence[object] = (),
     ) -> None:
-        given = dict(locals())  # by name, so that each group takes its own
-        self._options = options = Options.of(**{name: given[name] for name in OPTIONS})
+        self._options = options = Options.of(**{name: value for name, value in locals().items() if name != "self"})
         self._launch: LaunchPath = options.request.launch.resolve(self.num_processes, self.use_gpu)
         check_gpus(self.local_mode, options.resources)
 

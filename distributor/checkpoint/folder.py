@@ -33,6 +33,8 @@ def checkpoint_folder(step: int) -> Iterator[Path]:
                 _commit(session, save, own)
         finally:
             shutil.rmtree(own, ignore_errors=True)
+            with suppress(OSError):  # the folder holds the files of the checkpoint, or those of other ranks
+                own.parent.rmdir()
 
 
 def _own_folder(session: Session, save: Save) -> Path:

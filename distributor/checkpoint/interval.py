@@ -11,7 +11,7 @@ def suggest_checkpoint_interval(failures_per_day: float, save_seconds: float) ->
     """Return the number of seconds between saves; see :func:`distributor.runtime.suggest_checkpoint_interval`.
 
     >>> round(suggest_checkpoint_interval(failures_per_day=2, save_seconds=5))
-    655
+    654
     """
     for name, value in (("failures_per_day", failures_per_day), ("save_seconds", save_seconds)):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import fsspec
+import pytest
 
 #: What all stores of this process hold, by path.
 FILES: dict[str, bytes] = {}
@@ -79,6 +83,19 @@ class Forgetful(fsspec.AbstractFileSystem):  # type: ignore[misc]  # fsspec has 
 
 
 fsspec.register_implementation("forgetful", Forgetful, clobber=True)
+
+
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[None]:
+    """A file system of a few megabytes."""
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"nothing can be mounted here: {done.stderr}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def fail_every(number: int) -> Callable[[str, str], None]:

@@ -224,7 +224,8 @@ def test_no_other_package_is_needed():
     known |= {"deepspeed", "hjson", "yaml"}  # on the DeepSpeed path only, and never at import
     known |= {"accelerate"}  # on the Accelerate path only, in a process of its own
     known |= {"pandas", "matplotlib"}  # for a user who asks for them by name
-    known |= {"fsspec"}  # for an output_dir behind a URL
+    known |= {"fsspec"}  # for an output_dir or checkpoints behind a URL
+    known |= {"numpy"}  # for its random state, if a checkpoint has one
     known |= {"click", "rich", "rich_click", "IPython"}  # on the driver, for what it shows
     used = {module.partition(".")[0] for modules in IMPORTS.values() for module in modules}
     assert used <= known | sys.stdlib_module_names

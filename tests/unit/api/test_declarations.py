@@ -141,6 +141,7 @@ GIVEN: dict[str, Any] = {
     "start_method": "fork",  # as the warm process needs
     "local_ranks": "host",
     "require_group": True,
+    "checkpoints": "saved",
     "callbacks": (NAMED_CALLBACK,),
 }
 

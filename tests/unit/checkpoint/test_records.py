@@ -88,8 +88,8 @@ def test_wrong_settings_are_refused(options: dict[str, object], message: str) ->
 
 def test_settings_reach_ranks_through_their_environment() -> None:
     asked = Checkpoints("/shared/run", keep=None, best=("val loss", "max"))
-    told = from_environ(to_environ(asked, "/tmp/node", {0: "a", 1: "b"}))  # noqa: S108
-    assert (told.checkpoints, told.staging, told.hosts, told.is_given) == (asked, "/tmp/node", {0: "a", 1: "b"}, True)  # noqa: S108
+    told = from_environ(to_environ(asked, "/tmp/node", {0: "a", 1: "b"}))
+    assert (told.checkpoints, told.staging, told.hosts, told.is_given) == (asked, "/tmp/node", {0: "a", 1: "b"}, True)
     assert not from_environ({}).is_given
     with pytest.raises(ConfigurationError, match="checkpoints must be the path of a folder or a URL .* not 5"):
         check_checkpoints("checkpoints", 5)

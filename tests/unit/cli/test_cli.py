@@ -73,7 +73,7 @@ def test_options_are_the_arguments_of_the_api(fake: type[Fake]) -> None:
         "--logs 0,3 --fold-logs --no-prefix --log-escapes --no-progress "
         "--cpus-per-process 2 --memory-per-process 8g "
         "--max-processes-per-node 2 --start-timeout 5 --stall-timeout 6 --grace-period 7 --heartbeat-timeout 8 "
-        "--output-dir out --output-limit 8g "
+        "--output-dir out --output-limit 8g --checkpoints saved "
         "--start-method spawn --local-ranks host --require-group --name digits train.py --lr 0.1 --local"
     )
     assert command.call(given.split()) == 0
@@ -88,6 +88,7 @@ def test_options_are_the_arguments_of_the_api(fake: type[Fake]) -> None:
         "working_dir": ".",
         "output_dir": "out",
         "output_limit": "8g",
+        "checkpoints": "saved",
         "log_dir": "logs",
         "logs": [0, 3],
         "fold_logs": True,

@@ -39,7 +39,7 @@ def test_panels_list_what_belongs_together() -> None:
             *("--forward-env", "--start-method", "--local-ranks", "--require-group"),
         ],
         [
-            *("--output-dir", "--output-limit"),
+            *("--output-dir", "--output-limit", "--checkpoints"),
             *("--logs", "--fold-logs", "--prefix", "--log-escapes", "--log-dir", "--progress"),
         ],
         ["--start-timeout", "--grace-period", "--heartbeat-timeout", "--stall-timeout"],

@@ -1,0 +1,120 @@
+"""Trainings of the tests that keep checkpoints. A module of the user's: it travels by value."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+
+def weights(model: Any) -> str:
+    """A digest of a model's state, bit by bit."""
+    import hashlib
+
+    import torch
+
+    whole = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        full = value.full_tensor() if hasattr(value, "full_tensor") else value
+        whole.update(name.encode() + bytes(full.detach().reshape(-1).view(torch.uint8).numpy()))
+    return whole.hexdigest()
+
+
+def digits() -> Any:
+    """A training on scikit-learn's digits: model, optimizer, scheduler, images and labels."""
+    import torch
+    from sklearn.datasets import load_digits
+
+    torch.manual_seed(0)
+    images, labels = load_digits(return_X_y=True)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 32),
+        torch.nn.BatchNorm1d(32),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(0.1),
+        torch.nn.Linear(32, 10),
+    )
+    return model, torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
+
+
+def train_digits(steps: int, kill: str | None = None, split: bool = False) -> tuple[int | None, str, Any]:
+    """Trains, with a checkpoint after each step. Where it began, the weights at the end, and a value of its own.
+
+    With the path of a file, rank 1 kills itself after half of the steps, once: where the file is not yet.
+    """
+    import torch
+    import torch.distributed as dist
+
+    from distributor import runtime
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    plain, images, labels = digits()
+    if split:
+        from torch.distributed.fsdp import fully_shard
+
+        plain[1] = torch.nn.Identity()  # each part of it would see other numbers
+        model = fully_shard(plain)
+    else:
+        model = torch.nn.parallel.DistributedDataParallel(plain)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
+    torch.manual_seed(100 + runtime.rank())  # each rank draws its own samples
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "seen": 0}
+    begun = runtime.load_checkpoint(state)
+    for step in range((begun or 0) + 1, steps + 1):
+        chosen = torch.randint(len(images), (16,))
+        loss = torch.nn.functional.cross_entropy(model(images[chosen]), labels[chosen])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        state["seen"] += len(chosen)
+        runtime.report(step=step, loss=loss)
+        runtime.save_checkpoint(state, step)
+        if kill is not None and step == steps // 2 and runtime.rank() == 1 and not os.path.exists(kill):
+            open(kill, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+    end = weights(plain)
+    dist.destroy_process_group()  # the last checkpoint is committed all the same
+    return begun, end, state["seen"]
+
+
+def write_files(step: int, names: dict[int, str], fails: int | None = None) -> Any:
+    """Each rank writes one file with its number; the step and the names in the last checkpoint afterwards."""
+    from distributor import runtime
+
+    with runtime.checkpoint_folder(step) as folder:
+        path = folder / names[runtime.rank()]
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"rank {runtime.rank()}" if "same" not in path.name else "same")
+        if runtime.rank() == fails:
+            raise ValueError("boom")
+    last = runtime.latest_checkpoint()
+    if last is None:
+        return None
+    return last.step, {
+        str(path.relative_to(last.path)): path.read_text() for path in sorted(last.path.rglob("*[0-9e]"))
+    }
+
+
+def save_until_killed(ready: str) -> None:
+    """Saves again and again, and says what it has begun."""
+    import torch
+    import torch.distributed as dist
+
+    from distributor import runtime
+
+    dist.init_process_group("gloo")
+    model = torch.nn.Linear(256, 256)
+    state = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)}
+    step = runtime.load_checkpoint(state) or 0
+    assert step == 0 or bool((model.weight == step).all())
+    while True:
+        step += 1
+        with torch.no_grad():
+            model.weight.fill_(step)
+        runtime.save_checkpoint(state, step)
+        if runtime.rank() == 0:
+            with open(ready, "a") as file:
+                file.write(f"{step}\n")

@@ -1,0 +1,375 @@
+"""Checkpoints of real runs: a training that was ended by any kill goes on from the last committed step, bit by bit."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import checkpointed
+import pytest
+import stores
+import watch
+from sessions import Make
+
+from distributor import Checkpoints, ConfigurationError, Run, StartError, TrainingError
+from distributor.checkpoint.catalog import Catalog
+from distributor.checkpoint.places import Folder
+
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, str]:
+    """The weights after an undisturbed training of two ranks, under DDP and FSDP2."""
+    from distributor import TorchDistributor
+
+    found = {}
+    for split in (False, True):
+        folder = tmp_path_factory.mktemp("undisturbed")
+        begun, weights, _ = TorchDistributor(2, True, False, checkpoints=folder).run(
+            checkpointed.train_digits, STEPS, split=split
+        )
+        assert begun is None
+        found[split] = weights
+    return found
+
+
+def committed(folder: Path) -> list[int]:
+    """The steps that a new process would find."""
+    found = Catalog(Folder(folder), Checkpoints(str(folder)))
+    return [each.step for each in found.committed() if found.is_whole(each)]
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["DDP", "FSDP2"])
+def test_a_killed_training_goes_on_bit_by_bit(
+    make: Make, undisturbed: dict[bool, str], split: bool, tmp_path: Path
+) -> None:
+    """Weights, optimizer, scheduler, random states of each rank and a plain value are as if nothing had happened."""
+    distributor = make(2, checkpoints=Checkpoints(str(tmp_path / "runs"), keep=2))
+    killed = str(tmp_path / "killed")
+    with pytest.raises(TrainingError, match="killed by SIGKILL"):
+        distributor.run(checkpointed.train_digits, STEPS, killed, split)
+    begun, weights, seen = distributor.run(checkpointed.train_digits, STEPS, killed, split)
+    assert begun is not None and STEPS // 2 - 1 <= begun <= STEPS // 2
+    assert weights == undisturbed[split]
+    assert seen == STEPS * 16
+    assert committed(tmp_path / "runs") == [STEPS, STEPS - 1]
+    assert not [name for name in os.listdir(tmp_path / "runs") if name.startswith((".", "tmp"))]
+
+
+def test_a_training_goes_on_from_a_url(make: Make, undisturbed: dict[bool, str], tmp_path: Path) -> None:
+    distributor = make(2, checkpoints=f"file://{tmp_path / 'runs'}")
+    killed = str(tmp_path / "killed")
+    with pytest.raises(TrainingError, match="killed by SIGKILL"):
+        distributor.run(checkpointed.train_digits, STEPS, killed)
+    begun, weights, _ = distributor.run(checkpointed.train_digits, STEPS, killed)
+    assert begun is not None
+    assert weights == undisturbed[False]
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3)])
+def test_a_training_goes_on_at_another_width(make_local: Make, before: int, after: int, tmp_path: Path) -> None:
+    """FSDP2's parts are divided anew; further ranks get rank 0's values."""
+    _, saved, _ = make_local(before, checkpoints=tmp_path).run(checkpointed.train_digits, STEPS, None, True)
+    begun, weights, seen = make_local(after, checkpoints=tmp_path).run(checkpointed.train_digits, STEPS, None, True)
+    assert (begun, weights, seen) == (STEPS, saved, STEPS * 16)
+
+
+def test_a_ddp_checkpoint_loads_into_split_models(make_local: Make, tmp_path: Path) -> None:
+    def save() -> str:
+        import torch
+
+        from distributor import runtime
+
+        torch.distributed.init_process_group("gloo")
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(6, 4))
+        runtime.save_checkpoint({"model": model}, 1, wait=True)
+        return checkpointed.weights(model.module)
+
+    def load() -> str:
+        import torch
+        from torch.distributed.fsdp import fully_shard
+
+        from distributor import runtime
+
+        torch.distributed.init_process_group("gloo")
+        model = fully_shard(torch.nn.Linear(6, 4))
+        assert runtime.load_checkpoint({"model": model}) == 1
+        return checkpointed.weights(model)
+
+    saved = make_local(2, checkpoints=tmp_path).run(save)
+    assert make_local(2, checkpoints=tmp_path).run(load) == saved
+
+
+@pytest.mark.parametrize("is_url", [False, True], ids=["folder", "URL"])
+def test_files_of_all_ranks_form_one_checkpoint(make: Make, is_url: bool, tmp_path: Path) -> None:
+    """Equal files of one name count once. The folder holds all files under their names, and nothing else is left."""
+    names = {0: "part/rank-0", 1: "rank-1"}
+    distributor = make(2, checkpoints=f"file://{tmp_path}" if is_url else tmp_path)
+    found = [(7, {"part/rank-0": "rank 0", "rank-1": "rank 1"})] * 2
+    assert [*distributor.submit(checkpointed.write_files, 7, names).results()] == found
+    assert distributor.run(checkpointed.write_files, 8, {0: "same", 1: "same"}) == (8, {"same": "same"})
+    assert committed(tmp_path) == [8, 7]
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {
+        *("rank-0", "rank-1", "same", "manifest.json", "index-0.json", "index-1.json")
+    }
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({0: "file", 1: "file"}, r"checkpoint_folder\(step=7\): ranks 0-1 wrote different bytes to 'file': give each"),
+        ({0: "file", 1: "file/1"}, r"'file' is a file of rank 0 and a folder of rank 1: rename one of them"),
+    ],
+)
+def test_files_that_exclude_each_other(make_local: Make, names: dict[int, str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=message):
+        make_local(2, checkpoints=tmp_path).run(checkpointed.write_files, 7, names)
+    assert committed(tmp_path) == []
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_rank_that_fails_in_the_block_commits_nothing(make_local: Make, failing: int, tmp_path: Path) -> None:
+    def write(failing: int) -> None:
+        try:
+            checkpointed.write_files(7, {0: "rank-0", 1: "rank-1"}, failing)
+        except RuntimeError as error:
+            assert f"rank {failing} failed in the block" in str(error)
+
+    with pytest.raises(TrainingError, match=f"rank {failing} .*failed: ValueError: boom"):
+        make_local(2, checkpoints=tmp_path).run(write, failing)
+    assert committed(tmp_path) == []
+
+
+def mismatched(kind: str) -> None:
+    from distributor import runtime
+
+    if runtime.rank() == 0 or kind == "step":
+        runtime.save_checkpoint({"value": 1}, 1 + (kind == "step") * runtime.rank(), wait=True)
+    elif kind == "call":
+        with runtime.checkpoint_folder(1):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (
+            "step",
+            r"rank 0 calls save_checkpoint\(step=1\), but rank 1 calls save_checkpoint\(step=2\): every rank must",
+        ),
+        (
+            "call",
+            r"rank 0 calls save_checkpoint\(step=1\), but rank 1 calls checkpoint_folder\(step=1\): every rank must",
+        ),
+        ("missing", r"save_checkpoint\(step=1\): rank 1 has ended without calling it, but every rank must"),
+    ],
+)
+def test_ranks_that_make_different_calls_are_told(make_local: Make, kind: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=message):
+        make_local(2, checkpoints=tmp_path).run(mismatched, kind)
+
+
+def save_own_models() -> None:
+    import torch
+
+    from distributor import runtime
+
+    torch.manual_seed(runtime.rank())
+    runtime.save_checkpoint({"model": torch.nn.Linear(4, 4)}, 1, wait=True)
+
+
+def test_models_that_differ_between_ranks_are_not_saved_as_one(make_local: Make, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="the parameters of 'model' differ between ranks"):
+        make_local(2, checkpoints=tmp_path).run(save_own_models)
+
+
+def load_into(kind: str) -> Any:
+    import torch
+
+    from distributor import runtime
+
+    model = torch.nn.Linear(4, 4)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    if kind == "save":
+        runtime.save_checkpoint({"model": model, "optimizer": sgd}, 3, wait=True)
+    elif kind == "size":
+        runtime.load_checkpoint({"model": torch.nn.Linear(4, 5)})
+    elif kind == "name":
+        runtime.load_checkpoint({"net": model})
+    elif kind == "parameters":
+        runtime.load_checkpoint({"model": model, "optimizer": torch.optim.SGD([model.weight], lr=0.1)})
+    elif kind == "optimizer":
+        runtime.load_checkpoint({"model": model, "adam": torch.optim.Adam(model.parameters())})
+    elif kind == "step":
+        runtime.save_checkpoint({}, -1)
+    elif kind == "state":
+        runtime.save_checkpoint([model], 1)  # type: ignore[arg-type]
+    elif kind == "entry":
+        runtime.save_checkpoint({"#x": 1}, 1)
+    elif kind == "code":
+        runtime.save_checkpoint({"value": checkpointed.digits}, 4, wait=True)
+        assert runtime.load_checkpoint(state := {"value": 0}, weights_only=False) == 4
+        assert callable(state["value"])
+        runtime.load_checkpoint(state)
+    return runtime.load_checkpoint({"model": model})
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("size", r"'model.weight', 'model.bias' had another size when .*: \(4, 4\) instead of \(5, 4\)"),
+        ("name", "the checkpoint has no 'net.weight', 'net.bias': it was saved from another model"),
+        ("parameters", "the optimizer 'optimizer' had other parameters when the checkpoint was saved"),
+        ("optimizer", "the checkpoint has no optimizer 'adam'"),
+        ("step", "save_checkpoint: step must be a whole number of at least 0, not -1"),
+        ("state", "save_checkpoint: state must be a dict such as .*, not list"),
+        ("entry", "names of entries must be strings without a leading #, not '#x'"),
+        ("code", "the checkpoint holds objects whose loading may run code. If you trust its origin, pass"),
+    ],
+)
+def test_what_cannot_be_saved_or_loaded_is_an_error(make_local: Make, kind: str, message: str, tmp_path: Path) -> None:
+    distributor = make_local(1, checkpoints=tmp_path)
+    assert distributor.run(load_into, "save") == 3
+    with pytest.raises(TrainingError, match=message):
+        distributor.run(load_into, kind)
+
+
+def test_a_run_without_a_place_says_so(make_local: Make) -> None:
+    with pytest.raises(TrainingError, match=r"this run has no place for checkpoints: pass Distributor\(checkpoints="):
+        make_local(1).run(checkpointed.write_files, 1, {0: "x0"})
+
+
+def test_wrong_checkpoints_are_refused_before_anything_starts() -> None:
+    from distributor import TorchDistributor
+
+    with pytest.raises(ConfigurationError, match="checkpoints must be the path of a folder or a URL"):
+        TorchDistributor(1, True, False, checkpoints=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+def test_a_damaged_checkpoint_is_passed_over(make_local: Make, damage: str, tmp_path: Path) -> None:
+    def save(step: int) -> int | None:
+        from distributor import runtime
+
+        runtime.save_checkpoint({"value": step}, step, wait=True)
+        return runtime.load_checkpoint({"value": 0})
+
+    distributor = make_local(2, checkpoints=tmp_path)
+    for step in (1, 2):
+        assert distributor.run(save, step) == step
+    (path,) = tmp_path.glob("step-2-*/objects-1.pt")
+    data = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(data[:-1] if damage == "cut" else data[:-1] + bytes([data[-1] ^ 1]))
+
+    def load() -> int | None:
+        from distributor import runtime
+
+        return runtime.load_checkpoint({"value": 0})
+
+    assert distributor.submit(load).results() == [1, 1]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounts a small file system")
+@pytest.mark.parametrize("call", ["save_checkpoint", "checkpoint_folder"])
+def test_a_full_disk_ends_no_training(make_local: Make, call: str, tmp_path: Path) -> None:
+    """What was saved before stays, and the next save that fits is committed."""
+
+    def train(call: str, folder: str) -> list[int | None]:
+        import torch
+
+        from distributor import runtime
+
+        found = []
+        for step, size in ((1, 1 << 18), (2, 1 << 24), (3, 1 << 18)):
+            if call == "save_checkpoint":
+                runtime.save_checkpoint({"value": torch.zeros(size // 4)}, step, wait=True)
+            else:
+                try:
+                    with runtime.checkpoint_folder(step) as path:
+                        (path / f"{runtime.rank()}.bin").write_bytes(bytes(size))
+                except (OSError, RuntimeError):
+                    assert step == 2
+            last = runtime.latest_checkpoint()
+            found.append(last.step if last is not None else None)
+        return found
+
+    place = tmp_path / "small"
+    place.mkdir()
+    with stores.small_disk(place, "4m"):
+        results = make_local(2, checkpoints=place).submit(train, call, str(place)).results()
+        assert results == [[1, 1, 3]] * 2
+        assert committed(place) == [3, 1]
+        assert len([name for name in os.listdir(place) if name.startswith("step-")]) == 2
+
+
+def test_a_place_that_cannot_be_written_to_is_found_at_the_start(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StartError, match=r"checkpoints '.*file/runs' cannot be used: .*Not a directory"):
+        make(2, checkpoints=tmp_path / "file" / "runs").run(checkpointed.write_files, 1, {0: "0", 1: "1"})
+    with pytest.raises(StartError, match="cannot be used: .*nosuch"):
+        make(2, checkpoints="nosuch://bucket").run(checkpointed.write_files, 1, {0: "0", 1: "1"})
+
+
+def train_at_a_store() -> list[Any]:
+    """One rank with a store in its own memory that fails every third request, and then stays down."""
+    import torch
+
+    from distributor import runtime
+    from distributor.checkpoint import places
+
+    places.PAUSES = (0.0,) * 5
+    stores.BEFORE.append(stores.fail_every(3))
+    model = torch.nn.Linear(4, 4)
+    for step in (1, 2, 3):
+        with torch.no_grad():
+            model.weight.fill_(step)
+        runtime.save_checkpoint({"model": model}, step, wait=True)
+    found: list[Any] = [runtime.load_checkpoint({"model": model}), model.weight[0, 0].item()]
+    stores.BEFORE[:] = [stores.fail_every(1)]
+    runtime.save_checkpoint({"model": model}, 4, wait=True)  # a failed upload ends no training
+    stores.BEFORE.clear()
+    last = runtime.latest_checkpoint()
+    assert last is not None
+    return [*found, last.step, sorted(path.name for path in last.path.iterdir() if not path.name.endswith(".lock"))]
+
+
+def test_a_store_that_promises_little(make_local: Make) -> None:
+    found = make_local(1, env={"DISTRIBUTOR_CHECKPOINTS": "forgetful://bucket/run"}).run(train_at_a_store)
+    assert found == [3, 3.0, 3, [".metadata", "__0_0.distcp", "objects-0.pt"]]
+
+
+KILLS = 20
+
+
+def kill_at_random(run: Run, rng: random.Random) -> None:
+    """Kills one rank after a random time."""
+    time.sleep(rng.random() * 0.4)
+    ranks = [process for process in watch.processes(run.id) if watch._is_rank(process)]
+    os.kill(rng.choice(ranks).pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [KILLS, pytest.param(200, marks=pytest.mark.long)])
+def test_kills_at_random_instants_of_saves(make_local: Make, kills: int, tmp_path: Path) -> None:
+    """After each kill, all ranks load one committed step, not before the last one, with the weights of that step."""
+    rng, ready, place = random.Random(2026), tmp_path / "ready", tmp_path / "runs"
+    last = 0
+    for _ in range(kills):
+        ready.unlink(missing_ok=True)
+        run = make_local(2, checkpoints=place, logs="none").submit(checkpointed.save_until_killed, str(ready))
+        watch.until(ready.exists)
+        kill_at_random(run, rng)
+        with pytest.raises(TrainingError, match="killed by SIGKILL"):
+            run.result(watch.DEADLINE)
+        steps = committed(place)
+        assert steps and steps[0] >= last
+        assert steps[0] <= int(ready.read_text().split()[-1]) + 1
+        last = steps[0]
