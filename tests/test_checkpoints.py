@@ -213,7 +213,8 @@ def load_into(kind: str) -> Any:
         runtime.save_checkpoint({"#x": 1}, 1)
     elif kind == "code":
         runtime.save_checkpoint({"value": checkpointed.digits}, 4, wait=True)
-        assert runtime.load_checkpoint(state := {"value": 0}, weights_only=False) == 4
+        state: dict[str, Any] = {"value": 0}
+        assert runtime.load_checkpoint(state, weights_only=False) == 4
         assert callable(state["value"])
         runtime.load_checkpoint(state)
     return runtime.load_checkpoint({"model": model})

@@ -106,6 +106,7 @@ def save_until_killed(ready: str) -> None:
     from distributor import runtime
 
     dist.init_process_group("gloo")
+    torch.manual_seed(0)
     model = torch.nn.Linear(256, 256)
     state = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)}
     step = runtime.load_checkpoint(state) or 0

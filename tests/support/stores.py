@@ -1,4 +1,4 @@
-"""A place for checkpoints that can be anything an object store may be: forgetful in listings, without rename, failing."""
+"""A store that promises as little as object stores may: stale listings, no rename, requests that fail."""
 
 from __future__ import annotations
 
