@@ -15,9 +15,10 @@ import stores
 import watch
 from sessions import Make
 
-from distributor import Checkpoints, ConfigurationError, Run, StartError, TrainingError
+from distributor import Checkpoints, ConfigurationError, Distributor, Run, StartError, TrainingError
 from distributor.checkpoint.catalog import Catalog
 from distributor.checkpoint.places import Folder
+from distributor.launch import DeepSpeed
 
 STEPS = 6
 
@@ -69,6 +70,30 @@ def test_a_training_goes_on_from_a_url(make: Make, undisturbed: dict[bool, str],
     begun, weights, _ = distributor.run(checkpointed.train_digits, STEPS, killed)
     assert begun is not None
     assert weights == undisturbed[False]
+
+
+@pytest.mark.parametrize("name", ["DCP", "Accelerate", "DeepSpeed"])
+def test_libraries_that_write_their_own_files(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """A training in two runs ends with the bits of one in one run: by the lines of docs/checkpoints.md."""
+    options: dict[str, Any] = {}
+    if name == "DeepSpeed":
+        request.getfixturevalue("deepspeed")
+        config = {
+            "train_micro_batch_size_per_gpu": 6,
+            "optimizer": {"type": "Adam", "params": {"lr": 0.1, "torch_adam": True}},
+            "zero_optimization": {"stage": 2},
+        }
+        options = {"launch": DeepSpeed(config)}
+    else:
+        pytest.importorskip("accelerate")
+
+    def run(folder: str, steps: int) -> Any:
+        distributor = Distributor(2, True, False, checkpoints=tmp_path / folder, **options)
+        return distributor.run(checkpointed.train_with, name, steps)
+
+    _, whole = run("whole", 4)
+    assert run("parts", 2)[0] == 0
+    assert run("parts", 4) == (2, whole)
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3)])

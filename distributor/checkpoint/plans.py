@@ -6,18 +6,23 @@ writes its own part.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import io
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.tensor import DTensor
 
 from distributor.checkpoint import pickles
 from distributor.checkpoint.exchange import Exchange
+from distributor.checkpoint.records import Shard
+from distributor.checkpoint.shards import MeasuredFile
 
 
 class Planner:
@@ -139,8 +144,11 @@ def _local(tensors: Mapping[str, torch.Tensor]) -> bytes:
     return pickles.dumps(planner.create_local_plan())
 
 
-def write(plan: SavePlan, tensors: Mapping[str, torch.Tensor], folder: Path) -> bytes:
-    """Write what a plan says into a folder. Return where each part is, for :func:`write_metadata`.
+def write(plan: SavePlan, tensors: Mapping[str, torch.Tensor], folder: Path) -> tuple[list[Shard], bytes]:
+    """Write what a plan says into a folder.
+
+    Returns:
+        The files, and where each part of a tensor is, for :func:`write_metadata`.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written to.
@@ -149,7 +157,28 @@ def write(plan: SavePlan, tensors: Mapping[str, torch.Tensor], folder: Path) -> 
     planner.set_up_planner(dict(tensors), is_coordinator=False)
     planner.finish_plan(plan)
     writer = FileSystemWriter(folder, sync_files=False)
-    return pickles.dumps(writer.write_data(plan, planner).value())
+    writer.fs = files = _MeasuredFiles(folder)
+    results = pickles.dumps(writer.write_data(plan, planner).value())
+    return files.shards, results
+
+
+class _MeasuredFiles(FileSystem):
+    """Measures files while they are written.
+
+    Args:
+        folder: the folder of the files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self.shards: list[Shard] = []
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        with MeasuredFile(Path(path), os.path.relpath(path, self._folder)) as file:
+            yield cast("io.IOBase", file)
+        self.shards.append(file.shard)
 
 
 def write_metadata(metadata: Any, results: Sequence[bytes], folder: Path) -> None:

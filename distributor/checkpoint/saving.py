@@ -130,12 +130,10 @@ class _Task:
             raise OSError(
                 f"the ranks have just divided the tensors anew, {min(missing)!r} among them; the next save has all"
             )
-        results = plans.write(plan, self.tensors, folder)
-        rank = self.kept.session.exchange.rank
-        name = states.objects_file(rank)
+        files, results = plans.write(plan, self.tensors, folder)
+        name = states.objects_file(self.kept.session.exchange.rank)
         (folder / name).write_bytes(self.objects)
-        names = sorted({name, *(each.name for each in folder.glob(f"__{rank}_*"))})
-        return [shards.measured(folder / each, each) for each in names], results
+        return [*files, shards.measured(folder / name, name)], results
 
     def _complete(self, folder: Path, results: Sequence[bytes]) -> list[Shard]:
         """Write DCP's file about the checkpoint, on rank 0."""

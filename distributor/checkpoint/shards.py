@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from distributor.errors import ConfigurationError
 from distributor.text.wording import who
 
 #: Number of bytes to read at a time.
-_PIECE = 1 << 20
+_PIECE = 4 << 20
 
 
 def found_in(folder: Path) -> dict[str, Shard]:
@@ -42,6 +43,83 @@ def measured(path: Path, name: str) -> Shard:
             size += count
         os.fsync(file.fileno())
     return Shard(name, size, found.hexdigest())
+
+
+class MeasuredFile:
+    """A new file, whose digest is computed by a thread while the file is written. On leaving it, it is on the disk.
+
+    Args:
+        path: path of the file.
+        name: the file's name in its checkpoint.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._file = open(path, "wb", buffering=0)
+        self._path = path
+        self._name = name
+        self._size = 0
+        self._whole = False
+        self._more = threading.Condition()
+        self._found = hashlib.sha256()
+        self._thread = threading.Thread(target=self._follow, name="distributor-digest", daemon=True)
+
+    def __enter__(self) -> MeasuredFile:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._more:
+            self._whole = True
+            self._more.notify()
+        self._thread.join()
+        try:
+            os.fsync(self._file.fileno())
+        finally:
+            self._file.close()
+
+    @property
+    def shard(self) -> Shard:
+        """The file's size and digest, once it is whole."""
+        return Shard(self._name, self._size, self._found.hexdigest())
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Write all of ``data``."""
+        left = memoryview(data).cast("B")
+        while left:
+            left = left[self._file.write(left) :]
+        with self._more:
+            self._size += memoryview(data).nbytes
+            self._more.notify()
+        return memoryview(data).nbytes
+
+    def tell(self) -> int:
+        """Return the number of bytes written."""
+        return self._size
+
+    def flush(self) -> None:
+        """Do nothing: nothing is held back."""
+
+    def close(self) -> None:
+        """Do nothing: the file is closed on leaving it."""
+
+    def _follow(self) -> None:
+        """Read what has been written, and have the kernel begin to write it to the disk."""
+        done, piece = 0, bytearray(_PIECE)
+        with open(self._path, "rb", buffering=0) as file:
+            while self._waits_for_more(done):
+                count = file.readinto(piece) or 0
+                self._found.update(memoryview(piece)[:count])
+                os.posix_fadvise(self._file.fileno(), done, count, os.POSIX_FADV_DONTNEED)  # starts writing dirty pages
+                done += count
+
+    def _waits_for_more(self, done: int) -> bool:
+        """Wait until more than ``done`` bytes are there. Return whether they are, or the file is whole."""
+        with self._more:
+            self._more.wait_for(lambda: self._whole or self._size >= done + _PIECE)
+            return self._size > done
 
 
 def is_intact(path: Path, shard: Shard) -> bool:

@@ -119,3 +119,100 @@ def save_until_killed(ready: str) -> None:
         if runtime.rank() == 0:
             with open(ready, "a") as file:
                 file.write(f"{step}\n")
+
+
+def train_with(name: str, steps: int) -> tuple[int, str]:
+    """Trains with a library that writes its own files, each after each step; where it began, and the weights."""
+    import torch
+
+    from distributor import runtime
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    library = _LIBRARIES[name](torch.nn.Linear(8, 4))
+    last = runtime.latest_checkpoint()
+    if last is not None:
+        library.load(str(last.path))
+    begun = 0 if last is None else last.step
+    for step in range(begun + 1, steps + 1):
+        torch.manual_seed(1000 * step + runtime.rank())
+        library.step(torch.randn(6, 8))
+        with runtime.checkpoint_folder(step) as folder:
+            library.save(str(folder))
+    return begun, weights(library.plain)
+
+
+class _Dcp:
+    """DDP, with torch.distributed.checkpoint."""
+
+    def __init__(self, model: Any) -> None:
+        import torch
+
+        torch.distributed.init_process_group("gloo")
+        self.plain, self.model = model, torch.nn.parallel.DistributedDataParallel(model)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def step(self, batch: Any) -> None:
+        self.optimizer.zero_grad()
+        self.model(batch).pow(2).mean().backward()
+        self.optimizer.step()
+
+    def save(self, folder: str) -> None:
+        import torch.distributed.checkpoint as dcp
+
+        dcp.save({"model": self.plain.state_dict()}, checkpoint_id=folder)
+
+    def load(self, folder: str) -> None:
+        import torch.distributed.checkpoint as dcp
+
+        dcp.load({"model": self.plain.state_dict()}, checkpoint_id=folder)
+
+
+class _Accelerate:
+    """Accelerate, which also saves random states."""
+
+    def __init__(self, model: Any) -> None:
+        import torch
+        from accelerate import Accelerator
+
+        self.accelerator = Accelerator()
+        self.plain = model
+        self.model, self.optimizer = self.accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=0.1))
+
+    def step(self, batch: Any) -> None:
+        self.optimizer.zero_grad()
+        self.accelerator.backward(self.model(batch).pow(2).mean())
+        self.optimizer.step()
+
+    def save(self, folder: str) -> None:
+        self.accelerator.save_state(folder)
+
+    def load(self, folder: str) -> None:
+        self.accelerator.load_state(folder)
+
+
+class _DeepSpeed:
+    """DeepSpeed's engine with ZeRO-2."""
+
+    def __init__(self, model: Any) -> None:
+        import deepspeed
+
+        from distributor import runtime
+
+        self.engine, *_ = deepspeed.initialize(
+            model=model, model_parameters=model.parameters(), config=runtime.deepspeed_config()
+        )
+        self.plain = self.engine.module
+
+    def step(self, batch: Any) -> None:
+        self.engine.backward(self.engine(batch).pow(2).mean())
+        self.engine.step()
+
+    def save(self, folder: str) -> None:
+        self.engine.save_checkpoint(folder, tag="model")
+
+    def load(self, folder: str) -> None:
+        self.engine.load_checkpoint(folder, tag="model")
+
+
+_LIBRARIES: dict[str, Any] = {"DCP": _Dcp, "Accelerate": _Accelerate, "DeepSpeed": _DeepSpeed}

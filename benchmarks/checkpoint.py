@@ -1,0 +1,122 @@
+"""Saves a model: the speed beside torch.save, and what training feels of it.
+
+    python benchmarks/checkpoint.py [--size 1024] [--rounds 5] [--folder /data]
+
+Each round saves the same tensors with ``torch.save`` and fsync, and with ``runtime.save_checkpoint``, in turn. Then it
+trains while one save after another is written, and without any: the dip. The stall is the time for which
+``save_checkpoint`` holds up training; it is given in copies of the state in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from distributor import Distributor
+
+#: Number of tensors.
+TENSORS = 64
+
+
+def timed(call: Callable[[], Any]) -> float:
+    """Return the number of seconds that a call takes."""
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
+
+
+def measure(size: int, rounds: int, folder: str) -> dict[str, list[float]]:
+    """Measure in one rank. ``size`` is in MiB."""
+    import torch
+
+    from distributor import runtime
+    from distributor.checkpoint import saving
+
+    values = (size << 20) // 4 // TENSORS
+    model = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(values)) for _ in range(TENSORS)])
+    spare = [torch.empty(values) for _ in range(TENSORS)]
+    plain = Path(folder, "plain.pt")
+
+    def copy() -> None:
+        for target, source in zip(spare, model, strict=True):
+            target.copy_(source.detach())
+
+    def save_plainly() -> None:
+        with open(plain, "wb") as file:
+            torch.save({"model": model.state_dict()}, file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    small = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4)))
+    batch = torch.randn(64, 512)
+
+    def train(seconds: float) -> float:
+        """Return the number of steps per second."""
+        begun, steps = time.perf_counter(), 0
+        while (passed := time.perf_counter() - begun) < seconds:
+            small(batch).sum().backward()
+            steps += 1
+        return steps / passed
+
+    found: dict[str, list[float]] = {name: [] for name in ("copy", "torch.save", "ours", "stall", "steps", "dip")}
+    step = 0
+
+    def save(wait: bool) -> None:
+        nonlocal step
+        step += 1
+        runtime.save_checkpoint({"model": model}, step, wait=wait)
+
+    copy()
+    save(True)
+    for _ in range(rounds):
+        found["torch.save"].append(timed(save_plainly))
+        found["ours"].append(timed(lambda: save(True)))
+        found["copy"].append(timed(copy))
+        found["stall"].append(timed(lambda: save(False)))
+        seconds = found["ours"][-1] * 0.8
+        found["dip"].append(train(seconds))  # while the save is written
+        saving.current("").finish()
+        found["steps"].append(train(seconds))
+    return found
+
+
+def main() -> None:
+    """Measure, and print medians and ratios."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--size", type=int, default=1024, help="MiB (1024)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", default=None, help="on the disk to measure (the folder for temporary files)")
+    asked = parser.parse_args()
+    folder = tempfile.mkdtemp(prefix="checkpoints-", dir=asked.folder)
+    try:
+        distributor = Distributor(1, local_mode=True, use_gpu=False, checkpoints=f"{folder}/ours", progress=False)
+        found = distributor.run(measure, asked.size, asked.rounds, folder)
+    finally:
+        shutil.rmtree(folder)
+    median = {name: statistics.median(values) for name, values in found.items()}
+
+    def ratio(one: str, other: str) -> float:
+        return statistics.median(a / b for a, b in zip(found[one], found[other], strict=True))
+
+    print(f"{asked.size} MiB, {asked.rounds} rounds, medians")
+    print(f"torch.save with fsync   {median['torch.save']:7.2f} s")
+    print(
+        f"save_checkpoint         {median['ours']:7.2f} s   {ratio('torch.save', 'ours'):.2f} x the speed of torch.save"
+    )
+    print(f"one copy in memory      {median['copy']:7.3f} s")
+    print(f"stall of training       {median['stall']:7.3f} s   {ratio('stall', 'copy'):.2f} copies")
+    print(
+        f"steps/s while saving    {median['dip']:7.1f}     {ratio('dip', 'steps'):.2f} x those without "
+        f"({median['steps']:.1f})"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Ranks that exchange bytes over a store, and what they are told when the others do something else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distributor.checkpoint import exchange as module
+from distributor.checkpoint.exchange import Exchange, connect
+from distributor.errors import ConfigurationError
+from distributor.values.environment import NODE_ID
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture
+def store() -> Any:
+    """A store that counts what it holds."""
+    return torch.distributed.HashStore()
+
+
+@pytest.fixture
+def ranks(store: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Any]]:
+    """Runs a function of an exchange in several ranks at once, and returns their futures."""
+    monkeypatch.setattr(module, "_LOOK", 0.05)
+    with ThreadPoolExecutor(4) as pool:
+
+        def run(*functions: Callable[[Exchange], Any]) -> list[Future[Any]]:
+            made = [Exchange(store, rank, len(functions)) for rank in range(len(functions))]
+            return [pool.submit(function, each) for function, each in zip(functions, made, strict=True)]
+
+        yield run  # type: ignore[misc]
+
+
+def answers(futures: list[Future[Any]]) -> list[Any]:
+    return [future.result(60) for future in futures]
+
+
+def test_values_reach_rank_0_and_come_back(ranks: Any, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that take several pieces; and nothing is left in the store."""
+    monkeypatch.setattr(module, "_PIECE", 16)
+    before = store.num_keys()
+
+    def call(exchange: Exchange) -> bytes:
+        told = exchange.gather("1", bytes(range(200)) + bytes([exchange.rank]), "save(step=1)")
+        return exchange.share("1", [each[-1:] * 3 for each in told], "save(step=1)")
+
+    assert answers(ranks(call, call, call)) == [b"\0" * 3, b"\1" * 3, b"\2" * 3]
+    assert store.num_keys() == before
+
+
+def test_one_value_reaches_all(ranks: Any) -> None:
+    assert answers(ranks(*[lambda each: each.share("1", [b"x"], "save")] * 3)) == [b"x"] * 3
+
+
+def test_different_calls_are_an_error_on_all_ranks(ranks: Any) -> None:
+    def call(what: str) -> Callable[[Exchange], Any]:
+        def make(exchange: Exchange) -> Any:
+            exchange.gather("1", b"", what)
+            return exchange.share("1", [b""], what)
+
+        return make
+
+    for future in ranks(call("save(step=1)"), call("save(step=1)"), call("save(step=2)")):
+        with pytest.raises(ConfigurationError, match=r"rank 0 calls save\(step=1\), but rank 2 calls save\(step=2\)"):
+            future.result(60)
+
+
+def test_a_rank_that_has_ended_is_waited_for_by_nobody(ranks: Any) -> None:
+    import os
+
+    first, second = ranks(lambda each: each.gather("1", b"", "save(step=1)"), lambda each: each._end(os.getpid()))
+    with pytest.raises(ConfigurationError, match=r"save\(step=1\): rank 1 has ended without calling it"):
+        first.result(60)
+    second.result(60)
+
+
+def test_a_wait_that_takes_long_is_told_and_given_up(
+    ranks: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "TELL_AFTER", 0.1)
+    monkeypatch.setattr(module, "GIVE_UP_AFTER", 0.3)
+    first, _ = ranks(lambda each: each.gather("1", b"", "save(step=1)"), lambda each: None)
+    with pytest.raises(ConfigurationError, match=r"save\(step=1\): rank 1 has not called it for 0 s, but every rank"):
+        first.result(60)
+    assert "save(step=1) waits for rank 1: every rank must call it" in caplog.text
+
+
+def test_the_first_to_ask_decides(ranks: Any) -> None:
+    chosen = answers(ranks(*[lambda each: each.agree("latest", f"rank {each.rank}")] * 3))
+    assert len(set(chosen)) == 1
+    alone = Exchange(None, 0, 1)
+    assert (alone.agreed("latest"), alone.agree("latest", "x")) == (None, "x")
+
+
+def test_one_rank_needs_no_store() -> None:
+    alone = connect(0, 1, 0, "save")
+    assert alone.gather("1", b"x", "save") == [b"x"]
+    assert alone.share("1", [b"y"], "save") == b"y"
+    with pytest.raises(ConfigurationError, match="why"):
+        alone.refuse("1", "why")
+
+
+def test_several_ranks_without_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MASTER_ADDR", "TORCHELASTIC_USE_AGENT_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigurationError, match=r"save makes 2 ranks work together: call torch.*init_process_group"):
+        connect(0, 2, 0, "save")
+
+
+CHECK = "from distributor.checkpoint import start; start._VISIBLE = 0.3; start.check_place(local_rank=0)"
+
+
+def test_a_node_that_sees_another_folder_is_named(tmp_path: Path) -> None:
+    """Two processes, each with a folder of its own under the name that both have been given."""
+    import os
+
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(60))
+
+    def check(rank: int, folder: Path) -> subprocess.Popen[str]:
+        told = {
+            **os.environ,
+            **{"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)},
+            **{"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": folder.name, NODE_ID: "x"},
+            "DISTRIBUTOR_CHECKPOINTS": str(folder),
+            "DISTRIBUTOR_CHECKPOINT_SETTINGS": '{"hosts": {"0": "host-a"}}',
+        }
+        return subprocess.Popen([sys.executable, "-c", CHECK], env=told, stderr=subprocess.PIPE, text=True)
+
+    one, other = check(0, tmp_path / "ab"), check(1, tmp_path / "cd")
+    said = other.communicate(timeout=90)[1]
+    assert one.communicate(timeout=90) == (None, "")
+    assert f"checkpoints '{tmp_path}/cd' is not the same here as on host-a: a file written there does" in said
+    assert list((tmp_path / "ab").iterdir()) == []
