@@ -10,13 +10,13 @@
     ├── CompanionError                    a companion process that the ranks need ended too early
     ├── TrainingError                     a rank failed: which one, where, why, and its traceback
     │   ├── NodeLostError                 a node was lost with its ranks
-    │   └── StallError                    no rank was active for stall_timeout; has the stacks of every rank
+    │   └── StallError                    no rank was active for stall_timeout; holds the stacks of every rank
     ├── GroupError                        ranks trained, but not together (only with require_group=True)
-    ├── ResultError                       ranks succeeded, but a return value could not be brought back
+    ├── ResultError                       ranks succeeded, but a return value could not be brought to the driver
     └── RunCancelledError                 the run was cancelled
 
-``DistributorError`` is a ``RuntimeError`` and ``ConfigurationError`` is a ``ValueError`` because
-``pyspark.ml.torch.distributor`` raises those: code written for it can keep its ``except`` clauses.
+``pyspark.ml.torch.distributor`` raises ``RuntimeError`` and ``ValueError``. ``DistributorError`` and
+``ConfigurationError`` are derived from them, so that code written for it can keep its ``except`` clauses.
 All of these exceptions can be pickled.
 """
 
@@ -62,7 +62,7 @@ def show_shortly(error: BaseException) -> None:
 
 
 def _shortly(error: BaseException) -> list[str]:
-    """Return what happened and the line of user code that called this package, without the package's own frames."""
+    """Return lines that show the error and the line of user code that called this package, but no other frames."""
     package = os.path.dirname(__file__) + os.sep
     frames = traceback.extract_tb(error.__traceback__)
     own = next((index for index, frame in enumerate(frames) if frame.filename.startswith(package)), len(frames))
@@ -72,7 +72,7 @@ def _shortly(error: BaseException) -> list[str]:
 
 
 class ConfigurationError(DistributorError, ValueError):
-    """The request is wrong. If possible, this is raised before any process or Spark job starts."""
+    """An argument or option is wrong. If possible, this is raised before any process or Spark job starts."""
 
 
 class PayloadError(ConfigurationError):
@@ -84,7 +84,7 @@ class ResourceError(ConfigurationError):
 
 
 class StartError(DistributorError):
-    """The run could not start: executors did not come up in time, or nodes cannot run torch."""
+    """The run could not start: for example, executors did not come up in time, or nodes cannot import torch."""
 
 
 class CompanionError(DistributorError):
@@ -108,8 +108,7 @@ class TrainingError(DistributorError):
         exit_code: the rank's exit code, or ``None`` if a signal ended it.
         signal: the signal's name (``"SIGKILL"``), or ``None``.
         traceback: the rank's own traceback as text, ``""`` if there is none.
-        log_tail: the end of the rank's output: stdout and stderr, in the order in which they were read (twenty times a
-            second).
+        log_tail: the end of the rank's stdout and stderr, in the order in which they were read (twenty times a second).
 
     Example:
         >>> from distributor import TorchDistributor, TrainingError
@@ -136,11 +135,11 @@ class TrainingError(DistributorError):
 
     @property
     def __cause__(self) -> BaseException | None:
-        """The original exception, unless another cause was set; ``None`` for Python's own traceback printers.
+        """The original exception, unless another cause was set. Python's own traceback printers get ``None``.
 
-        The interpreter and ``logging`` would otherwise print the original exception first, although this error's text
+        Otherwise, the interpreter and ``logging`` would print the original exception first, although this error's text
         already contains it with its traceback. Up to Python 3.12, the interpreter prints the cause that is stored in
-        the C object; later versions use the module ``traceback``.
+        the C object. Later versions use the module ``traceback``.
         """
         cause: BaseException | None = _CAUSE.__get__(self)
         if cause is not None or sys._getframe(1).f_globals.get("__name__") == traceback.__name__:
@@ -153,7 +152,7 @@ class TrainingError(DistributorError):
 
 
 class GroupError(DistributorError):
-    """Ranks trained but never joined a process group of all ranks, which ``require_group=True`` demands."""
+    """Ranks trained, but never joined a process group of all ranks, although ``require_group=True`` demands it."""
 
 
 class NodeLostError(TrainingError):

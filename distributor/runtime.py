@@ -1,6 +1,6 @@
 """Functions for use inside a rank. All but ``deepspeed_config()`` also work outside a run.
 
-The functions about ranks follow torchrun's variables (``RANK``, ``WORLD_SIZE``, ...). If those are not set, they
+The functions about ranks read torchrun's variables (``RANK``, ``WORLD_SIZE``, ...). If these are not set, the functions
 answer as in a run of one rank, so that the same script also runs by hand.
 
 Example:
@@ -44,7 +44,7 @@ def world_size() -> int:
 
 
 def local_rank() -> int:
-    """Return this process's rank within its node; with GPUs, its device is ``cuda:LOCAL_RANK``."""
+    """Return this process's rank within its node. With GPUs, this is also the number of its device, ``cuda:N``."""
     return _variable("LOCAL_RANK", 0)
 
 
@@ -336,7 +336,9 @@ def _variable(name: str, default: int) -> int:
 
 
 def deepspeed_config() -> dict[str, Any]:
-    """Return the final configuration of this run, for ``deepspeed.initialize(config=...)``; a new copy on each call.
+    """Return this run's final DeepSpeed configuration, for ``deepspeed.initialize(config=...)``.
+
+    Each call returns a new copy.
 
     Raises:
         ConfigurationError: this process is not a rank of a run with a ``deepspeedConfig``, or the configuration still

@@ -1,8 +1,9 @@
 """The C library's allocator in CPU ranks: it keeps freed memory for the next step, and uses huge pages.
 
 By default, glibc takes large blocks from the kernel and returns them as soon as they are freed. The gradients and
-buffers of a training step are such blocks, so each step faults the same pages in again, 4 KiB at a time. Standard
-library only: part of this module runs inside Spark's Python workers.
+buffers of a training step are such blocks, so each step faults the same pages in again, 4 KiB at a time.
+
+This module uses the standard library only, because Spark's Python workers run part of it.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def _address(library: ctypes.CDLL) -> int | None:
 
 
 def keep_memory(environ: Mapping[str, str]) -> bool:
-    """Make this process's allocator keep freed memory, unless it is configured otherwise; return whether it does."""
+    """Make this process's allocator keep freed memory, unless the environment configures it. Return whether it does."""
     if is_left_alone(environ) or not is_glibcs():
         return False
     mallopt = ctypes.CDLL(None).mallopt

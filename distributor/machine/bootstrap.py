@@ -1,4 +1,4 @@
-"""Start processes of this package, which can be recognized by their command line and their environment."""
+"""Start processes of this package, and recognize them by their command line and their environment."""
 
 from __future__ import annotations
 
@@ -16,12 +16,18 @@ _ARGUMENTS, _ENVIRONMENT = 45, 47
 
 
 def overwrite_argument(old: str, new: str) -> None:
-    """Make the kernel show ``new`` in place of ``old`` in this process's command line. ``new`` must not be longer."""
+    """Make the kernel show ``new`` in place of the argument ``old`` in this process's command line.
+
+    ``new`` must not be longer than ``old``.
+    """
     _overwrite("cmdline", _ARGUMENTS, old.encode(), new.encode())
 
 
 def overwrite_environ(old: str, new: str) -> None:
-    """Make the kernel show ``new`` in place of ``old`` in this process's environment; ``getenv`` is not affected."""
+    """Make the kernel show ``new`` in place of ``old`` in this process's environment (``NAME=value``).
+
+    ``new`` must not be longer than ``old``. ``getenv`` is not affected.
+    """
     _overwrite("environ", _ENVIRONMENT, old.encode(), new.encode())
 
 
@@ -46,8 +52,9 @@ _PARTS = {
     "accelerate": "distributor.accelerate.variables",
 }
 
-#: Code for ``python -c``. It imports the package from a given path; neither the package's siblings nor the current
-#: directory can shadow other modules. SIGCHLD is reset so that children can be waited for: a shell may have ignored it.
+#: Code for ``python -c``. It imports the package from a given path. Neither files beside the package nor files in the
+#: current directory can shadow other modules. A shell may ignore SIGCHLD, which would prevent waiting for children, so
+#: its handling is reset.
 _BOOTSTRAP = f"""
 PARTS = {_PARTS}
 import signal, sys

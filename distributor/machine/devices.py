@@ -28,12 +28,17 @@ def visible_devices(environ: Mapping[str, str]) -> str | None:
 
 
 def numbered_by(machine: str, environ: Mapping[str, str]) -> str:
-    """Return a name for the scope of device numbers: the machine and, if it is set, AMD's lower-level filter there."""
+    """Return a name for the scope within which a device number always means the same device.
+
+    The name contains the machine and, if it is set, AMD's lower-level filter ``ROCR_VISIBLE_DEVICES``.
+    """
     return f"{machine} {environ['ROCR_VISIBLE_DEVICES']}" if machine and "ROCR_VISIBLE_DEVICES" in environ else machine
 
 
 def parse_visible(setting: str | None) -> tuple[str, ...] | None:
-    """Return the device names of a visible-devices setting, in order; ``None`` if unset (all devices are visible).
+    """Return the device names of a visible-devices setting, in order.
+
+    ``None`` means that the setting is unset, so that all devices are visible.
 
     As in CUDA, everything from the first invalid entry on is ignored: ``"0,-1,1"`` shows only device 0.
 
@@ -83,7 +88,7 @@ def local_gpus(environ: Mapping[str, str], count: Callable[[], int] | None = Non
 
     Args:
         environ: usually ``os.environ``.
-        count: counts the machine's GPUs; the default asks the driver (``nvidia-smi -L``, or AMD's kernel driver).
+        count: counts the machine's GPUs; the default asks the GPUs' driver (``nvidia-smi -L``, or AMD's kernel driver).
     """
     visible = parse_visible(visible_devices(environ))
     if visible is not None:
@@ -95,7 +100,7 @@ def local_gpus(environ: Mapping[str, str], count: Callable[[], int] | None = Non
 
 
 def count_gpus() -> int:
-    """Return the number of GPUs that this machine's driver reports; 0 if there is no driver."""
+    """Return the number of GPUs that this machine's GPU driver reports; 0 if there is no GPU driver."""
     nvidia_smi = shutil.which("nvidia-smi")
     if nvidia_smi is not None:
         listing = subprocess.run([nvidia_smi, "-L"], capture_output=True, text=True, timeout=60, check=False)

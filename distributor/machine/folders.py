@@ -1,7 +1,7 @@
 """Private folders in the temporary directory, which are removed even if their owner was killed.
 
-A folder's owner keeps a file in it locked for as long as the owner lives; the kernel drops the lock, however the owner
-ends. Standard library only: part of this module runs inside Spark's Python workers.
+A folder's owner keeps a file in it locked for as long as the owner lives. The kernel drops the lock, however the owner
+ends. This module uses the standard library only, because Spark's Python workers run part of it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ def unusable() -> str | None:
 
 
 def is_private(folder: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a folder private to this user. In the temporary directory, others may have made it."""
+    """Return whether a path is a folder that only this user can access.
+
+    In the temporary directory, another user may have created a folder with an expected name.
+    """
     about = os.lstat(folder)
     return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o077
 
@@ -63,7 +66,7 @@ def make_private(folder: str) -> None:
 
 def claim(folder: str | os.PathLike[str]) -> IO[bytes]:
     """Lock a folder for as long as the returned file is open."""
-    # The file gets its name once it is locked: a search for stale folders takes an unlocked file for a dead owner's.
+    # The file gets its name only once it is locked, because remove_stale() takes an unlocked file for a dead owner's.
     lock = open(os.path.join(folder, f"{OWNER}.new"), "wb")
     fcntl.flock(lock, fcntl.LOCK_EX)
     os.rename(lock.name, os.path.join(folder, OWNER))
@@ -101,7 +104,7 @@ def is_full(folder: str | os.PathLike[str]) -> bool:
 
 
 def remove_stale() -> None:
-    """Remove this user's folders whose owners were killed together with every process that should remove them."""
+    """Remove this user's stale folders: their owners have ended, and so has every process that should remove them."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         try:
             if not is_private(folder):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from distributor.text.wording import mebibytes
 
-#: Bytes of /dev/shm that each rank needs, and that a node needs at least. With a container's default of 64 MiB, data
-#: loaders and NCCL fail.
+#: Number of bytes of /dev/shm that each rank needs, and the minimum for a node. With a container's default of 64 MiB,
+#: data loaders and NCCL fail.
 _SHM_PER_RANK = 64 << 20
 _SHM_LEAST = 256 << 20
 
@@ -23,7 +23,8 @@ class Limits:
         locked_memory: bytes that may be locked (``ulimit -l``); ``None`` if unlimited.
         address_space: bytes that may be mapped (``ulimit -v``); ``None`` if unlimited.
         infiniband: whether there is an InfiniBand or RoCE device.
-        files: files that may be open if a process raises its own limit (``ulimit -Hn``); ``None`` if unlimited.
+        files: number of files that a process may have open once it has raised its own limit (``ulimit -Hn``); ``None``
+            if unlimited.
     """
 
     shared_memory: int | None
@@ -61,7 +62,7 @@ def _hard_files() -> int | None:
 
 
 def open_files() -> int:
-    """Return the number of files that this process may open."""
+    """Return the number of files that this process may have open (its soft limit)."""
     import resource
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -69,7 +70,7 @@ def open_files() -> int:
 
 
 def raise_open_files(needed: int) -> None:
-    """Let this process open ``needed`` files, or as many as it may."""
+    """Let this process open ``needed`` files, or as many as its hard limit allows."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -79,7 +80,12 @@ def raise_open_files(needed: int) -> None:
 
 
 def set_open_files(pid: int, most: int) -> None:
-    """Set another process's soft limit on open files to a result of :func:`open_files`. The process may raise it."""
+    """Set another process's soft limit on open files. The process may raise the limit again.
+
+    Args:
+        pid: the process.
+        most: the limit, as :func:`open_files` returns it.
+    """
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

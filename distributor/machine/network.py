@@ -1,4 +1,7 @@
-"""Addresses and ports of a node. Standard library only: part of this module runs inside Spark's Python workers."""
+"""Addresses and ports of a node.
+
+This module uses the standard library only, because Spark's Python workers run part of it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _NETLINK_TIMEOUT = 5.0
 #: Number of seconds for one attempt to connect to a server that may not be up, and between two attempts.
 _ATTEMPT, _POLL = 1.0, 0.05
 
-#: netdevice(7).
+#: The request for an interface's IPv4 address, from netdevice(7).
 _SIOCGIFADDR = 0x8915
 
 
@@ -110,9 +113,9 @@ def resolve_all(host: str) -> list[str]:
 
 
 def address_towards(host: str) -> str | None:
-    """Return the address from which this machine would talk to a host, by the kernel's own routing; sends nothing.
+    """Return the address from which this machine would talk to a host, according to the kernel's routes.
 
-    ``None`` if there is no route or the host is unknown here.
+    Return ``None`` if there is no route, or if the host's name is unknown here. Nothing is sent to the host.
     """
     try:
         family, _, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
@@ -162,11 +165,11 @@ def is_own(address: str) -> bool:
 def interface_towards(
     own: str, others: Sequence[str], route: Callable[[str], str | None] | None = None
 ) -> tuple[str | None, str | None]:
-    """Return the network interface over which a node talks to the others, and a warning if it needs several.
+    """Return the network interface over which a node talks to the other nodes, and a warning if it needs several.
 
     Args:
         own: the node's address.
-        others: the addresses of all nodes, the most important first; nodes on this machine have its own address.
+        others: the addresses of all nodes, the most important first. Nodes on this machine have the address ``own``.
         route: returns the interface for an address; the default asks the kernel.
 
     Returns:
@@ -192,10 +195,10 @@ def interface_towards(
 
 
 def interface_of_route(address: str) -> str | None:
-    """Return the interface over which the kernel would send to an IP address.
+    """Return the network interface over which the kernel would send to an IP address.
 
-    ``None`` if the kernel has no route or does not answer, or if the interface has no address of its own, which gloo
-    needs. The request is the same as that of ``ip route get``: rtnetlink(7), RTM_GETROUTE.
+    Return ``None`` if the kernel has no route or does not answer, or if the interface has no address of its own, which
+    gloo needs. ``ip route get`` makes the same request: rtnetlink(7), RTM_GETROUTE.
     """
     family = family_of(address)
     try:
@@ -244,7 +247,7 @@ def is_loopback(address: str) -> bool:
 
 
 def pinned_tls(certificate: str) -> ssl.SSLContext:
-    """Return a client's TLS context that accepts only one certificate (PEM), whatever the server's address is."""
+    """Return a client's TLS context that accepts a server only with this certificate (PEM), at whatever address."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.load_verify_locations(cadata=certificate)

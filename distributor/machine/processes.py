@@ -1,8 +1,8 @@
 """Find, watch and end processes on Linux.
 
-Standard library only. The launcher and the ranks of a node carry ``DISTRIBUTOR_NODE_ID`` in the environment that they
-were started with, and so do their children, whatever session or process group those move to. Processes of a node
-are found by that variable.
+The launcher and the ranks of a node carry ``DISTRIBUTOR_NODE_ID`` in the environment that they were started with. So do
+their children, whatever session or process group they move to. Processes of a node are found by that variable. This
+module uses the standard library only.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def adopt_orphans() -> None:
 def pidfd_open(pid: int) -> int:
     """Return a descriptor that becomes readable when a process ends (pidfd_open(2)).
 
-    A Python that was built with old headers, like conda's, lacks the function; there, the system call is made directly.
+    A Python that was built with old headers, like conda's, lacks ``os.pidfd_open``. This function then makes the system
+    call directly.
 
     Raises:
         ProcessLookupError: there is no such process.
@@ -143,8 +144,9 @@ def kill_node(
 
     Args:
         node_id: the ID that marks the processes in their environment.
-        ancestor: pid of a process whose descendants are killed too: a child with its own environment may lack the ID.
-        deadline: number of seconds to try; a process in uninterruptible sleep can outlast it.
+        ancestor: pid of a process whose descendants are killed too, since a child with its own environment may lack
+            the ID.
+        deadline: number of seconds to try. A process in uninterruptible sleep can outlast it.
         keep: pids of processes that are not killed.
 
     Returns:
@@ -167,7 +169,7 @@ def kill_node(
 def _is_tracker(pid: int) -> bool:
     """Return whether a process is one of Python's resource trackers.
 
-    It removes the shared memory of processes once all of them have ended, and then ends too.
+    A resource tracker removes the shared memory of its processes once all of them have ended, and then ends too.
     """
     with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as shown:
         return b"multiprocessing.resource_tracker" in shown.read()
@@ -231,7 +233,10 @@ def state(pid: int) -> str | None:
 
 
 def cpu_seconds(pids: Iterable[int]) -> dict[int, float]:
-    """Return the CPU time of each process and its descendants, including those that have ended and been reaped."""
+    """Return the CPU time in seconds of each process and its descendants, by pid of the process.
+
+    This includes children that have ended and been reaped.
+    """
     children = _children()
     used = {}
     for pid in pids:
@@ -242,9 +247,10 @@ def cpu_seconds(pids: Iterable[int]) -> dict[int, float]:
 
 
 def machine() -> str:
-    """Return a name for the scope of device numbers: the machine, or a container on it; ``""`` if unknown.
+    """Return a name for the machine, or for the container on it in which this process runs; ``""`` if unknown.
 
-    A container has its own mounts or control groups; the devices that either lets through are numbered from 0.
+    Within such a scope, a device number always means the same device. A container has its own mounts or control groups,
+    and the devices that these let through are numbered from 0.
     """
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as boot, open("/proc/self/cgroup") as groups:
         return " ".join([boot.read().strip(), os.readlink("/proc/self/ns/mnt"), *groups.read().split()])
@@ -252,9 +258,9 @@ def machine() -> str:
 
 
 def mounts() -> str:
-    """Return a name for the scope in which processes share files and shared memory; ``""`` if unknown.
+    """Return a name that is the same for all processes that share files and shared memory; ``""`` if unknown.
 
-    A container has its own mounts. A control group of its own, as YARN's containers have, makes no difference.
+    A container with its own mounts has its own name. A container with its own control group only, as on YARN, has not.
     """
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as boot:
         return f"{boot.read().strip()} {os.readlink('/proc/self/ns/mnt')}"

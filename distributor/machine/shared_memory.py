@@ -1,4 +1,7 @@
-"""Shared memory in files of ``/dev/shm``. It outlives the processes that created it unless its files are removed."""
+"""Find and remove the shared memory that ranks leave in files of ``/dev/shm``.
+
+It outlives the processes that created it, unless its files are removed.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,14 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 
-#: Names that Python, torch, NCCL, mosaicml-streaming, MPICH and Open MPI give. Other files may be users' data.
+#: Names that Python, torch, NCCL, mosaicml-streaming, MPICH and Open MPI give to such files. Others may be users' data.
 _NAMES = re.compile(r"psm_[0-9a-f]+|torch_\d+_\d+_\d+|nccl-\w+|\d{6}_\w+|mpich_shm_[0-9a-f]+_\d+|sm_segment\.[\w.-]+")
 
 _FOLDER = "/dev/shm"  # noqa: S108  # where Linux keeps POSIX shared memory, shm_open(3)
 
 
 class Segments:
-    """The shared-memory files of libraries that are created from now on, and that a run's processes have mapped."""
+    """The shared-memory files that libraries create from now on in a run's processes."""
 
     def __init__(self) -> None:
         self._before = _names()

@@ -46,7 +46,7 @@ class Remote:
         self._general_mv = fsspec.AbstractFileSystem.mv
 
     def check(self, name: str) -> None:
-        """Write, find and remove an empty file.
+        """Check that the folder can be used: write, find and remove an empty file.
 
         Raises:
             OSError: one of these steps fails.
@@ -176,7 +176,7 @@ def _changed(about: Mapping[str, Any]) -> float | None:
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """Turn exceptions of a file system into ``OSError``: cloud storage packages have exceptions of their own."""
+    """Turn all exceptions of a file system into ``OSError``, since packages for cloud storage have their own."""
     try:
         yield
     except OSError:

@@ -2,7 +2,7 @@
 
 This package and cloudpickle need no check: they are shipped with the job.
 
-Standard library only: ``here`` runs inside Spark's Python workers.
+This module uses the standard library only, because ``here`` runs inside Spark's Python workers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def here(packages: Iterable[str] = ()) -> dict[str, str]:
 
 
 def conflict(driver: Mapping[str, str], facts: Sequence[NodeFacts]) -> str | None:
-    """Describe a difference that prevents the run from working; return ``None`` if there is no such difference.
+    """Describe a difference between versions that would break the run; return ``None`` if there is none.
 
     Functions are shipped as bytecode, which is specific to a minor version of Python. Ranks with different minor
     versions of torch hang or corrupt each other: the format of the data in collectives is private to a version. The
@@ -66,7 +66,10 @@ def conflict(driver: Mapping[str, str], facts: Sequence[NodeFacts]) -> str | Non
 
 
 def differences(driver: Mapping[str, str], facts: Sequence[NodeFacts], own: NodeFacts) -> list[str]:
-    """Describe one node's differences that may be harmless. Each text completes the sentence "the node on HOST ..."."""
+    """Describe how the version of torch on one node differs, where this may be harmless.
+
+    Each text completes the sentence "the node on HOST ...".
+    """
     first = min(facts, key=lambda fact: fact.partition)
     ours = own.versions.get("torch", "")
     found = []

@@ -24,7 +24,7 @@ _LONGEST_NAME = 100
 #: Minimum number of bytes of memory; a smaller number was probably meant in another unit.
 _LEAST_MEMORY = 1_000_000
 
-#: A year, in seconds. A longer time is a mistake, and clocks may overflow when they add it.
+#: Maximum number of seconds of a time limit: a year. A longer time is a mistake. Clocks may overflow if it is added.
 _LONGEST = 366 * 24 * 3600.0
 
 
@@ -45,14 +45,14 @@ def one_of(*choices: str) -> Check:
 
 
 def check_count(name: str, value: Any) -> int:
-    """Return a positive integer."""
+    """Accept a positive integer."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
         raise ConfigurationError(f"{name} must be a positive integer, not {value!r}")
     return operator.index(value)
 
 
 def check_gpus(name: str, value: Any) -> int:
-    """Return a positive integer. For a fraction, the error says why ranks cannot share a GPU."""
+    """Accept a positive integer. For a fraction, the error says why ranks cannot share a GPU."""
     if isinstance(value, float) and not value.is_integer():
         raise ConfigurationError(
             f"{name} must be a whole number, not {value!r}: ranks cannot share a GPU (NCCL refuses two ranks on one "
@@ -62,7 +62,7 @@ def check_gpus(name: str, value: Any) -> int:
 
 
 def check_title(name: str, value: Any) -> str:
-    """Return one line of text without surrounding blanks."""
+    """Accept one line of text. Return it without the blanks around it."""
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
         raise ConfigurationError(f"{name} must be one line of text, not {value!r}")
     if len(value) > _LONGEST_NAME:
@@ -71,14 +71,14 @@ def check_title(name: str, value: Any) -> str:
 
 
 def check_seconds(name: str, seconds: Any, least: float) -> float:
-    """Return a number of seconds from ``least`` to a year."""
+    """Accept a number of seconds from ``least`` to a year."""
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not least <= seconds <= _LONGEST:
         raise ConfigurationError(f"{name} must be a number of seconds from {least} to a year, not {seconds!r}")
     return float(seconds)
 
 
 def check_memory(name: str, size: Any) -> int:
-    """Return a size in bytes, which may be given as text such as ``"8g"``."""
+    """Accept a number of bytes, or a size as text such as ``"8g"``. Return the number of bytes."""
     try:
         number = parse_memory(size) if isinstance(size, str) else check_count(name, size)
     except ValueError:
@@ -91,7 +91,7 @@ def check_memory(name: str, size: Any) -> int:
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """Return ``True`` or ``False``."""
+    """Accept ``True`` or ``False``, also as 0, 1 or NumPy's bool. Return a bool."""
     flag = _as_flag(value)
     if flag is None:
         raise ConfigurationError(f"{name} must be True or False, not {value!r}")
@@ -99,7 +99,7 @@ def check_flag(name: str, value: Any) -> bool:
 
 
 def check_choice(name: str, value: Any) -> bool | None:
-    """Return ``True``, ``False`` or ``None``."""
+    """Accept what :func:`check_flag` accepts, and ``None``."""
     flag = _as_flag(value)
     if value is not None and flag is None:
         raise ConfigurationError(f"{name} must be True, False or None, not {value!r}")
@@ -115,21 +115,21 @@ def _as_flag(value: Any) -> bool | None:
 
 
 def check_path(name: str, value: Any) -> Path:
-    """Return the path of a folder, which need not exist."""
+    """Accept the path of a folder. The folder need not exist."""
     if not isinstance(value, (str, os.PathLike)):
         raise ConfigurationError(f"{name} must be the path of a folder, not {value!r}")
     return Path(value)
 
 
 def check_place(name: str, value: Any) -> str:
-    """Return the path of a folder, which need not exist, or a URL such as ``s3://bucket/run``."""
+    """Accept the path of a folder, or a URL such as ``s3://bucket/run``. The folder need not exist."""
     if isinstance(value, os.PathLike) or (isinstance(value, str) and value.strip()):
         return str(os.fspath(value))
     raise ConfigurationError(f"{name} must be the path of a folder or a URL such as 's3://bucket/run', not {value!r}")
 
 
 def check_patterns(name: str, patterns: Any) -> tuple[str, ...]:
-    """Return patterns for the names of environment variables."""
+    """Accept a list of patterns for the names of environment variables, such as ``WANDB_*``."""
     if isinstance(patterns, str) or not isinstance(patterns, Iterable):
         raise ConfigurationError(f"{name} must be a list of patterns such as ['WANDB_*'], not {patterns!r}")
     listed = tuple(patterns)
@@ -140,7 +140,7 @@ def check_patterns(name: str, patterns: Any) -> tuple[str, ...]:
 
 
 def check_env(name: str, env: Any) -> dict[str, str]:
-    """Return environment variables for ranks. Values are not shown in errors, since they may be secrets."""
+    """Accept a dict of environment variables for ranks. Errors do not show the values, since they may be secrets."""
     if not isinstance(env, Mapping):
         raise ConfigurationError(f"{name} must be a dict such as {{'SEED': '1'}}, not {type(env).__name__}")
     for variable, value in env.items():
@@ -162,7 +162,10 @@ def check_env(name: str, env: Any) -> dict[str, str]:
 
 
 def check_logs(name: str, logs: Any) -> Literal["all"] | tuple[int, ...]:
-    """Return the ranks whose lines are shown, or ``"all"``. Does not check that these ranks exist."""
+    """Accept ``"all"``, ``"rank0"``, ``"none"`` or a list of ranks: the ranks whose lines are shown.
+
+    Return ``"all"`` or the ranks. Whether these ranks exist is not checked.
+    """
     if isinstance(logs, str) and logs in ("all", "rank0", "none"):
         return "all" if logs == "all" else (0,) if logs == "rank0" else ()
     if isinstance(logs, str) or not isinstance(logs, Iterable):
@@ -175,7 +178,7 @@ def check_logs(name: str, logs: Any) -> Literal["all"] | tuple[int, ...]:
 
 
 def check_ports(name: str, ports: Any) -> tuple[int, int]:
-    """Return the first and the last port."""
+    """Accept a range of ports: its first and its last port."""
     try:
         first, last = (operator.index(port) for port in ports)
     except (TypeError, ValueError):
@@ -186,7 +189,7 @@ def check_ports(name: str, ports: Any) -> tuple[int, int]:
 
 
 def check_modules(name: str, names: Any) -> tuple[str, ...]:
-    """Return names of modules."""
+    """Accept a list of names of modules."""
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise ConfigurationError(f"{name} must be a list of module names, not {names!r}")
     modules = tuple(names)

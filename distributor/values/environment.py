@@ -1,6 +1,7 @@
 """The environment variables of ranks: those that the run decides, and those that all ranks of a node share.
 
-Standard library only: Spark's Python workers also use it, to start the process that imports torch.
+This module uses the standard library only, because Spark's Python workers also import it. They need it to start the
+process that imports torch.
 """
 
 from __future__ import annotations
@@ -49,11 +50,12 @@ CONTRACT = (
 _INTERFACES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}", "TP_SOCKET_IFNAME": "{}"}
 
 
-#: How often an OpenMP thread spins before it sleeps. Measured with one rank on four CPUs: 10,000 spins cost nothing if
-#: nothing else runs; beside four busy processes, steps take a third of the time that they take with the default.
+#: Number of times that an OpenMP thread spins before it sleeps. Measured with one rank on four CPUs: 10,000 spins cost
+#: nothing if nothing else runs. Beside four busy processes, steps take a third of the time that they take by default.
 _TURNS = "10000"
 
-#: Maximum number of ranks that all connect to each other, which takes 0.16 s with 32 ranks on two CPUs, 0.53 s with 64.
+#: Maximum number of ranks with which all ranks connect to each other at the start. On two CPUs, this takes 0.16 s with
+#: 32 ranks, and 0.53 s with 64.
 _MESH = 32
 
 
@@ -77,11 +79,11 @@ def sockets(environ: Mapping[str, str], interface: str | None, leave_nccl: bool 
 
 
 def gloo(environ: Mapping[str, str], world_size: int) -> dict[str, str]:
-    """Return variables with which gloo connects two ranks only when they first communicate, if there are many ranks.
+    """Return variables that make gloo connect two ranks only when they first communicate, if there are over 32 ranks.
 
-    ``init_process_group`` still returns only after all ranks have called it. With few ranks, all connect to each other,
-    which is torch's default: a collective then fails at once if a rank ends without reaching it. With connections on
-    demand, it fails at the group's timeout or, with three ranks or fewer, never
+    ``init_process_group`` still returns only after all ranks have called it. With 32 ranks or fewer, all ranks connect
+    to each other at once, which is torch's default. A collective then fails at once if a rank ends without reaching it.
+    With connections on demand, it fails at the group's timeout or, with three ranks or fewer, never
     (https://github.com/pytorch/gloo/issues/520). Torch before 2.8 does not know ``TORCH_GLOO_LAZY_INIT``.
     Source: https://docs.pytorch.org/docs/stable/distributed.html#improving-initialization-time
 
@@ -102,10 +104,10 @@ def gloo(environ: Mapping[str, str], world_size: int) -> dict[str, str]:
 
 
 def waiting(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable with which OpenMP threads of ranks spin only briefly while they wait for each other.
+    """Return the variable that makes a rank's OpenMP threads spin only briefly while they wait for each other.
 
-    In GNU's library, which is part of torch, each thread spins 300,000 times. If other processes use some of the CPUs,
-    this takes the CPUs from the threads that still work.
+    In GNU's library, which is part of torch, each thread spins 300,000 times by default. If other processes use some of
+    the CPUs, this takes the CPUs from the threads that still work.
     Source: https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html
 
     Args:
@@ -118,8 +120,9 @@ def waiting(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def nccl_knows_better(environ: Mapping[str, str]) -> bool:
-    """Return whether NCCL's own file names its interfaces, or there is IP over InfiniBand, which NCCL prefers.
+    """Return whether NCCL itself chooses its network interface better than this package would.
 
+    It does if its own configuration file names interfaces, or if the machine has IP over InfiniBand, which it prefers.
     Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (NCCL_CONF_FILE, NCCL_SOCKET_IFNAME).
     """
     for path in (environ.get("NCCL_CONF_FILE", ""), os.path.expanduser("~/.nccl.conf"), "/etc/nccl.conf"):

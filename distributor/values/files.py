@@ -35,7 +35,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Brought:
-    """A file that came through Spark.
+    """A new file of ranks that reached the driver through Spark, because it could not be sent over the channel.
 
     Attributes:
         node: rank of the node that has sent the file.
@@ -98,7 +98,7 @@ def remove(folder: str, name: str) -> None:
 
 
 def beyond_limit(limit: int) -> str:
-    """Return why a file is refused with which all files together would exceed the limit, a number of bytes."""
+    """Return the reason for refusing a file: with it, all files together would have more than ``limit`` bytes."""
     return f"with it, new files would exceed output_limit ({size(limit)})"
 
 

@@ -56,8 +56,8 @@ class Function:
 class Script:
     """A ``.py`` file on the driver; its text is sent with the job.
 
-    ``path`` is the file's path on the driver: ranks on the driver's own machine run it there, other nodes run a copy.
-    ``inside`` is its path relative to the shipped working directory, if it is in there.
+    ``path`` is the file's path on the driver. Ranks on the driver's own machine run it there, and other nodes run a
+    copy. ``inside`` is its path relative to the shipped working directory, if the file is in that directory.
     """
 
     path: str
@@ -79,7 +79,7 @@ Target = Function | Script | Module
 
 @dataclass(frozen=True)
 class WorkingDir:
-    """A project folder: used in place on the driver's machine, unpacked from ``archive`` (zip bytes) elsewhere."""
+    """A project folder. The driver's machine uses it in place, and other machines unpack ``archive`` (zip bytes)."""
 
     path: str
     archive: bytes | None = field(default=None, repr=False)
@@ -121,17 +121,17 @@ class Job:
         resources, deadlines, output, network, startup, training: the user's options.
         name: the user's name for the run, if it has one.
         ranks_per_task: number of ranks of one Spark task.
-        task_profile: resources of each task; ``None``: the session's own settings.
-        node_limit: maximum number of ranks on one node; ``None``: no limit. It follows from the user's limit and from
-            the memory that ranks need.
+        task_profile: resources of each task; ``None`` keeps the session's own settings.
+        node_limit: maximum number of ranks on one node; ``None`` for no limit. It follows from the user's limit and
+            from the memory that ranks need.
         spark_cpus: the value of ``spark.task.cpus`` if Spark sets ``OMP_NUM_THREADS`` to it in its workers, however
             many CPUs a task has; ``None`` if Spark does not.
         versions: versions of Python and torch on the driver.
         env: environment variables for the ranks, which override all others. Never shown in ``repr``.
         working_dir: project folder that becomes the ranks' current directory.
-        output_dir: the folder or URL to which new files of ranks are copied; ``None``: they are not copied.
-        checkpoints: where ranks keep checkpoints; ``None``: the user has not said it.
-        collect: which return values are sent back: only rank 0's, or those of all ranks.
+        output_dir: the folder or URL to which new files of ranks are copied; ``None`` if they are not copied.
+        checkpoints: where ranks keep checkpoints; ``None`` if the user has not said it.
+        collect: which return values are sent back: ``"rank0"`` for rank 0's only, ``"all"`` for those of all ranks.
         max_restarts: how many times the ranks may be started again after a failure.
     """
 
@@ -185,7 +185,7 @@ class Job:
 class Step(NamedTuple):
     """One step of a run before its ranks are up.
 
-    ``what`` stays the same while the step lasts; ``how_far`` describes its progress.
+    ``what`` names the step, and stays the same while the step lasts. ``how_far`` describes the step's progress.
     """
 
     what: str

@@ -1,4 +1,4 @@
-"""Paths in a node's private folder: files that its agent, its launcher and its ranks leave for each other."""
+"""Paths in a node's private folder, in which its agent, its launcher and its ranks leave files for each other."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class TaskFacts(Message):
 
 @dataclass(frozen=True)
 class Importing(Message):
-    """A node's process is importing a module, or has finished importing if ``module`` is empty.
+    """A node is importing a module before its ranks start. If ``module`` is empty, the node has finished importing.
 
     ``nodes`` is the number of nodes of the run.
     """
@@ -67,8 +67,9 @@ class Deposit(Message):
     """A node announces a new file of its ranks. After the driver's :class:`Proceed`, it sends the file's bytes.
 
     This is the first message of a connection. If the node has uploaded the file to the run's URL, ``uploaded`` is the
-    file's name there, and no bytes follow. The driver answers :class:`Received` once it has the file, or if it knows
-    the bytes already, and :class:`Refused` if it refuses the file. ``node`` and ``secret`` are as in :class:`Hello`.
+    file's name there, and no bytes follow. The driver answers :class:`Received` once it has the file, or at once if it
+    has the same bytes already. It answers :class:`Refused` if it refuses the file. ``node`` and ``secret`` are as in
+    :class:`Hello`.
     """
 
     entry: Entry
@@ -79,7 +80,7 @@ class Deposit(Message):
 
 @dataclass(frozen=True)
 class Withdraw(Message):
-    """A node's ranks have removed a file that was copied. Other fields are as in :class:`Deposit`."""
+    """A node's ranks have removed a file that was copied. ``node`` and ``secret`` are as in :class:`Hello`."""
 
     path: str
     node: str = ""
@@ -88,9 +89,10 @@ class Withdraw(Message):
 
 @dataclass(frozen=True)
 class Fetch(Message):
-    """A node asks for all files that the driver has kept from earlier runs. The fields are as in :class:`Deposit`.
+    """A node asks for all files that the driver has kept from earlier runs.
 
     For each file, the driver answers with an :class:`Offer` and the file's bytes. The last answer is :class:`Received`.
+    ``node`` and ``secret`` are as in :class:`Hello`.
     """
 
     node: str = ""
@@ -115,9 +117,10 @@ class Value(Message):
 
 @dataclass(frozen=True)
 class Hello(Message):
-    """The first message of each connection of a node. ``placement`` is empty for a node whose agent has died.
+    """The first message of each connection of a node: the node's name, the run's placement, and a secret.
 
-    ``secret`` is known to the node's task and agent only. Once the driver has it, no other process can be this node.
+    ``placement`` is empty if the node's agent has died and its task connects instead. Only the node's task and agent
+    know ``secret``. Once the driver has it, no other process can pretend to be this node.
     """
 
     node: str
@@ -162,7 +165,10 @@ class Warnings(Message):
 
 @dataclass(frozen=True)
 class Skipped(Message):
-    """Part of a rank's output is left out, since the live view is too far behind; the rest starts at ``offset``."""
+    """``lines`` lines of a rank's output are left out, since the live view is too far behind.
+
+    The output goes on at ``offset``, in bytes.
+    """
 
     rank: int
     stream: int
@@ -180,11 +186,11 @@ class Failed(Message):
 
 @dataclass(frozen=True)
 class Stopped(Message):
-    """The node's attempt has ended without success, none of its processes is left, and the node can begin again.
+    """The node's attempt has ended without success. None of its processes is left, and the node can begin again.
 
-    ``port`` is the port of a socket that listens on the node's address, for the rendezvous store if this is node 0.
-    ``outcomes`` have no pickled exceptions. If they are too long for a message, tracebacks and output are left out too,
-    or whole failures. ``error`` says why the node could not start its ranks, as in
+    ``port`` is the port of a socket that listens on the node's address. Node 0 uses it for the rendezvous store of the
+    next attempt. ``outcomes`` have no pickled exceptions. If they are too long for a message, they have no tracebacks
+    and no output either, or no failures at all. ``error`` says why the node could not start its ranks, as in
     :class:`~distributor.values.outcome.NodeReport`.
     """
 
@@ -197,8 +203,8 @@ class Stopped(Message):
 class Finished(Message):
     """All ranks of the node have succeeded. The same report comes through Spark, unless Spark fails.
 
-    ``values`` are small return values: rank, and the pickled value in base64. The values of the ranks in ``following``
-    come over separate connections; see :class:`Value`.
+    ``values`` are the small return values, each as a rank and the pickled value in base64. The values of the ranks in
+    ``following`` come over separate connections; see :class:`Value`.
     """
 
     report: NodeReport
@@ -208,14 +214,14 @@ class Finished(Message):
 
 @dataclass(frozen=True)
 class Keeping(Message):
-    """The node's ranks have ended, and the node is copying their last new files (``bringing``), or has copied them."""
+    """The node's ranks have ended. The node is copying their last new files (``bringing``), or has copied them."""
 
     bringing: bool
 
 
 @dataclass(frozen=True)
 class Unfit(Message):
-    """A task reports that its node has no place for files, and therefore no agent. ``why`` is a short text."""
+    """A task reports that its node cannot create a private folder, and therefore has no agent. ``why`` says why."""
 
     host: str
     why: str
@@ -296,7 +302,10 @@ class Heard(Message):
 
 @dataclass(frozen=True)
 class Farewell(Message):
-    """The answer to :class:`Bye`, once the driver has everything; ``failed`` says whether it has stopped the run."""
+    """The answer to :class:`Bye`, once the driver has received everything.
+
+    ``failed`` says whether the driver has stopped the run.
+    """
 
     offsets: tuple[Offset, ...]
     failed: bool
@@ -304,7 +313,10 @@ class Farewell(Message):
 
 @dataclass(frozen=True)
 class Stop(Message):
-    """Stop the ranks. Without ``grace``, kill them, even during a grace period that has begun."""
+    """Stop the ranks: first SIGTERM, then SIGKILL after the grace period.
+
+    Without ``grace``, kill them at once, even if a grace period has already begun.
+    """
 
     reason: str
     grace: bool = True
@@ -325,7 +337,7 @@ class End(Message):
 
 @dataclass(frozen=True)
 class Dump(Message):
-    """Send the stacks of all ranks: of all their threads or of the main thread, within ``timeout`` seconds."""
+    """Send the stacks of all ranks within ``timeout`` seconds: those of all threads, or of the main threads only."""
 
     number: int
     all_threads: bool
@@ -337,7 +349,10 @@ class Dump(Message):
 
 @dataclass(frozen=True)
 class StartRanks(Message):
-    """Run the ranks of the order in the file ``path``. Descriptors with ``names`` are sent with the message."""
+    """Run the ranks of the order in the file ``path``.
+
+    File descriptors are sent with the message; ``names`` says what each of them is.
+    """
 
     path: str
     names: tuple[str, ...]
@@ -363,11 +378,11 @@ class RanksStarted(Message):
 
 @dataclass(frozen=True)
 class RankExited(Message):
-    """A rank's process has ended with ``code``, negative for a signal.
+    """A rank's process has ended with exit code ``code``, negative for a signal, at the time ``moment``.
 
-    ``stopped`` is when the launcher told the rank to stop, ``None`` if it did not. ``released`` is when the rank was
-    told to end because it no longer had to serve other ranks; ``code`` is then 0. Times are seconds on a clock that all
-    processes of the host share (``time.monotonic()``).
+    ``stopped`` is when the launcher told the rank to stop; ``None`` if it did not. ``released`` is when the launcher
+    told the rank to end because it no longer had to serve other ranks; ``code`` is then 0. Times are seconds on a clock
+    that all processes of the host share (``time.monotonic()``).
     """
 
     local_rank: int
@@ -404,7 +419,8 @@ class LauncherFailed(Message):
 class Fork(Message):
     """Fork an agent for the process ``owner``, with these environment variables.
 
-    These descriptors are sent with the message: current directory, standard output and error, sockets with ``names``.
+    These file descriptors are sent with the message, in this order: the current directory, standard output, standard
+    error, and the sockets that ``names`` names.
     """
 
     names: tuple[str, ...]
@@ -434,7 +450,7 @@ class Rest:
 
 @dataclass(frozen=True)
 class Sent:
-    """A return value that the driver has received over the channel: number of bytes, and digest (sha256)."""
+    """A return value that the driver has received over the channel: its number of bytes and its digest (sha256)."""
 
     size: int
     digest: bytes
@@ -461,10 +477,10 @@ class FileLeft:
 class NodeResult(Message):
     """All results of a node.
 
-    ``report`` is the pickled :class:`~distributor.values.outcome.NodeReport`. ``values`` holds the pickled return value
-    of each rank, or the path of a file that holds it, or a :class:`Sent` if the driver already has it. ``failed`` says
-    whether the run has failed, as far as the node knows. ``files`` are new files that go through Spark, of the ranks of
-    node ``node_rank``.
+    ``report`` is the pickled :class:`~distributor.values.outcome.NodeReport`. ``values`` holds, for each rank, the
+    pickled return value, or the path of a file that holds it, or a :class:`Sent` if the driver already has it.
+    ``failed`` says whether the run has failed, as far as the node knows. ``rest`` and ``files`` are output and new
+    files that go through Spark because the driver does not have them yet. ``node_rank`` is the node's rank.
     """
 
     report: bytes = dataclasses.field(repr=False)

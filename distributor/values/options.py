@@ -1,7 +1,7 @@
 """The options of a run, in groups that check themselves. Each option is declared once, here or in ``api/options.py``.
 
-A declaration has the option's default, its check, one sentence for the command line's help, and its form there. The
-command line is made from the declarations, and a test checks that they agree with ``Distributor``'s signature and
+A declaration has the option's default, its check, one sentence for the command line's help, and its form on the command
+line. The command line is made from the declarations. A test checks that they agree with ``Distributor``'s signature and
 docstring. ``docs/architecture.md`` says how to add an option.
 
 Example:
@@ -170,7 +170,7 @@ class Deadlines(Group):
         start_timeout: time that the run may take to bring up all ranks.
         grace_period: time between SIGTERM and SIGKILL when ranks are stopped.
         heartbeat_timeout: silence after which the driver and a node consider each other lost.
-        stall_timeout: time without activity of any rank after which the run ends; ``None``: no limit.
+        stall_timeout: time without activity of any rank after which the run ends; ``None`` for no limit.
     """
 
     start_timeout: float = option(
@@ -205,7 +205,7 @@ class Output(Group):
         fold_logs: whether identical lines of several ranks are shown once.
         log_prefix: whether lines begin with their rank and host.
         log_escapes: whether all escape sequences of ranks are shown, not only colours.
-        log_dir: folder on the driver for every rank's whole output; ``None``: no files are kept.
+        log_dir: folder on the driver for every rank's whole output; ``None`` keeps no files.
         progress: whether to show what the run is doing.
     """
 
@@ -256,10 +256,10 @@ class Startup(Group):
     """How the processes of ranks start.
 
     Attributes:
-        start_method: ``"fork"``: ranks are forks of a process that has imported torch; ``"spawn"``: ranks are new
-            processes.
-        keep_warm: number of seconds that the process with torch waits for the next run; 0: it serves this run only.
-        preload: modules that this process imports besides torch and the modules that the launch path needs.
+        start_method: ``"fork"`` if ranks are forks of a process that has imported torch (a *warm process*), ``"spawn"``
+            if ranks are new processes.
+        keep_warm: number of seconds that the warm process waits for the next run; with 0, it serves this run only.
+        preload: modules that the warm process imports besides torch and the modules that the launch path needs.
     """
 
     start_method: Literal["fork", "spawn"] = option(
@@ -288,7 +288,8 @@ class Training(Group):
     """How ranks are numbered within their host, and whether they must train together.
 
     Attributes:
-        local_ranks: what ``LOCAL_RANK`` counts: the ranks of the executor, or those of all executors on its host.
+        local_ranks: what ``LOCAL_RANK`` counts: the ranks of the executor (``"executor"``), or the ranks of all
+            executors on its host (``"host"``).
         require_group: what happens if ranks train but never join a process group of all ranks: a warning (``None``), an
             error (``True``) or nothing (``False``).
     """
@@ -312,8 +313,8 @@ class Variables(Group):
     """Environment variables for the ranks. They may hold secrets, so ``repr`` does not show the values of ``env``.
 
     Attributes:
-        env: variables that override all others except the rank contract.
-        forward_env: patterns of the driver's variables that ranks get too.
+        env: variables that override all others, except those that the run sets for each rank, such as ``RANK``.
+        forward_env: patterns for the names of the driver's variables that ranks get too.
     """
 
     env: Mapping[str, str] = option(

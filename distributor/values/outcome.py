@@ -16,7 +16,8 @@ class Failure:
 
     Attributes:
         rank, local_rank, host: where it failed.
-        kind: the exception's type (``"ValueError"``), ``"exit"``, ``"signal"``, or ``"lost"`` if the end is unknown.
+        kind: the exception's type (``"ValueError"``), ``"exit"``, ``"signal"``, or ``"lost"`` if it is unknown how the
+            rank's process ended.
         message: the reason in one line: ``"ValueError: learning rate must be positive"``, ``"exited with code 3"``.
         traceback: the rank's own traceback, ``""`` if there is none.
         exit_code, signal: how the rank's process ended; each is ``None`` if it does not apply.
@@ -46,10 +47,10 @@ class Outcome:
     """The outcome of one rank.
 
     ``state`` is ``"finished"``, ``"failed"``, ``"stopped"`` (by this package, because something else failed or the
-    run was cancelled), or ``"unreturned"`` (it finished, but its value could not be pickled; ``failure`` says why).
-    ``called`` and ``returned`` are the times in seconds since the epoch when its function, script or module began and
-    ended. If the rank trained without the other ranks, ``alone`` names the framework that it used, or ``"torch"`` if it
-    used no framework.
+    run was cancelled), or ``"unreturned"`` (it finished, but its value could not be pickled or written; ``failure``
+    says why). ``called`` and ``returned`` are the times when its function, script or module began and ended, in seconds
+    since the epoch. If the rank trained without the other ranks, ``alone`` names the framework that it used, or
+    ``"torch"`` if it used no framework.
     """
 
     rank: int
@@ -78,12 +79,13 @@ class Ending:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """The report that one node sends back in band: an outcome per rank, or the error that kept ranks from starting.
+    """The report of one node: the outcome of each rank, or the error that kept the ranks from starting.
 
-    ``error`` is ``(class name in distributor.errors, message)``. ``times`` maps names to seconds since the epoch. The
-    driver shows ``warnings``. ``gave_up`` says why the node stopped its ranks by itself. ``placement`` is the placement
-    of the whole run, for a driver that no node could reach. ``passed`` says that the ranks of all nodes have succeeded
-    and that the run was not stopped: the ranks' return values then come with the report.
+    The node sends it in band, that is, through the scheduler's job and not only over the channel. ``error`` is ``(class
+    name in distributor.errors, message)``. ``times`` maps names of events to seconds since the epoch. The driver shows
+    ``warnings``. ``gave_up`` says why the node stopped its ranks without an order. ``placement`` is the placement of
+    the whole run, for a driver that no node could reach. ``passed`` says that the ranks of all nodes have succeeded and
+    that the run was not stopped. In this case, the ranks' return values come with the report.
     """
 
     node_rank: int

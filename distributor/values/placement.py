@@ -26,7 +26,8 @@ class NodeFacts:
         versions: versions of Python, torch and the launch path's packages in the task.
         machine: name of the machine or container. Within one, a device number always means the same device. ``""`` if
             the name is not known: device numbers are then compared within this executor only.
-        mounts: name of the host's files and shared memory; tasks with the same name share them. ``""`` if not known.
+        mounts: name of the set of files and shared memory that the task sees. Tasks with the same name share them.
+            ``""`` if the name is not known.
     """
 
     partition: int
@@ -71,8 +72,8 @@ class Node:
     ``leader`` is the partition whose task runs the agent; ``task_cpus`` is the number of CPUs of one task.
     ``gpus`` are in the order in which ranks see them: the first GPU of each rank, then the second GPU of each rank, and
     so on. A rank owns the GPU whose index is its ``LOCAL_RANK``, and every ``local_world_size``-th GPU after it.
-    ``by_host`` is the numbering of its ranks if all ranks of a host are numbered together.
-    ``ports`` are reserved for the launch path; a server that sets SO_REUSEADDR can listen there.
+    ``by_host`` is the numbering of the node's ranks if all ranks of a host are numbered together, otherwise ``None``.
+    ``ports`` are reserved for the launch path. A server that sets SO_REUSEADDR can listen on them.
     ``slots`` is the number of the job's processes that belong to the node. It is the number of ranks, unless the launch
     path runs the target only once.
     """
@@ -98,7 +99,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Placement:
-    """Which rank runs where: the nodes in node-rank order. The same value on every node."""
+    """Which rank runs where: the nodes, in the order of their node ranks. Every node has the same value."""
 
     nodes: tuple[Node, ...]
 

@@ -35,7 +35,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Call:
-    """A function of this package by name, and its keyword arguments; it also gets ``local_rank``."""
+    """A function of this package by name, and its keyword arguments. When called, it also gets ``local_rank``."""
 
     module: str
     function: str
@@ -47,7 +47,7 @@ class Companion:
     """A process that lives beside the ranks of a node: started before them, watched with them, ended after them.
 
     Its function is called as ``function(**arguments, ready=ready)``. The function calls ``ready()`` when ranks may
-    begin, and runs until SIGTERM ends it. If it ends while ranks run, the run ends with an error.
+    begin, and runs until SIGTERM ends it. If the function ends while ranks run, the run ends with an error.
 
     Attributes:
         name: the companion's name in errors, and the name of its files. It is unique on the node.
@@ -70,7 +70,7 @@ class Companion:
 
 @dataclass(frozen=True)
 class CompanionOrder:
-    """An agent's order to the process of a companion; ``sys_path`` is its import path."""
+    """An agent's order to the process of a companion; ``sys_path`` is the import path of that process."""
 
     companion: Companion
     sys_path: tuple[str, ...]
@@ -87,13 +87,13 @@ class Plan:
             (``None`` removes a variable).
         rank_env: environment of each local rank, on top of ``node_env``.
         files: text of the files that ranks find in the node's private folder, by name.
-        elsewhere: paths outside the folder that ranks leave behind; they are removed at the end.
+        elsewhere: paths of files that ranks leave behind outside that folder; they are removed at the end.
         first: function that each rank calls before it runs the target.
         last: function that each rank calls after the target has returned and exit callbacks have run.
-        keep_memory: whether the C library keeps the memory that ranks free, for their next step.
+        keep_memory: whether the C library of ranks keeps freed memory for the next training step.
         companions: processes that live beside the ranks of this node.
-        serving: ranks of the run that serve the others and need not end: they are stopped once all others have
-            succeeded, and then count as succeeded. The value is the same on all nodes.
+        serving: ranks of the run that serve the others and never end by themselves. They are stopped once all others
+            have succeeded, and then count as succeeded. The value is the same on all nodes.
     """
 
     node: Node
@@ -121,12 +121,12 @@ class NodeOrder:
     Attributes:
         store_fd: listening socket for the rendezvous store on node 0; ``None`` on other nodes.
         event_fd: pipe for events to the agent.
-        spare_fd: line on which a spare waits for the order of the next attempt; ``None`` if there is no spare.
+        spare_fd: line on which a spare launcher waits for the order of the next attempt; ``None`` if there is no spare.
         slots_fd: memory in which ranks report how they ended; see :mod:`distributor.channel.rank_slots`.
-        folder: the node's private folder: log files and values.
+        folder: the node's private folder, for log files and return values.
         cwd: the ranks' current directory; ``None`` leaves it unchanged.
         sys_path: the ranks' import path, in order.
-        collect_all: whether ranks other than 0 send their values back.
+        collect_all: whether ranks other than 0 send their return values back.
         start_method: how ranks are started, as in :class:`~distributor.values.options.Startup`.
         root: path from which this package can be imported.
         environ: the launcher's whole environment.
@@ -160,7 +160,10 @@ class NodeOrder:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The driver's address. Nodes accept only its ``certificate`` (PEM), and identify themselves by the ``token``."""
+    """The address at which the driver listens.
+
+    Nodes accept only a server with this ``certificate`` (PEM). They show the ``token`` to be let in.
+    """
 
     host: str
     port: int
@@ -170,7 +173,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class AgentOrder:
-    """An owner's order to its agent; it travels over the control line as a dict of plain values.
+    """An owner's order to its agent. It travels over the control line as a dict of plain values.
 
     Attributes:
         job: the pickled :class:`~distributor.values.job.Job`.
@@ -181,8 +184,8 @@ class AgentOrder:
         root: path from which this package can be imported.
         sys_path: import path of the owner.
         endpoint: where the driver listens; ``None`` if the channel is an inherited socket or there is no channel.
-        on_driver: whether this is the driver's machine, where scripts and folders are used in place.
-        reached: whether the driver has already been reached from here in this run.
+        on_driver: whether the node is the driver's machine, where scripts and folders are used in place.
+        reached: whether this node's task has already reached the driver in this run.
         times: moments before the agent started, by name, in seconds since the epoch.
         in_place: whether the owner's current directory is the driver's own, where ranks' files may stay.
         note: a warning for the user.

@@ -1,8 +1,8 @@
 """Reports of ranks about their training: the format of a report on its way to the driver, and how many are kept.
 
-A rank appends a line to a file for each report, and its agent sends the file to the driver like the rank's output. If
-there is no more :func:`room`, reports are thinned out evenly: from then on, the rank writes only every second report,
-then every fourth, and so on, and the driver drops earlier reports in the same way.
+A rank appends a line to a file for each report, and its agent sends the file to the driver like the rank's output. When
+a rank's reports need more bytes than :func:`room` allows, they are thinned out evenly. From then on, the rank writes
+only every second report, then every fourth, and so on, and the driver drops earlier reports in the same way.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LONGEST = 64 << 10
 #: Number of bytes of reports that are kept for a whole run, and the maximum and the minimum for one rank.
 _OF_RUN, _MOST, _LEAST = 32 << 20, 8 << 20, 64 << 10
 
-#: The first whole number that is too large, and the last stage that there may be.
+#: Whole numbers in reports must be smaller than the first value. The second value is the last possible stage.
 _LARGEST, _LAST_STAGE = 1 << 63, 62
 
 
@@ -73,7 +73,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 def parse(line: bytes) -> Report | None:
-    """Return the report in a line; ``None`` if the line is not a report, as after a full disk.
+    """Return the report in a line; ``None`` if the line is not a report, for example because the disk was full.
 
     >>> parse(pack(Report(0, 0, 0, 1.5, 7, None, {"loss": 0.25}))).values
     {'loss': 0.25}
