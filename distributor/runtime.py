@@ -82,7 +82,7 @@ def accumulation_steps(global_batch: int, per_rank_batch: int) -> int:
     if per_rank_batch < 1 or global_batch < 1 or global_batch % at_once:
         raise ConfigurationError(
             f"global_batch={global_batch!r} must be a multiple of per_rank_batch * world_size() = "
-            f"{per_rank_batch!r} * {world_size()}: change one of them"
+            f"{per_rank_batch!r} * {world_size()}: change global_batch or per_rank_batch"
         )
     return global_batch // at_once
 

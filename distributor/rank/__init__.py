@@ -1,1 +1,4 @@
-"""The code of a rank. Runs in ranks and in the launcher; may import ``shipping``, ``machine`` and ``channel``."""
+"""The code of a rank.
+
+Runs in ranks and in the launcher; may import ``shipping``, ``machine`` and ``channel``.
+"""

@@ -1,4 +1,4 @@
-"""Warn about libraries that coordinate by host if several executors of a run share a host."""
+"""Warn about libraries that coordinate all processes of a host, if several executors of a run share a host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _LIBRARIES = ("streaming",)
 
 
 def warn(placement: Placement, node: Node, local_rank: int) -> None:
-    """Print a warning if this process ever imports such a library while each executor counts its own ranks from 0."""
+    """Print a warning if this rank ever imports one of :data:`_LIBRARIES` and several executors share its host.
+
+    There is no warning if the ranks of a host are numbered together (``local_ranks="host"``).
+    """
     neighbours = [other for other in placement.nodes if other.address == node.address]
     if node.by_host is None and len(neighbours) > 1 and local_rank == 0:
         for library in _LIBRARIES:

@@ -1,8 +1,8 @@
-"""Detect a rank that trains by itself: it takes training steps, and never joins a process group of all ranks.
+"""Detect a rank that trains without the other ranks, because it never joins a process group of all ranks.
 
 If a script creates no process group, or a framework finds no other processes, each rank trains a model of its own as if
-it were the only rank. Nothing fails. To detect this, hooks on optimizer steps and on the first backward pass note that
-the rank trains, and whether it is in a process group of all ranks at that moment.
+it were the only rank. Nothing fails. To detect this, hooks run at optimizer steps and at the first backward pass. They
+note that the rank trains, and whether it is in a process group of all ranks at that moment.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Company:
         self._world_size = world_size
         self._trains = False
         self._met = world_size == 1
-        self._elsewhere = False  # whether it trained in a process group of other ranks
+        self._elsewhere = False  # whether it trained in a process group of another size
         self._handle: Any = None
 
     def watch(self) -> None:
-        """Observe the training steps of this process, if it ever imports torch."""
+        """Observe this process's training steps from now on. torch need not be imported yet."""
         if not self._met:
             on_import("torch.optim.optimizer", self._watch_steps)
             on_import("torch.autograd", self._watch_backward)
@@ -83,5 +83,8 @@ class Company:
 
     @staticmethod
     def _was_in_group() -> bool:
-        """Return whether there was a process group, which is destroyed by now: torch's exception hook stays."""
+        """Return whether there was a process group that has been destroyed by now.
+
+        ``init_process_group`` sets an exception hook, which stays when the group is destroyed.
+        """
         return getattr(sys.excepthook, "__name__", "") == "_distributed_excepthook"

@@ -1,7 +1,8 @@
 """What a rank reports about its own end: what its target returned or raised.
 
-The report is written into memory that the agent shares, so it needs no disk. Preparing it may run user code (the
-``__str__`` of an exception, the ``__reduce__`` of a value), which might never end, so there is a deadline.
+The report is written into memory that the rank shares with its agent, so it needs no disk. Preparing the report may run
+user code (the ``__str__`` of an exception, the ``__reduce__`` of a value). Since that code might never end, there is a
+deadline.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ _PICKLED = 1 << 20
 #: Maximum numbers of characters of a failure's message and of its traceback.
 _MESSAGE, _TRACEBACK = 1000, 64 << 10
 
-#: Maximum number of bytes that are written to a file at a time.
+#: Maximum number of bytes that are written to a file at a time. Progress is noted after each piece.
 _PIECE = 16 << 20
 
-# User code may replace these; this module uses them after it has run.
+# User code may replace these functions. This module keeps the originals, since it needs them after user code has run.
 _exit, _wall, _monotonic = os._exit, time.time, time.monotonic
 
 
@@ -75,12 +76,16 @@ class Account:
         self._called = _wall()
 
     def exited(self, text: str) -> None:
-        """Report that the rank ends with a text, as after ``sys.exit(text)``."""
+        """Report that the rank exits with code 1 and a text, as after ``sys.exit(text)``."""
         message = shortened(f"exited with code 1: {text}", _MESSAGE)
         self._tell(self._failed("exit", message), _monotonic())
 
     def raised(self, error: BaseException) -> str:
-        """Report that the target has raised an exception, and return what Python prints for it."""
+        """Report that the target has raised an exception, and return what Python prints for it.
+
+        If the exception's own code takes longer than :data:`PATIENCE` seconds, the report has only what is known by
+        then, and the rank exits.
+        """
         moment, kind = _monotonic(), type(error).__name__
         unknown = self._failed(kind, f"{_name(error)} (its text could not be obtained)", _frames(error))
         self._tell(unknown, moment, final=False)
@@ -97,7 +102,10 @@ class Account:
         return text
 
     def returned(self, value: Any, alone: str | None = None) -> None:
-        """Report that the target has returned a value. A large value goes into a file.
+        """Report that the target has returned a value. A value of more than :data:`SMALL_VALUE` bytes goes into a file.
+
+        If pickling makes no progress for :data:`VALUE_PATIENCE` seconds, the report says so instead, and the rank
+        exits.
 
         Args:
             value: the value.
@@ -150,14 +158,14 @@ class _DiskError(Exception):
 
 
 class _Spill:
-    """Collects a pickled value: in memory while it is small, otherwise in a file.
+    """A writable file that keeps a pickled value in memory while the value is small, and then moves it to a file.
 
     Args:
         path: path of the file for a value that is not small.
     """
 
     def __init__(self, path: Path) -> None:
-        #: A measure of progress: it grows whenever data is written.
+        #: A number that grows whenever data is written, as a measure of progress.
         self.taken = 0
         self._path = path
         self._partial = path.with_suffix(".partial")
@@ -209,7 +217,7 @@ class _Spill:
 
 @contextmanager
 def deadline(seconds: float, late: Callable[[], object]) -> Iterator[None]:
-    """Call a function in another thread if the block has not ended after a number of seconds."""
+    """Call ``late`` in another thread if the ``with`` block has not ended after a number of seconds."""
     timer = threading.Timer(seconds, late)
     timer.daemon = True
     with suppress(RuntimeError):  # no thread can be started, so there is no deadline
@@ -222,7 +230,7 @@ def deadline(seconds: float, late: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def _progress(spill: _Spill, late: Callable[[], object]) -> Iterator[None]:
-    """Call a function in another thread if nothing is written for :data:`VALUE_PATIENCE` seconds."""
+    """Call ``late`` in another thread if the ``with`` block writes nothing for :data:`VALUE_PATIENCE` seconds."""
     done = threading.Event()
 
     def look() -> None:
@@ -259,14 +267,15 @@ def _summary(error: BaseException) -> str:
 
 
 def _frames(error: BaseException) -> str:
-    """Return a traceback without the exception's message, since the message may run user code."""
+    """Return a traceback without the exception's message, since asking for the message may run user code."""
     return f"Traceback (most recent call last):\n{''.join(traceback.format_tb(error.__traceback__))}{_name(error)}\n"
 
 
 def printed(error: BaseException) -> str:
     """Return what Python prints for an exception.
 
-    Before Python 3.12, the module ``traceback`` leaves out the suggestion (``Did you mean: 'print'?``).
+    Before Python 3.12, the module ``traceback`` leaves out suggestions such as ``Did you mean: 'print'?``. This
+    function then asks the interpreter.
     """
     if sys.version_info >= (3, 12) or not isinstance(error, (AttributeError, NameError)):
         return "".join(traceback.format_exception(error))

@@ -1,4 +1,4 @@
-"""Call a function with a module as soon as the module has been imported, if it ever is."""
+"""Call a function with a module as soon as this process has imported the module, if it ever does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import ModuleType
 
 
 class _OnImport(importlib.abc.MetaPathFinder):
-    """An import hook that calls a function once a module has been executed, before its importer goes on."""
+    """An import hook that calls a function once a module has been executed, before the ``import`` statement returns."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], object]) -> None:
         self._name = name
@@ -35,7 +35,7 @@ class _OnImport(importlib.abc.MetaPathFinder):
 
 
 def on_import(name: str, then: Callable[[ModuleType], object]) -> None:
-    """Call a function with a module once this process has imported it, or at once if the module is already loaded."""
+    """Call ``then`` with a module once this process has imported the module, or at once if it is already loaded."""
     loaded = sys.modules.get(name)
     if loaded is not None:
         then(loaded)

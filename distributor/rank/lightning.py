@@ -1,9 +1,9 @@
 """Give Lightning's Trainer and Fabric the right numbers of devices and nodes, whatever numbers the code passes.
 
-Lightning counts data shards as ``devices * num_nodes``, and takes the device at the position of the local rank. Under
-an external launcher such as this package, it neither checks nor corrects the product. With wrong numbers, data is
-skipped, an ``IndexError`` is raised, or each rank trains alone. Source: ``_AcceleratorConnector`` of pytorch-lightning
-2.6, ``_Connector`` of its Fabric.
+Lightning splits data into ``devices * num_nodes`` shards, and each rank uses the device at the position of its local
+rank. Under an external launcher such as this package, Lightning does not check that the product is the number of ranks.
+With wrong numbers, data is skipped, an ``IndexError`` is raised, or each rank trains alone. Source:
+``_AcceleratorConnector`` of pytorch-lightning 2.6, ``_Connector`` of its Fabric.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _CONNECTORS = {
     "lightning.fabric.connector": "_Connector",
 }
 
-#: The method of both classes that takes these arguments, once strategy and accelerator are known.
+#: The method of both classes that takes these arguments. It is called once strategy and accelerator are known.
 _METHOD = "_check_device_config_and_set_final_flags"
 
-#: Strategies for notebooks, which start processes by themselves. Here the ranks are these processes.
+#: Matches strategies that start processes by themselves. In a run, the ranks are already these processes.
 _STARTS_PROCESSES = re.compile(r"^(ddp|fsdp)_(spawn|fork|notebook)")
 
 
@@ -37,7 +37,8 @@ _STARTS_PROCESSES = re.compile(r"^(ddp|fsdp)_(spawn|fork|notebook)")
 class Numbers:
     """The arguments ``devices`` and ``num_nodes`` that Lightning gets.
 
-    With ``each_a_node``, each rank counts as a node with one device, since nodes have different numbers of ranks.
+    Lightning assumes that all nodes have the same number of devices. If nodes have different numbers of ranks,
+    ``each_a_node`` is true, and each rank counts as a node with one device.
     """
 
     devices: Any
@@ -46,7 +47,7 @@ class Numbers:
 
 
 def numbers(placement: Placement, local_rank: int, *, gpu: bool) -> Numbers:
-    """Return the numbers for a rank.
+    """Return the numbers of devices and nodes that Lightning must get in a rank.
 
     Args:
         placement: all nodes.
@@ -87,7 +88,7 @@ class Fitting:
         self._local_rank = local_rank
 
     def watch(self) -> None:
-        """Correct the numbers from now on, if this process ever imports Lightning."""
+        """Correct the numbers from now on. Lightning need not be imported yet."""
         for module, name in _CONNECTORS.items():
             on_import(module, partial(self._wrap, name=name))
 
@@ -107,7 +108,11 @@ class Fitting:
         setattr(connector, _METHOD, fitted)
 
     def _fit(self, connector: Any, devices: Any, num_nodes: int) -> Numbers:
-        """Return the numbers for a Trainer or Fabric: the user's, if it has its own devices or cluster."""
+        """Return the numbers for a Trainer or a Fabric.
+
+        The user's own numbers stay if the code chooses its devices or its cluster environment itself, wants one device
+        for this rank alone, or uses an accelerator other than CPUs and CUDA GPUs.
+        """
         strategy, kind = connector._strategy_flag, _kind(connector)
         chosen = connector._cluster_environment_flag is not None or bool(connector._parallel_devices)
         if kind not in ("cpu", "cuda", "gpu") or chosen or wants_one_device(strategy, devices, num_nodes):
@@ -122,9 +127,9 @@ class Fitting:
 
 
 def _kind(connector: Any) -> str:
-    """Return the name of a connector's accelerator, which Lightning keeps as a name or an object.
+    """Return the name of a connector's accelerator, which Lightning stores as a name or an object.
 
-    Fabric chooses an accelerator for ``"auto"``, its default, only after this call; Trainer has chosen one before.
+    For ``"auto"``, its default, Fabric chooses an accelerator only after this call. Trainer has chosen one before.
     """
     accelerator = connector._accelerator_flag
     if accelerator == "auto":
@@ -135,7 +140,7 @@ def _kind(connector: Any) -> str:
 
 
 def _give_own_device(connector: Any) -> None:
-    """Make a connector use its rank's own device, although Lightning takes ``LOCAL_RANK`` for its position."""
+    """Make a connector use the only device in its list, although Lightning takes the one at position ``LOCAL_RANK``."""
     choose = connector._set_parallel_devices_and_init_accelerator
 
     def chosen() -> None:
@@ -146,7 +151,7 @@ def _give_own_device(connector: Any) -> None:
 
 
 class _Same(list[Any]):
-    """A list of one item, which it returns for every index."""
+    """A list that returns its first item for every index."""
 
     def __getitem__(self, index: Any) -> Any:
         return super().__getitem__(0 if isinstance(index, int) else index)

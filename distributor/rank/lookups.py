@@ -1,10 +1,10 @@
-"""Stop torch from looking up the names of peers, which it needs for log lines only.
+"""Stop torch from looking up the host names of the processes that it talks to. It needs them for log lines only.
 
 Torch's rendezvous store looks up the name of each address that connects to it, and each client looks up the name of
-the store (``formatSockAddr`` calls getnameinfo(3)). A name server that does not answer costs 5 s or more, and all ranks
-ask at the same instant. From torch 2.9 on, a process never asks again once one such call has failed (pytorch pull
-request 159596). This module makes one call fail: its address is a path that is longer than a port's name may be. The
-call sends no query and changes no setting of the resolver. Forks inherit the result.
+the store (``formatSockAddr`` calls getnameinfo(3)). If a name server does not answer, this takes 5 s or more, and all
+ranks ask at the same instant. From torch 2.9 on, a process never asks again once one such call has failed (pytorch pull
+request 159596). This module therefore makes one call fail: a client's address is a path that is longer than a port's
+name may be. The call sends no query, and changes no setting of the resolver. Forks of the process inherit the result.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _RENDEZVOUS = "torch.distributed.rendezvous"
 #: Whether this process, or the one that it was forked from, has tried to switch the look-ups off.
 _done = False
 
-#: Number of seconds after which a store that is still not up on its own machine is most likely waiting for a name
-#: server. The resolver's time-out is 5 s by default (resolv.conf(5)).
+#: If a store takes longer than this number of seconds to come up on its own machine, it has most likely waited for a
+#: name server. The resolver's time-out is 5 s by default (resolv.conf(5)).
 _SLOW = 4.5
 
 #: A name that is too long for getnameinfo(3), which allows a port NI_MAXSERV (32) bytes including the null byte.
@@ -38,7 +38,8 @@ def switch_off(folder: str) -> None:
     """Stop torch from looking up peers' names, in this process and in its later forks.
 
     For a moment, a store listens on a Unix socket. Its thread accepts one connection, and has ended when this function
-    returns. The store gets no client of its own, so its constructor raises.
+    returns. The store cannot connect to itself at the address that it is given, so its constructor raises an error,
+    which is ignored.
 
     Args:
         folder: a private folder, which holds the sockets during the call.
@@ -83,7 +84,10 @@ def switch_off_on_import(folder: str) -> None:
 
 @contextmanager
 def _sockets(folder: str) -> Iterator[tuple[int, str]]:
-    """Yield the descriptor of a listening socket, which the caller must close, and its address. It has one client."""
+    """Yield the descriptor and the address of a listening socket to which one client is connected.
+
+    The caller must close the descriptor.
+    """
     at = os.open(folder, os.O_PATH | os.O_DIRECTORY)  # a socket's path is limited to 107 bytes (unix(7))
     paths = [f"/proc/self/fd/{at}/{name}-{os.getpid()}" for name in ("store", _LONG)]
     try:

@@ -1,10 +1,12 @@
 """Keep a rank alive after its return until the other ranks have returned too, for a few seconds at most.
 
 ``init_process_group`` returns on a rank as soon as that rank is connected to all others. Another rank may need a moment
-longer, and fails if the first one's sockets close before that. A function that only calls ``init_process_group`` would
-fail by chance.
-Torch's remedy is a barrier in ``init_process_group`` (``TORCH_DIST_INIT_BARRIER``), which also makes ``new_group`` wait
-for ranks that are not in the group. The barrier here comes at the end of a rank, and its wait is bounded.
+longer, and fails if the first rank's sockets close before that. A function that only calls ``init_process_group`` would
+therefore fail by chance.
+
+Torch's remedy is a barrier in ``init_process_group`` (``TORCH_DIST_INIT_BARRIER``). It also makes ``new_group`` wait
+for ranks that are not in the group. The barrier in this module comes at the end of a rank instead, and its wait is
+bounded.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ _ALL_RETURNED_KEY = "distributor/all_returned"
 def await_others() -> None:
     """Wait until all ranks of the default process group are about to end, for :data:`PATIENCE` seconds at most.
 
-    Returns at once if there is no such group. May block for longer if another thread is using the group's store, so the
-    caller must set its own bound.
+    If there is no such group, return at once. The call may block for longer if another thread is using the group's
+    store, so the caller must set a time limit of its own.
     """
     distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if distributed is None or not distributed.is_initialized():

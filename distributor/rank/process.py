@@ -89,7 +89,7 @@ def _live(order: NodeOrder, local_rank: int, launcher_pid: int, slots: int) -> N
 
 
 def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -> None:
-    """Undo what this process has inherited from the launcher, and set up the rank's own environment."""
+    """Drop what this process has inherited from the launcher, and set up the rank's own environment."""
     os.setsid()  # a signal that user code sends to its own process group reaches this rank only
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
@@ -132,9 +132,9 @@ def _open_log(order: NodeOrder, local_rank: int, stream: str) -> int:
 def _close_connections() -> None:
     """Close the launcher's sockets and process descriptors, which would keep its ports open.
 
-    Other descriptors stay open: code that is not told of the close may still use the number, which could belong to a
-    file of the rank by then. libuv's fork handler writes to its signal pipe; ``std::random_device`` reads from
-    ``/dev/urandom``.
+    Other descriptors stay open. If they were closed, code that does not know about it would go on to use their numbers,
+    which could belong to files of the rank by then. For example, libuv's fork handler writes to its signal pipe, and
+    ``std::random_device`` reads from ``/dev/urandom``.
     """
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -187,8 +187,9 @@ def _run(order: NodeOrder, local_rank: int, account: Account) -> int:
 def _print(order: NodeOrder, local_rank: int, error: BaseException, text: str, *, is_rank: bool) -> None:
     """Print an exception, as the interpreter does when a program ends with it.
 
-    Python's own text goes into a separate file: the driver shows it once, as part of the error that it raises. If the
-    user has set a hook (``sys.excepthook``) or redirected stderr, the hook prints instead, live like all other output.
+    Python's own text goes into a separate file, because the driver shows it once, as part of the error that it raises.
+    If the user has set a hook (``sys.excepthook``) or redirected stderr, the hook prints the exception instead. Its
+    text is then shown live, like all other output.
 
     Args:
         order: the node's order.
@@ -214,7 +215,9 @@ def _is_stderr(descriptor: int, order: NodeOrder, local_rank: int) -> bool:
 
 
 def _without_torch(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the hook that ``init_process_group`` has wrapped in its own, which prefixes lines with ``[rank1]: ``.
+    """Return the exception hook inside torch's own hook, which prefixes lines with ``[rank1]: ``.
+
+    ``init_process_group`` wraps the previous hook.
 
     Source: ``torch.distributed.distributed_c10d._distributed_excepthook``, a closure over ``old_hook``.
     """
@@ -227,9 +230,10 @@ def _without_torch(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _calm_signal_handlers() -> None:
-    """Keep the user's signal handlers from raising, so that the target's outcome is not lost before it is written.
+    """Make the user's signal handlers raise no more exceptions, which could prevent the report of the rank's outcome.
 
-    For example, torch's data loader raises from its SIGCHLD handler, wherever the main thread happens to be.
+    For example, torch's data loader raises an exception from its SIGCHLD handler, wherever the main thread happens to
+    be.
     """
     for number in signal.valid_signals():
         for _ in range(2):  # the call first runs pending handlers, which may raise
@@ -294,7 +298,8 @@ def _call_ours(call: Call | None, local_rank: int) -> None:
 def script_path(order: NodeOrder, script: Script) -> str:
     """Return the path of the script that a rank runs.
 
-    That is the file in the working directory if the script belongs there, else the shipped copy, else the driver's own.
+    It is the file in the working directory if the script belongs there, otherwise the shipped copy. Without a shipped
+    copy, it is the driver's own file.
     """
     if script.inside is not None and order.cwd is not None:
         return os.path.join(order.cwd, script.inside)
@@ -323,8 +328,9 @@ def _end_soon(code: int, patience: float = _FAILED_PATIENCE) -> None:
 def _finalize(code: int, account: Account, last: Call | None, local_rank: int) -> int:
     """Do what the interpreter does at exit: wait for threads, run exit callbacks and flush files that are still open.
 
-    A rank that failed does not wait long for its threads, because the other ranks wait for it in collectives. A rank
-    that returned then waits a few seconds for the other ranks.
+    A rank that has failed spends at most :data:`_FAILED_PATIENCE` seconds on this, because the other ranks wait for it
+    in collectives. A rank that has returned then waits for the other ranks, for a few seconds at most (see
+    :mod:`distributor.rank.parting`).
     """
     if code != 0 and account.is_mine:
         _end_soon(code)

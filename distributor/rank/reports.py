@@ -1,7 +1,7 @@
-"""Write a rank's reports to a file, which the node's agent sends to the driver. Reporting waits for no other process.
+"""Write a rank's reports to a file, which the node's agent sends to the driver. A report waits for no other process.
 
-The file is a stream of lines, and is sent like the rank's output: at once over the channel, again after a break of the
-connection, and at the end through Spark if lines are missing.
+The file consists of lines, and is sent like the rank's output. Lines are sent at once over the channel, and again after
+a break of the connection. Lines that are missing at the end come through Spark.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Writer:
                 self._left_out = None
 
     def _write(self, line: bytes) -> None:
-        """Append a line. On a full disk, the report is lost, and training goes on."""
+        """Append a line. If the disk is full, the report is lost, and training goes on."""
         data = b"\n" + line if self._torn else line
         try:
             done = os.write(self._open(), data)
@@ -102,7 +102,7 @@ _MOST_NAMES = 1000
 
 
 def begin(path: Path, world_size: int, attempt: int) -> None:
-    """Begin to write reports: this process is now a rank.
+    """Begin to write reports, since this process is now a rank.
 
     Args:
         path: path of the file for the reports.
@@ -140,7 +140,7 @@ def latest() -> dict[str, float]:
 
 
 def finish() -> None:
-    """Finish the reports: the rank's function has ended."""
+    """Finish the reports, since the rank's target has ended."""
     if _writer is not None:
         _writer.finish()
 

@@ -1,6 +1,6 @@
-"""Refuse a classic Spark session inside a rank: every rank would start a JVM, and compute the same as all others.
+"""Refuse a classic Spark session inside a rank, because each rank would start a JVM and compute the same as all others.
 
-A session of a Spark Connect server starts no JVM, and is allowed.
+A Spark Connect session starts no JVM, and is allowed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,19 @@ _TEXT = (
 
 
 def refuse() -> None:
-    """Make pyspark raise an error where it would start a JVM in this process, unless the user allows it."""
+    """Make pyspark raise an error where it would start a JVM in this process.
+
+    Do nothing if the user has set ``DISTRIBUTOR_ALLOW_SPARK`` to ``1``.
+    """
     if os.environ.get(_ALLOW) != "1":
         on_import(_GATEWAY, _replace)
 
 
 def _replace(_gateway: ModuleType) -> None:
-    """Replace the function that starts a JVM in all modules that have it: a warm process may have imported pyspark."""
+    """Replace the function that starts a JVM.
+
+    Replace it in all modules that have imported it, because a warm process may have imported pyspark before.
+    """
     for name in _USERS:
         if hasattr(sys.modules.get(name), "launch_gateway"):
             sys.modules[name].launch_gateway = _launch_gateway  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
-"""Warn about code that starts its own training processes: under a launcher, they wait for each other in vain.
+"""Warn about code that starts its own training processes. Under a launcher, these wait for each other in vain.
 
-Many scripts call ``torch.multiprocessing.spawn`` with a function that joins a process group. Their processes inherit
-the environment of the rank, which says that another process serves the rendezvous. As a result, none of them serves it,
-and all wait for half an hour.
+Many scripts call ``torch.multiprocessing.spawn`` with a function that joins a process group. The processes inherit the
+rank's environment, which says that another process serves the rendezvous. As a result, none of them serves it, and all
+wait for half an hour.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ def watch(rank: int) -> None:
 
 
 def _watch_processes(module: Any) -> None:
-    """Wrap the constructor of the handle on such processes, so that no frame of this package stays on the stack."""
+    """Make the start of processes print the note once.
+
+    The constructor of their handle is wrapped, and not ``spawn`` itself, so that no frame of this package stays on the
+    stack while the processes run.
+    """
     context = module.ProcessContext
     begin = context.__init__
 

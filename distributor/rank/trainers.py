@@ -26,7 +26,7 @@ _INTERVAL = 1.0
 
 
 def watch() -> None:
-    """Report from now on, if this process ever imports one of the trainers."""
+    """Report what the trainers log from now on. They need not be imported yet."""
     on_import("transformers.trainer", _watch_transformers)
     for module in _LIGHTNING:
         on_import(module, _watch_lightning)
@@ -78,7 +78,7 @@ def _total(trainer: Any) -> int | None:
 
 
 def _report(logs: Mapping[Any, Any], step: int, total: int | None) -> None:
-    """Report the numbers among what was logged."""
+    """Report those logged values that are numbers."""
     numbers: dict[str, float] = {}
     for name, value in logs.items():
         with suppress(TypeError, ValueError, RuntimeError):  # texts, and tensors of several elements
