@@ -1,4 +1,4 @@
-"""The driver's door: a listening socket that admits TLS connections that show the run's token."""
+"""The driver's door: a socket that listens for nodes, and admits TLS connections that show the run's token."""
 
 from __future__ import annotations
 
@@ -48,7 +48,14 @@ class Door:
         self.address: str | None = None
 
     def listen(self, bind: str, advertise: str, ports: tuple[int, int] | None) -> Endpoint:
-        """Bind the socket. Connections are accepted once :meth:`accept` runs.
+        """Listen on the first free port, and return the address, the certificate and the token for nodes.
+
+        Connections are accepted once :meth:`accept` runs.
+
+        Args:
+            bind: the address to bind.
+            advertise: the address that nodes are given.
+            ports: first and last port to try; ``None`` for any free port.
 
         Raises:
             OSError: the address does not belong to this machine, or none of the ports is free.
@@ -85,7 +92,7 @@ class Door:
             self._listening.close()
 
     async def _meet(self, sock: socket.socket) -> None:
-        """Do the TLS handshake and check the token, each within its deadline, then serve the connection."""
+        """Do the TLS handshake and check the token, each within :data:`_HELLO_TIMEOUT`, then serve the connection."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(reader)

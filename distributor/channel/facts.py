@@ -16,15 +16,18 @@ class Facts:
     """The facts of the connected tasks, and the answer to all of them once the facts are complete.
 
     Spark may start all tasks again while some of the previous ones are still connected. Only the tasks of the newest
-    *wave* count: those that were started together with the task that has the highest attempt number. Spark gives
-    consecutive attempt numbers to tasks that it starts together, so the facts are complete only if their numbers are
-    consecutive. If a version of Spark numbered tasks in another way, the facts would never be complete, and all tasks
-    would use Spark's own ``allGather``.
+    *wave* count, that is, those that were started together with the task that has the highest attempt number. Spark
+    gives consecutive attempt numbers to tasks that it starts together, so the facts are complete only if the attempt
+    numbers are consecutive. If a version of Spark numbered tasks in another way, the facts would never be complete, and
+    all tasks would use Spark's own ``allGather``.
+
+    Args:
+        tasks: number of tasks of the run.
     """
 
     def __init__(self, tasks: int) -> None:
         self.tasks = tasks
-        #: Whether a node is up. Tasks that connect after that were started again, unless they only missed the answer.
+        #: Whether a node is up. A task that connects after that was started again, or has only missed the answer.
         self.over = False
         #: The timer after which the driver no longer waits for missing tasks.
         self.fallback: asyncio.TimerHandle | None = None
@@ -85,7 +88,7 @@ class Facts:
         self.given_up = True
 
     def start_again(self) -> bool:
-        """Return whether the tasks were refused, and forget the refusal: refused tasks have ended."""
+        """Return whether the tasks were refused. Forget the refusal, since refused tasks have ended."""
         refused, self._refused = self._refused, False
         return refused
 
@@ -101,7 +104,7 @@ class Facts:
         return bool(self._complete) or self._refused
 
     def answer(self) -> Message | None:
-        """Return the order that answers every task, or ``None`` while facts are missing."""
+        """Return the message that answers every task, or ``None`` while facts are missing."""
         if self.given_up:
             return Gather()
         if self._refused:

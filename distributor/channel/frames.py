@@ -1,6 +1,6 @@
-"""Frames of the channel: a length, a kind, and JSON or raw log bytes.
+"""Frames, the units of data on the channel: a length, a kind, and JSON or raw log bytes.
 
-Frames hold nothing that could execute, and their length is bounded.
+A frame holds nothing that could execute, such as a pickle. Its length is bounded.
 
 ::
 
@@ -37,10 +37,10 @@ _HEADER = struct.Struct("!IB")
 _LOG = struct.Struct("!IBQ")
 _JSON_KIND, _LOG_KIND = 1, 2
 
-#: Matches what may be half of a character (a surrogate) in JSON.
+#: Matches an escape sequence in JSON that may stand for half of a character (a surrogate).
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
-#: Matches a string in JSON. Its quantifiers are possessive: a string without an end takes no longer than others.
+#: Matches a string in JSON. Its quantifiers are possessive, so a string without an end takes no longer than others.
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 #: All bytes except those that open and close lists and objects.
@@ -114,7 +114,7 @@ async def read(reader: asyncio.StreamReader, limit: int = MAX_BODY) -> Message |
 
 
 def parse(body: bytes) -> Any:
-    """Parse a body as JSON (UTF-8). Halves of characters, which cannot be written to logs, are escaped.
+    """Parse a body as JSON (UTF-8). Halves of characters (surrogates), which cannot be written to logs, are escaped.
 
     Raises:
         ValueError: the body is not JSON, would take too much time, memory or stack to parse, or contains NaN or a

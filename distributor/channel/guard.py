@@ -1,7 +1,8 @@
-"""Decides which messages the driver accepts from processes that have the run's token. No side effects but the log.
+"""Decide which messages the driver accepts from processes that have the run's token.
 
-Any rank can read the token. A node is therefore believed only about itself and its own ranks, and only once it has
-proved that it is that node. A refused message ends the connection on which it came, and nothing else.
+Any rank can read the token. The driver therefore believes a node only about itself and its own ranks, and only once it
+has proved that it is that node. A refused message ends the connection on which it came, and nothing else. This module
+has no side effects except that it logs refusals.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ _SUCCEEDED = ("finished", "unreturned")
 
 
 class Guard:
-    """Checks messages against what is known about the run's nodes. Used in the channel's thread only.
+    """Checks messages against what is known about the run's nodes. Use it in the channel's thread only.
 
-    Without arguments, it knows no ranks, and checks only names and secrets.
+    A guard without arguments knows no ranks, and checks only names and secrets.
 
     Args:
         label: the run's label in the log.
@@ -84,7 +85,7 @@ class Guard:
         self._skips = skips
         self._known: tuple[Placement | None, dict[str, Node]] = (None, {})
         self._secrets: dict[str, str] = {}
-        #: The seal with which nodes' secrets are made. Without a seal, the first secret that a node shows counts.
+        #: The seal with which tasks make secrets for nodes. Without a seal, the first secret that a node shows counts.
         self.seal: bytes | None = None
         self._importing: set[str] = set()
         self._warned: dict[str, set[str]] = {}
@@ -96,7 +97,7 @@ class Guard:
         return min(MAX_BODY, _FIRST + _FIRST_PER_TASK * self._tasks)
 
     def log(self, peer: str, why: str) -> None:
-        """Log that a connection was ended, and why, unless enough such ends were logged already."""
+        """Log that a connection was ended, and why. Only the first :data:`_MOST_LOGGED` ends are logged."""
         self._refused += 1
         if self._refused <= _MOST_LOGGED:
             last = "; further ones are not logged" if self._refused == _MOST_LOGGED else ""
@@ -139,7 +140,7 @@ class Guard:
         self._importing.add(told.node)
 
     def check_value(self, value: messages.Value) -> None:
-        """Check who announces a return value.
+        """Check that a return value is announced by the agent of the rank's node.
 
         Raises:
             ProtocolError: the sender is not the agent of the rank's node.
@@ -149,7 +150,7 @@ class Guard:
         self._check_rank(value.node, value.rank)
 
     def check_node(self, told: messages.Deposit | messages.Withdraw | messages.Fetch) -> int:
-        """Check who sent a message about files, and return the rank of its node.
+        """Check that a message about files was sent by an agent of this run, and return the rank of its node.
 
         Raises:
             ProtocolError: the sender is not an agent of this run.
@@ -194,11 +195,11 @@ class Guard:
         self._secrets[hello.node] = hello.secret
 
     def forget(self, node: str) -> None:
-        """Forget a lost node: Spark may start another node with the same name."""
+        """Forget a lost node, since Spark may start another node with the same name."""
         self._secrets.pop(node, None)
 
     def passes(self, node: str, message: Message | Log) -> bool:
-        """Check a message of a node, and return whether to pass it on. Excessive warnings are not passed on.
+        """Check a message of a node, and return whether to pass it on. Too many or too long warnings are not passed on.
 
         Raises:
             ProtocolError: the node may not send this message.
@@ -237,7 +238,10 @@ class Guard:
         return True
 
     def _proves(self, node: str, secret: str) -> bool:
-        """Return whether a secret is the one in the node's hello. Without known ranks, a node needs no hello."""
+        """Return whether a secret is the one that the node has shown in its hello.
+
+        If the ranks are not known, a node need not have said hello.
+        """
         known = node in self._secrets or self._world_size is None
         return known and _equal(self._secrets.get(node, ""), secret)
 
@@ -341,9 +345,10 @@ class Guard:
                 raise ProtocolError(f"the value of rank {rank} is not base64: {error}") from None
 
     def _is_new(self, node: str, warnings: messages.Warnings) -> bool:
-        """Return whether to show warnings now. All warnings come again with the node's report.
+        """Return whether to show these warnings now: only if the node has not sent too many or too long ones.
 
-        Warnings that a node sends again after a break of the connection do not count twice.
+        All warnings come again with the node's report. Warnings that a node sends again after a break of the connection
+        do not count twice.
         """
         placed = self._nodes()[1].get(node)
         if placed is not None and warnings.host != placed.host:

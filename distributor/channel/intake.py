@@ -1,7 +1,7 @@
-"""The driver's side of return values that agents send over separate connections.
+"""Receive, on the driver, the return values that agents send over separate connections.
 
-Sending a value takes the secret of the rank's node. Before the value is unpickled, its digest is compared with the
-digest that arrives through Spark, unless Spark has failed.
+To send a value, an agent must show the secret of the rank's node. Before the value is unpickled, its digest is compared
+with the digest that arrives through Spark, unless Spark has failed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from distributor.channel import frames
 from distributor.machine import limits
 from distributor.values.messages import Proceed, Received, Value
 
-#: Number of bytes that are hashed at a time, unless the value ends earlier.
+#: Minimum number of bytes that are hashed at a time, except at the end of a value.
 _STEP = 1 << 20
 
-#: Number of bytes of memory that are provided at a time, before data arrives for them.
+#: Number of bytes of memory that the system is asked for at a time, before data arrives for them.
 _READY = 16 << 20
 
-#: MADV_POPULATE_WRITE of madvise(2), Linux 5.14; older systems refuse it, and provide memory as it is used.
+#: MADV_POPULATE_WRITE of madvise(2), from Linux 5.14 on. Older systems refuse it, and provide memory as it is used.
 _POPULATE = 23
 
 #: Size of the buffer for bytes after the end of a value, which are dropped.
@@ -45,8 +45,8 @@ class Intake:
     All methods except ``coming``, ``expect`` and ``get`` are called in the channel's thread.
 
     Args:
-        limit: maximum total size of all values, in bytes; half of this machine's memory by default, since unpickling
-            makes a copy. A value beyond the limit is refused, and comes through Spark.
+        limit: maximum total size of all values, in bytes. The default is half of this machine's memory, since
+            unpickling makes a copy. A value beyond the limit is refused, and comes through Spark.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -71,7 +71,7 @@ class Intake:
         return rank in self._arrived or rank not in self._ranks
 
     def expect(self, ranks: Collection[int]) -> None:
-        """Set the ranks that return values. The values of others are refused."""
+        """Set the ranks that return values. The values of other ranks are refused."""
         self._ranks = ranks
 
     def get(self, rank: int) -> Arrived | None:
@@ -85,7 +85,7 @@ class Intake:
     async def receive(self, value: Value, writer: asyncio.StreamWriter) -> None:
         """Receive a value over the connection that announced it. It replaces an earlier value of the same rank.
 
-        Returns without an answer if the value is refused; the caller then ends the connection.
+        If the value is refused, return without an answer. The caller then ends the connection.
 
         Raises:
             ConnectionError: the connection ended before the value was complete.
@@ -119,10 +119,10 @@ class Intake:
 
 
 class _Delivery(asyncio.BufferedProtocol):
-    """The bytes of one value, of which ``filled`` have arrived. The connection writes them directly to their place.
+    """The bytes of one value, of which ``filled`` have arrived. The connection writes them directly into ``data``.
 
     Args:
-        size: number of bytes. Memory is used as the bytes arrive.
+        size: number of bytes of the value. Memory is taken up only as the bytes arrive.
         transport: the connection.
 
     Raises:
@@ -173,7 +173,7 @@ class _Delivery(asyncio.BufferedProtocol):
         return found.digest()
 
     def _hash(self, found: hashlib._Hash, start: int, end: int) -> None:
-        """Hash bytes that have arrived, and get memory for the next ones. Other Python threads run meanwhile."""
+        """Hash bytes that have arrived, and get memory for the next ones. Both calls release the GIL."""
         if sys.platform == "linux" and self._ready < min(end + _READY // 2, len(self.data)):
             length = min(_READY, len(self.data) - self._ready)
             where = ctypes.c_void_p(self._address + self._ready)

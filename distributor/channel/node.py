@@ -15,7 +15,8 @@ from distributor.values import messages, outcome
 from distributor.values.messages import Message
 from distributor.values.plan import Endpoint
 
-#: Seconds that one attempt to reach the driver may take. If the first one fails, the run goes on without the channel.
+#: Seconds that one attempt to reach the driver may take. If the first attempt fails, the run goes on without the
+#: channel.
 CONNECT_TIMEOUT = 10.0
 
 #: Seconds to wait for the driver to confirm that it has everything.
@@ -48,29 +49,33 @@ def over_socket(sock: socket.socket) -> Dial:
 
 
 class Receiver(Protocol):
-    """The methods of an agent that the channel calls. All of them return at once."""
+    """The methods of an agent that the channel calls. All of them must return at once."""
 
     def on_order(self, order: Message) -> None:
         """Obey an order from the driver."""
 
     def on_offsets(self, offsets: Offsets, again: bool) -> None:
-        """Note how many bytes of each log the driver has. If ``again``, the connection was restored: resume there."""
+        """Note how many bytes of each log the driver has.
+
+        With ``again``, the connection was broken and is restored. Go on to send from these positions.
+        """
 
     def on_driver_lost(self) -> None:
-        """Note that the connection has broken and cannot be restored; called once."""
+        """Note that the connection has broken and cannot be restored. The channel calls this once."""
 
     def status(self) -> messages.Beat:
-        """Return a heartbeat."""
+        """Return the heartbeat to send now."""
 
 
 @dataclass(frozen=True)
 class Rhythm:
-    """When each side must hear from the other.
+    """How often each side must hear from the other.
 
     Attributes:
         timeout: number of seconds without a message after which the driver counts as lost, if ``redial`` is true.
         interval: number of seconds between heartbeats.
-        redial: whether a broken connection can be restored. If it cannot, the driver counts as lost at once.
+        redial: whether a broken connection can be restored. If not, the driver counts as lost when the connection
+            breaks.
     """
 
     timeout: float
@@ -87,7 +92,7 @@ class Uplink:
         dial: makes a connection.
         hello: the first message of each connection; it says which node this is.
         receiver: gets the driver's orders.
-        rhythm: when each side must hear from the other.
+        rhythm: how often each side must hear from the other.
     """
 
     def __init__(self, dial: Dial, hello: messages.Hello, receiver: Receiver, rhythm: Rhythm) -> None:
@@ -136,7 +141,7 @@ class Uplink:
         self._write(self._told[-1])
 
     def renew(self, hello: messages.Hello) -> None:
-        """Begin each later connection with this message, and stop repeating the messages sent so far."""
+        """Begin each later connection with this message, and no longer repeat the messages that were sent so far."""
         self._told = [frames.pack(hello)]
 
     def send(self, message: Message) -> None:
@@ -159,7 +164,10 @@ class Uplink:
                 await self._writer.drain()
 
     async def close(self) -> messages.Farewell | None:
-        """Tell the driver that nothing follows, and return its answer; ``None`` if there is no answer in time."""
+        """Tell the driver that nothing follows, and return its answer.
+
+        Return ``None`` if there is no answer within :data:`_BYE_TIMEOUT` seconds.
+        """
         if not self._ended.is_set():
             self.tell(messages.Bye())
             with suppress(TimeoutError):

@@ -1,8 +1,9 @@
-"""Secrets that prove to the driver which node a process speaks for. Only the run's tasks can make them.
+"""Make and check the secrets that prove to the driver which node a process speaks for. Only tasks can make them.
 
-The driver makes a *seal* for each run, which Spark sends to the tasks with their work. No agent and no rank gets it. A
+The driver makes a *seal* for each run. Spark sends it to the tasks with their work, and no agent and no rank gets it. A
 task makes its node's secret from the seal, and the node's agent shows that secret over the channel. The driver may
-therefore unpickle what such a node sends. Standard library only; Spark's workers use this module by value.
+therefore unpickle what such a node sends. This module uses the standard library only, because it is pickled by value
+into Spark's workers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Memory that a node's ranks share with its agent: each rank has a slot in which it reports how it ended.
 
-A rank must be able to report its end on a full disk, without descriptors, in another root directory, and after its
-node's folder is gone. The memory is therefore mapped before user code runs, and a rank needs nothing else after that.
-A page takes up memory only once it has been written.
+A rank must be able to report its end if the disk is full, if it can open no more files, if user code has changed the
+root directory, and if the node's folder is gone. The memory is therefore mapped before user code runs, and a rank needs
+nothing else to report. A page takes up memory only once it has been written.
 
 Source: memfd_create(2), mmap(2).
 """
@@ -71,7 +71,7 @@ class Slot:
     """A rank's own slot.
 
     Args:
-        descriptor: the descriptor of the :class:`Slots`. It may be closed afterwards.
+        descriptor: the descriptor of the :class:`Slots`. It may be closed once this object is made.
         local_rank: the rank.
     """
 
@@ -83,7 +83,7 @@ class Slot:
         """Replace the contents of the slot.
 
         Returns:
-            Whether the data was written. It is not if it is longer than :data:`ROOM`, or in a fork of the rank.
+            Whether the data was written. Data longer than :data:`ROOM` is not, and a fork of the rank writes nothing.
         """
         if len(data) > ROOM or not self.is_mine:
             return False

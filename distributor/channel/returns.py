@@ -1,7 +1,7 @@
-"""The driver's side of the results that nodes send over the channel once all their ranks have succeeded.
+"""Keep, on the driver, the results that nodes send over the channel once all their ranks have succeeded.
 
 The same results come through Spark. If Spark fails after training has ended, for example because it loses an executor,
-the results from the channel count.
+the driver uses the results from the channel instead.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Depository(Protocol):
 
 
 class Returns:
-    """The results of a run's nodes that have come over the channel. Used in the channel's thread only.
+    """The results of a run's nodes that have come over the channel. Use it in the channel's thread only.
 
     Args:
         intake: receives the larger return values.
@@ -66,7 +66,7 @@ class Returns:
     async def wait(
         self, nodes: Callable[[], Collection[str] | None], hopeless: Callable[[], bool], patience: float
     ) -> Collected | None:
-        """Wait until all results have arrived, and return them; ``None`` if some do not arrive.
+        """Wait until the results of all nodes have arrived, and return them; ``None`` if some do not arrive.
 
         Args:
             nodes: returns the names of the run's nodes; ``None`` while they are not known.

@@ -24,8 +24,8 @@ from distributor.values import messages, outcome
 from distributor.values.messages import Message, Offset
 from distributor.values.plan import Endpoint
 
-#: Seconds that a node may take to reconnect after its connection was closed: the driver cannot tell at once whether the
-#: node has ended, or only the connection.
+#: Seconds that a node may take to reconnect after its connection was closed. The driver cannot tell at once whether the
+#: node has ended, or only its connection.
 RETURN_WINDOW = 3.0
 
 #: Seconds after the first task's facts until the driver assumes that the missing tasks cannot reach it.
@@ -38,7 +38,7 @@ _LINGER = 10.0
 #: Number of frames of one connection that are read before other connections get their turn.
 _TURN = 64
 
-#: Maximum number of bytes that wait for a connection that does not read. With more, the connection is ended.
+#: Maximum number of bytes that the driver holds for a connection that does not read. With more, it ends the connection.
 _MOST_UNREAD = frames.MAX_BODY
 
 #: The reason for stopping tasks that Spark has started again.
@@ -78,7 +78,7 @@ class _Peer:
 
 @dataclass
 class _Standing:
-    """Orders that also reach nodes that connect or reconnect later: to stop, and to begin another attempt or end."""
+    """The orders that also go to nodes that connect later: to stop the ranks, and to begin another attempt or end."""
 
     stop: messages.Stop | None = None
     next: messages.Begin | messages.End | None = None
@@ -89,9 +89,9 @@ class ChannelServer:
 
     Args:
         listener: receives the nodes' messages.
-        timeout: seconds of silence after which a node is lost.
+        timeout: number of seconds of silence after which a node counts as lost.
         tasks: number of tasks that exchange facts before the nodes start.
-        guard: decides which messages of nodes are accepted; by default, it knows no ranks.
+        guard: decides which messages of nodes are accepted; by default, a guard that knows no ranks.
         depository: receives new files of ranks; ``None`` if the run keeps none.
     """
 
@@ -130,7 +130,7 @@ class ChannelServer:
 
     @property
     def begun(self) -> bool:
-        """Whether nodes may have started: tasks got the facts of all tasks, or were told to use ``allGather``."""
+        """Whether nodes may have started, since tasks got the facts of all tasks or were told to use ``allGather``."""
         return self._facts.begun or self._facts.given_up
 
     @property
@@ -170,7 +170,10 @@ class ChannelServer:
         return endpoint
 
     def seal(self) -> bytes:
-        """Make and return the seal for the secrets of nodes from now on; see :mod:`distributor.channel.proof`."""
+        """Make and return the seal with which the secrets of nodes must be made from now on.
+
+        See :mod:`distributor.channel.proof`.
+        """
         self._guard.seal = secrets.token_bytes(SEAL_BYTES)
         return self._guard.seal
 
@@ -190,7 +193,7 @@ class ChannelServer:
         self._call(self.returns.clear()).result()
 
     def attach(self, sock: socket.socket) -> None:
-        """Serve a node over a connected socket whose other end the node inherits; the server owns the socket then."""
+        """Serve a node over a connected socket, the other end of which the node inherits. The server owns it then."""
         self._call(self._serve_socket(sock)).result()
 
     def hear(self, node: str, message: Message) -> None:
@@ -206,7 +209,7 @@ class ChannelServer:
         self._facts.accept = accept
 
     def start_again(self) -> bool:
-        """Return whether the previous tasks were refused, and let new ones come."""
+        """Return whether the previous tasks were refused. If they were, new tasks may send their facts."""
         return self._facts.start_again()
 
     def stop(self, reason: str, *, grace: bool = True) -> None:
@@ -261,7 +264,10 @@ class ChannelServer:
         await self._start(self._serve(reader, writer, window=0.0))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, window: float) -> None:
-        """Read the frames of one connection until it ends; its node may reconnect within ``window`` seconds."""
+        """Read the frames of one connection until it ends.
+
+        If it is the connection of a node, the node may reconnect within ``window`` seconds.
+        """
         node, why = None, "its agent ended without saying why"
         try:
             first = await asyncio.wait_for(
@@ -289,10 +295,10 @@ class ChannelServer:
     async def _serve_task(
         self, message: Message | outcome.Log, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Serve a connection of a task to its end.
+        """Serve, to its end, a connection that did not begin with a hello: a task's, or one for a value or files.
 
         Raises:
-            ProtocolError: the message is not the first message of a task of this run.
+            ProtocolError: the message cannot begin a connection in this run.
         """
         match message:
             case messages.TaskFacts():
@@ -379,7 +385,10 @@ class ChannelServer:
             facts.forget(writer)
 
     def _give_facts_up(self) -> None:
-        """Send all tasks to Spark's ``allGather``, since some cannot reach the driver; stop the run if it has begun."""
+        """Tell all tasks to use Spark's ``allGather``, since some cannot reach the driver.
+
+        If the run has already begun, Spark has started tasks again: stop the run instead.
+        """
         if self._facts.begun:
             self._order_stop(messages.Stop(_AGAIN))
             return
@@ -426,7 +435,7 @@ class ChannelServer:
     async def _end(writer: asyncio.StreamWriter) -> None:
         """Close a connection once the other side has read everything, or after :data:`_LINGER` seconds.
 
-        A connection that was never admitted counts as a stranger until it is closed.
+        Until it is closed, a connection that was never admitted counts as a stranger (see ``Door``).
         """
         writer.close()
         try:

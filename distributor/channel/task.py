@@ -1,11 +1,11 @@
-"""The channel for code without an event loop: exchanges the facts of tasks, and sends return values and files.
+"""Use the channel in code without an event loop: exchange the facts of tasks, and send return values and files.
 
 Facts are exchanged once, before any task starts its work. Over the channel, the driver answers as soon as it has heard
-from all tasks. Spark's own ``allGather`` polls once a second. Either all tasks use the channel or all use
-``allGather``: a task that cannot reach the driver for :data:`CONNECT_TIMEOUT` uses ``allGather``; the driver then
-misses its facts, and tells the other tasks to use ``allGather`` too.
+from all tasks, whereas Spark's own ``allGather`` polls once a second. Either all tasks use the channel, or all use
+``allGather``. A task that cannot reach the driver for :data:`CONNECT_TIMEOUT` seconds uses ``allGather``. The driver
+then lacks the facts of that task, and tells the other tasks to use ``allGather`` too.
 
-This module uses the standard library only, and is pickled by value into workers.
+This module uses the standard library only, because it is pickled by value into Spark's workers.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from distributor.values.messages import (
 #: Where the driver listens: host, port, certificate (PEM), token.
 Endpoint = tuple[str, int, str, bytes]
 
-#: Seconds that a task tries to reach the driver before it uses ``allGather``. No task gives up sooner: the driver
-#: assumes that a run from which it has heard nothing cannot have begun until then.
+#: Seconds that a task tries to reach the driver before it uses ``allGather``. No task may give up sooner, because the
+#: driver relies on it: until then, a run from which it has heard nothing cannot have begun.
 CONNECT_TIMEOUT = 5.0
 
 #: Seconds between attempts to reach the driver.
@@ -75,17 +75,17 @@ def exchange(
 
     Args:
         mine: the task's facts as plain values, including its ``"partition"``.
-        attempt: a value shared by exactly the tasks that Spark started together, and the number of this task attempt,
-            which is higher than the number of any earlier one.
+        attempt: a value that is the same only for the tasks that Spark started together, and the number of this task
+            attempt, which is higher than the number of any earlier one.
         endpoint: the driver; ``None`` uses ``gather`` without trying to reach it.
         gather: ``BarrierTaskContext.allGather``.
-        patience: seconds that the driver may be silent once it was reached.
+        patience: number of seconds that the driver may be silent once it was reached.
 
     Returns:
         The facts of all tasks, ordered by partition, and whether they came from the driver.
 
     Raises:
-        StoppedError: the run must not begin, or the driver was reached and is gone.
+        StoppedError: the run must not begin, or the driver was reached earlier and is now gone.
     """
     wave, number = attempt
     told = _over_channel(TaskFacts(wave, number, mine["partition"], dict(mine)), endpoint, patience)
@@ -122,7 +122,7 @@ def send_value(endpoint: Endpoint, value: Value, content: bytes | str, patience:
 
     Raises:
         StoppedError: the run was stopped.
-        OSError: the driver cannot be reached or refuses the value, or the connection broke again and again.
+        OSError: the driver cannot be reached or refuses the value, or the connection broke each time.
     """
     for _ in range(_SENDINGS - 1):
         try:
@@ -260,7 +260,10 @@ def _over_channel(message: TaskFacts, endpoint: Endpoint | None, patience: float
 
 
 def _wait_for_ever(line: socket.socket, patience: float) -> None:
-    """Wait without a timeout, since other tasks may start late. TCP keepalive notices if the driver's machine fails."""
+    """Wait for the driver's answer without a time limit, since other tasks may start late.
+
+    TCP keepalive notices within about ``patience`` seconds if the driver's machine fails.
+    """
     line.settimeout(None)
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option in ("TCP_KEEPIDLE", "TCP_KEEPINTVL"):  # tcp(7); available on Linux
@@ -283,7 +286,10 @@ def _connect(endpoint: Endpoint, timeout: float = CONNECT_TIMEOUT) -> socket.soc
 
 
 def _pack(message: Message) -> bytes:
-    """Return a frame as ``channel.frames.pack`` does; importing that module would load asyncio in Spark's workers."""
+    """Return a message as a frame, as ``channel.frames.pack`` does.
+
+    Importing that module would load asyncio in Spark's workers.
+    """
     body = json.dumps(messages.encode(message)).encode()
     return struct.pack("!IB", len(body), 1) + body
 
