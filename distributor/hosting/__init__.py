@@ -1,1 +1,4 @@
-"""Start agents. This package runs in Spark's Python workers and on the driver: standard library only, no torch."""
+"""Start agents, and get their reports.
+
+This package runs in Spark's Python workers and on the driver. It uses the standard library only, and not torch.
+"""

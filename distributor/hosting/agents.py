@@ -1,4 +1,4 @@
-"""An agent for its owner, and the function that starts an agent without a warm process."""
+"""An agent as its owner sees it, and the function that starts an agent without a warm process."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from distributor.machine import bootstrap, processes
 
 
 class Agent:
-    """A started agent. Its parent is a guard, which is a child of this process, or a warm process.
+    """A started agent. Its parent is either a guard, which is a child of this process, or a warm process.
 
     Args:
-        pid: process id of the agent, or of its guard.
+        pid: process id of the agent, or of its guard if it has one.
         descriptor: process descriptor of an agent that a warm process forked, otherwise -1; this object closes it.
         child: the agent's guard as a child of this process, if there is one.
         note: a warning for the user.
@@ -47,7 +47,13 @@ class Agent:
 
 
 def anew(root: str, inherit: Mapping[str, socket.socket], note: str | None = None) -> tuple[Agent, socket.socket]:
-    """Start an agent under a guard, which is a child of this process. Return it and this end of its control line."""
+    """Start an agent under a guard, which is a child of this process. Return the agent and the end of its control line.
+
+    Args:
+        root: the folder or zip from which the package can be imported.
+        inherit: sockets that the agent gets, by name; they stay open in this process.
+        note: a warning for the user.
+    """
     ours, theirs = socket.socketpair()
     with theirs:
         sockets = {"control": theirs, **inherit}

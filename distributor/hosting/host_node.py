@@ -1,4 +1,4 @@
-"""Run an agent for a node and get its report, in a Spark task and in local mode alike."""
+"""Run the agent of a node and get its report. A Spark task and local mode both use this module."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distributor.values.plan import AgentOrder
 
 
 class HostedNode:
-    """A node, for its owner; created by :func:`host_node`.
+    """A node as its owner sees it. :func:`host_node` creates it.
 
     Attributes:
         folder: the node's private folder.
@@ -100,7 +100,7 @@ def start_agent(
     wanted: Callable[[], bool] = lambda: True,
     importing: Callable[[str], None] = lambda module: None,
 ) -> tuple[Agent, socket.socket]:
-    """Start an agent in its own process session. Return it and this end of its control line.
+    """Start an agent in its own process session. Return the agent and this process's end of its control line.
 
     The agent has this process's environment, current directory, standard output and standard error.
 
@@ -108,7 +108,7 @@ def start_agent(
         root: the folder or zip from which the package can be imported.
         inherit: sockets that the agent gets, by name; they stay open in this process.
         owner: pid of the process that a warm process serves; the warm process ends with it.
-        warmth: what the job asks of a warm process; with ``None``, the agent is started without one.
+        warmth: what the job requires of a warm process; with ``None``, the agent is started without a warm process.
         task_cpus: number of CPUs of one task.
         wanted: returns whether the agent is still wanted; called while a warm process imports.
         importing: called with the name of each module that the warm process imports, and with "" when the warm

@@ -1,4 +1,4 @@
-"""Read the contents of a report, or the files that it names, in pieces."""
+"""Read, in pieces, what belongs to a node's report: values and output, which may be in files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from distributor.values.messages import Rest
 
 
 def pieces(content: bytes | str, chunk: int, offset: int = 0) -> Iterator[bytes]:
-    """Yield pieces of at most ``chunk`` bytes, from an offset on, of given bytes or of the file at a given path."""
+    """Yield bytes from an offset on, in pieces of at most ``chunk`` bytes.
+
+    Args:
+        content: the bytes, or the path of a file that holds them.
+        chunk: maximum number of bytes of a piece.
+        offset: position of the first byte.
+    """
     with io.BytesIO(content) if isinstance(content, bytes) else open(content, "rb") as file:
         file.seek(offset)
         while piece := file.read(chunk):

@@ -1,10 +1,10 @@
 """Get an agent for an owner (a Spark task's Python worker, or the driver) from a warm process.
 
-A warm process serves one executor or driver. It is found through a private folder. The folder's name is a digest of all
-that a fork takes over from its parent: the owner, the Python and the package, the environment, the limits. A run in
-which any of these differs gets another warm process. If no warm process answers, one is started. If that fails, the
-caller starts the agent without one. This module uses the standard library only, and is pickled by value into Spark's
-workers.
+A warm process has imported torch, and forks agents. It serves one executor or driver. It is found through a private
+folder. The folder's name is a digest of its owner and of all that a fork takes over from its parent: the Python, the
+package, the environment, the limits. A run in which any of these differs gets another warm process. If no warm process
+answers, one is started. If that fails, the caller starts the agent without one. This module uses the standard library
+only, because it is pickled by value into Spark's workers.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _LOOK = 0.1
 _MOST = 3
 
 
-#: Variables that may differ from run to run: they are read only after the fork, only by Spark, or not at all
-#: (``PYTEST_CURRENT_TEST``, which pytest writes for each test).
+#: Variables that may differ between runs that share a warm process. They are read only after the fork, only by Spark,
+#: or not at all (``PYTEST_CURRENT_TEST``, which pytest writes for each test).
 _VOLATILE = frozenset(
     {
         *environment.CONTRACT,
@@ -69,9 +69,11 @@ def from_warm(
     wanted: Callable[[], bool],
     importing: Callable[[str], None],
 ) -> tuple[Agent, socket.socket] | None:
-    """Return an agent forked by a warm process; ``None`` if that fails, or the agent is no longer wanted.
+    """Return an agent that a warm process has forked, and this process's end of the agent's control line.
 
-    If the warm process must not be forked, the agent is started without it and carries the reason as its note.
+    Return ``None`` if that fails, or if the agent is no longer wanted. If the warm process must not be forked, the
+    agent is started without it, and its note gives the reason. For the arguments, see
+    :func:`~distributor.hosting.host_node.start_agent`.
     """
     overlay = environment.overlay(os.environ, task_cpus, warmth["ranks_per_task"], warmth["spark_cpus"])
     environ = environment.apply(os.environ, overlay)
@@ -126,9 +128,10 @@ def _digest(values: list[object]) -> str:
 
 @contextmanager
 def _short(folder: str) -> Iterator[tuple[str, int]]:
-    """Yield a short path of a folder, and its descriptor.
+    """Yield a short path of a folder, and the folder's descriptor.
 
-    A socket's path may have at most 107 bytes (unix(7)); temporary folders in a cluster's containers can be longer.
+    A socket's path may have at most 107 bytes (unix(7)). Paths of temporary folders in a cluster's containers can be
+    longer.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -139,7 +142,7 @@ def _short(folder: str) -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def _locked(folder: str) -> Iterator[str]:
-    """Keep others from starting or ending the folder's warm process; yield a short path of the folder.
+    """Keep other processes from starting or ending the folder's warm process. Yield a short path of the folder.
 
     Raises:
         OSError: the folder has just been removed or replaced.
@@ -187,7 +190,7 @@ def _connect(folder: str) -> socket.socket:
 
 
 def _start(folder: str, short: str, root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]) -> None:
-    """Start a warm process for the folder; connections wait in its queue until it is ready."""
+    """Start a warm process for the folder. Connections wait in its queue until it is ready."""
     # Files of a previous warm process, which has ended or accepts no more requests.
     for name in ("socket", "importing", "ready", "owner", "pid"):
         with suppress(FileNotFoundError):
@@ -225,9 +228,9 @@ def _start(folder: str, short: str, root: str, owner: int, warmth: Warmth, envir
 
 
 def _retire_oldest(newest: str) -> None:
-    """End the oldest warm processes of this owner if there are too many.
+    """End the oldest warm processes of this owner if it has more than :data:`_MOST`.
 
-    A folder whose process was killed counts until it is removed.
+    The folder of a warm process that was killed also counts until it is removed.
     """
     owner = os.path.basename(newest).rpartition("-")[0]
     parent = os.path.dirname(newest)
@@ -254,9 +257,10 @@ def _ask(
     wanted: Callable[[], bool],
     importing: Callable[[str], None],
 ) -> tuple[bytes, int]:
-    """Ask a warm process for an agent; return its answer and the agent's process descriptor, or -1.
+    """Ask a warm process for an agent. Return its answer and the agent's process descriptor, or -1 without an agent.
 
-    A warm process that hangs is killed.
+    The warm process is killed if its imports take longer than :data:`_IMPORT_PATIENCE` seconds, or if it does not
+    answer within :data:`_PATIENCE` seconds once it is ready.
     """
     here = os.open(".", os.O_PATH | os.O_DIRECTORY)
     try:

@@ -1,4 +1,4 @@
-"""What is sent to executors: functions, modules, this package, project folders.
+"""Pack what is sent to executors: functions, modules, this package, project folders.
 
 This package runs on the driver, on nodes and in ranks.
 """

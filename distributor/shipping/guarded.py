@@ -1,4 +1,4 @@
-"""Call users' code with a time limit, for example to unpickle a value, so that the driver never waits forever."""
+"""Call users' code with a time limit, for example to unpickle a value, so that the driver never waits for ever."""
 
 from __future__ import annotations
 
@@ -34,20 +34,22 @@ class _Call(threading.Thread, Generic[T]):
             self.ended.set()
 
     def give_up(self) -> None:
-        """Make the thread end at its next line of Python. If it waits in C code, it ends once that code returns."""
+        """Make the thread end at its next line of Python. A thread in C code ends only once that code returns."""
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident or 0), ctypes.py_object(SystemExit))
 
 
 def guarded(call: Callable[[], T], patience: float, progress: Callable[[], object] = lambda: None) -> T:
-    """Make a call and return its result, or raise what it raises.
+    """Make a call in another thread, and give it up if it makes no progress.
+
+    Return the call's result, or raise what the call raises. If no thread can be started, make the call without a limit.
 
     Args:
-        call: the call. It runs in a separate thread.
+        call: the call.
         patience: number of seconds that the call may take without progress. An import of new modules is progress.
         progress: returns a value that changes as the call makes progress.
 
     Raises:
-        TimeoutError: the call made no progress for that time. Its thread ends as soon as it can.
+        TimeoutError: the call made no progress for ``patience`` seconds. Its thread ends as soon as it can.
 
     Example:
         >>> guarded(lambda: 6 * 7, 1.0)

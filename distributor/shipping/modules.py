@@ -39,7 +39,7 @@ def find(name: str, folders: Sequence[str] = ()) -> ModuleSpec | None:
         partial = ".".join(parts[:depth])
         try:
             found = _ask_finders(partial, path, folders)
-        except KeyError:  # a folder without __init__.py in a package: its path is unknown until the package is imported
+        except KeyError:  # a folder without __init__.py in a package has no known path until the package is imported
             return spec
         if found is None:
             return spec if spec is not None and _moves(spec) else None
@@ -103,7 +103,7 @@ def _changed(folder: str) -> float:
 
 
 def own_modules() -> list[ModuleType]:
-    """Return the loaded modules that the user wrote: those with a source file outside every installed package.
+    """Return the loaded modules that the user wrote: those with a file outside Python and all installed packages.
 
     ``__main__`` is left out, because cloudpickle always pickles it by value. This package is left out, because it is
     shipped separately.
@@ -129,7 +129,7 @@ def search_path() -> list[str]:
 
 
 def _ask_finders(name: str, path: Sequence[str] | None, folders: Sequence[str]) -> ModuleSpec | None:
-    """Ask all finders, as ``import`` does: packages installed in editable mode may have their own."""
+    """Ask all finders for a module, as ``import`` does. Packages installed in editable mode may have their own."""
     for finder in sys.meta_path:
         find_spec = getattr(finder, "find_spec", None)
         if find_spec is None:
@@ -142,7 +142,7 @@ def _ask_finders(name: str, path: Sequence[str] | None, folders: Sequence[str]) 
 
 
 def _moves(package: ModuleSpec) -> bool:
-    """Return whether a package may change where its modules are found when it is imported."""
+    """Return whether a package may change, when it is imported, where its modules are found."""
     try:
         with open(package.origin or "", encoding="utf-8", errors="replace") as file:
             return "__path__" in file.read()

@@ -1,4 +1,4 @@
-"""Pickle functions, values and exceptions. No other module pickles with the ``cloudpickle`` package.
+"""Pickle functions, values and exceptions. No other module uses the ``cloudpickle`` package for pickling.
 
 The training function is pickled on the driver. The user's own modules are pickled *by value*, because executors have no
 copy of them; installed packages are pickled by reference. Values and exceptions come back the same way.
@@ -30,7 +30,7 @@ _PROTOCOL = 5
 _VALUE_PATIENCE = 60.0
 _EXCEPTION_PATIENCE = 10.0
 
-#: Minimum number of bytes of a tensor's memory that is written directly. Torch's own method makes three copies of it.
+#: Minimum number of bytes of a tensor's memory for writing it directly. Torch's own method makes three copies of it.
 _LARGE_STORAGE = 64 << 10
 
 #: Guards cloudpickle's registry of modules, which all threads share.
@@ -47,7 +47,7 @@ def dump_function(
         by_value: whether to pickle the user's own modules by value; not needed where ranks can import them.
 
     Raises:
-        PayloadError: the call cannot be pickled; the text names the variable or argument at fault if one is found.
+        PayloadError: the call cannot be pickled. The text names the variable or argument at fault if one is found.
     """
     with _own_modules_by_value() if by_value else nullcontext():
         try:
@@ -80,13 +80,16 @@ def load_function(pickled: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], 
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return the name of a callable for messages; partials and instances have no name of their own."""
+    """Return the name of a callable for messages.
+
+    A partial is named after its function, and an instance after its class.
+    """
     inner = getattr(function, "func", function)
     return str(getattr(inner, "__qualname__", None) or type(inner).__qualname__)
 
 
 def dump_value(value: Any, file: BinaryIO) -> None:
-    """Stream a rank's return value to a file.
+    """Pickle a rank's return value into a file, piece by piece.
 
     Tensors on accelerators are moved to the CPU, because the driver may not have the device that the rank trained on.
     """
@@ -96,8 +99,8 @@ def dump_value(value: Any, file: BinaryIO) -> None:
 def dump_exception(error: BaseException) -> bytes | None:
     """Return the pickled exception, or ``None`` if it cannot be pickled and unpickled.
 
-    An exception whose ``__init__`` takes arguments other than ``args`` can be pickled but not unpickled, so both are
-    tried here.
+    An exception whose ``__init__`` takes arguments other than ``args`` can be pickled but not unpickled. This function
+    therefore tries both.
     """
     try:
         pickled: bytes = cloudpickle.dumps(error, protocol=_PROTOCOL)
@@ -108,7 +111,11 @@ def dump_exception(error: BaseException) -> bytes | None:
 
 
 def load_exception(pickled: bytes | None) -> BaseException | None:
-    """Unpickle an exception on the driver; return ``None`` if that fails, for example because a package is missing."""
+    """Unpickle an exception on the driver.
+
+    Return ``None`` if that fails, for example because a package is missing, or if it makes no progress for
+    :data:`_EXCEPTION_PATIENCE` seconds.
+    """
     if pickled is None:
         return None
     try:
@@ -122,7 +129,8 @@ def load_value(chunks: Sequence[bytes | memoryview], rank: int) -> Any:
     """Unpickle a rank's return value from the pieces in which it arrived.
 
     Raises:
-        ResultError: the driver cannot unpickle the value, typically because it lacks a package.
+        ResultError: the driver cannot unpickle the value, typically because it lacks a package, or unpickling makes no
+            progress for :data:`_VALUE_PATIENCE` seconds.
     """
     reader = _ChunkReader(chunks)
 
@@ -182,7 +190,7 @@ def _storage(content: bytearray, dtype: Any) -> Any:
 
 
 class _ChunkReader(io.RawIOBase):
-    """A file made of consecutive pieces, without a copy of them in one piece."""
+    """A readable file over consecutive pieces of bytes, which are not joined in memory."""
 
     def __init__(self, chunks: Sequence[bytes | memoryview]) -> None:
         self._chunks = chunks
@@ -225,7 +233,10 @@ def _own_modules_by_value() -> Iterator[None]:
 
 
 def _find_culprit(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, Any]:
-    """Return the description and value of the first variable, global, default or argument that cannot be pickled."""
+    """Find the first variable, global, default or argument of a call that cannot be pickled.
+
+    Return its description and its value; ``""`` and ``None`` if none is found.
+    """
     candidates: list[tuple[str, Any]] = []
     inner: Any = function
     while isinstance(inner, functools.partial):

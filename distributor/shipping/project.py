@@ -20,7 +20,7 @@ SKIPPED_DIRS = frozenset(
 )
 
 
-#: The code in a zip entry which says that its attributes are Unix attributes.
+#: The value of ``create_system`` that marks a zip entry's attributes as Unix attributes.
 _UNIX = 3
 
 
@@ -57,7 +57,7 @@ def pack_folder(
         folder: an existing folder.
         limit: maximum number of bytes of all files together.
         packed: called before each file with the number of bytes packed so far and the total number of bytes.
-        apart: the real path of a folder that is left out.
+        apart: the real path of a folder whose files are left out.
 
     Raises:
         PayloadError: the files exceed the limit (the text names the largest file), or a file name is not UTF-8.
@@ -110,7 +110,7 @@ def _size_of(path: Path) -> int:
 
 
 def unpack_folder(archive: bytes, folder: Path, *, keep: bool = False) -> None:
-    """Unpack what :func:`pack_folder` packed; also restore modes, times and links, which ``zipfile`` drops.
+    """Unpack what :func:`pack_folder` has packed. Restore modes, times and links too, which ``zipfile`` drops.
 
     Args:
         archive: the zip bytes.

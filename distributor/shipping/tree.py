@@ -1,4 +1,4 @@
-"""The files below a folder, as they are at one moment."""
+"""Find and describe the files below a folder, as they are at one moment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Stamp(NamedTuple):
 def stamps(folder: str, apart: Collection[str] = (), failed: list[OSError] | None = None) -> dict[str, Stamp]:
     """Return the stamps of all files below a folder, by relative path with slashes.
 
-    Left out are compiled Python files, folders that are never shipped
+    The following are left out: compiled Python files, folders that are never shipped
     (:data:`~distributor.shipping.project.SKIPPED_DIRS`), links to folders, and links that lead out of the folder.
 
     Args:
@@ -82,7 +82,7 @@ def _stamp(about: os.stat_result) -> Stamp:
 
 
 def describe(folder: str, path: str) -> Entry:
-    """Read a file and return its entry.
+    """Read a file, and return its description with a digest of its content.
 
     Raises:
         OSError: the file cannot be read.
