@@ -1,11 +1,11 @@
-"""Launch paths: pure decisions about how ranks are started.
+"""Launch paths, which decide how ranks are started. They have no side effects.
 
 Runs on the driver and on nodes; may import ``machine``. Users pass a path as ``launch=`` to ``Distributor``:
 
     from distributor.launch import Accelerate, DeepSpeed, Jax, Mpi, MpiEnv, Ray, TensorFlow, Torchrun
 
-A path with its own configuration or programs has a subpackage of its own, such as ``distributor.ray``. Its public name
-is loaded from there on first use.
+A path with a configuration or programs of its own has a subpackage, such as ``distributor.ray``. The path's public name
+is loaded from that subpackage on first use.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WHERE = {
     "Torchrun": "distributor.launch.torchrun",
 }
 
-#: Class names of the paths that work without options, by the string that ``launch=`` accepts for each.
+#: The strings that ``launch=`` accepts, each with the name of the class that it stands for.
 NAMES = {
     "torchrun": "Torchrun",
     "accelerate": "Accelerate",

@@ -18,7 +18,7 @@ class AccelerateRanks(BasePath):
 
     Attributes:
         config: path of the configuration on the driver; "" if there is none.
-        variables: names and values of the environment variables.
+        variables: names and values of the environment variables that ``accelerate launch`` would set.
     """
 
     name: ClassVar[str] = "accelerate"

@@ -1,6 +1,6 @@
 """The DeepSpeed path: torchrun's ranks, with the settings that DeepSpeed, Accelerate and Transformers read.
 
-Spark provides the nodes, so there is no ``deepspeed`` runner, no hostfile and no SSH.
+Spark provides the nodes, so this path needs no ``deepspeed`` runner, no hostfile and no SSH.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CONFIG, _GIVEN = "deepspeed.json", "deepspeed-given.json"
 #: The arguments that scripts get; see :class:`DeepspeedRanks`.
 ScriptArguments = Literal["deepspeed", "trainer", False]
 
-#: Match what argparse and Transformers' parser say about arguments that a script does not accept.
+#: Match the errors of argparse and of Transformers' parser about arguments that a script does not accept.
 _OPTION_UNKNOWN = re.compile(r"(unrecognized arguments:|not used by the HfArgumentParser:).*--deepspeed")
 _PATH_UNKNOWN = re.compile(rf"(unrecognized arguments:|not used by the HfArgumentParser:).*{_GIVEN}")
 
@@ -99,10 +99,11 @@ class DeepspeedRanks(BasePath):
 
 
 def _with_arguments(target: Target, kind: ScriptArguments, paths: Mapping[str, str]) -> Target:
-    """Append the arguments that give a script the configuration. A function has no command line.
+    """Append to a script's arguments those that name the configuration. A function has no command line.
 
-    ``deepspeed.add_config_arguments`` parses the arguments of DeepSpeed's own launcher, and
-    ``transformers.TrainingArguments`` the argument of the Trainer, which replaces each "auto" in the configuration.
+    ``deepspeed.add_config_arguments`` parses the arguments of the kind ``"deepspeed"``.
+    ``transformers.TrainingArguments`` parses the argument of the kind ``"trainer"``: Hugging Face's Trainer replaces
+    each "auto" in the configuration.
     """
     if isinstance(target, Function) or kind is False:
         return target
@@ -167,7 +168,9 @@ def _launcher_env(placement: Placement, node: Node) -> dict[str, str]:
 
 
 def _shared_memory(placement: Placement, node: Node) -> tuple[str, ...]:
-    """Return the files of shared memory (66 MiB per rank) that DeepSpeed's CPU ranks on one host never remove.
+    """Return the paths of the shared-memory files that DeepSpeed's CPU ranks leave behind, 66 MiB for each rank.
+
+    DeepSpeed uses such files only if all ranks are on one host.
 
     Source: ``deepspeed/ops/csrc/cpu/comm/shm.cpp``, ``shm_initialize``.
     """
@@ -180,7 +183,7 @@ def _shared_memory(placement: Placement, node: Node) -> tuple[str, ...]:
 def _libraries(asked: DeepspeedRanks, paths: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that ``accelerate launch --use_deepspeed --deepspeed_config_file`` sets.
 
-    Transformers reads the same variables.
+    Accelerate and Transformers read them.
 
     Source: ``accelerate/utils/launch.py``, ``prepare_deepspeed_cmd_env``.
     """

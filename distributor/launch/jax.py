@@ -1,4 +1,4 @@
-"""The JAX path: ranks that ``jax.distributed.initialize()`` connects without arguments."""
+"""The JAX path: ranks in which ``jax.distributed.initialize()`` needs no arguments."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from distributor.values.plan import Call, Plan, Site
 
 @dataclass(frozen=True)
 class Jax(BasePath):
-    """The launch path for JAX: ``jax.distributed.initialize()`` needs no arguments.
+    """The launch path for JAX. In its ranks, ``jax.distributed.initialize()`` needs no arguments.
 
-    JAX runs on CPUs, or on the one GPU of each rank. The coordinator listens on node 0's address only, at a port that
+    JAX runs on CPUs, or on the one GPU of each rank. JAX's coordinator listens on node 0's address only, at a port that
     is reserved in advance. ``preload=["jax"]`` makes later runs start in less than a second.
 
     Example:
@@ -39,13 +39,13 @@ class Jax(BasePath):
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         """Return the environment variables that all ranks get.
 
-        JAX's preemption service is switched off: it would handle SIGTERM, so ranks would not end on this signal.
+        They switch off JAX's preemption service. It would handle SIGTERM, so that ranks would not end on this signal.
         Source: ``jax/_src/distributed.py``.
         """
         return {"JAX_ENABLE_PREEMPTION_SERVICE": "false", **({} if use_gpu else {"JAX_PLATFORMS": "cpu"})}
 
     def advise(self, failure: Failure, job: Job) -> str:
-        """Return advice on a device that was used before JAX was initialized."""
+        """Return advice if JAX was used before ``jax.distributed.initialize()`` was called."""
         if "jax.distributed.initialize() must be called before" in failure.message:
             return "Call jax.distributed.initialize() first, before you import modules that use JAX"
         return ""

@@ -16,7 +16,7 @@ from distributor.values.plan import Call, Companion, Plan, Site
 
 @dataclass(frozen=True)
 class MpiNodes(BasePath):
-    """Torchrun's ranks that are also MPI processes.
+    """Torchrun's ranks, which are also MPI processes.
 
     Attributes:
         secret: the secret from which the run's keys are made. A process without these keys cannot join.
@@ -42,7 +42,7 @@ class MpiNodes(BasePath):
         return ""
 
     def plan(self, site: Site) -> Plan:
-        """Return the plan of one node. A companion runs MPI's process manager, and gives each rank its place."""
+        """Return the plan of one node. A companion runs MPI's process manager, and gives each rank its place in MPI."""
         plan, node, head, nodes = Torchrun().plan(site), site.node, site.placement.master, site.placement.nodes
         run = site.job.run_id
         lines = [key(self.secret, run, str(site.attempt), str(each.node_rank))[:16] for each in nodes]

@@ -1,4 +1,4 @@
-"""The MPI-environment path: torchrun's ranks, with the variables that Open MPI's launcher would set. No MPI starts."""
+"""The MPI-environment path: torchrun's ranks, with Open MPI's environment variables. No MPI is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Decide, from the facts of all tasks, which rank runs where. Pure functions: every node gets the same answer."""
+"""Decide, from the facts of all tasks, which rank runs where.
+
+These functions have no side effects, so that every node gets the same answer.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,14 @@ from distributor.values.placement import Node, NodeFacts, Numbering, Placement
 def place(facts: Sequence[NodeFacts], job: Job) -> Placement:
     """Merge the tasks of each executor into one node, and number nodes and ranks.
 
-    Nodes are ordered by their lowest partition. Ranks are contiguous on a node, so
-    ``RANK = (number of ranks on earlier nodes) + LOCAL_RANK``, as torchrun numbers them.
+    Nodes are ordered by their lowest partition; with ``local_ranks="host"``, the nodes of a host are neighbours. Ranks
+    are contiguous on a node, so ``RANK = (number of ranks on earlier nodes) + (number of the rank on its node)``, as
+    torchrun numbers them.
 
     Args:
         facts: one entry per task, in any order.
-        job: the job, for the number of ranks per task, their GPUs, the maximum number of ranks of a node, and whether
-            the launch path runs the target only once.
+        job: the job. It says how many ranks a task and a node may have, how many GPUs a rank needs, and whether the
+            launch path runs the target only once.
 
     Raises:
         ResourceError: two ranks would share a device, a task has fewer GPUs than its ranks need, or a node has more
@@ -68,7 +72,7 @@ def place(facts: Sequence[NodeFacts], job: Job) -> Placement:
 
 
 def _ordered(facts: Sequence[NodeFacts], *, by_host: bool) -> list[NodeFacts]:
-    """Return facts in the order of their partitions; with ``by_host``, grouped by host."""
+    """Return facts in the order of their partitions. With ``by_host``, facts of the same host follow each other."""
     ordered = sorted(facts, key=lambda fact: fact.partition)
     if not by_host:
         return ordered
@@ -82,7 +86,7 @@ def _host(fact: NodeFacts) -> str:
 
 
 def _numbered_by_host(nodes: Sequence[Node], hosts: Sequence[str]) -> list[Node]:
-    """Number the ranks of all nodes on one host together.
+    """Number the ranks of each host together, from 0, across all nodes on the host.
 
     Args:
         nodes: all nodes, grouped by host.
@@ -109,7 +113,11 @@ def with_port(placement: Placement, port: int) -> Placement:
 
 
 def _node_gpus(tasks: Sequence[NodeFacts], job: Job) -> tuple[str, ...]:
-    """Return the devices of a node in the order in which its ranks see them (see ``Node``)."""
+    """Return the devices of a node in the order in which its ranks see them, as ``Node.gpus`` requires.
+
+    Raises:
+        ResourceError: a task has fewer GPUs than its ranks need.
+    """
     by_rank: list[tuple[str, ...]] = []
     needed = job.ranks_per_task * job.resources.gpus_each
     for task in tasks:
@@ -129,7 +137,13 @@ def _node_gpus(tasks: Sequence[NodeFacts], job: Job) -> tuple[str, ...]:
 
 
 def _refuse_shared_gpus(nodes: Sequence[Node], machines: Sequence[str]) -> None:
-    """Raise an error if two ranks share a GPU: NCCL's first collective would hang, or they would run out of memory."""
+    """Raise an error if two ranks would share a GPU.
+
+    Otherwise, NCCL's first collective would hang, or the ranks would run out of memory.
+
+    Raises:
+        ResourceError: two ranks would share a GPU.
+    """
     owners: dict[tuple[str, str], int] = {}
     for node, machine in zip(nodes, machines):
         for index, gpu in enumerate(node.gpus):

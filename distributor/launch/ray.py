@@ -14,8 +14,8 @@ from distributor.values.launch import BasePath, key
 from distributor.values.placement import Node
 from distributor.values.plan import Companion, Plan, Site
 
-#: Maximum length of a folder's path with which Ray's sockets still have valid names (unix(7): 107 bytes). Ray appends
-#: ``session_2026-11-23_20-25-42_123456_1234567/sockets/plasma_store``.
+#: Maximum length of the path of Ray's folder. The paths of Ray's sockets may have 107 bytes (unix(7)), and Ray appends
+#: names such as ``session_2026-11-23_20-25-42_123456_1234567/sockets/plasma_store``.
 _LONGEST = 42
 
 
@@ -74,9 +74,9 @@ class RayNodes(BasePath):
         return (f"--num-cpus={tasks * node.task_cpus}", f"--num-gpus={len(node.gpus)}", *sizes)
 
     def _temporary(self, site: Site) -> str:
-        """Return the folder for Ray's files: in the node's folder, or elsewhere if names of sockets would be too long.
+        """Return the folder for Ray's files: in the node's folder, or in ``/tmp`` if sockets' paths would be too long.
 
-        Other users cannot guess its name, so they cannot create it first.
+        Other users cannot guess the name in ``/tmp``, so they cannot create the folder first.
         """
         inside = os.path.join(site.folder, "ray")
         if len(inside) <= _LONGEST:
@@ -86,7 +86,10 @@ class RayNodes(BasePath):
 
 
 def _places(node: Node, head: Node, port: int, client_port: int, temporary: str) -> tuple[str, ...]:
-    """Return the arguments of ``ray start`` that say where a node listens. The system chooses all other ports."""
+    """Return the arguments of ``ray start`` with a node's addresses, ports and folder.
+
+    The operating system chooses all ports that are not reserved.
+    """
     role: tuple[str, ...] = (f"--address={wording.address(head.address, port)}",)
     if node == head:
         role = (

@@ -22,7 +22,7 @@ from distributor.values.plan import Plan, Site
 
 @dataclass(frozen=True)
 class Task:
-    """A rank in TensorFlow's terms: a kind of task, and a number among the tasks of that kind."""
+    """A rank in TensorFlow's terms: the kind of its task, and its number among the tasks of that kind."""
 
     kind: str
     index: int
@@ -32,10 +32,11 @@ class Task:
 class TensorFlow(BasePath):
     """The launch path for TensorFlow: ``TF_CONFIG`` describes the cluster and each process's task in it.
 
-    Without parameter servers, all processes are workers, for ``MultiWorkerMirroredStrategy``; worker 0 is rank 0. With
-    parameter servers, rank 0 is the chief, which runs ``ParameterServerStrategy``; the next ranks are the workers and
-    the servers, which run ``tf.distribute.Server(...).join()``. Workers and servers never end by themselves: the run
-    stops them, and succeeds, once the chief and the evaluator have succeeded.
+    Without parameter servers, all processes are workers, for ``MultiWorkerMirroredStrategy``. Worker 0 is rank 0.
+
+    With parameter servers, rank 0 is the chief, which runs ``ParameterServerStrategy``. The next ranks are the workers
+    and then the servers, which run ``tf.distribute.Server(...).join()``. Workers and servers never end by themselves.
+    Once the chief and the evaluator have succeeded, the run stops them, and succeeds.
 
     Args:
         parameter_servers: number of processes that are parameter servers.
@@ -76,12 +77,12 @@ class TensorFlow(BasePath):
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         """Return the environment variables that all ranks get.
 
-        Without GPUs, the variable hides TensorFlow's messages, such as errors about the missing CUDA driver.
+        Without GPUs, a variable hides TensorFlow's own messages, such as errors about the missing CUDA driver.
         """
         return {} if use_gpu else {"TF_CPP_MIN_LOG_LEVEL": "3"}
 
     def advise(self, failure: Failure, job: Job) -> str:
-        """Return advice on Keras 3, which does not train with these strategies."""
+        """Return advice if Keras 3 is used, which does not train with strategies of several processes."""
         text = f"{failure.message}\n{failure.traceback}"
         if "keras/src/" in text and "tf_keras" not in text and job.resources.num_processes > 1:
             return (

@@ -16,7 +16,7 @@ from distributor.values.plan import Plan, Site
 
 @dataclass(frozen=True)
 class Torchrun(BasePath):
-    """Ranks that meet at the store of torch's elastic agent on node 0."""
+    """Ranks with torchrun's environment variables. They meet at the store of torch's elastic agent on node 0."""
 
     name: ClassVar[str] = "torchrun"
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({})
@@ -29,8 +29,8 @@ class Torchrun(BasePath):
         """Return the environment variables that all ranks get.
 
         On CPUs, ranks get the variable that ``accelerate launch --cpu`` sets (``accelerate/utils/launch.py``). Without
-        it, Accelerate and Transformers train in each rank alone. The DeepSpeed path does not set it, because these
-        libraries would then not use DeepSpeed.
+        it, Accelerate and Transformers would train in each rank alone. The DeepSpeed path does not set it, because
+        these libraries would then not use DeepSpeed.
         """
         return {} if use_gpu else {"ACCELERATE_USE_CPU": "true"}
 
