@@ -1,7 +1,8 @@
-"""Whether the ranks of a node are active, and what each of them is doing.
+"""Find out whether the ranks of a node are active, and what each of them is doing.
 
-A rank counts as active if it writes output or if its processes use CPU time. On a signal, faulthandler writes the
-rank's stacks, even while the rank waits in C code, whether or not it holds the GIL.
+A rank counts as active if it writes output or if its processes use CPU time. To show what it is doing, a rank writes
+its stacks when it gets a signal. Python's ``faulthandler`` does this even while the rank waits in C code, whether or
+not it holds the GIL.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from distributor.values.layout import ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL
 #: Maximum number of bytes of stacks that one rank sends.
 _MAX_STACKS = 256 << 10
 
-#: The share of one CPU below which a rank counts as idle. Threads that only poll use less.
+#: The share of one CPU up to which a rank counts as idle. Threads that only poll use less.
 _IDLE_SHARE = 0.02
 
 #: Number of seconds between checks of a rank's stacks file.
 _LOOK = 0.02
 
-#: Number of seconds for which an order to stop waits for stacks that were requested before it.
+#: Number of seconds for which an order to stop is delayed while stacks that were requested before are missing.
 _LAST_WORDS = 0.3
 
 

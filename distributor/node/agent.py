@@ -1,9 +1,9 @@
 """The agent: the process that runs one node, from placing the ranks to reporting their outcomes.
 
-The agent uses neither Spark nor torch. Its owner, the process that starts it (a Spark task's Python worker, or the
-driver in local mode), holds the other end of its control line. The agent gives the launcher its order, and passes on
-the ranks' log lines and the driver's orders. At the end it leaves nothing behind: no process of the node, and no file
-once its owner has read the outcomes.
+The agent uses neither Spark nor torch. Its owner is the process that has started it: a Spark task's Python worker, or
+the driver in local mode. The owner holds the other end of the agent's control line. The agent gives the launcher its
+order, and passes on the ranks' log lines and the driver's orders. At the end, it leaves no process of the node behind
+and, once its owner has read the outcomes, no file.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from distributor.values.plan import AgentOrder, Site
 
 
 def main(owner_pid: str, *inherited: str) -> None:
-    """Become the guard, and run the agent in a fork: ``main("4711", "control=3", "channel=5")`` (entry point).
+    """Make this process the guard, and run the agent in a fork of it (entry point).
 
     Args:
-        owner_pid: pid of the agent's owner.
-        *inherited: names and descriptors of the agent's sockets.
+        owner_pid: pid of the agent's owner, such as ``"4711"``.
+        *inherited: names and descriptors of the agent's sockets, such as ``"control=3"``.
     """
     descriptors = {name: int(number) for name, _, number in (item.partition("=") for item in inherited)}
     guard.fork("agent", "guard", descriptors.values())
@@ -53,7 +53,13 @@ def main(owner_pid: str, *inherited: str) -> None:
 
 
 def serve(sockets: Mapping[str, socket.socket], owner_pid: int, notes: list[str]) -> None:
-    """Run the agent in a fork of a warm process. The launcher is forked first, before this process has threads."""
+    """Run the agent in this fork of a warm process. The launcher is forked first, before this process has threads.
+
+    Args:
+        sockets: the agent's sockets, by name.
+        owner_pid: pid of the agent's owner.
+        notes: warnings for the user.
+    """
     _run(sockets, owner_pid, launching.fork(sockets, owner_pid), notes)
 
 
@@ -182,7 +188,12 @@ class _Agent:
         return attempt
 
     def _place(self) -> tuple[Placement, Node]:
-        """Return the placement and this node's part of it. Conflicts raise errors; lesser problems become warnings."""
+        """Return the placement and this node's part of it. Add warnings about versions and limits.
+
+        Raises:
+            StartError: the versions of Python or of packages on the hosts do not fit each other.
+            ResourceError: the ranks cannot be placed.
+        """
         job, facts = self._job, [NodeFacts.from_json(fact) for fact in self._order.facts]
         if (conflict := versions.conflict(job.versions, facts)) is not None:
             raise errors.StartError(conflict)
@@ -194,7 +205,7 @@ class _Agent:
         return who, node
 
     def _site(self) -> Site:
-        """Return all that is known about this node."""
+        """Return everything known about this node, for its plan."""
         who, node = self._place()
         interface, warning = network.interface_towards(node.address, [other.address for other in who.nodes])
         self._notes.warnings += [warning] if warning is not None else []
@@ -276,7 +287,7 @@ class _Agent:
         return messages.Beat(0) if self._attempt is None else self._attempt.status()
 
     def on_driver_lost(self) -> None:
-        """Stop sending logs, as the channel is gone for good. Outside local mode, stop the ranks too."""
+        """Stop sending logs, because the channel is gone for good. Outside local mode, stop the ranks too."""
         self._restarts.end()
         if self._logs is not None:
             self._logs.stop_shipping()
@@ -292,7 +303,7 @@ class _Agent:
             self._files.on_owner_gone()
 
     def _on_control(self) -> None:
-        """Treat the control line as closed: after the first message, only its end can arrive."""
+        """Note that the owner is gone. After its first message, only the end of the control line can arrive."""
         asyncio.get_running_loop().remove_reader(self._control)
         self._on_owner_gone()
 
@@ -300,8 +311,8 @@ class _Agent:
 def _watch_process(loop: asyncio.AbstractEventLoop, pid: int, callback: Any) -> int | None:
     """Call a function when a process ends, and return the process descriptor that is watched.
 
-    Returns ``None`` in two cases: if the process has already ended, in which case the callback runs at once; and if the
-    kernel has no process descriptors, in which case only the end of the control line shows that the process has ended.
+    If the process has already ended, call the function soon, and return ``None``. If the kernel has no process
+    descriptors, return ``None`` too. In that case, only the end of the control line shows that the process has ended.
     """
     try:
         descriptor = processes.pidfd_open(pid)

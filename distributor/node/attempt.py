@@ -30,7 +30,8 @@ from distributor.values.plan import NodeOrder
 #: Number of seconds after the grace period until a launcher that has not stopped its ranks is killed.
 _STOP_MARGIN = 3.0
 
-#: If the owner is gone and this node's ranks have succeeded: number of seconds that ranks of other nodes have to do so.
+#: If the owner is gone and this node's ranks have succeeded: number of seconds that the ranks of other nodes still have
+#: to succeed.
 _OTHERS_PATIENCE = 10.0
 
 #: Number of seconds that the launcher may take to report the end of a rank.
@@ -49,10 +50,11 @@ class Assignment:
 
     Attributes:
         order: the launcher's order.
-        store: a listening socket for the rendezvous store. Only node 0 uses it. It is closed when the launcher starts.
+        store: a listening socket for the rendezvous store. Only node 0 uses it. The agent's copy is closed when the
+            launcher starts.
         shipped: the path of each shipped file on this node and on the driver.
         watch: whether to measure how active the ranks are.
-        spare: whether the launcher keeps a spare for another attempt.
+        spare: whether the launcher forks a spare, the launcher of a possible next attempt.
     """
 
     order: NodeOrder
@@ -64,7 +66,7 @@ class Assignment:
 
 @dataclass
 class Notes:
-    """What a node notes for its report: times of events, warnings, and why it stopped its ranks without an order."""
+    """Notes for a node's report: times of events, warnings, and why the node stopped its ranks without an order."""
 
     times: dict[str, float]
     warnings: list[str] = field(default_factory=list)
@@ -241,13 +243,19 @@ class Attempt:
             self._dumps.ask(order, self._ranks.alive_pids, self._ranks.exits)
 
     def give_up(self, why: str) -> None:
-        """Stop living ranks without an order from the driver. ``why`` completes the sentence "the node on HOST ..."."""
+        """Stop living ranks without an order from the driver. If this node has no ranks, stop its companions.
+
+        Args:
+            why: the reason. It completes the sentence "the node on HOST ...".
+        """
         if self._ranks.alive or (self._has_no_ranks and self._ranks.started and not self._has_ended):
             self._notes.gave_up = why
             self.stop()
 
     def on_owner_gone(self) -> bool:
-        """Stop the ranks. If all of them have succeeded, give the ranks of other nodes a little time to succeed too.
+        """Stop the ranks, since nobody waits for their results, unless all of them have succeeded.
+
+        If they have, give the ranks of other nodes :data:`_OTHERS_PATIENCE` seconds to succeed too.
 
         Returns:
             Whether the attempt can still succeed, or has succeeded.
@@ -277,9 +285,10 @@ class Attempt:
     def stop(self, *, grace: bool = True) -> None:
         """Make the launcher stop its ranks within the grace period. Without grace, or if all ranks have ended, kill it.
 
-        The launcher may have started ranks that this agent has not heard of. It knows whether they get a grace period.
-        The companions of a node without ranks serve ranks of other nodes, which may need them in order to save. They
-        stay until the launcher hears that the other nodes have ended, or until the grace period is over.
+        The launcher decides whether ranks get a grace period, since it may have started ranks that this agent has not
+        heard of. The companions of a node without ranks serve ranks of other nodes, which may need the companions in
+        order to save. Such companions stay until the launcher hears that the other nodes have ended, or until the grace
+        period is over.
         """
         if self._stopping and grace:
             return
@@ -298,14 +307,18 @@ class Attempt:
             self._launcher.kill()
 
     def _on_companion_death(self, code: int, text: str) -> None:
-        """End the attempt, unless the companion has done its part, which the launcher's next reports may show."""
+        """End the attempt because a companion has ended, unless it was no longer needed.
+
+        A companion may end with code 0 just after the last rank. The launcher then has :data:`_NEWS` seconds to report
+        the end of that rank.
+        """
         if code == 0 and not self._has_no_ranks and self._ranks.alive:
             asyncio.get_running_loop().call_later(_NEWS, self._miss_companion, code, text)
         else:
             self._miss_companion(code, text)
 
     def _miss_companion(self, code: int, text: str) -> None:
-        """End the attempt, unless it is ending already, or the companion has done its part."""
+        """End the attempt, unless it is ending already, or the companion has ended with code 0 after all ranks."""
         ranks = self._ranks
         done = code == 0 and not self._has_no_ranks and ranks.started and not ranks.alive
         if not (self._stopping or ranks.failed or ranks.passed or done):
@@ -331,7 +344,7 @@ class Attempt:
             )
 
     def _had_grace(self, exit: messages.RankExited) -> bool:
-        """Return whether a stopped rank lived through the grace period. A rank that has not begun gets none."""
+        """Return whether a stopped rank lived through the grace period. A rank that had not begun gets none."""
         return exit.stopped is not None and exit.moment - exit.stopped >= self._order.grace_period
 
     def _endings(self, stopped: bool, oom: bool) -> tuple[tuple[Outcome, ...], dict[int, bytes]]:
@@ -351,7 +364,7 @@ class Attempt:
 
 
 async def _reap_orphans(own: Collection[int]) -> None:
-    """Reap adopted processes as they end, since they would otherwise stay zombies. Leave the agent's children alone."""
+    """Reap adopted processes as they end, since they would otherwise stay zombies. Do not reap ``own`` processes."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGCHLD, processes.reap, own)
     try:

@@ -1,4 +1,4 @@
-"""Carriers: the ways in which new files of ranks are copied to ``output_dir``. Their methods block."""
+"""Carriers, which copy new files of ranks to ``output_dir``, each in another way. Their methods block."""
 
 from __future__ import annotations
 
@@ -57,7 +57,11 @@ class Carrier(Protocol):
         """
 
     def settle(self, entry: Entry, name: str) -> bool:
-        """Tell the driver about an uploaded file. Return whether the driver now knows of it.
+        """Tell the driver about an uploaded file. Return whether the driver now knows of the file.
+
+        Args:
+            entry: the file.
+            name: the name of its uploaded copy, as :meth:`carry` has returned it.
 
         Raises:
             RefusedError: the driver refuses the file, for the reason in the text.
@@ -97,7 +101,7 @@ def choose(job: Job, order: AgentOrder, link: DriverLink, node_rank: int, enviro
 
 
 def uploads_of(carrier: Carrier | None) -> Uploads | None:
-    """Return the uploads of a carrier that copies files to a URL; ``None`` for other carriers."""
+    """Return the object through which a carrier copies files to a URL; ``None`` for other carriers."""
     place = carrier.place if isinstance(carrier, (ToUrl, Direct)) else None
     return place if isinstance(place, Uploads) else None
 

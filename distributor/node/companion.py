@@ -1,4 +1,4 @@
-"""The process of a companion (entry point): it calls the companion's function, and ends when its agent ends."""
+"""The process of a companion. It calls the companion's function, and ends when its agent ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distributor.values.plan import CompanionOrder
 
 
 def main(path: str, agent_pid: str, ready: str) -> None:
-    """Run the companion that an order describes.
+    """Run the companion that an order describes (entry point).
 
     Args:
         path: path of the pickled order.

@@ -1,4 +1,7 @@
-"""The companions of an attempt as its agent sees them: started before the ranks, watched with and ended after them."""
+"""The companions of an attempt as its agent sees them.
+
+The agent starts them before the ranks, watches them while the ranks run, and ends them after the ranks.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _TAIL_BYTES, _TAIL_LINES = 8 << 10, 20
 
 @dataclass
 class _Started:
-    """A companion's process and its process descriptor; whether it has said that it is ready; whether it has ended."""
+    """A companion's process with its process descriptor, and whether it has said that it is ready or has ended."""
 
     companion: Companion
     process: subprocess.Popen[bytes]
@@ -51,7 +54,9 @@ class Companions:
         self._stopping = False
 
     async def start(self, own: set[int]) -> bool:
-        """Start the companions. Return whether all are ready; ``False`` as soon as one has ended, or if interrupted.
+        """Start the companions, and wait until all are ready.
+
+        Return ``True`` once all are ready. Return ``False`` as soon as one has ended, or :meth:`interrupt` is called.
 
         Args:
             own: gets the pids of the companions, which only this object may reap.
@@ -71,7 +76,7 @@ class Companions:
         self._changed.set()
 
     async def stop(self) -> None:
-        """End the companions: SIGTERM, then SIGKILL for those that have not ended some seconds later."""
+        """End the companions with SIGTERM, and with SIGKILL if they have not ended :data:`_PATIENCE` seconds later."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             self.send_signal(number)
             with suppress(TimeoutError):
@@ -80,14 +85,14 @@ class Companions:
                         await self._change()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal to the companions. From now on, do not report companions that end."""
+        """Send a signal to the companions. From now on, the end of a companion is no error."""
         self._stopping = True
         for each in self._started:
             if not each.ended:
                 each.process.send_signal(number)
 
     async def _change(self) -> None:
-        """Wait until a companion is ready or has ended, or until interrupted."""
+        """Wait until a companion is ready or has ended, or until :meth:`interrupt` is called."""
         self._changed.clear()
         await self._changed.wait()
 

@@ -1,4 +1,4 @@
-"""An agent's link to the driver, over the channel. A run may have no channel."""
+"""An agent's link to the driver over the channel. A run may have no channel, in which case nothing is sent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from distributor.values.plan import AgentOrder, Endpoint
 #: Maximum number of seconds between heartbeats. Several heartbeats must fit into each time-out that depends on them.
 _BEAT_INTERVAL = 5.0
 
-#: Number of seconds that an agent whose owner is gone waits for a driver that may be gone too.
+#: Number of seconds that an agent whose owner is gone waits for the driver, which may be gone too.
 _ORPHAN_PATIENCE = 3.0
 
 T = TypeVar("T")
@@ -142,7 +142,7 @@ class DriverLink:
         self.tell(messages.Importing(self._order.executor, len(self._nodes), module))
 
     def warn(self, host: str, texts: list[str]) -> None:
-        """Send warnings, if there are any."""
+        """Send warnings about the node on a host. Do nothing if there are none."""
         if texts:
             self.tell(messages.Warnings(host, tuple(texts)))
 
@@ -174,10 +174,11 @@ class DriverLink:
         return bye is not None and bye.failed
 
     async def unless_orphaned(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Wait for work that needs the driver, but only briefly once the owner is gone: the driver may be gone too.
+        """Wait for work that needs the driver, and return its result.
 
-        If the ranks have succeeded, however, wait as long as the channel is up: without the owner, their results can
-        only travel over the channel.
+        Once the owner is gone, the driver may be gone too. From then on, wait for :data:`_ORPHAN_PATIENCE` seconds,
+        then give up the work and return ``None``. If the ranks have succeeded, however, wait as long as the channel is
+        up. Without the owner, their results can only travel over the channel.
         """
         working, orphaned = asyncio.ensure_future(work), asyncio.ensure_future(self._orphaned.wait())
         await asyncio.wait({working, orphaned}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,7 @@
 """Find new files in the ranks' current directory, and copy them to ``output_dir``.
 
-A file is copied once no process of the node has it open for writing, and again if it changes. The directory is polled:
-inotify does not work on network file systems, and other processes may use up its limits.
+A file is copied once no process of the node has it open for writing, and again if it changes. The directory is polled,
+because inotify does not work on network file systems, and other processes may use up its limits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from distributor.values.messages import FileLeft
 from distributor.values.placement import Node
 from distributor.values.plan import AgentOrder
 
-#: Number of seconds between two scans of the directory, or 50 times the duration of the last scan if that is longer.
+#: Number of seconds between two scans of the directory. If this multiple of the last scan's duration is longer, that
+#: is used instead.
 _INTERVAL = 0.5
 _SHARE = 50
 
@@ -40,10 +41,10 @@ _SHARE = 50
 _AGAIN = 5.0
 _REFUSED = 30.0
 
-#: The pause until a file is copied again lasts at least this many times as long as the last copy.
+#: Before a file is copied again, the pause is at least this number of times as long as the last copy took.
 _PATIENCE = 5
 
-#: Number of files in one round that fail for lack of a connection before the other files wait for the next round.
+#: Number of files in one round that may fail for lack of a connection. After that, all others wait for the next round.
 _UNREACHED = 3
 
 #: Maximum number of bytes of files that all nodes together send through Spark if they cannot reach the driver.
@@ -70,12 +71,12 @@ class Watched:
 
 @dataclass
 class _Books:
-    """The state of files, by path.
+    """What is known about the files in the directory, by path.
 
     Attributes:
         known: the stamps of files when the watch began or when they were last copied.
         brought: the files that were copied.
-        again: when a file may be copied again.
+        again: when a file may be copied again, as ``time.monotonic()``.
         failed: why a file could not be copied.
         unsettled: the uploaded files that the driver does not know of yet, with their temporary names.
     """
@@ -104,12 +105,12 @@ class _Books:
 
 
 class Files:
-    """Copies the new files of a node's ranks. Blocking work happens in a thread.
+    """Watches a directory, and copies the new files of a node's ranks. Another thread does all work that blocks.
 
     Args:
         watched: the directory to watch.
         known: the stamps of the files that are not new, unless they change.
-        carrier: copies files; ``None`` if new files are lost with the node, in which case the user is warned.
+        carrier: copies files; ``None`` if new files are lost with the node. In that case, the user is warned.
         tell: shows a warning about this node.
         pids: returns the pids of the node's ranks, by local rank.
         through_spark: number of bytes that this node may send through Spark.
@@ -175,7 +176,10 @@ class Files:
         self.close()
 
     def on_owner_gone(self) -> None:
-        """Copy no more files, unless they go to the driver: such copies end with the driver anyway."""
+        """Copy no more files, since the owner is gone. Files that are sent to the driver are still copied.
+
+        Sending them ends with the driver anyway.
+        """
         if self._carrier is not None and not self._carrier.through_spark:
             self.give_up()
 
@@ -188,7 +192,7 @@ class Files:
         self._loop.call_soon_threadsafe(self._tell, text)
 
     def _look(self) -> float | None:
-        """Look for new files once, and copy them.
+        """Search for new files once, and copy them.
 
         Returns:
             The number of seconds that the search took, or ``None`` if no further search is needed.
@@ -309,7 +313,7 @@ class Files:
             self._tell_soon(f"could not copy {what}: {self._books.failed[failed[0]]}")
 
     def _to_spark(self, paths: Iterable[str]) -> list[FileLeft]:
-        """Return the files that may go through Spark, and warn about the others."""
+        """Return the files that may go through Spark, up to the limit in bytes. Warn about the others."""
         left, lost, free = [], [], self._through_spark
         for path in paths:
             source = os.path.join(self._watched.folder, path)
@@ -334,7 +338,7 @@ class Files:
         return left
 
     def _warn(self, path: str) -> None:
-        """Warn the user that new files are lost with the node."""
+        """Warn the user that new files are lost with the node, such as the file at ``path``."""
         self._books.brought.add(path)
         self._tell_soon(
             f"removes new files of its ranks when the run ends: {self._writer(path)} wrote {path!r}. Pass output_dir= "

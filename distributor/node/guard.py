@@ -1,9 +1,11 @@
-"""The guard: the parent of an agent or a warm process. It cleans up after this *charge*, however the charge ends.
+"""The guard: the parent of an agent or a warm process, its *charge*. It cleans up after the charge, however that ends.
 
 An agent ends its node's processes itself, unless it is killed. In that case, the kernel gives the remaining processes
-to the guard (PR_SET_CHILD_SUBREAPER), whatever their session and environment, and the guard kills them. The guard of a
-warm process also ends it when its owner or its folder is gone, which a process that is importing does not notice. A
-guard needs little memory: it forks its charge before torch is imported.
+to the guard (PR_SET_CHILD_SUBREAPER), whatever their session and environment, and the guard kills them.
+
+The guard of a warm process also ends the warm process when its owner or its folder is gone. A warm process that is
+importing modules does not notice this itself. A guard needs little memory, because it forks its charge before torch is
+imported.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from contextlib import suppress
 
 from distributor.machine import bootstrap, processes
 
-#: Number of seconds between checks of what no signal announces: the owner, the folder, the orphans of an agent.
+#: Number of seconds between checks of the owner, the folder and the orphans of an agent, which no signal announces.
 _LOOK = 1.0
 
 #: Number of seconds between two rounds of kills.
@@ -27,7 +29,7 @@ _NEXT_ROUND = 0.05
 #: Number of seconds that a warm process has to end by itself once its owner has ended.
 _PATIENCE = 1.0
 
-#: Number of seconds that the guard waits for killed processes. Those in uninterruptible sleep may end later.
+#: Number of seconds that the guard waits for killed processes to end. Those in uninterruptible sleep may end later.
 _KILL_PATIENCE = 10.0
 
 #: Signals that the guard waits for. All but SIGCHLD end the charge.
@@ -35,7 +37,7 @@ _AWAITED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def fork(shown: str, instead: str, close: Iterable[int], owner: int | None = None, folder: str | None = None) -> None:
-    """Fork the charge, and return in it. The calling process becomes the guard, and does not return.
+    """Fork the charge. The call returns in the charge only, because the calling process becomes the guard.
 
     Args:
         shown: the command-line arguments of this process that the guard must not show; see
@@ -43,7 +45,7 @@ def fork(shown: str, instead: str, close: Iterable[int], owner: int | None = Non
         instead: the arguments that the guard shows in place of them.
         close: descriptors of the charge's sockets, which must close when the charge ends.
         owner: pid of the owner, for a warm process.
-        folder: the folder, for a warm process.
+        folder: the warm process's folder, for a warm process.
     """
     processes.adopt_orphans()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
@@ -102,7 +104,7 @@ class _Guard:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _reap(self) -> bool:
-        """Reap all children that have ended. Return whether the kernel knows of other children."""
+        """Reap all children that have ended. Return whether there are other children."""
         with suppress(ChildProcessError):
             while ended := os.waitpid(-1, os.WNOHANG)[0]:
                 if ended == self._charge:
@@ -150,7 +152,7 @@ class _Owner:
             self._descriptor = processes.pidfd_open(pid)
         except ProcessLookupError:
             self._since = time.monotonic()
-        except OSError:  # the kernel has no process descriptors: the warm process says so itself
+        except OSError:  # the kernel has no process descriptors, so the warm process ends with an error by itself
             pass
 
     @property

@@ -19,12 +19,12 @@ from distributor.values.messages import Finished, Sent
 from distributor.values.outcome import NodeReport
 from distributor.values.plan import AgentOrder
 
-#: Maximum number of bytes of return values in a node's message. Other values are sent over separate connections.
+#: Maximum number of bytes of return values in a node's message. Further values are sent over separate connections.
 _INLINE = 5 << 19
 
 
 class Handover:
-    """Sends what a node's ranks return to the driver.
+    """Sends to the driver what a node's ranks have returned.
 
     Args:
         order: the agent's order.
@@ -39,7 +39,7 @@ class Handover:
         self._following: tuple[int, ...] = ()
 
     def announce(self, report: NodeReport, values: Mapping[int, bytes | str]) -> None:
-        """Tell the driver how the ranks have ended, and send their small return values.
+        """Tell the driver how the ranks have ended, and send their small return values. Without a channel, do nothing.
 
         Args:
             report: the node's report.
@@ -56,8 +56,8 @@ class Handover:
         """Send the values that :meth:`announce` has left out.
 
         Returns:
-            All values, with a :class:`Sent` in place of each value that was sent, and whether the run has been stopped.
-            There are no values if it has been stopped, since nobody waits for them any more.
+            All values, with a :class:`Sent` in place of each value that was sent; and whether the run has been stopped.
+            If it has been stopped, there are no values, since nobody waits for them any more.
         """
         left: dict[int, bytes | str | Sent] = dict(values)
         loop = asyncio.get_running_loop()
@@ -80,7 +80,7 @@ class Handover:
 
 
 def within(values: Mapping[int, bytes | str], most: int) -> dict[int, bytes]:
-    """Return in-memory values of at most ``most`` bytes in all. A value that does not fit is left out.
+    """Return the values in memory that fit into ``most`` bytes together. Others, and values in files, are left out.
 
     >>> within({0: b"abc", 1: "/tmp/value", 2: b"d", 3: b"e"}, 4)
     {0: b'abc', 2: b'd'}

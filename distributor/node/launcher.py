@@ -1,8 +1,9 @@
 """The launcher: the process that starts a node's ranks, as forks or new processes, under torch's elastic agent.
 
-It imports torch once. It runs no user code, starts no Python thread and no parallel region before it has forked its
-ranks, and never touches CUDA, so forking from it is safe. Its main thread watches the ranks; another one waits for the
-other nodes. All communication (log lines, orders, the driver) belongs to the agent, which is another process.
+It imports torch once. Forking from it is safe, because it runs no user code, never touches CUDA, and starts no Python
+thread and no parallel region before it has forked its ranks. Its main thread watches the ranks, and another thread
+waits for the other nodes. The agent, which is another process, does all other communication: it passes on log lines and
+orders, and talks to the driver.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def main(path: str, agent_pid: str) -> None:
 
 
 def become(order: NodeOrder, agent_pid: int, owner: int) -> None:
-    """Make a fork of the agent look like a new process, then run the ranks (entry point of the fork).
+    """Make this fork of the agent look like a new process, then run the ranks (entry point of the fork).
 
     Args:
         order: the agent's order.
@@ -62,7 +63,7 @@ def become(order: NodeOrder, agent_pid: int, owner: int) -> None:
 
 
 def _settle(order: NodeOrder) -> None:
-    """Give a fork the order's environment, and the launcher's log as its output."""
+    """Give this fork the order's environment, and send its output to the launcher's log."""
     log = os.open(layout.launcher_log(order.folder), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
@@ -79,10 +80,10 @@ def _begin(order: NodeOrder, agent_pid: int) -> NoReturn:
 
 
 def _fork_spare(order: NodeOrder, spare_fd: int, agent_pid: int) -> None:
-    """Fork the launcher of the next attempt, which waits for its order.
+    """Fork the spare, the launcher of the next attempt. It waits for its order.
 
-    Until its order arrives, the spare ends when its line closes, that is, when the agent ends. The kernel could end it
-    only together with its parent, which is this process and not the agent.
+    Until its order arrives, the spare ends when its line closes, that is, when the agent ends. The kernel could end the
+    spare only together with its parent, which is this process and not the agent.
     """
     if os.fork() != 0:
         os.close(spare_fd)
@@ -109,7 +110,7 @@ def _fork_spare(order: NodeOrder, spare_fd: int, agent_pid: int) -> None:
 
 
 def _launch(order: NodeOrder) -> NoReturn:
-    """Run the ranks to their end, report what happened, and exit with 0 whatever the outcome."""
+    """Run the ranks to their end, report what happened, and exit with code 0 whatever the outcome."""
     tell = partial(_tell, order)
     try:
         watch = Watch(order, tell)

@@ -1,8 +1,8 @@
-"""The launcher as its agent sees it: a new process, or a forked one that waits for its order.
+"""The launcher as its agent sees it: a new process, or a fork that waits for its order.
 
 A waiting launcher has imported torch, has run no user code and has no threads, so it can fork ranks. The agent itself
-forks the first launcher. If the run may have further attempts, each launcher forks a *spare* before it does anything
-else: the launcher of the next attempt. The agent adopts the spare when the launcher ends.
+forks the first launcher. If the run may have further attempts, each launcher first of all forks a *spare*, which is the
+launcher of the next attempt. The agent adopts the spare when the launcher ends.
 """
 
 from __future__ import annotations
@@ -69,12 +69,18 @@ class Launcher(Protocol):
         """Block until the launcher has ended."""
 
     def successor(self) -> Launcher:
-        """Return the launcher of the next attempt, once this launcher has ended: the spare, if there is one."""
+        """Return the launcher of the next attempt, which is the spare if there is one.
+
+        Call this once the current launcher has ended.
+        """
 
 
 @dataclass(frozen=True)
 class _Ends:
-    """The ends of a launcher's pipe and line: ``events`` and ``spare`` are the agent's, ``theirs`` the launcher's."""
+    """The ends of a launcher's pipe for events and of its spare's line.
+
+    ``events`` and ``spare`` are the agent's ends. ``theirs`` are the launcher's descriptors, by name.
+    """
 
     events: int
     spare: socket.socket | None
@@ -203,12 +209,12 @@ def _successor(line: socket.socket | None) -> Launcher:
 
 
 def living(launcher: Launcher) -> Launcher:
-    """Return the launcher if it can still be started. If it has ended while waiting for its order, return a new one."""
+    """Return a launcher if it can still be started. If it has ended while waiting for its order, return a new one."""
     return launcher if not isinstance(launcher, WaitingLauncher) or launcher.is_waiting else SpawnedLauncher()
 
 
 def files_needed(who: Placement, node: Node) -> int:
-    """Return the number of files that a node's launcher opens: a descriptor of each rank, and the store's connections.
+    """Return the number of files that a node's launcher opens: descriptors of ranks, and connections to the store.
 
     Args:
         who: the placement. Every launcher and every rank may connect to the store, which is on the first node.
@@ -219,7 +225,7 @@ def files_needed(who: Placement, node: Node) -> int:
 
 
 def fork(sockets: Mapping[str, socket.socket], owner: int) -> WaitingLauncher:
-    """Fork the first launcher. The process must have imported torch, and have no threads.
+    """Fork the first launcher from this process, which must have imported torch and must have no threads.
 
     Args:
         sockets: the sockets that the agent has inherited. The launcher keeps none of them.
@@ -237,7 +243,7 @@ def fork(sockets: Mapping[str, socket.socket], owner: int) -> WaitingLauncher:
 
 
 def _become_launcher(line: socket.socket, agent: int, owner: int) -> NoReturn:
-    """Wait for the order in the fork, then run the ranks. There is no order if the agent ends first."""
+    """Wait in the fork for the order, then run the ranks. If the agent ends first, end too."""
     try:
         processes.die_with_parent(agent)
         order = await_order(line)
@@ -253,7 +259,7 @@ def _become_launcher(line: socket.socket, agent: int, owner: int) -> NoReturn:
 
 
 def await_order(line: socket.socket) -> NodeOrder | None:
-    """Wait for the agent's order; ``None`` if the agent has ended or closed the line."""
+    """Wait for the agent's order, and return it; ``None`` if the agent has ended or closed the line."""
     with line:
         data, descriptors, _, _ = socket.recv_fds(line, _LONGEST, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
     if not data:
@@ -264,7 +270,7 @@ def await_order(line: socket.socket) -> NodeOrder | None:
 
 
 def read(path: str) -> NodeOrder:
-    """Read an order from a file."""
+    """Read an order from a file. If the ranks will be forks, remove the file, since they need not read it."""
     with open(path, "rb") as file:
         order: NodeOrder = pickle.load(file)
     if order.start_method == "fork":
@@ -283,7 +289,7 @@ def _with(order: NodeOrder, descriptors: Mapping[str, int]) -> NodeOrder:
 
 
 def _write(order: NodeOrder) -> str:
-    """Write the order to a file, because functions can be large, and return the path of the file."""
+    """Write the order to a file, and return the file's path. An order may hold a large function."""
     path = str(layout.order(order.folder))
     with open(path, "wb") as file:
         pickle.dump(order, file)

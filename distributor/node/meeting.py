@@ -1,7 +1,7 @@
-"""The launcher's thread for the rendezvous of all nodes: torch's elastic agent and its store.
+"""The launcher's thread for the rendezvous of all nodes, with torch's elastic agent and its store.
 
-Everything that waits for other nodes is in this thread, and nothing that watches ranks. A store that does not answer
-(another node is cut off, or its machine hangs) therefore blocks this thread only.
+This thread does everything that waits for other nodes, and does not watch ranks. If the store does not answer, because
+another node is cut off or its machine hangs, only this thread is blocked.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from distributor.rank import lookups, process
 from distributor.values import messages
 from distributor.values.plan import NodeOrder
 
-#: Number of seconds that a finished node waits for the others at the exit barrier: slower nodes may train for days.
+#: Number of seconds that a finished node waits for the others at the exit barrier. Slower nodes may train for days.
 _EXIT_BARRIER_TIMEOUT = 365 * 24 * 3600.0
 
-#: Key that is set in the store when a node's ranks have failed: other nodes learn of it even without the channel.
+#: Key that is set in the store when a node's ranks have failed. Other nodes learn of the failure even without the
+#: channel.
 _FAILED_KEY = "distributor/failed"
 
 #: Keys in the store: the number of nodes that have passed the exit barrier, and a flag that is set once all have.
@@ -84,7 +85,7 @@ class Meeting(threading.Thread):
         self._agent = _RankAgent(spec, order, watch)
 
     def run(self) -> None:
-        """Run torch's agent; report its failure, or that the ranks of all nodes have succeeded."""
+        """Run torch's agent. Report that it has failed, or that the ranks of all nodes have succeeded."""
         try:
             result = self._agent.run()
             if not result.is_failed():
@@ -182,8 +183,9 @@ class _RankAgent(SimpleElasticAgent):
     def _all_done(self) -> bool:
         """Return whether this node may go to torch's exit barrier, now that its ranks have succeeded.
 
-        It may go at once, with two exceptions. Ranks that serve others must not end before those others have ended. And
-        a node without ranks would be at the barrier from the start, where it cannot hear of a failure.
+        It may go at once if all nodes have ranks, and no rank serves others. Otherwise, it may go once all ranks that
+        serve no others have succeeded, for two reasons. Ranks that serve others must not end before those others have
+        ended. And a node without ranks would be at the barrier from the start, where it cannot hear of a failure.
         """
         if not self._order.plan.serving and all(node.ranks for node in self._order.placement.nodes):
             return True
@@ -204,7 +206,8 @@ class _RankAgent(SimpleElasticAgent):
     def _another_node_failed(self) -> bool:
         """Return whether another node has failed. If the store is gone, node 0 has failed.
 
-        A node without ranks goes on until the store is gone: a rank of node 0 may need its companions in order to save.
+        A node without ranks goes on until the store is gone, since a rank of node 0 may need this node's companions in
+        order to save.
         """
         try:
             failed = bool(self._store.check([_FAILED_KEY]))  # type: ignore[attr-defined]
@@ -215,7 +218,8 @@ class _RankAgent(SimpleElasticAgent):
     def _exit_barrier(self) -> None:
         """Keep node 0 alive until all nodes have passed the exit barrier, because the store ends with node 0.
 
-        Torch's own agents do not wait. An agent that has not passed yet then looks for the store for a second or two.
+        Node 0 waits :data:`_LEAVE_TIMEOUT` seconds at most. Torch's own agents do not wait. An agent that has not yet
+        passed the barrier then tries to reach the store for a second or two.
         """
         super()._exit_barrier()  # type: ignore[no-untyped-call]
         nodes, store = len(self._order.placement.nodes), cast(Any, self._store)
@@ -230,8 +234,8 @@ class _RankAgent(SimpleElasticAgent):
         self._watch.stop()
 
     def _shutdown(self, *_: Any, **__: Any) -> None:
-        """Do nothing: ranks that must stop have been stopped."""
+        """Do nothing, since ranks that must stop have been stopped already."""
 
     def _construct_event(self, state: str, source: Any, *_: Any, **__: Any) -> Event:
-        """Construct an event. Torch's own method looks up the full host name: seconds each, if DNS does not answer."""
+        """Construct an event. Torch's own method looks up the host's full name, which takes seconds without DNS."""
         return Event(f"torchelastic.worker.status.{state}", source, metadata={"hostname": socket.gethostname()})

@@ -1,4 +1,7 @@
-"""Determine the outcomes of ranks from how their processes ended and from what the ranks reported. No side effects."""
+"""Determine the outcomes of ranks from how their processes ended and from what the ranks reported.
+
+These functions have no side effects.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +96,7 @@ def outcome_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: E
 
 
 def _has_served(ending: Ending | None, exit: RankExited) -> bool:
-    """Return whether a rank ended without a result of its own because it was told that its service was over."""
+    """Return whether a rank has ended because it was told that its service was over, without a result of its own."""
     if exit.released is None or (ending is not None and ending.outcome.state != "failed"):
         return False
     return ending is None or ending.moment >= exit.released
@@ -134,13 +137,19 @@ def failure_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: E
 
 
 def _moment(ending: Ending | None, exit: RankExited | None, now: Now) -> float:
-    """Return when a rank failed: when it says so, unless that is impossible (a replaced clock), otherwise its end."""
+    """Return when a rank failed: the time that it has reported itself, otherwise the end of its process.
+
+    A reported time that is impossible does not count. User code may have replaced the clock.
+    """
     end = now.moment if exit is None else exit.moment
     return ending.moment if ending is not None and 0 <= ending.moment <= end else end
 
 
 def within(outcomes: Sequence[Outcome], most: int) -> tuple[Outcome, ...]:
-    """Return outcomes with only those pickled exceptions that fit into ``most`` bytes. Earlier failures come first."""
+    """Return outcomes with only those pickled exceptions that fit into ``most`` bytes together.
+
+    The exceptions of earlier failures are kept first.
+    """
     by_time = sorted((each.failure for each in outcomes if each.failure is not None), key=lambda each: each.time)
     kept = set()
     for failure in by_time:
@@ -156,7 +165,10 @@ def within(outcomes: Sequence[Outcome], most: int) -> tuple[Outcome, ...]:
 
 
 def stopped(port: int, outcomes: Sequence[Outcome], error: tuple[str, str] | None) -> tuple[Stopped, ...]:
-    """Return the message of a node whose attempt has failed, and shorter versions that leave out long texts."""
+    """Return the message of a node whose attempt has failed, followed by shorter versions without long texts.
+
+    The arguments are the message's fields.
+    """
     plain = [replace(each, failure=each.failure and replace(each.failure, exception=None)) for each in outcomes]
     brief = [replace(each, failure=each.failure and replace(each.failure, traceback="", log_tail="")) for each in plain]
     bare = [replace(each, failure=None) for each in plain]
@@ -192,10 +204,12 @@ def as_on_driver(text: str, shipped: Sequence[tuple[str, str]]) -> str:
 
 
 def explain(error: Exception, folder: str) -> tuple[str, str]:
-    """Return what a node reports when it cannot start: this package's errors as they are, others with a traceback.
+    """Return the error that a node reports if it cannot start: the name of its class and its text.
+
+    Errors of this package stay as they are. A full disk gets a text of its own, and other errors a traceback.
 
     Args:
-        error: why it cannot start.
+        error: why the node cannot start.
         folder: the node's private folder.
     """
     if isinstance(error, errors.DistributorError):

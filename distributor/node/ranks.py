@@ -1,4 +1,4 @@
-"""What an agent knows about its ranks."""
+"""A record of what an agent knows about its ranks."""
 
 from __future__ import annotations
 
@@ -65,8 +65,9 @@ class Ranks:
     def start_error(self, launcher: Launcher, order: NodeOrder, stopping: bool) -> tuple[str, str] | None:
         """Return the kind and message of a failure of the launcher, or ``None``.
 
-        A failure is an error that the launcher has reported, or its end before any rank was started, unless the agent
-        was stopping it. On a node without ranks, any end with a code other than 0 is a failure, as no rank reports it.
+        An error that the launcher has reported is a failure. Unless the agent was stopping the launcher, its end before
+        any rank was started is one too. On a node without ranks, so is any end with a code other than 0, since no rank
+        could report it.
         """
         if self.error is not None:
             return (
@@ -90,7 +91,9 @@ class Ranks:
 
 
 def _without_torch(said: str) -> str | None:
-    """Return why torch cannot be imported if the launcher's log ends with that error: the launcher imports torch first.
+    """Return why torch cannot be imported, if the launcher's log ends with such an error; otherwise ``None``.
+
+    The launcher imports torch first.
 
     >>> _without_torch('  File "distributor/node/launcher.py", line 26, in <module>\\nImportError: no torch')
     'ImportError: no torch'

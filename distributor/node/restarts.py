@@ -1,4 +1,4 @@
-"""The driver's orders about further attempts. They may arrive before the agent waits for them."""
+"""Keep the driver's orders about further attempts, which may arrive before the agent waits for them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from distributor.values import messages
 
 
 class Restarts:
-    """The driver's orders about attempts.
+    """The driver's orders about further attempts.
 
     Args:
-        most: number of times that the ranks may be started again.
+        most: maximum number of times that the ranks may be started again.
     """
 
     def __init__(self, most: int) -> None:

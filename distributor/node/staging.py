@@ -20,8 +20,8 @@ _STAYING = (folders.OWNER, layout.WORKING_DIR, layout.SCRIPT)
 def unpack(job: Job, agent: AgentOrder) -> None:
     """Write the files that the job ships into the node's folder. On the driver's machine, they are used in place.
 
-    Without a project folder, ranks run in a folder of links to the files in the executor's current directory, where
-    Spark puts the files of ``--files``. The files that ranks write can then be told apart from those.
+    Without a project folder, ranks run in a new folder with links to the files in the executor's current directory,
+    where Spark puts the files of ``--files``. New files of ranks can then be told apart from other files.
     """
     if agent.on_driver:
         return
@@ -60,7 +60,7 @@ def clear(agent: AgentOrder) -> None:
 
 
 def launcher_order(job: Job, agent: AgentOrder, plan: Plan, placement: Placement) -> NodeOrder:
-    """Return the launcher's order, without its descriptors."""
+    """Return the launcher's order, without the descriptors that the launcher gets."""
     cwd = current_folder(job, agent)
     sys_path = [os.path.abspath(path) for path in agent.sys_path]
     if cwd is not None and job.working_dir is not None:
@@ -109,7 +109,7 @@ def shipped(job: Job, agent: AgentOrder) -> tuple[tuple[str, str], ...]:
 
 
 def current_folder(job: Job, agent: AgentOrder) -> str | None:
-    """Return the folder in which ranks run; ``None`` if they stay in the current directory of the agent."""
+    """Return the folder in which ranks run; ``None`` if they run in the agent's current directory."""
     if agent.on_driver:
         return None if job.working_dir is None else job.working_dir.path
     if agent.in_place and job.working_dir is None:

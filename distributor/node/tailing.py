@@ -1,7 +1,7 @@
 """Follow the ranks' log files on a node and pass on new output.
 
-The files are the buffer: ranks write at the speed of the disk, and output stays in the files until the driver has it.
-Disk space of output that the driver has received, or that nobody needs, is freed. Offsets in the files stay valid.
+The files serve as a buffer. Ranks write at the speed of the disk, and output stays in the files until the driver has
+it. Disk space of output that the driver has received, or that nobody needs, is freed. Offsets in the files stay valid.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ MAX_LAG = 8 << 20
 #: Number of bytes at the end of a file that are not skipped, so that the live lines go on with recent output.
 _KEEP_OF_LAG = 64 << 10
 
-#: Minimum number of bytes of disk space that is freed at a time.
+#: Minimum number of bytes of disk space that are freed at a time.
 _RELEASE_STEP = 4 << 20
 
-#: Maximum number of log files that are open at a time. They may use 1/4 of the descriptors of the process.
+#: Maximum number of log files that are open at a time. If the process may open few files, a quarter of these is the
+#: maximum.
 _MOST_OPEN = 64
 _SHARE_OF_OPEN = 4
 
@@ -71,7 +72,7 @@ class _Descriptors:
         self._open: dict[_File, int] = {}  # the last used one is at the end
 
     def size(self, file: _File) -> int:
-        """Return the size of a file; 0 if there is none. While there is room, open it."""
+        """Return the size of a file; 0 if there is no such file. If the cache is not full, also open the file."""
         if file not in self._open and len(self._open) < self._most:
             self.get(file)
         try:
@@ -125,7 +126,10 @@ class Tailing:
         self._uplink = None
 
     def driver_has(self, offsets: Offsets, again: bool) -> None:
-        """Note how many bytes of each file the driver has. If ``again``, the connection was restored: resume."""
+        """Note how many bytes of each file the driver has.
+
+        With ``again``, the connection was broken and is restored. Go on to send from these positions.
+        """
         for file in self._files:
             file.acked = min(file.offset, offsets.get((file.rank, file.stream), 0))
             if again and file.shipped:
@@ -133,7 +137,7 @@ class Tailing:
             self._release(file, file.acked)
 
     def begin_again(self) -> None:
-        """Forget the last output of each rank: the output from now on belongs to another attempt."""
+        """Forget the last output of each rank, since output from now on belongs to another attempt."""
         self.tails = {}
 
     async def follow(self) -> None:
@@ -143,10 +147,10 @@ class Tailing:
             await asyncio.sleep(0 if longest == frames.MAX_LOG else _INTERVAL)
 
     async def drain(self) -> None:
-        """Pass on what the files contain now.
+        """Pass on what the files contain now, and not what is written later.
 
-        A process that still writes has escaped the clean-up, and waiting for it might never end. Output that can no
-        longer be read is left out.
+        A process that still writes has escaped the clean-up, and may never end. Output that can no longer be read is
+        left out.
         """
         ends = {file: self._descriptors.size(file) for file in self._files}
         while any(file.offset < end for file, end in ends.items()) and await self._pass_on():
@@ -192,7 +196,7 @@ class Tailing:
         return longest
 
     def _skip(self, file: _File, descriptor: int, uplink: Uplink) -> None:
-        """Skip ahead if the live view is far behind: to the start of a line near the end of the file."""
+        """If the live view is over :data:`MAX_LAG` bytes behind, skip to the start of a line near the file's end."""
         size = self._descriptors.size(file)
         if size - file.offset <= MAX_LAG:
             return
@@ -215,6 +219,6 @@ class Tailing:
         if size < _RELEASE_STEP or sys.platform != "linux" or (descriptor := self._descriptors.get(file)) is None:
             return
         where, length = ctypes.c_longlong(file.released), ctypes.c_longlong(size)
-        # On a file system without support the call has no effect: no space is freed.
+        # If the file system does not support this, the call has no effect, and no space is freed.
         ctypes.CDLL(None).fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, where, length)
         file.released = until

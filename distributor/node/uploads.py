@@ -1,4 +1,4 @@
-"""Access the run's URL in a separate process: the package that serves it may start threads, and may hang."""
+"""Access the run's URL from a separate process, because the package for the URL may start threads, and may hang."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ASKED = 2
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of a method of :class:`Remote` in the process."""
+    """A call of a method of :class:`Remote` in the separate process."""
 
     method: str
     arguments: tuple[Any, ...]
@@ -39,7 +39,8 @@ class _Answer:
 class Uploads:
     """A folder at a URL, like :class:`Remote`, but accessed by a separate process. Its methods block.
 
-    The process is started when it is needed. It ends with each attempt, like all processes that the agent has started.
+    The process is started when it is needed. It ends with the attempt, like all processes that the agent has started,
+    and is started again when it is needed again.
 
     Args:
         root: the folder or zip from which this package can be imported.
@@ -55,7 +56,7 @@ class Uploads:
         self._closed = False
 
     def check(self, mark: str, own: str) -> None:
-        """Check that the URL leads to the driver's folder, and that this node can write to it.
+        """Check that the URL leads to the same folder as on the driver, and that this node can write to it.
 
         Args:
             mark: the name of a file that the driver has written there.

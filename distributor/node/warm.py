@@ -1,8 +1,8 @@
 """The warm process of an executor or a driver: it has imported torch, and forks the agents of runs.
 
 It runs no user code except the imports of ``preload``, touches no accelerator, and starts no thread and no parallel
-region. Forking from it is therefore safe, and no run sees anything of an earlier one. It ends when its executor or
-driver ends, for whatever reason, and when no run has used it for a while. For how runs find it, see
+region. Forking from it is therefore safe, and no run sees anything of an earlier run. It ends when its executor or
+driver ends, for whatever reason, or when no run has used it for ``keep_warm`` seconds. For how runs find it, see
 :mod:`distributor.hosting.warm`.
 """
 
@@ -36,7 +36,7 @@ _ASK_TIMEOUT = 2.0
 
 _TOKEN_BYTES = 32
 
-#: Maximum number of seconds of one wait. The kernel takes milliseconds in 31 bits.
+#: Maximum number of seconds of one wait. The kernel accepts a number of milliseconds of 31 bits.
 _LONGEST_WAIT = 3600.0
 
 #: Maximum number of descriptors of a request: current directory, standard output and error, and up to three sockets.
@@ -80,7 +80,8 @@ def _import(preload: list[str], now: Path) -> tuple[list[str], str | None]:
         now: a file that receives the name of the module being imported, for clients that wait.
 
     Returns:
-        Notes on modules that could not be preloaded, and the reason why this process must not be forked, or ``None``.
+        Notes on modules that could not be preloaded; and the reason why this process must not be forked, or ``None`` if
+        it may be.
 
     Raises:
         ImportError: torch is not installed.
@@ -129,7 +130,7 @@ def _say(file: Path, text: str) -> None:
 
 
 def _is_bad_fork() -> bool:
-    """Return whether torch refuses GPUs to forks of this process, for example because CUDA was asked for devices."""
+    """Return whether forks of this process could not use GPUs, for example because CUDA was asked for devices."""
     pid = os.fork()
     if pid == 0:
         os._exit(int(sys.modules["torch"].cuda._is_in_bad_fork()))
@@ -255,7 +256,7 @@ class _Warm:
             return True
 
     def _retire(self) -> None:
-        """Stop accepting requests. Agents that were forked continue, and the folder's files stay for them."""
+        """Stop accepting requests. Agents that were forked go on, and the other files in the folder stay for them."""
         if self._listener is not None:
             with suppress(OSError):  # no other process can have replaced the socket yet
                 os.unlink(Path(self._folder, "socket"))

@@ -1,4 +1,4 @@
-"""The launcher's main thread: starts a node's ranks, watches them and stops them. It never waits for the network.
+"""The launcher's main thread. It starts a node's ranks, watches them and stops them, and never waits for the network.
 
 It watches ranks through process descriptors, so it sees each exit at once, with its true exit code. Code that waits for
 other nodes runs in another thread (:mod:`distributor.node.meeting`).
@@ -36,9 +36,10 @@ _IDLE = 3600.0
 
 @dataclass
 class _Rank:
-    """A rank's process. ``stopped`` is when it was told to stop; ``exit`` is its exit code, negative for a signal.
+    """A rank's process. ``exit`` is its exit code, negative for a signal; ``None`` while it runs.
 
-    ``released`` is when it was told to end because its service is over. However it ends after that, it has succeeded.
+    ``stopped`` is when it was told to stop, or ``None``. ``released`` is when it was told to end because its service to
+    other ranks was over, or ``None``. However it ends after that, it has succeeded.
     """
 
     local_rank: int
@@ -51,7 +52,7 @@ class _Rank:
 
 @dataclass
 class _Wishes:
-    """Requests to the main thread: to begin, release or stop the ranks, or to end. Writing to ``pipe`` wakes it."""
+    """Requests to the main thread: to begin, release or stop the ranks, or to end. :meth:`wake` wakes the thread."""
 
     pipe: tuple[int, int] = field(default_factory=lambda: os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC))
     begin: bool = False
@@ -87,11 +88,11 @@ class Watch:
         self._changed = threading.Condition()
 
     def raise_limits(self) -> None:
-        """Let this process open as many files as its ranks and the rendezvous store need, as far as it may."""
+        """Let this process open as many files as its ranks and the rendezvous store need, up to its hard limit."""
         limits.raise_open_files(launching.files_needed(self._order.placement, self._order.plan.node))
 
     def handle_signals(self) -> None:
-        """Stop the ranks on the signals that ask for it. The handler only sets a flag, as it may interrupt anything."""
+        """Stop the ranks on the signals :data:`HANDLED`. The handler only sets a flag, as it may interrupt anything."""
         signal.set_wakeup_fd(self._wishes.pipe[1], warn_on_full_buffer=False)
         for number in HANDLED:
             signal.signal(number, self._note_signal)
@@ -103,8 +104,8 @@ class Watch:
         """Fork the ranks, which then wait until they may begin.
 
         This must happen before this process has other threads, and before the rendezvous store exists. The store's C++
-        thread sometimes holds locks of libc (it looks names up as ranks connect), and a process forked at such a moment
-        would wait for that lock forever.
+        thread sometimes holds locks of libc, because it looks names up as ranks connect. A process forked at such a
+        moment would wait for the lock forever.
         """
         if self._order.start_method != "fork":
             return
@@ -143,11 +144,12 @@ class Watch:
         return {rank.local_rank: rank.pid for rank in self._ranks}
 
     def await_end(self, timeout: float, *, known: bool = False) -> Mapping[int, int | None]:
-        """Wait until a rank has failed, the ranks are being stopped, or all that do not serve others have ended.
+        """Wait until a rank has failed, the ranks are being stopped, or all ranks that do not serve others have ended.
 
         Args:
             timeout: maximum number of seconds to wait.
-            known: whether the caller knows that these have ended, and waits for a failure or a stop only.
+            known: whether the caller knows already that the ranks that do not serve others have ended. The call then
+                waits for a failure or a stop only.
 
         Returns:
             The exit codes by local rank, ``None`` for running ranks.
@@ -165,14 +167,17 @@ class Watch:
         return self._wishes.stop or self._end is not None
 
     def stop(self) -> None:
-        """Have the main thread stop the ranks, and return once all have ended."""
+        """Make the main thread stop the ranks, and return once all have ended."""
         self._wishes.stop = True
         self._wishes.wake()
         with self._changed:
             self._changed.wait_for(lambda: not self._running())
 
     def release(self) -> None:
-        """End the ranks that serve others, which count as succeeded, and return once all have ended."""
+        """Make the main thread end the ranks that serve others, and return once all have ended.
+
+        These ranks count as succeeded.
+        """
         if self._running():
             self._wishes.release = True
             self._wishes.wake()
@@ -263,7 +268,7 @@ class Watch:
             self._changed.notify_all()
 
     def _stop(self) -> None:
-        """Send SIGTERM, and SIGKILL after the grace period. Ranks that have not begun get no grace period."""
+        """Send the ranks SIGTERM, and SIGKILL after the grace period. Ranks that have not begun get no grace period."""
         if self._end is None:
             self._signal_running(signal.SIGTERM)
             self._end = time.monotonic() + (self._order.grace_period if self._begun else 0.0)
