@@ -176,9 +176,9 @@ class Files:
         self.close()
 
     def on_owner_gone(self) -> None:
-        """Copy no more files, since the owner is gone. Files that are sent to the driver are still copied.
+        """Copy no more files, since the owner is gone, unless they are sent to the driver.
 
-        Sending them ends with the driver anyway.
+        Such copies end by themselves when the driver ends.
         """
         if self._carrier is not None and not self._carrier.through_spark:
             self.give_up()

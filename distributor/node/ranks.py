@@ -65,9 +65,8 @@ class Ranks:
     def start_error(self, launcher: Launcher, order: NodeOrder, stopping: bool) -> tuple[str, str] | None:
         """Return the kind and message of a failure of the launcher, or ``None``.
 
-        An error that the launcher has reported is a failure. Unless the agent was stopping the launcher, its end before
-        any rank was started is one too. On a node without ranks, so is any end with a code other than 0, since no rank
-        could report it.
+        An error that the launcher has reported is a failure. So are two ends of the launcher, unless the agent was
+        stopping it: an end before any rank was started and, on a node without ranks, an end with a code other than 0.
         """
         if self.error is not None:
             return (
