@@ -7,8 +7,8 @@
     distributor.run("train.py", "--lr", "0.1")        # a script
     distributor.run_module("pkg.train", "--lr", "0.1")
 
-The executors of the active Spark session train; without one, this machine
-does. From a shell: distributor run --help.
+Training runs on the executors of the active Spark session, or on this
+machine if there is no session. From a shell: distributor run --help.
 
     Distributor            takes the options of runs, and starts runs
     TorchDistributor       the same under PySpark's name

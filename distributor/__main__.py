@@ -18,6 +18,6 @@ def main() -> NoReturn:
 
 
 if __name__ == "__main__":
-    if not __package__:  # run as a file: Python added its folder to the path, but that holds no top-level modules
+    if not __package__:  # run as a file: Python has put this folder on the path, but its modules are not top-level
         del sys.path[0]
     main()

@@ -43,9 +43,9 @@ def build_job(
         launch: the launch path, resolved for this run.
         target: what each rank runs.
         folders: the project folder and the folder for new files, packed if they must travel.
-        scheduler: runs the job; ``None`` if there is no session yet, so that fields decided by a scheduler stay open.
+        scheduler: runs the job. ``None`` if there is no session yet: the fields that a scheduler decides stay open.
         environ: the driver's environment, some of which may be forwarded.
-        collect: whose return values travel back.
+        collect: whether the return values of all ranks are sent to the driver, or only rank 0's.
 
     Raises:
         ConfigurationError: an option does not suit the launch path.

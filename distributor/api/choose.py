@@ -86,7 +86,7 @@ def driver_gpus() -> tuple[str, ...] | None:
 
 
 def check_gpus(local_mode: bool | None, resources: Resources) -> None:
-    """Check early for missing GPUs, if it is known where ranks train: on this machine, or on an active session.
+    """Check for missing GPUs early, if it is known that ranks train on this machine or on an active session.
 
     Raises:
         ResourceError: there are fewer GPUs than requested.

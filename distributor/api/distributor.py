@@ -37,8 +37,8 @@ T = TypeVar("T")
 class Distributor:
     """Trains PyTorch models on this machine or on Spark executors.
 
-    A drop-in replacement for ``pyspark.ml.torch.distributor.TorchDistributor``; all additional arguments are
-    keyword-only.
+    A drop-in replacement for ``pyspark.ml.torch.distributor.TorchDistributor``. All arguments that PySpark's class
+    lacks are keyword-only.
 
     Args:
         num_processes: the world size, which is the number of ranks that train together.
@@ -76,7 +76,7 @@ class Distributor:
         cpus_per_process: number of CPUs and of OpenMP threads for each rank (default: ``spark.task.cpus``, or in local
             mode the rank's share of the machine).
         memory_per_process: memory that each rank can count on, in bytes or as ``"8g"``. An executor gets only as many
-            ranks as fit beside its JVM heap (``spark.executor.memoryOverhead``).
+            ranks as fit into its memory beside the JVM heap (``spark.executor.memoryOverhead``).
         max_processes_per_node: maximum number of ranks on one executor.
 
             On Spark, these four arguments apply to this run only. If they request more or fewer CPUs or GPUs than the
@@ -265,7 +265,7 @@ class Distributor:
             raise
 
     def _stop(self, run: Run) -> None:
-        """Stop the ranks after Ctrl-C or another exception from a signal handler, since nobody waits for them then."""
+        """Stop the ranks after Ctrl-C or another exception from a signal handler: nobody waits for the run any more."""
         try:
             if not run.withdraw():
                 run.cancel("interrupted (interrupt again to end all ranks at once)", say_where=True)

@@ -81,7 +81,7 @@ def find_script(script: str | os.PathLike[str], working_dir: Path | None) -> Pat
 
 
 def places_of(working_dir: Path | None) -> dict[str, Path]:
-    """Return the folders to search for scripts and modules, in order, by the names that messages give them."""
+    """Return the folders to search for scripts and modules, in order. The keys are their names in messages."""
     here = project.current_folder()
     first = {} if working_dir is None else {f"working_dir {working_dir}": here / working_dir}
     return {**first, f"the current directory {here}": here}
@@ -112,7 +112,7 @@ def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
 
 
 def _runs_later(function: Callable[..., Any]) -> tuple[str, str] | None:
-    """Return the kind of a function whose body does not run when it is called, and the remedy; else ``None``."""
+    """Return the kind and the remedy of a function whose body does not run when it is called; ``None`` for others."""
     called = function
     while isinstance(called, functools.partial):
         called = called.func

@@ -37,7 +37,7 @@ class Line(Protocol):
 
 
 class Attempt:
-    """One attempt. Any thread may report an event; calls that may block are made in the alarm's thread.
+    """One attempt of a run. Any thread may report an event. Calls that may block are made in the alarm's thread.
 
     Args:
         about: the attempt's state.

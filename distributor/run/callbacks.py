@@ -53,11 +53,11 @@ class Callbacks:
             self.tell("on_start")
 
     def tell(self, name: str, *arguments: Any) -> None:
-        """Soon call the method ``name`` of each callback that has it, with the run and ``arguments``."""
+        """Request a call of the method ``name`` of each callback that has it, with the run and ``arguments``."""
         self._events.put((name, arguments))
 
     def close(self) -> None:
-        """Call ``on_end`` after the calls that are still due, and wait for its end, but not forever."""
+        """Call ``on_end`` after the calls that are still due, and wait for its end, for at most a minute."""
         thread = self._thread
         if thread is None:
             return
@@ -98,7 +98,7 @@ class Callbacks:
                 self._warn(callback, name, error)
 
     def _warn(self, callback: Any, name: str, error: Exception) -> None:
-        """Warn of an error with its place in the callback, of each method once."""
+        """Warn of an error in a callback, with its place there. Warn only once for each method of each callback."""
         if (id(callback), name) in self._warned:
             return
         self._warned.add((id(callback), name))

@@ -408,6 +408,6 @@ class _Times:
 
 
 def _tell_untold(untold: Sequence[str]) -> None:
-    """Print why a run failed if nobody asked for its result, when its handle goes away or the program ends."""
+    """Print why a run failed, when its handle goes away or the program ends, and nobody has asked for its result."""
     for text in untold:
         print(f"[distributor] {text}", file=sys.stderr)

@@ -14,7 +14,10 @@ _NODES_IN_WORDS = 16
 
 @dataclass
 class _State:
-    """What is known about one node. ``heard`` is when it last sent something; ``idle`` is a number of seconds."""
+    """What is known about one node.
+
+    It last sent something at ``heard``. At its last heartbeat, its ranks had been idle for ``idle`` seconds.
+    """
 
     heard: float = 0.0
     alive: int | None = None
@@ -86,7 +89,7 @@ class Nodes:
         self._suspects = None
 
     def keeps(self, name: str, bringing: bool) -> None:
-        """Note that a node is bringing the last files of its ranks, or has finished."""
+        """Note that a node is bringing the last files of its ranks, or has finished bringing them."""
         self._states[name].keeping = bringing
 
     @property

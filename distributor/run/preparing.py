@@ -1,4 +1,4 @@
-"""Describes what a run does before its ranks are up, and for how long."""
+"""Says which step a run is at before its ranks are up, and for how long the step has lasted."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from distributor.values.job import Job, Step
 
 
 class Preparing:
-    """Describes the steps of one run until its ranks are up. Any thread may ask.
+    """Says which step a run is at until its ranks are up. Any thread may call the methods.
 
     Args:
         job: the requested job.
         scheduler: says what nodes wait for before they start.
-        margins: the run's times that users cannot set.
+        margins: the run's time limits and intervals that users cannot set.
     """
 
     def __init__(self, job: Job, scheduler: Scheduler, margins: Margins) -> None:
@@ -49,7 +49,7 @@ class Preparing:
             return Step("Spark runs the tasks, but no node has reached the driver")
         if server is not None and server.begun:
             return Step("starting a process on each node")
-        if waited < self._margins.patience:  # the scheduler may not have got to starting the nodes yet
+        if waited < self._margins.patience:  # the scheduler may not have begun to start the nodes yet
             return None
         waits = self._waiting_for()
         if waits is not None or server is None:

@@ -41,7 +41,7 @@ class _Kept:
     total_steps: int | None = None
 
     def add(self, report: Report, length: int) -> None:
-        """Keep a report of ``length`` bytes, and drop the reports that are left out from the new report's stage on."""
+        """Keep a report of ``length`` bytes. If its stage is new, drop the earlier ones that the stage leaves out."""
         self.made = max(self.made, report.number + 1)
         self.total_steps = report.total_steps if report.total_steps is not None else self.total_steps
         if report.stage > self.stage:

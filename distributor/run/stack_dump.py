@@ -15,7 +15,7 @@ _SILENT = "its node did not answer: the node has ended, or has no connection to 
 
 
 class Dumps:
-    """The requests for stacks in one run. Any thread may ask, and any thread may bring answers.
+    """The requests for stacks in one run. Any thread may make a request or bring an answer.
 
     Args:
         world_size: number of ranks that answer each request.
@@ -67,7 +67,7 @@ class Dumps:
             return self._taken(request) if request.number in self._answers else None
 
     def close(self) -> None:
-        """End all waits: the run has ended."""
+        """End all waits, since the run has ended."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -34,7 +34,7 @@ from distributor.values.placement import Placement
 
 @dataclass(frozen=True)
 class Margins:
-    """The times of a run, in seconds, that users cannot set.
+    """The time limits and intervals of a run, in seconds, that users cannot set.
 
     Attributes:
         stop: time from the end of the grace period until a run that has not stopped is ended through the scheduler.
@@ -271,7 +271,7 @@ class AttemptState:
     Args:
         job: the requested job.
         now: the current time, as in all calls of :meth:`on`.
-        margins: the run's times that users cannot set.
+        margins: the run's time limits and intervals that users cannot set.
         nodes: the run's nodes, which may be kept from the previous attempt.
         number: the attempt's number, from 0.
     """
@@ -466,7 +466,7 @@ class AttemptState:
         return self._stop(StartTimeout(self._job.deadlines.start_timeout, step), "start_timeout has passed", now)
 
     def _on_reach(self, asked: Asked, now: float) -> list[Action]:
-        """Warn early that no node reaches the driver. Nodes report it only at the end, and training may take days."""
+        """Warn early that no node reaches the driver. Nodes report it only at the end, which may be days later."""
         if asked.reached:
             return []
         if asked.address is None or asked.step is not None:

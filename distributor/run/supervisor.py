@@ -40,7 +40,7 @@ class Supervisor:
         job: the requested job.
         scheduler: runs the job.
         display: shows what ranks write and what happens.
-        margins: the run's times that users cannot set.
+        margins: the run's time limits and intervals that users cannot set.
         nodes: the run's nodes, none of which is known yet.
     """
 
