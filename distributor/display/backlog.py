@@ -15,7 +15,8 @@ _MAX_LINES = 64 << 20
 #: Number of bytes to show at a time. The last piece may exceed it, since pieces are not split.
 _CHUNK = 256 << 10
 
-#: Numbers of bytes that are shown even if the display is too slow: at the end of a run, and of each gap in a stream.
+#: Numbers of bytes that are shown even if the display is too slow: the last bytes of a run, and the last bytes of each
+#: gap in a stream.
 _LAST = 64 << 10
 _TAIL = 1 << 10
 

@@ -19,7 +19,7 @@ _BAR_LINES = 10.0
 
 
 class Printer:
-    """Shows output on ``sys.stdout`` and ``sys.stderr``. Used by one thread only, which it may block.
+    """Shows output on ``sys.stdout`` and ``sys.stderr``. Only one thread may use it. A slow output blocks that thread.
 
     Args:
         host_of: returns the host of a rank, for the prefix.

@@ -1,1 +1,4 @@
-"""Keeps the new files of ranks. Runs on the driver; may import ``channel``, ``machine`` and ``shipping``."""
+"""Keeps the files that ranks write during a run in ``output_dir``, which is a folder on the driver or a URL.
+
+Runs on the driver; may import ``channel``, ``machine`` and ``shipping``.
+"""

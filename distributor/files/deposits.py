@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Deposits:
-    """The files that the nodes of a run bring. Use it in the channel's thread, and ``settle`` after that has ended.
+    """The files that the nodes of a run bring. Use it in the channel's thread, and ``settle`` once that has ended.
 
     Args:
         store: where files are kept.
@@ -163,7 +163,7 @@ class Deposits:
             raise ConnectionError(f"{entry.path} has changed on the way")
 
     async def _change(self, path: str, node: int, version: Version | None, came: str | None) -> None:
-        """Change which versions of a file are kept, one change at a time: names of files may depend on each other."""
+        """Change which versions of a file are kept, one change at a time: files' names may depend on each other."""
         async with self._changing:
             await _in_thread(self._change_now, path, node, version, came)
 
@@ -242,7 +242,7 @@ async def _piece(reader: asyncio.StreamReader, most: int) -> bytes:
     while len(data) < most:
         got = await reader.read(most - len(data))
         if not got:
-            raise ConnectionError("the connection ended before the file")
+            raise ConnectionError("the connection ended before the whole file had arrived")
         data += got
     return bytes(data)
 
@@ -272,7 +272,7 @@ async def _in_thread(call: Callable[..., T], *arguments: object) -> T:
 def keep(job: Job) -> Iterator[Deposits | None]:
     """Keep new files of a job's ranks while the run goes on. Yield ``None`` if the job keeps no files.
 
-    At a URL, a marker file shows the nodes that they write to the same place as the driver. It is removed at the end.
+    At a URL, a marker file lets nodes check that they write to the same place as the driver. It is removed at the end.
 
     Raises:
         StartError: the URL cannot be written to.

@@ -20,7 +20,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Put:
-    """Put a version under a name: a copy of the file ``source``; with ``None``, the file that has just arrived."""
+    """Put a version under a name: a copy of the file ``source``, or if that is ``None``, the file that just arrived."""
 
     name: str
     source: str | None

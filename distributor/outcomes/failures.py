@@ -20,7 +20,7 @@ _CONSEQUENCE = re.compile(
 )
 
 
-#: Types of exceptions, of Python, torch and TensorFlow, that mean the same whatever their message says.
+#: Types of exceptions, of Python, torch and TensorFlow, that mean the loss of another rank whatever their message says.
 _CONSEQUENCE_KINDS = (
     "AbortedError",
     "BrokenPipeError",
@@ -33,10 +33,11 @@ _CONSEQUENCE_KINDS = (
     "UnavailableError",
 )
 
-#: Types of exceptions, of Python and JAX, that mean the same only if their message says so.
+#: Types of exceptions, of Python and JAX, that mean the loss of another rank only if their message says so.
 _RUNTIME_KINDS = ("JaxRuntimeError", "RuntimeError", "XlaRuntimeError")
 
-#: Messages that mean the same in exceptions of any type: JAX raises a ``ValueError`` if a collective of gloo fails.
+#: Messages that mean the loss of another rank in exceptions of any type: JAX raises a ``ValueError`` if a collective of
+#: gloo fails.
 _TRANSPORT = re.compile(r"gloo/transport/|gloo \w+ failed", re.IGNORECASE)
 
 
@@ -65,8 +66,8 @@ _FRAME = re.compile(r'^[ |+]*(?:File ")?(?P<path>(?<=")[^"]+|Cell In\[\d+\])"?, 
 def order_failures(failures: Sequence[Failure]) -> tuple[Failure, ...]:
     """Return the failures with the root first, then the others in order of time.
 
-    The failure of a rank that had been told to stop is the root only if all failures are such. A failure that looks
-    like a consequence is the root only if nothing else can have caused it.
+    The failure of a rank that had been told to stop is the root only if all failed ranks had been told to stop. A
+    failure that looks like a consequence is the root only if nothing else can have caused it.
     """
     by_time = sorted(failures, key=lambda failure: failure.time)
     root = min(by_time, key=lambda failure: (failure.after_stop, is_consequence(failure), failure.time))

@@ -54,7 +54,7 @@ def plain(text: str) -> str:
 
 
 def open_end(text: str) -> str:
-    """Return what to put before the text that follows this one, so that a sequence that ends there is recognised.
+    """Return what to put before the next text, so that an escape sequence that ends only there is recognised.
 
     >>> open_end("loss 0.5\\x1b]52;c;aGVs"), open_end("loss 0.5\\x1b[3"), open_end("loss 0.5")
     ('\\x1b]', '\\x1b[3', '')
