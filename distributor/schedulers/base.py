@@ -72,11 +72,11 @@ class Scheduler(Protocol):
     def cancel(self) -> bool:
         """End the run by force, even on nodes that the order to stop has not reached. Do nothing if the run has ended.
 
-        Local ranks get no grace period. On Spark, an agent whose task has ended still gives its ranks theirs.
+        Local ranks get no grace period. On Spark, an agent whose task has ended still gives its ranks the grace period.
 
         Returns:
-            ``True`` if nothing was ended because force would do harm at this moment, so that the caller must call
-            again; otherwise ``False``.
+            ``True`` if nothing was ended, because force would do harm at this moment. The caller must then call again.
+            Otherwise ``False``.
         """
 
     def waiting_for(self) -> Step | None:

@@ -276,7 +276,7 @@ def _in_threads(calls: Sequence[Callable[[], T]], end: Callable[[], object]) -> 
 
 
 def _facts(job: Job, ports: Sequence[int], reserved: Sequence[int], gpus: Sequence[str]) -> list[NodeFacts]:
-    """Return the facts that Spark tasks would state, one per rank.
+    """Return the facts that Spark's tasks would report, for each rank.
 
     Args:
         job: the job.

@@ -79,9 +79,9 @@ class BarrierSession(Protocol):
         """End the wait for slots, and cancel the Spark job if there is one.
 
         Returns:
-            ``True`` if the job goes on because its tasks may be waiting in ``allGather``: killing a task there ends its
-            executor, too (Spark 4.3). The tasks end by themselves if the driver can tell them to; otherwise, call
-            again.
+            ``True`` if the job was not cancelled, because its tasks may be waiting in ``allGather``. Killing a task
+            there ends its executor, too (Spark 4.3). The tasks end by themselves if the driver can tell them to end. If
+            it cannot, call again.
         """
 
     def ended(self, job: Job) -> DistributorError | None:

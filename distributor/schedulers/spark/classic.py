@@ -1,4 +1,7 @@
-"""Barrier tasks in a classic session: an RDD in barrier mode, and an accumulator for the rows of a failed run."""
+"""Runs barrier tasks in a classic Spark session, as an RDD in barrier mode.
+
+If a run fails, an accumulator brings the tasks' reports to the driver.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Barrier tasks on Spark Connect: ``mapInArrow``, with large content sent in advance as artifacts."""
+"""Runs barrier tasks on Spark Connect, with ``mapInArrow``. Large content is sent in advance, as artifacts."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ class ConnectSession:
         package = self._upload(shipping.package_zip())
         rest, parts = shipping.detach(job, _INLINE)
         names = {part: self._upload(content) for part, content in parts.items()}
-        # mapInArrow takes a second anyway, and the client is seldom reachable: no exchange over the channel.
+        # Tasks exchange no facts over the channel: mapInArrow takes a second anyway, and the client is seldom
+        # reachable.
         return Delivery(rest, names, package, exchange=False, chunk=_CHUNK)
 
     def collect(self, job: Job, task: Task, server: ChannelServer) -> Collected:

@@ -1,4 +1,4 @@
-"""Translation of Spark's exceptions to this package's: the reason in words, without the Java stack around it."""
+"""Translates Spark's exceptions to this package's, with the reason in words and without the Java stack."""
 
 from __future__ import annotations
 

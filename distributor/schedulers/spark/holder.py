@@ -1,6 +1,6 @@
-"""How the rows of a failed run reach the driver: through an accumulator, before the job is cancelled.
+"""Brings the reports of a failed run's tasks to the driver: as rows in an accumulator, before the job is cancelled.
 
-Runs in a barrier task's Python worker: standard library only, pickled by value.
+Runs in a barrier task's Python worker. It uses only the standard library, and is pickled by value.
 
 When a run fails, its Spark job must fail too, but not by an exception in a task: Spark would run the stage again. So
 one task, the *holder*, does not end while the others send what the driver must know through an accumulator, which Spark

@@ -1,4 +1,4 @@
-"""The rows that tasks send back through Spark."""
+"""The rows in which tasks send their reports and results back through Spark."""
 
 from __future__ import annotations
 

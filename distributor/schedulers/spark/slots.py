@@ -133,7 +133,8 @@ def shape(resources: Resources, cluster: Cluster) -> tuple[int, TaskProfile | No
     if limit is not None and limit < ranks:
         raise ResourceError(
             f"max_processes_per_node or memory_per_process allow {limit} rank{'s' * (limit > 1)} per executor, but "
-            f"each task hosts {ranks} ({_TASK_GPUS}={cluster.task_gpus}): raise them, or give tasks fewer GPUs"
+            f"each task hosts {ranks} ({_TASK_GPUS}={cluster.task_gpus}): raise "
+            "max_processes_per_node, lower memory_per_process, or give tasks fewer GPUs"
         )
     cpus = cluster.task_cpus if resources.cpus_per_process is None else ranks * resources.cpus_per_process
     if cluster.executor_cores is not None and cpus > cluster.executor_cores:
@@ -149,7 +150,8 @@ def shape(resources: Resources, cluster: Cluster) -> tuple[int, TaskProfile | No
         raise ConfigurationError(
             f"this session cannot run tasks of {cpus} CPU{'s' * (cpus > 1)}{f' and {gpus} GPUs' if gpus else ''} "
             f"(spark.task.cpus={cluster.task_cpus}, {_TASK_GPUS}={cluster.task_gpus}), and {cluster.no_profiles}: set "
-            "both when the session starts, and leave out gpus_per_process and cpus_per_process"
+            "both settings to what such a task needs when the session starts, and leave out gpus_per_process and "
+            "cpus_per_process"
         )
     return ranks, TaskProfile(cpus, gpus)
 

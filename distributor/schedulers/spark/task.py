@@ -1,4 +1,6 @@
-"""The code that runs in a barrier task's Python worker: standard library and pyspark only, pickled by value.
+"""The code that runs in a barrier task's Python worker.
+
+It uses only the standard library and pyspark, and is pickled by value.
 
 The worker exchanges facts with all other tasks. If its task leads its executor, it runs the agent as a child. Spark
 reuses workers, so nothing stays behind: no environment variable is set, no module of this package stays imported.
@@ -268,7 +270,7 @@ class _Importing:
     """A callback that tells the driver what a warm process imports, as long as the driver can be reached.
 
     It uses no thread: the first thread of a process changes which of the C library's own signals its children ignore,
-    and :mod:`distributor.hosting` finds a warm process by these.
+    and :mod:`distributor.hosting` looks for a warm process that was started with the same ignored signals.
     """
 
     def __init__(self, endpoint: exchange.Endpoint | None, executor: str, nodes: int) -> None:
@@ -285,7 +287,9 @@ class _Importing:
 
 
 def _tell_end(endpoint: exchange.Endpoint | None, executor: str, secret: str, end: messages.Message) -> bool:
-    """Tell the driver that this node has no agent: the agent may never have reached the driver, and other nodes wait.
+    """Tell the driver that this node has no agent, since other nodes wait for it.
+
+    The driver cannot know this by itself if the agent has never reached it.
 
     Returns:
         Whether the driver has been told.
