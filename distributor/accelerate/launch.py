@@ -82,7 +82,9 @@ def check(told: dict[str, Any], use_gpu: bool) -> None:
             f"{who} asks for DeepSpeed: pass launch=DeepSpeed(config) with DeepSpeed's own configuration"
         )
     if use_gpu and told["use_cpu"]:
-        raise ConfigurationError(f"{who} says use_cpu: true, but the run has use_gpu=True: change one of them")
+        raise ConfigurationError(
+            f"{who} says use_cpu: true, but the run has use_gpu=True: pass use_gpu=False, or write use_cpu: false"
+        )
     if not use_gpu and kind in _NEED_GPUS:
         raise ConfigurationError(
             f"{who} asks for {kind}, which needs GPUs: pass use_gpu=True, or a configuration without it"

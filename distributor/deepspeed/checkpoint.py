@@ -55,7 +55,7 @@ def save(
 ) -> str:
     """Save model, optimizer and scheduler: first a shard from each rank, then the universal form of all shards.
 
-    Rank 0 makes the universal form from the shards, which takes as much disk space again. ``folder/tag`` holds the
+    Rank 0 makes the universal form from the shards. It takes as much disk space as the shards. ``folder/tag`` holds the
     shards and may be removed; ``folder/tag_universal`` holds the universal form. A universal form that was saved under
     the same tag before can be loaded until the new one is complete. Without ZeRO only ``folder/tag`` is saved, without
     a universal form.
@@ -173,7 +173,7 @@ def _check_whole(engine: Any) -> None:
 
 
 def _gather(engine: Any, wanted: Callable[[Any], bool], keep: Callable[[Any], Any]) -> dict[str, Any]:
-    """Gather the wanted parameters, whole, and everything else in the state dict on rank 0. All ranks must call it."""
+    """Gather the wanted parameters, whole, and all else in the state dict on rank 0. All ranks must call this."""
     import torch
     import torch.distributed as dist
 
@@ -225,7 +225,7 @@ def _full(parameter: Any, masters: Mapping[int, Any]) -> Any:
 
 
 def _whole(parameters: list[Any], modifier_rank: int | None = None) -> Any:
-    """Return a context in which parameters that stage 3 splits are whole.
+    """Return a context that makes whole the parameters that ZeRO stage 3 has split over the ranks.
 
     With a ``modifier_rank``, all ranks keep what that rank writes into the parameters.
     """
@@ -256,7 +256,7 @@ def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_rest(engine: Any, folder: Path) -> dict[str, Any] | None:
-    """Return the data that :func:`save` added to DeepSpeed's universal form; ``None`` if DeepSpeed's tools made it."""
+    """Return what :func:`save` added to DeepSpeed's universal form; ``None`` if DeepSpeed's own tools made the form."""
     import torch
 
     if not (folder / _REST).exists():
@@ -273,7 +273,7 @@ def _read_rest(engine: Any, folder: Path) -> dict[str, Any] | None:
 def _load_rest(engine: Any, rest: Mapping[str, Any]) -> None:
     """Restore the data that DeepSpeed does not load from a universal checkpoint.
 
-    That includes the settings of each optimizer group, where DeepSpeed may load those of the first group instead.
+    This includes the settings of each optimizer group: DeepSpeed may load the first group's settings for every group.
     """
     import torch
     import torch.distributed as dist

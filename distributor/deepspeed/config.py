@@ -263,7 +263,7 @@ def precision(config: Config) -> str:
 
 
 def extensions(config: Config, use_gpu: bool) -> tuple[str, ...]:
-    """Return the builders whose code a run with this configuration loads, by name in ``deepspeed.ops.op_builder``.
+    """Return the names of the builders in ``deepspeed.ops.op_builder`` whose code a run with this configuration loads.
 
     Source: ``deepspeed/runtime/engine.py`` (``_configure_basic_optimizer``), ``deepspeed/comm/torch.py``.
 

@@ -149,8 +149,9 @@ def cache_folder(gpus: str = "") -> str:
 
     It lies below ``XDG_CACHE_HOME`` (by default ``~/.cache``), or else below a private folder in ``/tmp``. Each
     combination of Python, torch and DeepSpeed versions and kinds of processor and GPUs has its own folder: extensions
-    are compiled for the machine's own instructions, and machines may share a home folder. So has each environment,
-    since torch would compile an extension again if the paths of its headers changed, while ranks may be using it.
+    are compiled for the machine's own instructions, and machines may share a home folder. Each environment has its own
+    folder, too. Otherwise torch would compile an extension again if the paths of its headers changed, while ranks may
+    be using it.
     """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     versions = [
@@ -174,7 +175,7 @@ def cache_folder(gpus: str = "") -> str:
 
 
 def _private_parent() -> str:
-    """Return a private folder in the temporary directory. It is an error if another user has created that name."""
+    """Return a private folder in the temporary directory. Raise an error if another user has created that folder."""
     folder = os.path.join(tempfile.gettempdir(), f"distributor_cache_{os.geteuid()}")
     try:
         folders.make_private(folder)

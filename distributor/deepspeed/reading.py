@@ -75,7 +75,10 @@ def _load_yaml(text: str) -> Any:
         ) from error
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no type hints
-        """A loader that refuses duplicate names and reads 1e-4 as a number, which YAML 1.1 does not (it has no dot)."""
+        """A YAML loader that refuses duplicate names, and reads 1e-4 as a number.
+
+        YAML 1.1 reads 1e-4 as text, since it has no dot.
+        """
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             _unique([(str(key.value), None) for key, _ in node.value if not key.tag.endswith(":merge")])
@@ -110,7 +113,8 @@ def plain(value: Any, path: str) -> Any:
         for name in value:
             if not isinstance(name, str):
                 raise ConfigurationError(
-                    f"deepspeedConfig: the name {name!r}{f' in {path}' if path else ''} is not a string"
+                    f"deepspeedConfig: the key {name!r}{f' in {path}' if path else ''} must be a string, "
+                    f"not {type(name).__name__}"
                 )
         return {name: plain(inner, f"{path}.{name}" if path else name) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):

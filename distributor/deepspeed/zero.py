@@ -214,15 +214,15 @@ class Suggestion:
     best: Estimate | None
 
     def config(self, **options: Any) -> CommentedConfig:
-        """Return what :func:`zero` returns for the stage and offload of the best estimate, and for these options.
+        """Return what :func:`zero` returns for the best estimate's stage and offload, with these options.
 
         Raises:
             ConfigurationError: there is no best estimate.
         """
         if self.best is None:
             raise ConfigurationError(
-                "no stage is known to fit: give the memory of a GPU (gpu_memory='80g'), use more GPUs, or zero(3, "
-                "offload='nvme', nvme_path=...)"
+                "no stage is known to fit: pass gpu_memory='80g' to suggest_zero if it was left out; otherwise use "
+                "more GPUs, or make a configuration with zero(3, offload='nvme', nvme_path=...)"
             )
         return zero(self.best.stage, self.best.offload, **options)  # type: ignore[arg-type]
 

@@ -2,7 +2,7 @@
 
 Each side proves that it has the run's key.
 
-Source: ``multiprocessing.connection``, whose messages between processes are a challenge and its HMAC.
+Source: ``multiprocessing.connection``, where each side answers a challenge with its HMAC.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Places in MPI's world on a node, which come from the shims that MPI has started, and go to the run's ranks.
+"""Gives a node's ranks their places in MPI's world, which arrive from the shims that MPI has started.
 
 Messages from a rank to MPICH's process manager pass through here. The manager does not learn that a rank has ended,
 since the launcher decides whether a rank has failed. ``MPI_Abort`` ends the rank that calls it; MPICH would end all

@@ -57,7 +57,7 @@ def serve(
 
 
 def too_old(version: str) -> str | None:
-    """Return why a version of Ray is refused, or ``None``. Too old versions give access without the token.
+    """Return why a version of Ray is refused; ``None`` if it is not. Old versions let clients in without the token.
 
     >>> too_old("2.60.0")
     >>> too_old("2.9.3")

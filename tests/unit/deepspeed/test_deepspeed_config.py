@@ -99,7 +99,7 @@ def refused(config: dict[str, Any], world_size: int = 4) -> str:
         ({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1}}}, "use 'gradient_clipping' instead"),
         ({"steps_per_print": float("inf")}, "steps_per_print is inf, which JSON cannot express"),
         ({"optimizer": {"type": "Adam", "params": {"lr": object()}}}, "optimizer.params.lr is a builtins.object; only"),
-        ({"comment": [{3: 4}]}, "the name 3 in comment[0] is not a string"),
+        ({"comment": [{3: 4}]}, "the key 3 in comment[0] must be a string, not int"),
         ({"steps_per_print": AUTO}, "steps_per_print is 'auto', but its value cannot be derived: give it one"),
     ],
 )

@@ -117,7 +117,7 @@ def test_a_model_is_counted_once() -> None:
     assert str(suggest_zero(7e9, gpu_memory="0.5g")).endswith(
         "more GPUs or nodes, or zero(3, offload='nvme', nvme_path=...)"
     )
-    with pytest.raises(ConfigurationError, match="no stage is known to fit: give the memory of a GPU"):
+    with pytest.raises(ConfigurationError, match="no stage is known to fit: pass gpu_memory='80g' to suggest_zero"):
         found.config()
 
 
