@@ -41,8 +41,8 @@ def mismatch(accelerator: str, device: str | None) -> str | None:
     """
     if device is None:
         return (
-            f"GPU type {accelerator!r} was asked for, but torch finds no GPU in this rank: train where there "
-            "are such GPUs and a torch for CUDA, or set DISTRIBUTOR_COMPAT_CPU=2 to try this on CPUs"
+            f"GPU type {accelerator!r} was asked for, but torch finds no GPU in this rank: train on "
+            "executors that have such GPUs and torch for CUDA, or set DISTRIBUTOR_COMPAT_CPU=2 to try this on CPUs"
         )
     if is_a(accelerator, device):
         return None

@@ -343,7 +343,7 @@ def command(
         code: the project folder, which becomes the ranks' current directory.
         inputs: values by name: text, numbers, or objects with a ``path``, such as Azure's ``Input``. Paths are taken as
             they are, and must exist on all nodes.
-        distribution: how many processes each instance has, and how they are started; by default one, as by torchrun.
+        distribution: how many processes each instance has, and how they are started; by default one, as torchrun does.
             May be a dict with its ``type``, such as ``"pytorch"``.
         instance_count: number of instances.
         environment_variables: variables for the ranks.
@@ -393,7 +393,7 @@ def run(
     Args:
         target: a function, the path of a script, or a job that ``command`` has returned.
         args: arguments of the function or the script.
-        distribution: how many processes each instance has, and how they are started; by default one, as by torchrun.
+        distribution: how many processes each instance has, and how they are started; by default one, as torchrun does.
         instance_count: number of instances. Each is a Spark executor; without executors, all are this machine.
         environment_variables: variables for the ranks.
         code: the project folder, which becomes the ranks' current directory.

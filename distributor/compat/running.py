@@ -1,4 +1,4 @@
-"""Runs under other launchers' names: what a call asks for, what that means with the slots and GPUs at hand, the run."""
+"""Runs what a call under another launcher's name asks for, with the slots and GPUs that there are."""
 
 from __future__ import annotations
 
@@ -121,7 +121,8 @@ def _all_slots(request: Request, place: Place, use_gpu: bool) -> int:
     if slots == 0:
         what = "GPUs" if use_gpu else "slots"
         raise ResourceError(
-            f"{request.asked} takes all {what} of {where}, but there are none: train where there are {what}"
+            f"{request.asked} takes all {what} of {where}, but there are none: start a Spark session "
+            f"whose executors have {what}, or use a machine that has {what}"
         )
     return slots
 

@@ -89,7 +89,7 @@ def check_op(op: Any, average: bool | None = None) -> Op:
         <Op.SUM: 'Sum'>
     """
     if average is not None and op is not None:
-        raise ConfigurationError(f"average={average!r} and op={op!r} are the same argument: leave out average")
+        raise ConfigurationError(f"average={average!r} and op={op!r} both choose the operation: pass only op")
     if average is not None:
         return Op.AVERAGE if average else Op.SUM
     if op is Op.ADASUM:
@@ -111,7 +111,8 @@ def no_process_set(process_set: Any) -> None:
     """
     if process_set is not None:
         raise ConfigurationError(
-            f"process_set={process_set!r} cannot be used: call torch.distributed with a group of new_group()"
+            f"process_set={process_set!r} cannot be used: call torch.distributed's own "
+            "functions, with a group from torch.distributed.new_group()"
         )
 
 
@@ -291,7 +292,7 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Any = 
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: Any = None) -> Handle:
-    """Do what :func:`allgather` does, and return a handle. This waits for all ranks, whose lengths are not known."""
+    """Do what :func:`allgather` does, and return a handle. It waits for all ranks, to learn their lengths."""
     return Handle.of(allgather(tensor, name, process_set))
 
 

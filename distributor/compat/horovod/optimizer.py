@@ -45,7 +45,7 @@ class GradientReducer:
 
     @property
     def under_way(self) -> bool:
-        """Whether a reduction was started whose result was not waited for yet."""
+        """Whether a reduction has been started, and :meth:`finish` has not yet waited for its result."""
         return bool(self._handles)
 
     def watch(self) -> None:

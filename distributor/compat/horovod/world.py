@@ -13,7 +13,9 @@ from distributor.errors import ConfigurationError
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Join the process group of all ranks, unless this process has joined one. Outside of a run, it is alone in it.
+    """Join the process group of all ranks, unless this process has already joined a group.
+
+    Outside of a run, the group has this process only.
 
     Args:
         comm, process_sets: refused, since all ranks train together.

@@ -56,7 +56,12 @@ def test_all_slots_are_gpus_or_else_cpus() -> None:
         (ASKED, Place(exists=False), ConfigurationError, "none is active: create one first .*, or do without"),
         (ASKED, Place(gpus=4), ResourceError, r"@distributed\(gpus=8\) needs 8 GPUs, but this machine has 4: ask"),
         (replace(ASKED, processes=None), Place(), ResourceError, "takes all GPUs of this machine, but there are none"),
-        (EVERY, Place(executors=True, cpus=0), ResourceError, "takes all slots of the executors, but there are none"),
+        (
+            EVERY,
+            Place(executors=True, cpus=0),
+            ResourceError,
+            "takes all slots of the executors, but there are none: start",
+        ),
         (EVERY, Place(executors=True, cpus=None), ConfigurationError, "their number is not known .*: pass num_proc="),
         (ASKED, Place(executors=True), ResourceError, "needs 8 GPUs, but executors have none: set spark.executor.res"),
     ],

@@ -111,7 +111,7 @@ def one_number(num_proc: int | None, np: int | None) -> int | None:
         4
     """
     if num_proc is not None and np is not None and num_proc != np:
-        raise ConfigurationError(f"num_proc={num_proc!r} and np={np!r} are the same argument: leave np out")
+        raise ConfigurationError(f"num_proc={num_proc!r} and np={np!r} both give the number of ranks: leave np out")
     return np if num_proc is None else num_proc
 
 
