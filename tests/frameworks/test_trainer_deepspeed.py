@@ -102,10 +102,18 @@ def test_what_a_script_does_not_take_is_named_with_what_it_takes(
     assert told in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["trainer", False])
-def test_a_trainer_that_has_not_found_the_others_is_told_what_to_say(kind: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [
+        pytest.param("trainer", ("--ddp_backend", "gloo"), id="trainer-gloo"),  # ignored beside --deepspeed CONFIG
+        pytest.param(False, (), id="without-arguments"),
+    ],
+)
+def test_a_trainer_that_has_not_found_the_others_is_told_what_to_say(
+    kind: Any, backend: tuple[str, ...], tmp_path: Path
+) -> None:
     with pytest.raises(TrainingError, match=r"pass use_cpu=True to TrainingArguments \(--use_cpu True\)"):
-        run(SCRIPT, tmp_path, *arguments(tmp_path), script_arguments=kind)
+        run(SCRIPT, tmp_path, *arguments(tmp_path), *backend, script_arguments=kind)
 
 
 def parse() -> None:
