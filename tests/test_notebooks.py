@@ -12,6 +12,7 @@ import re
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ LIMIT = 180
 #: What notebooks need besides what all need, by a word of their names.
 NEEDED = {
     "deepspeed": ["deepspeed"],
-    "trl": ["trl", "datasets"],
+    "trl": ["trl", "datasets", "deepspeed"],
     "lightning": ["pytorch_lightning"],
     "accelerate": ["accelerate"],
     "retinanet": ["torchvision"],
@@ -55,6 +56,38 @@ def test_notebooks_are_committed_without_outputs(path: Path) -> None:
     for cell in code_cells(json.loads(path.read_text())):
         assert cell["outputs"] == []
         assert cell["execution_count"] is None
+
+
+def choice(path: Path) -> str:
+    """The lines by which a notebook chooses between GPUs and CPUs."""
+    sources = ["".join(cell["source"]) for cell in code_cells(json.loads(path.read_text()))]
+    (found,) = re.findall(r"^spark = SparkSession\.getActiveSession\(\)\n(?:.+\n)+", "\n\n".join(sources), re.MULTILINE)
+    return str(found)
+
+
+@pytest.mark.parametrize(
+    ("settings", "here", "gpus"),
+    [
+        pytest.param(None, 0, False, id="no-session"),
+        pytest.param(None, 8, True, id="no-session-and-gpus-here"),
+        pytest.param({"spark.master": "local[2]"}, 8, True, id="no-executors"),
+        pytest.param({"spark.master": "local-cluster[2,1,1024]"}, 8, False, id="executors-without-gpus"),
+        pytest.param({"spark.master": "yarn", "spark.task.resource.gpu.amount": "1"}, 0, True, id="gpus-of-executors"),
+        pytest.param({"spark.task.resource.gpu.amount": "1"}, 0, True, id="connect"),
+    ],
+)
+def test_notebooks_that_start_no_spark_use_the_gpus_of_where_they_train(
+    settings: dict[str, str] | None, here: int, gpus: bool
+) -> None:
+    session = None if settings is None else SimpleNamespace(conf=SimpleNamespace(get=settings.get))
+    for path in NOTEBOOKS[3:]:
+        names: dict[str, Any] = {
+            "SparkSession": SimpleNamespace(getActiveSession=lambda: session),
+            "torch": SimpleNamespace(cuda=SimpleNamespace(device_count=lambda: here)),
+            "RANKS": 2,
+        }
+        exec(choice(path), names)
+        assert names["use_gpu"] is gpus, path.stem
 
 
 @pytest.mark.slow
