@@ -23,6 +23,7 @@ _NO_GPU = re.compile(
 #: A line of a traceback by which the code demands a GPU, whatever the error's message says.
 _ASSERTS_GPU = re.compile(r"^\s*assert torch\.cuda\.(is_available|device_count)\(", re.MULTILINE)
 _DEVICE_IDS = "DistributedDataParallel device_ids and output_device arguments only work with"
+_NO_OPERATORS = "operator torchvision::nms does not exist"
 _NO_LAUNCH = "To use Fabric with more than one device, you must call `.launch()`"
 #: Names of mosaicml-streaming's shared memory (``streaming/base/shared/prefix.py``).
 _SHARED = re.compile(r"File exists: '/\d{6}_\w+'")
@@ -45,6 +46,11 @@ def advise(failure: Failure, job: Job, *, local: bool = False) -> str:
         return (
             "The code is written for fabric run, which tells Lightning that the processes have been started: pass "
             'env={"LT_CLI_USED": "1"} (--env LT_CLI_USED=1), or call launch() in the code'
+        )
+    if _NO_OPERATORS in failure.message:
+        return (
+            "torchvision was built for another torch, such as one for CUDA beside a torch for CPUs: install both from "
+            "the same index"
         )
     if failure.kind == "FileExistsError" and _SHARED.search(failure.message) and job.training.local_ranks != "host":
         return (

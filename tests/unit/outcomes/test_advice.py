@@ -131,6 +131,13 @@ def test_device_ids_on_cpus() -> None:
     assert advise(ended, make_job(target=Module("train"), use_gpu=True), local=True) == ""
 
 
+@pytest.mark.parametrize("local", [True, False])
+def test_a_torchvision_that_does_not_fit_torch(local: bool) -> None:
+    ended = failure("RuntimeError", "operator torchvision::nms does not exist")
+    assert advise(ended, make_job(), local=local).startswith("torchvision was built for another torch")
+    assert advise(failure("RuntimeError", "operator mine::nms does not exist"), make_job(), local=local) == ""
+
+
 def test_what_the_launch_path_knows_comes_first() -> None:
     ended = replace(
         failure("exit", "exited with code 2"), log_tail="error: argument --deepspeed: expected one argument"
