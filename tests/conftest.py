@@ -17,6 +17,7 @@ from typing import Any
 
 import deepspeed_trainings
 import pytest
+from leftovers import Leftovers
 from proxy import Proxy
 from sessions import LOCAL, MASTERS, Make, Sessions
 
@@ -172,6 +173,12 @@ def make(local: bool) -> Make:
 def make_local() -> Make:
     """Makes a distributor for this machine, on CPUs."""
     return lambda num_processes=2, **options: TorchDistributor(num_processes, True, False, **options)
+
+
+@pytest.fixture
+def leftovers() -> Leftovers:
+    """Tells what is left of the test's runs."""
+    return Leftovers()
 
 
 @pytest.fixture

@@ -13,13 +13,14 @@ import argparse
 import gc
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import faults
 import paths
+import victims
 import watch
+from leftovers import Leftovers
 from sessions import LOCAL, MASTERS, Sessions
 
 from distributor import DistributorError, Run, RunCancelledError, TorchDistributor
@@ -41,22 +44,46 @@ DEADLINE = 180.0
 #: Training steps: about three seconds.
 STEPS = 200
 
-VICTIMS = (
-    *("nobody", "rank", "loader", "launcher", "agent", "worker", "executor", "warm", "any", "cancel", "connection"),
-    *("companion", "beside"),
-)
+#: What is killed, or done, on all paths.
+VICTIMS = ("nobody", "rank", "launcher", "agent", "warm", "any", "cancel", "connection", "driver")
+
+#: What else there is where Spark runs, and on some paths.
+IN_SPARK: Mapping[str, Sequence[str]] = {MASTERS[0]: ("worker",), MASTERS[-1]: ("worker", "executor")}
+ON_PATHS: Mapping[str, Sequence[str]] = {
+    "torchrun": ("loader",),
+    "deepspeed": ("loader",),
+    "mpich": ("companion", "beside", "mpiexec", "daemon"),
+    "openmpi": ("companion", "beside", "mpiexec", "daemon"),
+    "ray": ("companion", "beside", "head", "daemon"),
+    "parameter-servers": tuple(map(str, paths.TASKS)),
+}
+
+#: What the error says, by what was killed. Of others, it depends on what the victim was about to do.
+TRUE: Mapping[str, str] = {
+    "rank": victims.RANK,
+    **dict.fromkeys(paths.TASKS, victims.RANK),
+    "launcher": victims.LAUNCHER,
+    **dict.fromkeys(("agent", "worker", "executor"), victims.LOST),
+    **dict.fromkeys(("companion", "mpiexec", "head", "daemon"), victims.COMPANION),
+    "cancel": RunCancelledError.__name__,
+}
 
 #: What was done, and how the run ended.
 Told = tuple[str, str]
 
 
-def victims(run: Run, kind: str) -> list[psutil.Process]:
-    """Processes of a run of some kind, as far as they are there now."""
-    found = watch.processes(run.id)
-    agents = [process for process in found if watch.is_agent(process)]
-    launchers = [process for process in found if watch.is_launcher(process)]
+def found(run: Run, kind: str, folder: Path) -> list[psutil.Process]:
+    """Processes of a run of some kind, as far as they are there now. Ranks have written their pids into a folder."""
+    there = watch.processes(run.id)
+    agents = [process for process in there if watch.is_agent(process)]
+    launchers = [process for process in there if watch.is_launcher(process)]
     ranks = [child for launcher in launchers for child in launcher.children()]
     parents = [parent for agent in agents for parent in watch.owners_of(agent) if parent.pid != os.getpid()]
+    companions = [each for each in there if watch.part(each) == "companion"]
+    if kind in paths.TASKS:
+        return [psutil.Process(int((folder / kind).read_text()))] if (folder / kind).exists() else []
+    if kind in PROGRAMS:
+        return victims.programs(run, *PROGRAMS[kind])
     return {
         "rank": ranks,
         "loader": [child for each in ranks for child in each.children()],
@@ -65,13 +92,16 @@ def victims(run: Run, kind: str) -> list[psutil.Process]:
         "worker": [p for p in parents if "pyspark.daemon" in " ".join(p.cmdline())][:1],
         "executor": [p for p in parents if "CoarseGrainedExecutorBackend" in " ".join(p.cmdline())],
         "warm": watch.warm_processes(),
-        "companion": (companions := [each for each in found if watch.part(each) == "companion"]),
+        "companion": companions,
         "beside": [child for each in companions for child in each.children(recursive=True)],
-        "any": found,
+        "any": there,
     }.get(kind, [])
 
 
-def strike(run: Run, kind: str, source: random.Random) -> str:
+PROGRAMS = {"head": victims.HEAD, "mpiexec": victims.MPIEXEC, "daemon": victims.DAEMON}
+
+
+def strike(run: Run, kind: str, source: random.Random, folder: Path) -> str:
     """Does the harm; says to whom."""
     if kind == "cancel":
         run.cancel()
@@ -83,7 +113,7 @@ def strike(run: Run, kind: str, source: random.Random) -> str:
             server._loop.call_soon_threadsafe(source.choice(peers).writer.transport.abort)
             return "cut a connection"
     with suppress(psutil.NoSuchProcess):
-        there = victims(run, kind)
+        there = found(run, kind, folder)
         if there:
             victim = source.choice(there)
             victim.kill()
@@ -91,7 +121,7 @@ def strike(run: Run, kind: str, source: random.Random) -> str:
     return "nobody there"
 
 
-def ended(run: Run) -> str:
+def ended(run: Run, left: Leftovers) -> str:
     """How a run has ended, nothing of which is left.
 
     Raises:
@@ -103,32 +133,36 @@ def ended(run: Run) -> str:
     except DistributorError as error:
         assert "\tat " not in str(error), error
         end = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
-    gone(run)
+    left.gone(run.id)
     return end
 
 
-def gone(run: Run) -> None:
-    watch.gone(run.id, watch.ORPHAN_DEADLINE)
-    watch.until(lambda: not [left for left in watch.folders() if run.id in left.name])
-
-
-def killed(source: random.Random, sessions: Sessions, folder: Path) -> Told:
+def killed(source: random.Random, sessions: Sessions, folder: Path, left: Leftovers, path: str) -> Told:
     """A training of which something is killed."""
-    mode = source.choice([LOCAL, *MASTERS])
-    ranks, kind, delay = source.randint(1, 4), source.choice(VICTIMS), source.uniform(0.0, 6.0)
+    mode, ranks, delay = (
+        source.choice([LOCAL, *MASTERS]),
+        source.randint(paths.least(path), 4),
+        source.uniform(0.0, 6.0),
+    )
+    kind = source.choice([*VICTIMS, *ON_PATHS.get(path, ()), *IN_SPARK.get(mode, ())])
+    what = f"{path}, {mode}, {ranks} ranks, {kind} after {delay:.1f} s"
+    if kind == "driver":
+        sessions.stop()
+        driver = victims.Driver(path, mode, ranks, folder)
+        time.sleep(delay)
+        driver.kill()
+        left.gone(driver.run)
+        return f"{what}: killed", "nothing is left"
     if mode != LOCAL:
         sessions.get(mode)
-    path, shared = source.choice(paths.installed()), set(watch.shared_memory())
     distributor = paths.distributor(path, ranks, mode == LOCAL, grace_period=1, heartbeat_timeout=10, logs="none")
     run = distributor.submit(paths.training(path), str(folder), STEPS)
     run.wait(delay)
-    what = f"{path}, {mode}, {ranks} ranks, {kind} after {delay:.1f} s"
-    done = strike(run, kind, source) if not run.wait(0) else "too late"
-    end = ended(run)
-    assert end == f"success: {paths.values(path, ranks, STEPS)}" or (
-        not end.startswith("success") and done not in IN_VAIN
-    ), end
-    watch.until(lambda: not set(watch.shared_memory()) - shared)
+    done = strike(run, kind, source, folder) if not run.wait(0) else "too late"
+    end = ended(run, left)
+    if end != f"success: {paths.values(path, ranks, STEPS)}":
+        assert not end.startswith("success") and done not in IN_VAIN, f"{what}: {done} -> {end}"
+        assert re.search(TRUE.get(kind, ""), end), f"{what}: {done} -> {end}"
     return f"{what}: {done}", end
 
 
@@ -144,11 +178,11 @@ def distributor_for(source: random.Random, sessions: Sessions, ranks: int) -> tu
     return f"{mode}, {ranks} ranks, {method}", TorchDistributor(ranks, mode == LOCAL, False, **options)
 
 
-def broken(source: random.Random, sessions: Sessions, folder: Path) -> Told:
+def broken(source: random.Random, sessions: Sessions, folder: Path, left: Leftovers) -> Told:
     """Ranks that break what they stand on, and then return or raise."""
     ranks, what, then = source.randint(2, 4), source.choice(list(faults.BREAKS)), source.choice(["return", "raise"])
     where, distributor = distributor_for(source, sessions, ranks)
-    end = ended(distributor.submit(faults.break_then, what, then))
+    end = ended(distributor.submit(faults.break_then, what, then), left)
     if then == "raise":
         assert ValueError.__name__ in end and end.startswith("TrainingError: rank 1 "), end
     else:
@@ -156,20 +190,20 @@ def broken(source: random.Random, sessions: Sessions, folder: Path) -> Told:
     return f"{where}, {what}, {then}", end
 
 
-def long_message(source: random.Random, sessions: Sessions, folder: Path) -> Told:
+def long_message(source: random.Random, sessions: Sessions, folder: Path, left: Leftovers) -> Told:
     """Ranks that all raise with long messages."""
     ranks, length = source.randint(1, 4), source.randint(1, 40 << 20)
     where, distributor = distributor_for(source, sessions, ranks)
-    end = ended(distributor.submit(faults.raise_at_length, length))
+    end = ended(distributor.submit(faults.raise_at_length, length), left)
     assert end.startswith("TrainingError: rank") and "failed: ValueError: x" in end, end
     return f"{where}, {length} characters", end
 
 
-def full_disk(source: random.Random, sessions: Sessions, folder: Path) -> Told:
+def full_disk(source: random.Random, sessions: Sessions, folder: Path, left: Leftovers) -> Told:
     """A rank that fills the disk of its node's folder."""
     then = source.choice(["return", "raise", "print", "exit"])
     with small_disk(folder / "disk"):
-        end = ended(TorchDistributor(1, True, False, logs="none").submit(faults.fill_then, then, 10))
+        end = ended(TorchDistributor(1, True, False, logs="none").submit(faults.fill_then, then, 10), left)
     true = {"return": "success: ", "raise": "ValueError: ", "print": "[Errno 28] No space", "exit": "with code 3"}
     assert true[then] in end and (then == "return" or " is full" in end), end
     return f"full disk, {then}", end
@@ -189,7 +223,7 @@ def small_disk(folder: Path) -> Iterator[None]:
         folder.rmdir()
 
 
-def apart(source: random.Random, sessions: Sessions, folder: Path) -> Told:
+def apart(source: random.Random, sessions: Sessions, folder: Path, left: Leftovers) -> Told:
     """A rank that fails while its launcher waits for the store on another node."""
     sessions.get(MASTERS[-1])
     go = folder / "go"
@@ -206,14 +240,14 @@ def apart(source: random.Random, sessions: Sessions, folder: Path) -> Told:
         watch.until(lambda: run.status.value != "running", 10.0)
     finally:
         store.resume()
-    end = ended(run)
+    end = ended(run, left)
     for path in folder.iterdir():
         path.unlink()
     assert "TrainingError: rank 3 " in end and "while the nodes were apart" in end, end
     return "nodes that do not reach each other", end
 
 
-def interrupted(source: random.Random, sessions: Sessions, folder: Path) -> Told:
+def interrupted(source: random.Random, sessions: Sessions, folder: Path, left: Leftovers) -> Told:
     """Ctrl-C at any moment of a run, the first instants among them."""
     delay = source.choice([source.uniform(0.0, 0.01), source.uniform(0.0, 1.0)])
     where, distributor = distributor_for(source, sessions, 2)
@@ -230,11 +264,11 @@ def interrupted(source: random.Random, sessions: Sessions, folder: Path) -> Told
     for run in runs():
         if id(run) not in before:
             assert run.wait(DEADLINE)
-            gone(run)
+            left.gone(run.id)
     return f"{where}, Ctrl-C after {delay:.3f} s", end
 
 
-def returning(source: random.Random, sessions: Sessions, folder: Path) -> Told:
+def returning(source: random.Random, sessions: Sessions, folder: Path, left: Leftovers) -> Told:
     """A run whose training has ended: who passes on its values is killed, or Spark's job is cancelled."""
     spark = sessions.get(source.choice(MASTERS))
     ranks, size = source.randint(1, 4), source.choice([1000, source.randint(1 << 20, 64 << 20)])
@@ -247,7 +281,7 @@ def returning(source: random.Random, sessions: Sessions, folder: Path) -> Told:
         spark.sparkContext.cancelAllJobs()
         done = "cancelled"
     else:
-        done = strike(run, kind, source)
+        done = strike(run, kind, source, folder)
     assert run.wait(DEADLINE), f"has not ended within {DEADLINE} s"
     end = "success"
     try:
@@ -255,7 +289,7 @@ def returning(source: random.Random, sessions: Sessions, folder: Path) -> Told:
     except RunCancelledError as error:
         assert kind == "job"
         end = type(error).__name__
-    gone(run)
+    left.gone(run.id)
     return f"{ranks} values of {size} bytes, {kind} after {delay:.2f} s: {done}", end
 
 
@@ -263,19 +297,19 @@ def runs() -> list[Run]:
     return [found for found in gc.get_objects() if type(found) is Run]
 
 
-def deaf(source: random.Random, sessions: Sessions, folder: Path) -> Told:
+def deaf(source: random.Random, sessions: Sessions, folder: Path, left: Leftovers) -> Told:
     """A driver that ignores SIGCHLD, as its shell may have told it to."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         method = source.choice(["fork", "spawn"])
-        end = ended(TorchDistributor(2, True, False, logs="none", start_method=method).submit(faults.nap, 0.1))
+        end = ended(TorchDistributor(2, True, False, logs="none", start_method=method).submit(faults.nap, 0.1), left)
     finally:
         signal.signal(signal.SIGCHLD, before)
     assert end.startswith("success"), end
     return f"SIGCHLD ignored, {method}", end
 
 
-Play = Callable[[random.Random, Sessions, Path], Told]
+Play = Callable[[random.Random, Sessions, Path, Leftovers], Told]
 
 PLAYS: tuple[Play, ...] = (broken, long_message, full_disk, apart, interrupted, deaf, returning)
 
@@ -283,13 +317,15 @@ PLAYS: tuple[Play, ...] = (broken, long_message, full_disk, apart, interrupted, 
 def play(seed: int, sessions: Sessions, folder: str) -> Told:
     """One run; what was done to it, and how it ended. Where other launch paths are, something of theirs is killed.
 
+    Seeds that follow each other try one path after the other.
+
     Raises:
         AssertionError: it did not end, ended in an untrue way, or left something behind.
     """
-    source = random.Random(seed)
-    others = set(paths.installed()) - set(paths.PATHS)
-    act = killed if others or source.random() < 0.5 else source.choice(PLAYS)
-    return act(source, sessions, Path(folder))
+    source, left, tried = random.Random(seed), Leftovers(), paths.installed()
+    if not {*tried} <= {*paths.PATHS} or source.random() < 0.5:
+        return killed(source, sessions, Path(folder), left, tried[seed % len(tried)])
+    return source.choice(PLAYS)(source, sessions, Path(folder), left)
 
 
 def main(argv: list[str] | None = None) -> int:

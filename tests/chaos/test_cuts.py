@@ -11,6 +11,7 @@ import paths
 import pytest
 import watch
 from hosts import Hosts
+from leftovers import Leftovers
 
 from distributor import NodeLostError, Run, Status, TorchDistributor, TrainingError
 
@@ -30,7 +31,7 @@ def train(cluster: Hosts, path: str, tmp_path: Path, heartbeat_timeout: float = 
     return run
 
 
-def test_a_host_that_is_cut_off_ends_by_itself(cluster: Hosts, path: str, tmp_path: Path) -> None:
+def test_a_host_that_is_cut_off_ends_by_itself(cluster: Hosts, path: str, tmp_path: Path, leftovers: Leftovers) -> None:
     run = train(cluster, path, tmp_path)
     cluster.cut("host-b")
     start = time.monotonic()
@@ -43,18 +44,20 @@ def test_a_host_that_is_cut_off_ends_by_itself(cluster: Hosts, path: str, tmp_pa
     told = f"lost the node on host-b (node {node.node_rank}, ranks {first}-{last}): nothing was heard from it for 5 s"
     assert str(caught.value).startswith(told)
     assert ": 2 ranks running" in str(caught.value)
-    watch.gone(run.id, HEARTBEAT + watch.ORPHAN_DEADLINE)
+    leftovers.gone(run.id, HEARTBEAT + watch.ORPHAN_DEADLINE)
     assert time.monotonic() - start < HEARTBEAT + watch.ORPHAN_DEADLINE
 
 
-def test_hosts_that_are_all_cut_off_end_by_themselves(cluster: Hosts, path: str, tmp_path: Path) -> None:
+def test_hosts_that_are_all_cut_off_end_by_themselves(
+    cluster: Hosts, path: str, tmp_path: Path, leftovers: Leftovers
+) -> None:
     run = train(cluster, path, tmp_path)
     for name in cluster.addresses:
         cluster.cut(name)
     start = time.monotonic()
     with pytest.raises(NodeLostError, match="host-a .*host-b "):
         run.result(timeout=2 * watch.DEADLINE)
-    watch.gone(run.id, HEARTBEAT + watch.ORPHAN_DEADLINE)
+    leftovers.gone(run.id, HEARTBEAT + watch.ORPHAN_DEADLINE)
     assert time.monotonic() - start < HEARTBEAT + watch.ORPHAN_DEADLINE
 
 

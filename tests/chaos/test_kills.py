@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +15,7 @@ import pytest
 import trainings
 import victims
 import watch
+from leftovers import Leftovers
 from sessions import Make
 
 from distributor import NodeLostError, Run, RunCancelledError, Status, TrainingError
@@ -84,7 +82,7 @@ KILLS: dict[str, tuple[Callable[[Run], psutil.Process], type[Exception], str]] =
 @pytest.mark.slow_on_executors
 @pytest.mark.parametrize("victim", KILLS)
 def test_a_kill_is_a_true_error_and_leaves_nothing(
-    victim: str, make_on_path: Make, path: str, mode: str, tmp_path: Path
+    victim: str, make_on_path: Make, path: str, mode: str, tmp_path: Path, leftovers: Leftovers
 ) -> None:
     victims.skip_if_absent(victim, mode)
     find, kind, text = KILLS[victim]
@@ -96,13 +94,14 @@ def test_a_kill_is_a_true_error_and_leaves_nothing(
     assert time.monotonic() - start < watch.KILL_DEADLINE
     assert re.search(text, str(caught.value)), caught.value
     assert "\tat " not in str(caught.value)
-    watch.gone(training.id, watch.ORPHAN_DEADLINE)
-    watch.until(lambda: not [folder for folder in watch.folders() if training.id in folder.name])
+    leftovers.gone(training.id)
     assert make_on_path(2).run(trainings.all_reduce) == 3.0  # Spark's workers are still of use
 
 
 @pytest.mark.slow_on_executors
-def test_an_agent_that_is_killed_before_it_has_said_a_word(make_on_path: Make, tmp_path: Path) -> None:
+def test_an_agent_that_is_killed_before_it_has_said_a_word(
+    make_on_path: Make, tmp_path: Path, leftovers: Leftovers
+) -> None:
     """The others would wait for its ranks until the start timeout."""
 
     def agents() -> list[psutil.Process]:
@@ -119,19 +118,21 @@ def test_an_agent_that_is_killed_before_it_has_said_a_word(make_on_path: Make, t
             run.result(timeout=watch.DEADLINE)
     finally:
         run.cancel()  # the tests after this one need its slots
-    watch.gone(run.id, watch.ORPHAN_DEADLINE)
+    leftovers.gone(run.id)
     assert make_on_path(2).run(trainings.all_reduce) == 3.0
 
 
 @pytest.mark.slow_on_executors
-def test_a_stopped_rank_does_not_hold_up_the_end(make_on_path: Make, path: str, tmp_path: Path) -> None:
+def test_a_stopped_rank_does_not_hold_up_the_end(
+    make_on_path: Make, path: str, tmp_path: Path, leftovers: Leftovers
+) -> None:
     """SIGSTOP: it cannot react to SIGTERM."""
     training = train(make_on_path, path, tmp_path)
     rank_of(training).suspend()
     training.cancel()
     with pytest.raises(RunCancelledError):
         training.result(timeout=2 + watch.FAILURE_DEADLINE)
-    watch.gone(training.id, watch.ORPHAN_DEADLINE)
+    leftovers.gone(training.id)
 
 
 def test_a_frozen_agent_is_a_lost_node(make_local: Make, tmp_path: Path) -> None:
@@ -178,42 +179,8 @@ def test_a_kill_for_lack_of_memory_is_explained(make: Make, small_memory: Path) 
     watch.gone(run.id, watch.ORPHAN_DEADLINE)
 
 
-DRIVER = """
-import os, signal, sys, time
-sys.path.insert(0, {tests!r})
-import paths
-
-mode, path, ready = sys.argv[1:]
-if mode != "local":
-    from pyspark.sql import SparkSession
-    spark = SparkSession.builder.master(mode).config("spark.ui.enabled", "false").getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
-run = paths.distributor(path, 4, mode == "local", grace_period=1).submit(paths.training(path), ready)
-print(run.id, flush=True)
-run.wait()
-"""
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_nothing_outlives_the_driver(number: signal.Signals, path: str, mode: str, tmp_path: Path) -> None:
-    ready = tmp_path / "ready"
-    ready.mkdir()
-    script = tmp_path / "driver.py"
-    script.write_text(textwrap.dedent(DRIVER.format(tests=str(Path(__file__).parents[1] / "support"))))
-    with subprocess.Popen(
-        [sys.executable, str(script), mode, path, str(ready)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as driver:
-        assert driver.stdout is not None
-        run_id = driver.stdout.readline().strip()
-        watch.until(lambda: len(os.listdir(ready)) == 4, 2 * watch.DEADLINE)
-        family = psutil.Process(driver.pid).children(recursive=True)
-        family += [warm for process in [driver, *family] for warm in watch.warm_processes(process.pid)]
-        driver.send_signal(number)
-    assert run_id
-    watch.gone(run_id, watch.ORPHAN_DEADLINE)
-    _, alive = psutil.wait_procs(family, watch.ORPHAN_DEADLINE)
-    assert not alive
-    watch.until(lambda: not [folder for folder in watch.folders() if run_id in folder.name])
+def test_nothing_outlives_the_driver(
+    number: signal.Signals, path: str, mode: str, tmp_path: Path, leftovers: Leftovers
+) -> None:
+    victims.kill_a_driver(path, mode, 4, tmp_path, leftovers, number)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from clusters import CORES, ENVIRON, GPUS, Cluster
 from hosts import Hosts, require
+from leftovers import Leftovers
 from sessions import Sessions
 
 
@@ -27,3 +28,9 @@ def cluster(sessions: Sessions) -> Iterator[Cluster]:
         shared = Cluster(hosts)
         yield shared
         shared.stop()
+
+
+@pytest.fixture
+def leftovers(cluster: Cluster) -> Leftovers:
+    """Tells what is left of the test's runs, on all hosts."""
+    return Leftovers(map(cluster.hosts.temporary, CORES), map(cluster.hosts.memory, CORES))

@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import launched
+import paths
+import psutil
 import pytest
+import victims
 import watch
 from clusters import CORES, Cluster
+from leftovers import Leftovers
 
-from distributor import Distributor
-from distributor.launch import Mpi, Ray, TensorFlow
+from distributor import Distributor, Run
+from distributor.launch import Mpi, TensorFlow
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.slow]
 
@@ -20,43 +24,80 @@ def spread(launch: Any, num_processes: int = 3) -> Distributor:
     return Distributor(num_processes, use_gpu=False, max_processes_per_node=1, launch=launch, grace_period=2)
 
 
-def test_jax(cluster: Cluster) -> None:
+def test_jax(cluster: Cluster, leftovers: Leftovers) -> None:
     pytest.importorskip("jax")
     cluster.session()
-    assert spread("jax").submit(launched.jax_total).results(2 * watch.DEADLINE) == [
-        [6.0, rank, 3, 1] for rank in range(3)
-    ]
+    run = spread("jax").submit(launched.jax_total)
+    assert run.results(2 * watch.DEADLINE) == [[6.0, rank, 3, 1] for rank in range(3)]
+    leftovers.gone(run.id)
 
 
-def test_openmpis_variables(cluster: Cluster) -> None:
+def test_openmpis_variables(cluster: Cluster, leftovers: Leftovers) -> None:
     cluster.session()
-    values = spread("mpi-env").submit(launched.by_openmpis_variables).results(2 * watch.DEADLINE)
-    assert values == [[6.0, 0, 1]] * 3
+    run = spread("mpi-env").submit(launched.by_openmpis_variables)
+    assert run.results(2 * watch.DEADLINE) == [[6.0, 0, 1]] * 3
+    leftovers.gone(run.id)
 
 
 @pytest.mark.parametrize("implementation", ["mpich", "openmpi"])
-def test_mpi(cluster: Cluster, implementation: str) -> None:
+def test_mpi(cluster: Cluster, leftovers: Leftovers, implementation: str) -> None:
     pytest.importorskip("mpi4py")
     cluster.session()
-    values = spread(Mpi(implementation)).submit(launched.mpi_total).results(2 * watch.DEADLINE)
-    assert values == [[6.0, 6.0, rank, 3, rank] for rank in range(3)]
+    run = spread(Mpi(implementation)).submit(launched.mpi_total)
+    assert run.results(2 * watch.DEADLINE) == [[6.0, 6.0, rank, 3, rank] for rank in range(3)]
+    leftovers.gone(run.id)
 
 
-def test_tensorflow(cluster: Cluster, tmp_path: Path) -> None:
+def test_tensorflow(cluster: Cluster, leftovers: Leftovers, tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     cluster.session()
-    values = spread("tensorflow").submit(launched.mirror).results(2 * watch.DEADLINE)
-    assert values == [[3.0, 3]] * 3
+    mirrored = spread("tensorflow").submit(launched.mirror)
+    assert mirrored.results(2 * watch.DEADLINE) == [[3.0, 3]] * 3
+    leftovers.gone(mirrored.id)
     tmp_path.chmod(0o777)
     run = spread(TensorFlow(parameter_servers=1)).submit(launched.serve_or_train, str(tmp_path))
     assert run.results(2 * watch.DEADLINE) == [10.0, None, None]
+    leftovers.gone(run.id)
 
 
-def test_ray(cluster: Cluster) -> None:
+def test_ray(cluster: Cluster, leftovers: Leftovers) -> None:
     pytest.importorskip("ray")
     cluster.session()
-    run = spread(Ray(object_store_memory="100m")).submit(launched.ray_nodes)
+    run = spread(paths.LAUNCHES["ray"]).submit(launched.ray_nodes)
     addresses, cpus = run.result(3 * watch.DEADLINE)
     assert addresses == sorted(cluster.hosts.addresses[host] for host in CORES)
     assert cpus == 3.0
-    watch.gone(run.id)
+    leftovers.gone(run.id)
+
+
+#: What is killed on the host of the last node, where neither mpiexec nor a head runs, and what the error says then.
+DAEMONS = {
+    "mpich": ("hydra_pmi_proxy", victims.COMPANION),
+    "openmpi": ("prted", victims.COMPANION),
+    "ray": ("raylet", victims.COMPANION),
+    "jax": ("", victims.LOST),
+    "tensorflow": ("", victims.LOST),
+    "mpi-env": ("", victims.LOST),
+}
+
+RARE = ("ray", "jax", "tensorflow", "mpi-env")
+
+
+@pytest.mark.parametrize("path", [pytest.param(p, marks=[pytest.mark.long] if p in RARE else []) for p in DAEMONS])
+def test_a_daemon_of_another_host_is_killed(cluster: Cluster, leftovers: Leftovers, path: str, tmp_path: Path) -> None:
+    """A path's own daemon; on paths that have none, the agent."""
+    pytest.importorskip(paths.OTHERS[path][0])
+    cluster.session()
+    tmp_path.chmod(0o777)
+    run = spread(paths.LAUNCHES.get(path, path)).submit(paths.training(path), str(tmp_path))
+    victims.await_ranks(path, 3, tmp_path)
+    assert run.placement is not None
+    there = cluster.hosts.processes(run.placement.nodes[-1].host)
+    name, told = DAEMONS[path]
+
+    def daemon(run: Run) -> psutil.Process:
+        found = victims.programs(run.id, name) if name else filter(watch.is_agent, watch.processes(run.id))
+        return next(process for process in found if process.pid in there)
+
+    victims.strike(run, (daemon, told))
+    leftovers.gone(run.id)

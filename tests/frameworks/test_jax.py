@@ -9,8 +9,10 @@ from typing import Any
 
 import launched
 import pytest
+import victims
 import watch
-from sessions import Make
+from leftovers import Leftovers
+from sessions import LOCAL, Make
 
 from distributor import RunCancelledError, TrainingError
 
@@ -59,21 +61,22 @@ def test_the_rank_that_failed_is_the_root(function: Any, make: Make) -> None:
     assert caught.value.failures[0].rank == 1
 
 
-def killed_by_the_kernel() -> None:
-    import jax
-    from jax.experimental import multihost_utils
-
-    jax.distributed.initialize()
-    multihost_utils.sync_global_devices("begin")
-    if jax.process_index() == 1:
-        os.kill(os.getpid(), 9)
-    multihost_utils.sync_global_devices("end")
+#: Ranks by their numbers: rank 0 is the coordinator, whose end ends the others.
+KILLS = ["0", "1", "launcher", "agent", "executor"]
 
 
-@pytest.mark.framework(*SYSTEM, "a killed rank is the root")
-def test_a_killed_rank_is_the_root(make: Make) -> None:
-    with pytest.raises(TrainingError, match=r"rank 1 on \S+ failed: killed by SIGKILL"):
-        make(2, launch="jax", grace_period=2).submit(killed_by_the_kernel).result(watch.DEADLINE)
+@pytest.mark.framework(*SYSTEM, "whatever is killed: a true error, nothing left")
+@pytest.mark.parametrize(("mode", "victim"), victims.cases(KILLS, ["1", "agent"], ["0", "executor"]), indirect=["mode"])
+def test_nothing_is_left(victim: str, make: Make, tmp_path: Path, leftovers: Leftovers) -> None:
+    run = make(2, launch="jax", grace_period=2).submit(launched.train_with_jax, str(tmp_path))
+    victims.await_ranks("jax", 2, tmp_path)
+    victims.strike(run, {**victims.KILLS, **victims.ranks("jax", 2, tmp_path)}[victim])
+    leftovers.gone(run.id)
+
+
+@pytest.mark.framework(*SYSTEM, "a killed driver leaves nothing")
+def test_a_killed_driver_leaves_nothing(tmp_path: Path, leftovers: Leftovers) -> None:
+    victims.kill_a_driver("jax", LOCAL, 2, tmp_path, leftovers)
 
 
 def stay(path: str) -> None:

@@ -6,16 +6,15 @@ import os
 import signal
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import launched
-import psutil
 import pytest
 import victims
 import watch
-from sessions import Make
+from leftovers import Leftovers
+from sessions import LOCAL, Make
 
 from distributor import TrainingError
 from distributor.launch import Mpi
@@ -27,9 +26,6 @@ pytest.importorskip("mpi4py")
 IMPLEMENTATIONS = [name for name, program in (("mpich", "hydra_pmi_proxy"), ("openmpi", "prted")) if find(program)]
 
 pytestmark = pytest.mark.slow
-
-#: What a driver that is killed launches.
-LAUNCH = "mpi"
 
 #: The system in the table of docs/frameworks.md.
 SYSTEM = ("MPI", "mpi4py")
@@ -43,45 +39,11 @@ def mpi(request: pytest.FixtureRequest) -> Mpi:
 
 @pytest.mark.framework(*SYSTEM, "all-reduce, and torch's beside it: MPICH and Open MPI")
 @pytest.mark.parametrize("num_processes", [1, 2, 4])
-def test_all_ranks_are_mpis_processes(num_processes: int, make: Make, mpi: Mpi) -> None:
-    before = left()
+def test_all_ranks_are_mpis_processes(num_processes: int, make: Make, mpi: Mpi, leftovers: Leftovers) -> None:
     run = make(num_processes, launch=mpi).submit(launched.mpi_total)
     whole = float(sum(range(1, num_processes + 1)))
     assert run.results(watch.DEADLINE) == [[whole, whole, rank, num_processes, rank] for rank in range(num_processes)]
-    gone(run)
-    watch.until(lambda: not left() - before)
-
-
-def gone(run: Any) -> None:
-    """Waits until nothing is left that this test has started."""
-    watch.gone(run.id)
-    watch.until(lambda: not mpis(run.id), watch.ORPHAN_DEADLINE)
-    watch.until(lambda: not [folder for folder in watch.folders() if run.id in folder.name])
-
-
-def mpis(run: str) -> list[psutil.Process]:
-    """The processes of MPI in a run."""
-    found = []
-    for process in watch.processes(run):
-        with suppress(psutil.Error):  # it has ended meanwhile
-            if named(process):
-                found.append(process)
-    return found
-
-
-def named(process: psutil.Process) -> str:
-    """Which process of MPI it is, if it is one."""
-    line, program = " ".join(process.cmdline()), Path(process.exe()).name
-    return next((name for name in ("mpiexec.hydra", "hydra_pmi_proxy", "prterun", "prted") if name == program), "") or (
-        "shim.py" if "shim.py" in line else ""
-    )
-
-
-def left() -> set[Path]:
-    """What MPI keeps in files."""
-    places = (("/dev/shm", "mpich*"), ("/dev/shm", "*openmpi*"), ("/dev/shm", "vader*"), ("/dev/shm", "sm_*"))
-    temporary = (("/tmp", "hydra*"), ("/tmp", "ompi.*"), ("/tmp", "prte*"), ("/tmp", "pmix*"))
-    return {path for folder, names in (*places, *temporary) for path in Path(folder).glob(names)}
+    leftovers.gone(run.id)
 
 
 def return_at_different_times() -> int:
@@ -146,11 +108,11 @@ def killed_by_the_kernel() -> None:
         (killed_by_the_kernel, r"rank 1 on \S+ failed: killed by SIGKILL"),
     ],
 )
-def test_the_rank_that_failed_is_the_root(function: Any, told: str, make: Make, mpi: Mpi) -> None:
+def test_the_rank_that_failed_is_the_root(function: Any, told: str, make: Make, mpi: Mpi, leftovers: Leftovers) -> None:
     run = make(2, launch=mpi, grace_period=2).submit(function)
     with pytest.raises(TrainingError, match=told):
         run.result(watch.DEADLINE)
-    gone(run)
+    leftovers.gone(run.id)
 
 
 def stay(folder: str) -> None:
@@ -168,37 +130,36 @@ def stay(folder: str) -> None:
     time.sleep(600)
 
 
-def of(run: Any, *names: str) -> psutil.Process:
-    return next(process for process in mpis(run.id) if named(process) in names)
-
-
-KILLS = victims.kills(
-    "mpi",
-    rank=lambda run: victims.part(run, "launcher").children()[0],
-    mpiexec=lambda run: of(run, "mpiexec.hydra", "prterun"),
-    proxy=lambda run: of(run, "hydra_pmi_proxy", "prterun"),
-    shim=lambda run: of(run, "shim.py"),
+#: On one machine, Open MPI's mpiexec is its daemon, too.
+KILLS = victims.with_companions(
+    mpiexec=victims.program(*victims.MPIEXEC), proxy=victims.program("hydra_pmi_proxy"), shim=victims.program("shim.py")
 )
 
 
+def victims_of(implementation: str) -> list[str]:
+    return [victim for victim in ["none", *KILLS] if victim != "proxy" or implementation == "mpich"]
+
+
 @pytest.mark.framework(*SYSTEM, "whatever is killed: a true error, nothing left")
-@pytest.mark.parametrize("victim", ["none", *KILLS])
-def test_nothing_is_left(victim: str, make: Make, mode: str, mpi: Mpi, tmp_path: Path) -> None:
-    victims.skip_if_absent(victim, mode)
-    if victim == "proxy" and mpi.implementation == "openmpi":
-        pytest.skip("mpiexec is the proxy of its own host")
-    before = left()
+@pytest.mark.parametrize(
+    ("mpi", "mode", "victim"),
+    [
+        pytest.param(name, *case.values, marks=case.marks)
+        for name in IMPLEMENTATIONS
+        for case in victims.cases(victims_of(name), victims_of(name), victims_of(name))
+    ],
+    indirect=["mpi", "mode"],
+)
+def test_nothing_is_left(victim: str, make: Make, mpi: Mpi, tmp_path: Path, leftovers: Leftovers) -> None:
     run = make(2, launch=mpi, grace_period=10).submit(stay, str(tmp_path))
     watch.until(lambda: len([*tmp_path.glob("here-*")]) == 2, 2 * watch.DEADLINE)
     victims.strike(run, KILLS.get(victim))
     if victim in ("none", "mpiexec", "proxy", "shim"):  # their own ends cost no rank its grace period
         assert {path.name for path in tmp_path.glob("saved-*")} == {"saved-0", "saved-1"}
-    gone(run)
-    watch.until(lambda: not left() - before)
+    leftovers.gone(run.id)
 
 
 @pytest.mark.framework(*SYSTEM, "a killed driver leaves nothing")
-def test_a_killed_driver_leaves_nothing(tmp_path: Path) -> None:
-    run = victims.kill_a_driver(Path(__file__), tmp_path, lambda: len([*tmp_path.glob("here-*")]) == 2)
-    watch.until(lambda: not mpis(run), watch.ORPHAN_DEADLINE)
-    watch.gone(run)
+@pytest.mark.parametrize("path", IMPLEMENTATIONS)
+def test_a_killed_driver_leaves_nothing(path: str, tmp_path: Path, leftovers: Leftovers) -> None:
+    victims.kill_a_driver(path, LOCAL, 2, tmp_path, leftovers)

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import launched
+import paths
 import pytest
+import victims
 import watch
-from sessions import Make
+from leftovers import Leftovers
+from sessions import LOCAL, Make
 
 from distributor import TrainingError
 from distributor.launch import TensorFlow
@@ -38,20 +41,35 @@ def test_parameter_servers_end_with_the_chief(make: Make, tmp_path: Path) -> Non
     assert {path.name for path in tmp_path.iterdir()} == {"chief 0", "worker 0", "ps 0", "evaluator 0", "trained"}
 
 
-@pytest.mark.framework(*SYSTEM, "a server that fails or is killed is the root")
-@pytest.mark.parametrize(
-    ("how", "told"),
-    [
-        ({"fail": "ps 0"}, r"rank 2 on \S+ failed: ValueError: bad batch"),
-        ({"kill": "worker 0"}, r"rank 1 on \S+ failed: killed by"),
-    ],
-)
-def test_a_server_that_ends_too_early_is_the_root(how: Any, told: str, make: Make, tmp_path: Path) -> None:
+@pytest.mark.framework(*SYSTEM, "a server that fails is the root")
+def test_a_server_that_ends_too_early_is_the_root(make: Make, tmp_path: Path) -> None:
     run = make(3, launch=TensorFlow(parameter_servers=1), grace_period=2).submit(
-        launched.serve_or_train, str(tmp_path), **how
+        launched.serve_or_train, str(tmp_path), fail="ps 0"
     )
-    with pytest.raises(TrainingError, match=told):
+    with pytest.raises(TrainingError, match=r"rank 2 on \S+ failed: ValueError: bad batch"):
         run.result(2 * watch.DEADLINE)
+
+
+SERVERS = "parameter-servers"
+
+
+@pytest.mark.framework(*SYSTEM, "whatever is killed: a true error, nothing left")
+@pytest.mark.parametrize(
+    ("mode", "victim"),
+    victims.cases([*paths.TASKS, "launcher", "agent", "executor"], ["ps 0", "chief 0", "agent"], ["worker 0", "executor"]),
+    indirect=["mode"],
+)
+def test_nothing_is_left(victim: str, local: bool, tmp_path: Path, leftovers: Leftovers) -> None:
+    run = paths.distributor(SERVERS, 4, local, grace_period=2).submit(paths.training(SERVERS), str(tmp_path))
+    victims.await_ranks(SERVERS, 4, tmp_path)
+    victims.strike(run, {**victims.KILLS, **victims.ranks(SERVERS, 4, tmp_path)}[victim])
+    leftovers.gone(run.id)
+
+
+@pytest.mark.framework(*SYSTEM, "a killed driver leaves nothing")
+@pytest.mark.parametrize("path", [SERVERS, pytest.param("tensorflow", marks=pytest.mark.long)])
+def test_a_killed_driver_leaves_nothing(path: str, tmp_path: Path, leftovers: Leftovers) -> None:
+    victims.kill_a_driver(path, LOCAL, 4, tmp_path, leftovers)
 
 
 def fit_with_keras() -> None:

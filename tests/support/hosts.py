@@ -302,6 +302,14 @@ class Hosts:
         """The pids on a host: the worker daemon's, executors', their Python workers' and whatever these started."""
         return _pids(self._namespace(name))
 
+    def temporary(self, name: str) -> Path:
+        """A host's folder for temporary files."""
+        return self.folder / name / "tmp"
+
+    def memory(self, name: str) -> Path:
+        """A host's shared memory: its own, or the machine's."""
+        return Path("/proc", str(self._daemons[name].pid), "root/dev/shm")
+
     def _namespace(self, name: str) -> str:
         return f"{self.name}-{name}"
 
@@ -423,7 +431,7 @@ class Hosts:
         from pyspark.find_spark_home import _find_spark_home
 
         home = _find_spark_home()
-        temporary = self.folder / name / "tmp"
+        temporary = self.temporary(name)
         temporary.mkdir(parents=True)
         environ = {
             **os.environ,

@@ -37,61 +37,105 @@ def mpi_total() -> list[float]:
     return [float(world.allreduce(world.rank + 1)), float(total), world.rank, world.size, int(os.environ["RANK"])]
 
 
-def train_with_mpi(folder: str, steps: int) -> int:
+def here(folder: str, name: str = "") -> None:
+    """Says in a file that this process does what it is for; the file has its rank's or its task's name, and its pid."""
+    path = Path(folder, name or os.environ["RANK"])
+    path.with_suffix(".new").write_text(str(os.getpid()))
+    path.with_suffix(".new").rename(path)
+
+
+def train_with_mpi(folder: str, steps: int = 10**9) -> int:
     """So many all-reduces."""
     from mpi4py import MPI
 
+    MPI.COMM_WORLD.barrier()
+    here(folder)
     for _ in range(steps):
         MPI.COMM_WORLD.allreduce(1)
         time.sleep(0.01)
     return steps
 
 
-def train_with_jax(folder: str, steps: int) -> int:
+def train_with_openmpis_variables(folder: str, steps: int = 10**9) -> int:
+    """So many all-reduces of torch's, with ranks known from Open MPI's variables."""
+    import torch
+    import torch.distributed as dist
+
+    by_openmpis_variables()
+    here(folder)
+    for _ in range(steps):
+        dist.all_reduce(torch.ones(1))
+        time.sleep(0.01)
+    return steps
+
+
+def train_with_jax(folder: str, steps: int = 10**9) -> int:
     """So many sums over all processes."""
     import jax
     from jax.experimental import multihost_utils
 
     jax.distributed.initialize()
+    multihost_utils.sync_global_devices("begin")
+    here(folder)
     for _ in range(steps):
         multihost_utils.process_allgather(jax.process_index())
         time.sleep(0.01)
     return steps
 
 
-def train_with_tensorflow(folder: str, steps: int) -> int | None:
-    """So many steps of a chief, where there is one, or of workers that mirror each other; servers return nothing."""
+def train_with_tensorflow(folder: str, steps: int = 10**9) -> int:
+    """So many steps of workers that mirror each other."""
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+    @tf.function
+    def step() -> None:
+        context = tf.distribute.get_replica_context
+        strategy.run(lambda: context().all_reduce(tf.distribute.ReduceOp.SUM, tf.constant(1.0)))
+
+    step()
+    here(folder)
+    for _ in range(steps - 1):
+        step()
+        time.sleep(0.01)
+    return steps
+
+
+def train_with_parameter_servers(folder: str, steps: int = 10**9) -> int | None:
+    """So many steps of a chief, for whose end an evaluator waits; servers return nothing."""
     import tensorflow as tf
 
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    if resolver.task_type == "worker" and not resolver.cluster_spec().as_dict().get("ps"):
-        strategy = tf.distribute.MultiWorkerMirroredStrategy()
-        step = tf.function(
-            lambda: strategy.run(
-                lambda: tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.constant(1.0))
-            )
-        )
-        for _ in range(steps):
-            step()
-            time.sleep(0.01)
-        return steps
+    name = f"{resolver.task_type} {resolver.task_id}"
     if resolver.task_type in ("worker", "ps"):
-        tf.distribute.Server(
+        server = tf.distribute.Server(
             resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc"
-        ).join()
+        )
+        here(folder, name)
+        server.join()
+    if resolver.task_type == "evaluator":
+        here(folder, name)
+        while not Path(folder, "trained").exists():
+            time.sleep(0.05)
+        return steps
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():
         weight = tf.Variable(0.0)
     schedule = tf.function(lambda: strategy.run(lambda: weight.assign_add(1.0)))
-    for _ in range(steps):
+    for step in range(steps):
         coordinator.schedule(schedule)
+        if step == 0:
+            coordinator.join()
+            here(folder, name)
         time.sleep(0.01)
     coordinator.join()
+    Path(folder, "trained").touch()
     return int(weight.numpy())
 
 
-def train_with_ray(folder: str, steps: int) -> int:
+def train_with_ray(folder: str, steps: int = 10**9) -> int:
     """So many rounds of tasks."""
     import ray
 
@@ -99,8 +143,10 @@ def train_with_ray(folder: str, steps: int) -> int:
     def task() -> int:
         return 1
 
-    for _ in range(steps):
+    for step in range(steps):
         assert ray.get(task.remote()) == 1
+        if step == 0:
+            here(folder)
         time.sleep(0.01)
     return steps
 
@@ -142,13 +188,13 @@ def mirror() -> list[float]:
     return [round(float(weight.numpy()), 2), strategy.num_replicas_in_sync]
 
 
-def serve_or_train(folder: str, *, fail: str = "", kill: str = "") -> Any:
+def serve_or_train(folder: str, *, fail: str = "") -> Any:
     """What each task of a cluster with parameter servers runs."""
     import tensorflow as tf
 
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     name = f"{resolver.task_type} {resolver.task_id}"
-    Path(folder, name).write_text(str(os.getpid()))
+    here(folder, name)
     if name == fail:
         raise ValueError("bad batch")
     if resolver.task_type in ("worker", "ps"):
@@ -172,9 +218,6 @@ def serve_or_train(folder: str, *, fail: str = "", kill: str = "") -> Any:
     for _ in range(10):
         coordinator.schedule(step)
     coordinator.join()
-    if kill:
-        os.kill(int(Path(folder, kill).read_text()), 9)
-        time.sleep(600)
     Path(folder, "trained").touch()
     return float(weight.numpy())
 

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import paths
 import psutil
 import pytest
 import watch
-from sessions import LOCAL
+from leftovers import Leftovers, processes
+from sessions import LOCAL, MASTERS
 
 from distributor import DistributorError, Run, RunCancelledError
 
 #: What is said of a node whose agent or executor was killed.
 LOST = "lost the node on|its agent|its Spark task"
 
+#: What is said of a rank, of any companion and of a launcher that were killed.
+RANK = r"rank \d on .* failed: killed by SIGKILL"
+COMPANION = r"the companion \w+ on \S+ (exited with code|was killed by)"
+LAUNCHER = f"process that started it|launcher was killed by SIGKILL|{LOST}"
+
 Victim = Callable[[Run], psutil.Process]
+
+#: The programs that launch paths run beside ranks, by what they are. Open MPI's mpiexec is its own host's daemon.
+HEAD = ("gcs_server",)
+MPIEXEC = ("mpiexec.hydra", "prterun")
+DAEMON = ("hydra_pmi_proxy", "prted", "prterun", "raylet")
 
 
 def part(run: Run, name: str) -> psutil.Process:
@@ -26,31 +41,67 @@ def part(run: Run, name: str) -> psutil.Process:
     return next(process for process in watch.processes(run.id) if watch.part(process) == name)
 
 
+def programs(run: Run, *names: str) -> list[psutil.Process]:
+    """The processes of a run that run one of some programs, scripts or modules."""
+    found = []
+    for process in processes(run.id):
+        with suppress(psutil.Error):
+            words = [process.exe(), *process.cmdline()]
+            if any(word in names or Path(word).name in names for word in words):
+                found.append(process)
+    return found
+
+
+def program(*names: str) -> Victim:
+    """Finds a process by what it runs."""
+    return lambda run: programs(run, *names)[0]
+
+
 def executor_of(run: Run) -> psutil.Process:
     owners = watch.owners_of(part(run, "agent"))
     return next(owner for owner in owners if "CoarseGrainedExecutorBackend" in " ".join(owner.cmdline()))
 
 
-def kills(path: str, rank: Victim, **programs: Victim) -> dict[str, tuple[Victim, str]]:
-    """What can be killed of a run with companions, each with what the error says then.
+#: What can be killed of any run, each with what the error says then.
+KILLS: dict[str, tuple[Victim, str]] = {
+    "rank": (lambda run: part(run, "launcher").children()[0], RANK),
+    "launcher": (lambda run: part(run, "launcher"), LAUNCHER),
+    "agent": (lambda run: part(run, "agent"), LOST),
+    "executor": (executor_of, LOST),
+}
+
+
+def with_companions(**programs: Victim) -> dict[str, tuple[Victim, str]]:
+    """The same of a run with companions, and programs that these run, by their names with underscores for blanks."""
+    found: dict[str, Victim] = {**programs, "companion": lambda run: part(run, "companion")}
+    return {**{name.replace("_", " "): (find, COMPANION) for name, find in found.items()}, **KILLS}
+
+
+def ranks(path: str, number: int, folder: Path) -> dict[str, tuple[Victim, str]]:
+    """The ranks of a training as victims, by the names of the files in which they have written their pids."""
+
+    def find(name: str) -> Victim:
+        return lambda run: psutil.Process(int((folder / name).read_text()))
+
+    names = paths.names(path, number)
+    return {name: (find(name), rf"rank {rank} on \S+ failed: killed by SIGKILL") for rank, name in enumerate(names)}
+
+
+def cases(victims: Iterable[str], local: Collection[str], executors: Collection[str]) -> list[Any]:
+    """The modes with the victims that there are in each, to parametrize a test by ``mode`` (indirect) and ``victim``.
 
     Args:
-        path: name of the companions.
-        rank: finds a rank.
-        programs: find programs that the companions run, by their names, with underscores for blanks.
+        victims: all of them. CI kills some; ``make test-long`` kills all.
+        local: those that CI kills on this machine.
+        executors: those that CI kills on executors.
     """
-    companion = rf"the companion {path} on \S+ (exited with code|was killed by)"
-    return {
-        **{name.replace("_", " "): (find, companion) for name, find in programs.items()},
-        "companion": (lambda run: part(run, "companion"), companion),
-        "rank": (rank, r"rank \d on .* failed: killed by SIGKILL"),
-        "launcher": (
-            lambda run: part(run, "launcher"),
-            f"process that started it|launcher was killed by SIGKILL|{LOST}",
-        ),
-        "agent": (lambda run: part(run, "agent"), LOST),
-        "executor": (executor_of, LOST),
-    }
+    found = []
+    for mode, often, marks in ((LOCAL, local, ()), (MASTERS[-1], executors, (pytest.mark.spark,))):
+        for victim in victims:
+            if victim != "executor" or mode != LOCAL:
+                rare = () if victim in often else (pytest.mark.long,)
+                found.append(pytest.param(mode, victim, marks=(*marks, *rare)))
+    return found
 
 
 def skip_if_absent(victim: str, mode: str) -> None:
@@ -73,31 +124,74 @@ def strike(run: Run, kill: tuple[Victim, str] | None) -> None:
     assert re.search(told, str(caught.value)), caught.value
 
 
-DRIVER = """
-import sys
-sys.path[:0] = sys.argv[2:]
-import {module} as tests
-from distributor import Distributor
-run = Distributor(2, local_mode=True, use_gpu=False, launch=tests.LAUNCH).submit(tests.stay, sys.argv[1])
-print(run.id, flush=True)
-run.result()
-"""
+def await_ranks(path: str, number: int, folder: Path) -> None:
+    """Waits until all ranks of a training train."""
+    ready = [folder / name for name in paths.names(path, number)]
+    watch.until(lambda: all(path.exists() for path in ready), 2 * watch.DEADLINE)
 
 
-def kill_a_driver(tests: Path, argument: Path, ready: Callable[[], bool]) -> str:
-    """Kills a driver whose two ranks run ``stay(argument)`` of a module on its ``LAUNCH``. Returns its run's name.
+class Driver:
+    """A driver in a process of its own, whose ranks train on some path.
 
     Args:
-        tests: the module's file.
-        argument: what ranks are given.
-        ready: returns whether ranks are where they are to be killed.
+        path: the launch path.
+        mode: where the run goes.
+        ranks: number of them.
+        folder: where each says that it trains.
     """
-    folders = [str(tests.parent), str(Path(__file__).parent)]
-    command = [sys.executable, "-c", DRIVER.format(module=tests.stem), str(argument), *folders]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
-        assert driver.stdout is not None
+
+    def __init__(self, path: str, mode: str, ranks: int, folder: Path) -> None:
+        self._training = path, ranks, folder
+        arguments = [mode, path, str(ranks), str(folder), str(Path(__file__).parent)]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _DRIVER, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        assert self._process.stdout is not None
+        with self._process.stdout:
+            self.run = self._process.stdout.readline().strip()
+        assert self.run, "the driver has started no run"
+
+    def await_ranks(self) -> None:
+        """Waits until all ranks train."""
         try:
-            watch.until(ready, 2 * watch.DEADLINE)
-            return driver.stdout.readline().strip()
-        finally:
-            driver.kill()
+            await_ranks(*self._training)
+        except AssertionError:
+            self.kill()
+            raise
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Ends the driver, and asserts that what it has started, and what is kept warm for it, soon ends as well."""
+        family = psutil.Process(self._process.pid).children(recursive=True)
+        owners = [self._process.pid, *(each.pid for each in family)]
+        warm = [each for owner in owners for each in watch.warm_processes(owner)]
+        folders = [Path(each.cmdline()[6]) for each in warm]
+        self._process.send_signal(number)
+        self._process.wait(watch.DEADLINE)
+        _, alive = psutil.wait_procs([*family, *warm], watch.ORPHAN_DEADLINE)
+        assert not alive
+        watch.until(lambda: not [folder for folder in folders if folder.exists()], watch.ORPHAN_DEADLINE)
+
+
+def kill_a_driver(
+    path: str, mode: str, ranks: int, folder: Path, found: Leftovers, number: signal.Signals = signal.SIGKILL
+) -> None:
+    """Ends a driver whose ranks train, and asserts that nothing is left."""
+    driver = Driver(path, mode, ranks, folder)
+    driver.await_ranks()
+    driver.kill(number)
+    found.gone(driver.run)
+
+
+_DRIVER = """
+import sys
+mode, path, ranks, folder, support = sys.argv[1:]
+sys.path.insert(0, support)
+import paths
+if mode != "local":
+    from pyspark.sql import SparkSession
+    spark = SparkSession.builder.master(mode).config("spark.ui.enabled", "false").getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+run = paths.distributor(path, int(ranks), mode == "local", grace_period=1).submit(paths.training(path), folder)
+print(run.id, flush=True)
+run.wait()
+"""

@@ -61,11 +61,6 @@ def _mark(process: psutil.Process) -> str:
     return process.environ().get(NODE_ID, "").strip("-")
 
 
-def shared_memory() -> list[Path]:
-    """What DeepSpeed's ranks on CPUs, and MPICH, keep outside of any folder."""
-    return [*Path("/dev/shm").glob("deepspeed_*"), *Path("/dev/shm").glob("mpich_*"), *Path("/tmp").glob("hydra_*")]
-
-
 def warm_processes(owner: int | None = None, temporary: str = "/") -> list[psutil.Process]:
     """Warm processes of an executor or driver; by default those of this process and all below it.
 
