@@ -100,6 +100,7 @@ test-all: $(VENV)/test.ok
 test-long: test-all
 	$(BIN)/python -m pytest -m long
 	$(MAKE) chaos chaos-launchers test-pythons test-frameworks docker-test
+	$(VENV_LAUNCHERS)/bin/python -m pytest -m long tests/cluster/test_cluster_launchers.py
 
 # FRAMEWORK: which tests of tests/frameworks to run, all by default. Their results go into the table of docs/frameworks.md.
 FRAMEWORK ?= pytorch trl trainer_deepspeed accelerate lightning vision streaming composer axolotl unsloth $(LAUNCHERS)
@@ -129,7 +130,7 @@ $(addprefix test-framework-,$(LAUNCHERS)): test-framework-%: $(VENV_LAUNCHERS)/l
 
 # CI runs these tests of LAUNCHERS, two files at a time. The results do not go into the table.
 test-frameworks-launchers: $(VENV_LAUNCHERS)/launchers.ok
-	$(VENV_LAUNCHERS)/bin/python -m pytest -n 2 --dist loadfile $(LAUNCHERS:%=tests/frameworks/test_%.py) tests/cluster/test_cluster_launchers.py
+	$(VENV_LAUNCHERS)/bin/python -m pytest -n 2 --dist loadfile -m "not long" $(LAUNCHERS:%=tests/frameworks/test_%.py) tests/cluster/test_cluster_launchers.py
 
 test-framework-%: $(VENV)/test.ok
 	$(NOTED) $(BIN)/python -m pytest tests/frameworks/test_$*.py

@@ -138,25 +138,31 @@ def ended(run: Run, left: Leftovers) -> str:
 
 
 def killed(source: random.Random, sessions: Sessions, folder: Path, left: Leftovers, path: str) -> Told:
-    """A training of which something is killed."""
-    mode, ranks, delay = (
+    """A training of which something is killed, some time after its run has begun, or after its ranks have."""
+    mode, ranks, when = (
         source.choice([LOCAL, *MASTERS]),
         source.randint(paths.least(path), 4),
-        source.uniform(0.0, 6.0),
+        source.choice(BEGINNINGS),
     )
+    delay = source.uniform(0.0, 6.0 if when == "start" else 1.0)
     kind = source.choice([*VICTIMS, *ON_PATHS.get(path, ()), *IN_SPARK.get(mode, ())])
-    what = f"{path}, {mode}, {ranks} ranks, {kind} after {delay:.1f} s"
+    what = f"{path}, {mode}, {ranks} ranks, {kind} {delay:.1f} s after the {when}"
     if kind == "driver":
         sessions.stop()
         driver = victims.Driver(path, mode, ranks, folder)
+        if when == "first steps":
+            driver.await_ranks()
         time.sleep(delay)
         driver.kill()
         left.gone(driver.run)
-        return f"{what}: killed", "nothing is left"
+        return f"{what}: killed {driver.run}", "nothing is left"
     if mode != LOCAL:
         sessions.get(mode)
     distributor = paths.distributor(path, ranks, mode == LOCAL, grace_period=1, heartbeat_timeout=10, logs="none")
     run = distributor.submit(paths.training(path), str(folder), STEPS)
+    if when == "first steps":
+        here = [folder / name for name in paths.names(path, ranks)]
+        watch.until(lambda: all(each.exists() for each in here) or run.wait(0), DEADLINE)
     run.wait(delay)
     done = strike(run, kind, source, folder) if not run.wait(0) else "too late"
     end = ended(run, left)
@@ -165,6 +171,9 @@ def killed(source: random.Random, sessions: Sessions, folder: Path, left: Leftov
         assert re.search(TRUE.get(kind, ""), end), f"{what}: {done} -> {end}"
     return f"{what}: {done}", end
 
+
+#: From when on it is counted until something is killed.
+BEGINNINGS = ("start", "first steps", "first steps")
 
 IN_VAIN = ("nobody there", "too late")
 
@@ -333,6 +342,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="dm-", ignore_cleanup_errors=True) as temporary:
+        os.environ["TMPDIR"] = tempfile.tempdir = temporary  # others leave their files in other folders
+        return run_all(options)
+
+
+def run_all(options: argparse.Namespace) -> int:
+    """All runs; returns how many did not end as they should."""
     sessions, wrong = Sessions(), []
     for seed in range(options.seed, options.seed + options.runs):
         print(f"seed {seed}: ", end="", flush=True)

@@ -56,7 +56,9 @@ SERVERS = "parameter-servers"
 @pytest.mark.framework(*SYSTEM, "whatever is killed: a true error, nothing left")
 @pytest.mark.parametrize(
     ("mode", "victim"),
-    victims.cases([*paths.TASKS, "launcher", "agent", "executor"], ["ps 0", "chief 0", "agent"], ["worker 0", "executor"]),
+    victims.cases(
+        [*paths.TASKS, "launcher", "agent", "executor"], ["ps 0", "chief 0", "agent"], ["worker 0", "executor"]
+    ),
     indirect=["mode"],
 )
 def test_nothing_is_left(victim: str, local: bool, tmp_path: Path, leftovers: Leftovers) -> None:

@@ -147,8 +147,7 @@ class Driver:
             [sys.executable, "-c", _DRIVER, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         assert self._process.stdout is not None
-        with self._process.stdout:
-            self.run = self._process.stdout.readline().strip()
+        self.run = self._process.stdout.readline().strip()
         assert self.run, "the driver has started no run"
 
     def await_ranks(self) -> None:
@@ -166,7 +165,7 @@ class Driver:
         warm = [each for owner in owners for each in watch.warm_processes(owner)]
         folders = [Path(each.cmdline()[6]) for each in warm]
         self._process.send_signal(number)
-        self._process.wait(watch.DEADLINE)
+        self._process.communicate(timeout=watch.DEADLINE)
         _, alive = psutil.wait_procs([*family, *warm], watch.ORPHAN_DEADLINE)
         assert not alive
         watch.until(lambda: not [folder for folder in folders if folder.exists()], watch.ORPHAN_DEADLINE)
@@ -191,7 +190,8 @@ if mode != "local":
     from pyspark.sql import SparkSession
     spark = SparkSession.builder.master(mode).config("spark.ui.enabled", "false").getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
-run = paths.distributor(path, int(ranks), mode == "local", grace_period=1).submit(paths.training(path), folder)
+distributor = paths.distributor(path, int(ranks), mode == "local", grace_period=1, logs="none")
+run = distributor.submit(paths.training(path), folder)
 print(run.id, flush=True)
 run.wait()
 """
