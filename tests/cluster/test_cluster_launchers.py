@@ -96,7 +96,7 @@ def test_a_daemon_of_another_host_is_killed(cluster: Cluster, leftovers: Leftove
     name, told = DAEMONS[path]
 
     def daemon(run: Run) -> psutil.Process:
-        found = victims.programs(run.id, name) if name else filter(watch.is_agent, watch.processes(run.id))
+        found = victims.programs(run, name) if name else filter(watch.is_agent, watch.processes(run.id))
         return next(process for process in found if process.pid in there)
 
     victims.strike(run, (daemon, told))
