@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sessions import LOCAL, Make
 
 from distributor import ConfigurationError, Distributor
 from distributor.launch import Accelerate
@@ -13,9 +14,6 @@ from distributor.launch import Accelerate
 pytest.importorskip("accelerate")
 
 pytestmark = pytest.mark.slow
-
-#: A row of the table in docs/frameworks.md.
-ROW = ("Accelerate", "accelerate", "launch=Accelerate(file): ranks on CPUs as the file says")
 
 FSDP = """
 compute_environment: LOCAL_MACHINE
@@ -66,6 +64,10 @@ def test_variables_are_those_of_accelerates_launcher(write: Any) -> None:
     assert all(name.startswith(("ACCELERATE_", "FSDP_")) for name in found)
 
 
+def one_per_executor(mode: str) -> dict[str, Any]:
+    return {} if mode == LOCAL else {"max_processes_per_node": 1}
+
+
 def look() -> tuple[int, str, str, Any]:
     import os
 
@@ -75,20 +77,42 @@ def look() -> tuple[int, str, str, Any]:
     return accelerator.num_processes, accelerator.device.type, accelerator.mixed_precision, os.environ["WORLD_SIZE"]
 
 
-@pytest.mark.framework(*ROW)
-def test_ranks_train_as_the_file_says(write: Any) -> None:
-    run = Distributor(2, True, False, launch=Accelerate(write(ON_CPUS))).submit(look)
+@pytest.mark.framework("Accelerate", "accelerate", "launch=Accelerate(file): ranks on CPUs as the file says")
+def test_ranks_train_as_the_file_says(make: Make, mode: str, write: Any) -> None:
+    run = make(2, launch=Accelerate(write(ON_CPUS)), **one_per_executor(mode)).submit(look)
     assert run.results() == [(2, "cpu", "bf16", "2")] * 2
 
 
-@pytest.mark.framework(
-    "Accelerate", "accelerate", "launch=Accelerate(file): ranks on CPUs as the file says", where="executors"
-)
-@pytest.mark.spark
-def test_on_executors(sessions: Any, write: Any) -> None:
-    sessions.get("local-cluster[2,1,1024]")
-    run = Distributor(2, False, False, launch=Accelerate(write(ON_CPUS))).submit(look)
-    assert run.results() == [(2, "cpu", "bf16", "2")] * 2
+def train(steps: int) -> dict[str, Any]:
+    """Trains on samples that no other rank has."""
+    import torch
+    from accelerate import Accelerator
+
+    accelerator = Accelerator()
+    rank = accelerator.process_index
+    torch.manual_seed(rank)  # also of the weights: ranks that never meet start, and end, with different ones
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    inputs = torch.randn(16, 4) + rank
+    targets = inputs.sum(dim=1, keepdim=True)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.05))
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        accelerator.backward(loss)
+        optimizer.step()
+        losses.append(accelerator.gather(loss.detach().reshape(1)).tolist())
+    weights = [parameter.tolist() for parameter in accelerator.unwrap_model(model).parameters()]
+    return {"ranks": accelerator.num_processes, "rank": rank, "losses": losses, "weights": weights}
+
+
+@pytest.mark.framework("Accelerate", "accelerate", "Accelerator(): ranks with data of their own train one model")
+def test_a_plain_accelerator_trains_one_model(make: Make, mode: str) -> None:
+    zero, one = make(2, require_group=True, **one_per_executor(mode)).submit(train, 10).results()
+    assert [(each["ranks"], each["rank"]) for each in (zero, one)] == [(2, 0), (2, 1)]
+    assert zero["losses"] == one["losses"] and all(len(set(losses)) == 2 for losses in zero["losses"])
+    assert sum(zero["losses"][-1]) < sum(zero["losses"][0]) / 2
+    assert zero["weights"] == one["weights"]
 
 
 def test_the_file_that_accelerate_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
