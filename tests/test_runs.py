@@ -172,6 +172,19 @@ def test_a_script_that_raises_is_a_training_error(make: Make, tmp_path: Path) ->
     assert str(caught.value).count("Traceback") == 1
 
 
+@pytest.mark.slow_on_executors
+@pytest.mark.parametrize("line", ["torch.cuda.set_device(0)", "torch.nn.Linear(2, 1).cuda()"])
+def test_a_script_that_demands_a_gpu_is_advised(make: Make, tmp_path: Path, line: str) -> None:
+    (tmp_path / "train.py").write_text(f"import torch\n\n{line}\n")
+    with pytest.raises(TrainingError) as caught:
+        make(1).run(tmp_path / "train.py")
+    assert line in str(caught.value)  # of its traceback
+    assert (
+        "The code asks for a GPU, but with use_gpu=False ranks see none: pass use_gpu=True, or let the code choose "
+        '("cuda" and "nccl" if torch.cuda.is_available() else "cpu" and "gloo")'
+    ) in str(caught.value)
+
+
 def test_a_script_that_exits_with_a_code_is_a_training_error(make: Make, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import sys\nprint('before', flush=True)\nsys.exit(3)\n")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sessions import LOCAL, MASTERS
 
 from distributor import DeepspeedTorchDistributor, TrainingError, zero
 
@@ -59,10 +60,26 @@ argparse.ArgumentParser().parse_args()
 """
 
 
-def run(source: str, tmp_path: Path, *args: str, **options: Any) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(source)
-    DeepspeedTorchDistributor(2, 1, True, False, CONFIG, **options).run(script, *args)
+#: Two executors, as a place of a test.
+EXECUTORS = MASTERS[-1]
+
+
+def case(mode: str, *values: Any, id: str) -> Any:
+    """A case of a test that has the fixture ``mode``."""
+    return pytest.param(mode, *values, id=id, marks=() if mode == LOCAL else pytest.mark.spark)
+
+
+@pytest.fixture
+def run(local: bool, tmp_path: Path) -> Any:
+    """Runs a script on two ranks: one on each executor, if there are executors."""
+
+    def ran(source: str, *args: str, **options: Any) -> None:
+        script = tmp_path / "train.py"
+        script.write_text(source)
+        spread = {} if local else {"max_processes_per_node": 1}
+        DeepspeedTorchDistributor(2, 1, local, False, CONFIG, **spread, **options).run(script, *args)
+
+    return ran
 
 
 def arguments(tmp_path: Path) -> tuple[str, ...]:
@@ -70,50 +87,80 @@ def arguments(tmp_path: Path) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "cpu"),
+    ("mode", "kind", "cpu"),
     [
-        pytest.param("trainer", ("--use_cpu", "True"), id="trainer"),
-        pytest.param(False, ("--use_cpu", "True"), id="without-arguments"),
-        pytest.param(False, ("--ddp_backend", "gloo"), id="without-arguments-gloo"),
+        case(LOCAL, "trainer", ("--use_cpu", "True"), id="trainer"),
+        case(EXECUTORS, "trainer", ("--use_cpu", "True"), id="trainer-executors"),
+        case(LOCAL, False, ("--use_cpu", "True"), id="without-arguments"),
+        case(LOCAL, False, ("--ddp_backend", "gloo"), id="without-arguments-gloo"),
     ],
+    indirect=["mode"],
 )
 @pytest.mark.framework("Transformers", "transformers", "Trainer with DeepSpeed, ZeRO-2: --deepspeed CONFIG")
-def test_a_trainers_script(kind: Any, cpu: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    run(SCRIPT, tmp_path, *arguments(tmp_path), *cpu, script_arguments=kind)
+def test_a_trainers_script(
+    run: Any, kind: Any, cpu: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run(SCRIPT, *arguments(tmp_path), *cpu, script_arguments=kind)
     out = capfd.readouterr().out
     assert out.count("trained 2 True DeepSpeedEngine") == 2, out
 
 
 @pytest.mark.parametrize(
-    ("source", "kind", "told"),
+    ("mode", "source", "kind", "told"),
     [
-        pytest.param(SCRIPT, "deepspeed", 'script_arguments="trainer" (--script-arguments trainer)', id="trainers"),
-        pytest.param(OWN, "trainer", 'script_arguments="deepspeed", the default', id="deepspeeds-own"),
-        pytest.param(PLAIN, "deepspeed", "script_arguments=False (--script-arguments none)", id="neither"),
-        pytest.param(PLAIN, "trainer", "script_arguments=False (--script-arguments none)", id="neither-as-a-trainers"),
+        case(LOCAL, SCRIPT, "deepspeed", 'script_arguments="trainer" (--script-arguments trainer)', id="trainers"),
+        case(
+            EXECUTORS,
+            SCRIPT,
+            "deepspeed",
+            'script_arguments="trainer" (--script-arguments trainer)',
+            id="trainers-executors",
+        ),
+        case(LOCAL, OWN, "trainer", 'script_arguments="deepspeed", the default', id="deepspeeds-own"),
+        case(LOCAL, PLAIN, "deepspeed", "script_arguments=False (--script-arguments none)", id="neither"),
+        case(LOCAL, PLAIN, "trainer", "script_arguments=False (--script-arguments none)", id="neither-as-a-trainers"),
     ],
+    indirect=["mode"],
 )
 def test_what_a_script_does_not_take_is_named_with_what_it_takes(
-    source: str, kind: Any, told: str, tmp_path: Path
+    run: Any, source: str, kind: Any, told: str, tmp_path: Path
 ) -> None:
     args = arguments(tmp_path) if source is SCRIPT else ()
     with pytest.raises(TrainingError) as caught:
-        run(source, tmp_path, *args, script_arguments=kind)
+        run(source, *args, script_arguments=kind)
     assert told in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("kind", "backend"),
+    ("mode", "kind", "backend"),
     [
-        pytest.param("trainer", ("--ddp_backend", "gloo"), id="trainer-gloo"),  # ignored beside --deepspeed CONFIG
-        pytest.param(False, (), id="without-arguments"),
+        case(LOCAL, False, (), id="local"),
+        case(LOCAL, "trainer", ("--ddp_backend", "gloo"), id="local-gloo"),  # ignored beside --deepspeed CONFIG
+        case(EXECUTORS, "trainer", (), id="executors"),
     ],
+    indirect=["mode"],
 )
 def test_a_trainer_that_has_not_found_the_others_is_told_what_to_say(
-    kind: Any, backend: tuple[str, ...], tmp_path: Path
+    run: Any, kind: Any, backend: tuple[str, ...], tmp_path: Path
 ) -> None:
     with pytest.raises(TrainingError, match=r"pass use_cpu=True to TrainingArguments \(--use_cpu True\)"):
-        run(SCRIPT, tmp_path, *arguments(tmp_path), *backend, script_arguments=kind)
+        run(SCRIPT, *arguments(tmp_path), *backend, script_arguments=kind)
+
+
+#: Its own batch sizes do not fit two ranks.
+SIZES = """
+import deepspeed, torch
+deepspeed.init_distributed(verbose=False)
+config = {"train_batch_size": 4, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1}
+deepspeed.initialize(model=torch.nn.Linear(2, 1), config=config)
+"""
+
+
+@pytest.mark.parametrize("mode", [case(LOCAL, id="local"), case(EXECUTORS, id="executors")], indirect=True)
+def test_batch_sizes_that_do_not_fit_the_ranks(run: Any) -> None:
+    with pytest.raises(TrainingError, match="Check batch related parameters") as caught:
+        run(SIZES, script_arguments=False)
+    assert "batch sizes of the configuration must fit each other and the number of ranks" in str(caught.value)
 
 
 def parse() -> None:

@@ -21,6 +21,7 @@ SCRIPT = """
 import os
 import sys
 import torch
+import torch.distributed as dist
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GptOssConfig, GptOssForCausalLM, HfArgumentParser, LlamaConfig, LlamaForCausalLM
 from transformers import PreTrainedTokenizerFast
@@ -52,6 +53,11 @@ def model(kind):
     return LlamaForCausalLM(LlamaConfig(**common))
 
 
+def pairs():
+    # They differ between samples, so that ranks that do not meet end with different weights.
+    return [("abc"[i % 3], "cdefg"[i % 5]) for i in range(64)]
+
+
 def data(rows):
     from datasets import Dataset
 
@@ -59,10 +65,17 @@ def data(rows):
 
 
 def tell(trainer):
-    import torch.distributed as dist
-
-    weights = [parameter.detach().float().sum().item() for parameter in trainer.model.parameters()]
-    print("trained", dict(ranks=dist.get_world_size(), steps=trainer.state.global_step, weights=round(sum(weights), 3)))
+    from contextlib import nullcontext
+    parameters = list(trainer.model.parameters())
+    whole = nullcontext()
+    if trainer.is_deepspeed_enabled:  # ZeRO-3 splits them
+        import deepspeed
+        whole = deepspeed.zero.GatheredParameters(parameters)
+    with whole:
+        weights = [parameter.detach().double().sum().item() for parameter in parameters]
+    losses = [each["loss"] for each in trainer.state.log_history if "loss" in each]
+    ranks, steps = dist.get_world_size(), trainer.state.global_step
+    print("trained", dict(ranks=ranks, steps=steps, weights=weights, losses=losses))
 """
 
 TRAINER = (
@@ -85,7 +98,9 @@ SFT = (
 from trl import SFTConfig, SFTTrainer
 kind, tuned = sys.argv.pop(1).split("+")
 (arguments,) = HfArgumentParser(SFTConfig).parse_args_into_dataclasses()
-rows = data([{"messages": [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c d"}]}] * 64)
+rows = data(
+    [{"messages": [{"role": "user", "content": a}, {"role": "assistant", "content": f"{b} d"}]} for a, b in pairs()]
+)
 adapter = None
 if tuned == "lora":
     from peft import LoraConfig
@@ -101,7 +116,7 @@ DPO = (
     + """
 from trl import DPOConfig, DPOTrainer
 (arguments,) = HfArgumentParser(DPOConfig).parse_args_into_dataclasses()
-rows = data([{"prompt": "a b", "chosen": " c d", "rejected": " e f"}] * 64)
+rows = data([{"prompt": f"{a} {b}", "chosen": f" {a} d", "rejected": f" {b} f"} for a, b in pairs()])
 trainer = DPOTrainer(
     model("llama"), model("llama"), args=arguments, train_dataset=rows, processing_class=tokenizer()
 )
@@ -115,7 +130,7 @@ GRPO = (
     + """
 from trl import GRPOConfig, GRPOTrainer
 (arguments,) = HfArgumentParser(GRPOConfig).parse_args_into_dataclasses()
-rows = data([{"prompt": "a b"}] * 64)
+rows = data([{"prompt": f"{a} {b}"} for a, b in pairs()])
 
 
 def reward(completions, **_):
@@ -130,14 +145,27 @@ tell(trainer)
 """
 )
 
-#: The rows of the table that need TRL.
-ROWS = {
-    "sft-llama": (SFT, "llama+full", "supervised fine-tuning, Llama-style model"),
-    "sft-gpt-oss": (SFT, "gpt-oss+full", "supervised fine-tuning, GPT-OSS-style model (mixture of experts)"),
-    "sft-lora": (SFT, "llama+lora", "supervised fine-tuning with LoRA (PEFT)"),
-    "dpo": (DPO, None, "DPO"),
-    "grpo": (GRPO, None, "GRPO"),
-}
+#: Of each row of the table that needs TRL: the script, its own arguments, and whether its loss has to fall.
+ROWS = [
+    pytest.param(
+        (SFT, ["llama+full"], True),
+        id="sft-llama",
+        marks=pytest.mark.framework("TRL", "trl", "supervised fine-tuning, Llama-style model"),
+    ),
+    pytest.param(
+        (SFT, ["gpt-oss+full"], True),
+        id="sft-gpt-oss",
+        marks=pytest.mark.framework("TRL", "trl", "supervised fine-tuning, GPT-OSS-style model (mixture of experts)"),
+    ),
+    pytest.param(
+        (SFT, ["llama+lora"], True),
+        id="sft-lora",
+        marks=pytest.mark.framework("TRL", "trl", "supervised fine-tuning with LoRA (PEFT)"),
+    ),
+    pytest.param((DPO, [], True), id="dpo", marks=pytest.mark.framework("TRL", "trl", "DPO")),
+    # The loss of GRPO begins at 0.
+    pytest.param((GRPO, [], False), id="grpo", marks=pytest.mark.framework("TRL", "trl", "GRPO")),
+]
 
 
 def common(steps: int, **more: Any) -> list[str]:
@@ -161,11 +189,13 @@ def trained(out: str) -> list[dict[str, Any]]:
     return [eval(found) for found in re.findall(r"trained (\{.*\})", out)]
 
 
-def assert_together(out: str, ranks: int, steps: int) -> None:
-    """All ranks have trained the same model."""
+def assert_together(out: str, ranks: int, steps: int, learned: bool = True) -> None:
+    """All ranks have trained the same model, and it has learned."""
     told = trained(out)
     assert [(each["ranks"], each["steps"]) for each in told] == [(ranks, steps)] * ranks, out
-    assert len({each["weights"] for each in told}) == 1
+    assert all(each["weights"] == told[0]["weights"] for each in told), out
+    if learned:
+        assert told[0]["losses"][-1] < told[0]["losses"][0], out
 
 
 @pytest.fixture
@@ -191,11 +221,14 @@ def test_the_trainer_resumes_its_own_checkpoint(
     path = script(TRAINER)
     distributor = make(2, **options, **({} if mode == LOCAL else {"max_processes_per_node": 1}))
     distributor.run(path, *common(4, save_strategy="steps", save_steps=2))
+    first = capfd.readouterr().out
     assert (tmp_path / "back/out/checkpoint-4/model.safetensors").exists()
     distributor.run(path, *common(8, save_strategy="steps", save_steps=4))
-    out = capfd.readouterr().out
-    assert out.count("resumed False") == out.count("resumed True") == 2
-    assert [each["steps"] for each in trained(out)] == [4, 4, 8, 8]
+    second = capfd.readouterr().out
+    assert first.count("resumed False") == second.count("resumed True") == 2
+    assert_together(first, 2, 4)
+    assert_together(second, 2, 8)
+    assert trained(second)[0]["losses"][:4] == trained(first)[0]["losses"]  # from the checkpoint's own record
     assert (tmp_path / "back/out/checkpoint-8/trainer_state.json").exists()
 
 
@@ -232,23 +265,21 @@ def test_a_checkpoint_on_sigterm_is_kept(
     assert {"model.safetensors", "trainer_state.json", "optimizer.pt"} <= {path.name for path in kept.iterdir()}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.framework("TRL", "trl", row)) for name, (_, _, row) in ROWS.items()]
-)
+@pytest.mark.parametrize("row", ROWS)
 def test_trl_trains(
-    name: str, make: Make, script: Any, options: dict[str, Any], capfd: pytest.CaptureFixture[str]
+    row: Any, make: Make, script: Any, options: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("trl")
-    source, kind, _ = ROWS[name]
+    source, kinds, learns = row
     more: dict[str, Any] = {"bf16": False}  # TRL's default, which needs a GPU or use_cpu
-    if name == "grpo":
+    if source is GRPO:
         more |= {"num_generations": 4, "max_completion_length": 8}
-    kinds = [] if kind is None else [kind]
-    run = make(2, **options).submit(script(source), *kinds, *common(3, logging_steps=1, **more))
+    steps = 6 if learns else 3
+    run = make(2, **options).submit(script(source), *kinds, *common(steps, learning_rate=1e-2, **more))
     run.result()
-    assert_together(capfd.readouterr().out, 2, 3)
-    assert run.progress is not None and (run.progress.step, run.progress.total) == (3, 3)
-    assert {row.step for row in run.metrics if "loss" in row.values and row.rank == 0} == {1, 2, 3}
+    assert_together(capfd.readouterr().out, 2, steps, learns)
+    assert run.progress is not None and (run.progress.step, run.progress.total) == (steps, steps)
+    assert {each.step for each in run.metrics if "loss" in each.values and each.rank == 0} == {*range(1, steps + 1)}
 
 
 ZERO_3 = {
@@ -268,9 +299,10 @@ def test_trl_trains_with_zero_3(
     pytest.importorskip("trl")
     launch = DeepSpeed(ZERO_3, script_arguments="trainer")
     source = SFT + "print('with', type(trainer.model_wrapped).__name__)\n"
-    make(2, launch=launch, **options).run(script(source), "llama+full", *common(3, bf16=False, use_cpu=True))
+    given = common(6, learning_rate=1e-2, bf16=False, use_cpu=True)
+    make(2, launch=launch, **options).run(script(source), "llama+full", *given)
     out = capfd.readouterr().out
-    assert [(each["ranks"], each["steps"]) for each in trained(out)] == [(2, 3)] * 2
+    assert_together(out, 2, 6)
     assert out.count("with DeepSpeedEngine") == 2
 
 
