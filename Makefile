@@ -103,7 +103,7 @@ test-long: test-all
 	$(VENV_LAUNCHERS)/bin/python -m pytest -m long tests/cluster/test_cluster_launchers.py
 
 # FRAMEWORK: which tests of tests/frameworks to run, all by default. Their results go into the table of docs/frameworks.md.
-FRAMEWORK ?= pytorch trl trainer_deepspeed accelerate lightning vision streaming composer axolotl unsloth $(LAUNCHERS)
+FRAMEWORK ?= pytorch trl trainer_deepspeed accelerate lightning gpus vision streaming composer axolotl unsloth $(LAUNCHERS)
 LAUNCHERS = jax mpi ray tensorflow compat_launchers
 NOTED = FRAMEWORKS_OUT=docs/frameworks.json
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stdout
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from unittest import SkipTest
 
 import pytest
@@ -300,17 +301,36 @@ def build(folder: Path, site: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_table_of_frameworks_is_what_was_noted() -> None:
-    """By the last runs of ``make test-frameworks``."""
+@pytest.fixture
+def frameworks() -> ModuleType:
+    """What writes the table of docs/frameworks.md."""
     spec = importlib.util.spec_from_file_location("frameworks", ROOT / "tools" / "frameworks.py")
     assert spec is not None and spec.loader is not None
     frameworks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(frameworks)
+    return frameworks
+
+
+def test_the_table_of_frameworks_is_what_was_noted(frameworks: ModuleType) -> None:
+    """By the last runs of ``make test-frameworks``."""
     assert doctest.testmod(frameworks).failed == 0
     text, noted = frameworks.PAGE.read_text(), json.loads(frameworks.NOTED.read_text())
     assert frameworks.page(text, noted) == text
     assert len(re.findall("(?m)^\\| .* \\| passed \\|", text)) > 10
     assert "failed" not in frameworks.table(noted)
+
+
+def test_the_rows_that_tests_declare_are_those_that_were_noted(frameworks: ModuleType) -> None:
+    """A row that only GPUs can show is in the table before it has run."""
+    noted, declared = json.loads(frameworks.NOTED.read_text()), frameworks.declared()
+    waiting = {name for name, row in declared.items() if row["only"] == {"GPU"}} - noted.keys()
+    assert noted.keys() == declared.keys() - waiting
+    text = frameworks.PAGE.read_text()
+    for name in declared:
+        (line,) = re.findall(
+            rf"(?m)^\| {re.escape(declared[name]['system'])} \| .* \| {re.escape(declared[name]['row'])} \| .*$", text
+        )
+        assert name not in waiting or line.endswith("| not run | not run | not run |"), line
 
 
 def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:

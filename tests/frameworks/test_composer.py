@@ -154,13 +154,23 @@ def assert_together(told: list[dict[str, Any]], batches: int) -> None:
     assert told[0]["losses"][-1] < 0.8 * told[0]["losses"][0]
 
 
-def resumed(name: str) -> Any:
-    """A way to continue, with its row of the table."""
-    row = f"Trainer with ddp, resumed from its checkpoint ({name})"
-    return pytest.param(name, marks=pytest.mark.framework("Composer", "mosaicml", row))
-
-
-@pytest.mark.parametrize("resume", [resumed("load_path"), resumed("autoresume")])
+@pytest.mark.parametrize(
+    "resume",
+    [
+        pytest.param(
+            "load_path",
+            marks=pytest.mark.framework(
+                "Composer", "mosaicml", "Trainer with ddp, resumed from its checkpoint (load_path)"
+            ),
+        ),
+        pytest.param(
+            "autoresume",
+            marks=pytest.mark.framework(
+                "Composer", "mosaicml", "Trainer with ddp, resumed from its checkpoint (autoresume)"
+            ),
+        ),
+    ],
+)
 def test_composer_trains_and_resumes(make: Make, mode: str, resume: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {} if mode == LOCAL else {"max_processes_per_node": 1}
     if resume == "autoresume":

@@ -15,22 +15,6 @@ pytestmark = [
 ]
 
 
-def test_nccl_sums_on_every_gpu() -> None:
-    def train() -> float:
-        import torch
-        import torch.distributed as dist
-
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("nccl")
-        one = torch.ones(1, device="cuda")
-        dist.all_reduce(one)
-        dist.destroy_process_group()
-        return one.item()
-
-    count = len(local_gpus(os.environ))
-    assert TorchDistributor(count, local_mode=True).submit(train).results() == [float(count)] * count
-
-
 def test_one_rank_with_all_gpus() -> None:
     def train() -> int:
         import torch
