@@ -220,3 +220,34 @@ def record_an_error() -> None:
 def test_torchs_record_writes_its_file(make_local: Make) -> None:
     with pytest.raises(TrainingError, match='RuntimeError: .*"ValueError: learning rate"'):
         make_local(1).run(record_an_error)
+
+
+def signals_that_torch_handles() -> tuple[str, set[str]]:
+    """Returns the variable, and the signals for which torch's elastic agent would set handlers by it in this rank."""
+    import signal
+    from types import SimpleNamespace
+
+    from torch.distributed.elastic.multiprocessing import api
+
+    api.PContext.start(SimpleNamespace(_start=lambda: None))  # starts nothing
+    handled = [each for each in signal.Signals if signal.getsignal(each) is api._terminate_process_handler]
+    return os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"], {each.name for each in handled}
+
+
+def test_torchs_agent_understands_the_signals_that_it_is_told(make_local: Make) -> None:
+    from torch.distributed.launcher.api import LaunchConfig
+
+    told, handled = make_local(1).run(signals_that_torch_handles)
+    assert told == LaunchConfig(1, 1, 1).signals_to_handle  # torchrun's default
+    assert handled == {*told.split(",")}
+
+
+@pytest.mark.slow_on_executors
+def test_what_ranks_on_cpus_do_not_get_is_told(
+    make: Make, local: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Asked for by the run's own variables, and by the driver's, which only ranks on this machine inherit."""
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    make(1, env={"ACCELERATE_USE_DEEPSPEED": "true"}).run(int)
+    assert "ACCELERATE_USE_DEEPSPEED asks for DeepSpeed, but with use_gpu=False" in caplog.text
+    assert ("ACCELERATE_USE_FSDP asks for FSDP, for which Accelerate" in caplog.text) == local

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import re
 import shutil
@@ -135,6 +136,15 @@ def test_there_is_one_place_for_the_version() -> None:
     ]
     assert found == ["__init__.py"]
     assert f"## {distributor.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_connect_brings_a_pandas_that_pyspark_supports() -> None:
+    """PySpark 4.3 warns of pandas 3."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    needed = map(Requirement, setup["options.extras_require"]["connect"].strip().splitlines())
+    (pandas,) = [each.specifier for each in needed if each.name == "pandas"]
+    assert pandas.contains("2.3.3") and not pandas.contains("3.0.0")
 
 
 def test_the_wheel_works_where_nothing_but_its_dependencies_is(wheel: Path, tmp_path: Path) -> None:

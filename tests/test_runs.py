@@ -224,15 +224,23 @@ def test_frames_of_a_project_folder_are_the_drivers(make: Make, tmp_path: Path) 
     assert frames == [f'  File "{tmp_path}/train.py", line 3', f'  File "{tmp_path}/helper.py", line 2']
 
 
-def test_what_is_written_into_the_copy_of_a_folder_is_named(
+def test_what_is_written_into_the_copy_of_a_folder_is_named_while_the_run_goes(
     make: Make, mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "train.py").write_text("open('checkpoint.pt', 'w').close()\n")
-    make(1, working_dir=tmp_path).run_module("train")
-    assert (tmp_path / "checkpoint.pt").exists() == (mode == LOCAL)
-    assert ("removes new files of its ranks when the run ends: rank 0 wrote 'checkpoint.pt'" in caplog.text) == (
-        mode != LOCAL
+    project, told = tmp_path / "project", tmp_path / "told"
+    project.mkdir()
+    (project / "train.py").write_text(
+        "import sys, time\nfrom pathlib import Path\n\nPath('checkpoint.pt').touch()\n"
+        "while not Path(sys.argv[1]).exists():\n    time.sleep(0.01)\n"
     )
+    warning = "removes new files of its ranks when the run ends: rank 0 wrote 'checkpoint.pt'"
+    run = make(1, working_dir=project).submit_module("train", str(told))
+    if mode != LOCAL:
+        watch.until(lambda: warning in caplog.text)
+    told.touch()
+    run.result(watch.DEADLINE)
+    assert (project / "checkpoint.pt").exists() == (mode == LOCAL)
+    assert (warning in caplog.text) == (mode != LOCAL)
 
 
 def test_a_module_beside_the_script_has_to_be_shipped(make: Make, mode: str, tmp_path: Path) -> None:

@@ -80,5 +80,7 @@ def _rank_env(site: Site, local_rank: int) -> dict[str, str]:
         "TORCHELASTIC_RUN_ID": job.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_ERROR_FILE": str(layout.error(site.folder, local_rank)),
+        # The default of torchrun's --signals-to-handle. Sources: ``torch/distributed/launcher/api.py`` sets the
+        # variable; ``torch/distributed/elastic/multiprocessing/api.py`` reads it where torch starts processes.
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
     }

@@ -64,8 +64,9 @@ def test_a_program_of_another_language_is_no_script(content: bytes, tmp_path: Pa
         find_target(script, (), {}, working_dir=None, local=True)
 
 
-@pytest.mark.parametrize("flag", [True, 1, numpy.bool_(True), numpy.int64(1)])
-def test_flags_may_be_numbers(flag: Any) -> None:
-    options = Options.of(num_processes=1, use_gpu=flag, require_group=flag)
-    assert options.resources.use_gpu is True
-    assert options.training.require_group is True
+@pytest.mark.parametrize("kind", [bool, int, numpy.bool_, numpy.int64])
+@pytest.mark.parametrize("flag", [True, False])
+def test_flags_may_be_numbers(flag: bool, kind: Any) -> None:
+    options = Options.of(num_processes=1, use_gpu=kind(flag), require_group=kind(flag))
+    assert options.resources.use_gpu is flag
+    assert options.training.require_group is flag
