@@ -229,7 +229,7 @@ def signals_that_torch_handles() -> tuple[str, set[str]]:
 
     from torch.distributed.elastic.multiprocessing import api
 
-    api.PContext.start(SimpleNamespace(_start=lambda: None))  # starts nothing
+    api.PContext.start(SimpleNamespace(_start=lambda: None, _tail_logs=[]))  # starts nothing
     handled = [each for each in signal.Signals if signal.getsignal(each) is api._terminate_process_handler]
     return os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"], {each.name for each in handled}
 
