@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -384,6 +385,38 @@ def loaded(*names: str) -> list[bool]:
 def test_preloaded_modules_are_there_at_once(make_local: Make) -> None:
     assert make_local(1, preload=["sklearn.datasets"]).run(loaded, "sklearn.datasets", "torch") == [True, True]
     assert make_local(1).run(loaded, "sklearn.datasets", "torch") == [False, True]
+
+
+@pytest.mark.parametrize("entry", [pytest.param("{}", marks=pytest.mark.slow, id="absolute"), "lib"])
+def test_torch_may_come_from_pythonpath(
+    entry: str, make_local: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with ``pip install --target lib``: this Python's own folders have no torch."""
+    import torch
+
+    venv.create(tmp_path / "bare", symlinks=True)
+    (tmp_path / "lib").symlink_to(Path(torch.__file__).parents[1])
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bare" / "bin" / "python"))
+    monkeypatch.setenv("PYTHONPATH", entry.format(tmp_path / "lib"))
+    monkeypatch.chdir(tmp_path)
+    distributor = make_local(1, preload=["sklearn.datasets"])
+    assert distributor.run(started_by) == distributor.run(started_by) != 0
+    assert distributor.run(loaded, "sklearn.datasets", "torch") == [True, True]
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_entries_of_pythonpath_are_relative_to_the_executors_folder(two_executors: Any) -> None:
+    """As with ``--archives lib.zip#lib`` and ``PYTHONPATH=lib``."""
+
+    def unpack(_: Any) -> list[Any]:
+        os.makedirs("lib", exist_ok=True)
+        open("lib/found_by_path.py", "w").close()
+        return []
+
+    two_executors.sparkContext.parallelize(range(4), 4).barrier().mapPartitions(unpack).collect()
+    distributor = TorchDistributor(4, False, False, preload=["found_by_path"], env={"PYTHONPATH": "lib"})
+    assert distributor.submit(loaded, "found_by_path", "torch").results() == [[True, True]] * 4
 
 
 @pytest.mark.slow_on_executors

@@ -78,6 +78,7 @@ def from_warm(
     overlay = environment.overlay(os.environ, task_cpus, warmth["ranks_per_task"], warmth["spark_cpus"])
     environ = environment.apply(os.environ, overlay)
     environ = {**environ, **environment.waiting({**environ, **warmth["env"]}), **warmth["env"]}
+    environ = _with_absolute_path(environ)
     if not warmth["use_gpu"]:
         environ |= allocator.huge_pages(environ)  # not for the forks' own children: forks get the caller's environment
     for _ in range(3):
@@ -98,6 +99,17 @@ def from_warm(
         if not wanted() or (fresh and answer != OUTDATED):  # an import failed; without a warm process, its error shows
             return None
     return None
+
+
+def _with_absolute_path(environ: dict[str, str]) -> dict[str, str]:
+    """Return the environment with absolute folders in ``PYTHONPATH``: the warm process runs in another directory.
+
+    As for Python, an empty entry is the current directory.
+    """
+    path = environ.get("PYTHONPATH")
+    if not path:
+        return environ
+    return {**environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))}
 
 
 def _folder(root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]) -> str:
