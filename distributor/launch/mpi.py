@@ -72,7 +72,11 @@ class MpiNodes(BasePath):
             first=Call(
                 "distributor.mpi.rank",
                 "join",
-                {"line": lines[node.node_rank], "world_size": site.placement.world_size},
+                {
+                    "line": lines[node.node_rank],
+                    "world_size": site.placement.world_size,
+                    "beside": sum(each.local_world_size for each in nodes if each.host == node.host),
+                },
             ),
             last=Call("distributor.mpi.rank", "leave"),
         )

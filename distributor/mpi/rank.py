@@ -11,7 +11,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from distributor.machine import shared_memory
+from distributor.machine import processes, shared_memory
 from distributor.mpi.openmpi import prefixes
 from distributor.rank.imports import on_import
 
@@ -21,13 +21,19 @@ _MOST = 1 << 16
 #: How the names of shared memory begin that MPICH and Open MPI remove only in ``MPI_Finalize``.
 _SEGMENTS = ("mpich_shm_", "sm_segment.")
 
+#: Variables with which a rank that waits gives its CPU to other processes at once. By default, Open MPI never does, and
+#: MPICH after 1,000 polls. Sources: ``mpi_yield_when_idle`` in ``ompi_info --all``, and the text of
+#: ``MPIR_CVAR_POLLS_BEFORE_YIELD`` in MPICH's library.
+_YIELD = {"OMPI_MCA_mpi_yield_when_idle": "1", "MPIR_CVAR_POLLS_BEFORE_YIELD": "1"}
 
-def join(line: str, world_size: int, local_rank: int) -> None:
+
+def join(line: str, world_size: int, beside: int, local_rank: int) -> None:
     """Take this rank's place in MPI's world, so that ``MPI_Init`` finds it.
 
     Args:
         line: name of the companion's socket.
         world_size: number of ranks.
+        beside: number of ranks on this host.
         local_rank: this rank's number on its node.
     """
     companion = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -36,6 +42,8 @@ def join(line: str, world_size: int, local_rank: int) -> None:
     told, descriptors, _, _ = socket.recv_fds(companion, _MOST, 1)
     threading.Thread(target=_await_abort, args=(companion,), daemon=True).start()
     os.environ.update({**prefixes(), **json.loads(told), **({"PMI_FD": str(descriptors[0])} if descriptors else {})})
+    if beside > processes.cpu_count():
+        os.environ.update({name: value for name, value in _YIELD.items() if name not in os.environ})
     if interface := os.environ.get("GLOO_SOCKET_IFNAME"):
         # By default, Open MPI uses all interfaces, and hangs if another machine has the same address, as with Docker.
         os.environ.setdefault("OMPI_MCA_btl_tcp_if_include", interface)

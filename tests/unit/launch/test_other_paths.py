@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from jobs import make_job
 
 from distributor.errors import ConfigurationError
+from distributor.jax import cluster
 from distributor.launch import Jax, Mpi, MpiEnv, Ray, TensorFlow
 from distributor.launch.mpi import MpiNodes
 from distributor.launch.placement import place
 from distributor.launch.ray import RayNodes
+from distributor.launch.torchrun import Torchrun
 from distributor.values.job import Function, Job
 from distributor.values.outcome import Failure
 from distributor.values.placement import NodeFacts, Placement
@@ -63,6 +67,26 @@ def test_jax_learns_of_the_coordinator_and_of_all_ranks() -> None:
     assert first.first.arguments["first_rank"] == 0
 
 
+def test_jaxs_coordinator_listens_on_node_0s_address_unless_the_script_names_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class ClusterEnv:
+        """JAX's, as far as it is used: the real one registers its subclasses too."""
+
+        _cluster_types: list[Any] = ["Slurm"]
+
+        def __init_subclass__(cls) -> None:
+            ClusterEnv._cluster_types.append(cls)
+
+    module: Any = SimpleNamespace(ClusterEnv=ClusterEnv)
+    cluster._add_environment(module, {"coordinator": "10.0.0.1:6000", "world_size": 3, "rank": 2, "device": None})
+    placed = ClusterEnv._cluster_types[0]
+    for given, expected in (({}, "10.0.0.1:6000"), ({"JAX_COORDINATOR_BIND_ADDRESS": "x:1"}, "x:1")):
+        monkeypatch.setattr(os, "environ", dict(given))
+        assert (placed.get_coordinator_address(), placed.get_process_id()) == ("10.0.0.1:6000", 2)
+        assert os.environ["JAX_COORDINATOR_BIND_ADDRESS"] == expected
+
+
 def test_jax_uses_cpus_where_there_are_no_gpus_and_leaves_sigterm_alone() -> None:
     assert Jax().env(False) == {"JAX_ENABLE_PREEMPTION_SERVICE": "false", "JAX_PLATFORMS": "cpu"}
     assert Jax().env(True) == {"JAX_ENABLE_PREEMPTION_SERVICE": "false"}
@@ -94,7 +118,7 @@ def test_ranks_of_mpi_get_their_places_from_the_companion_of_their_node() -> Non
     lines = one.environment["DISTRIBUTOR_MPI_LINES"].split()  # of each rank, the node's
     assert lines[0] == lines[1] != lines[2]
     assert lines == other.environment["DISTRIBUTOR_MPI_LINES"].split()
-    assert first.first.arguments == {"line": lines[0], "world_size": 3}
+    assert first.first.arguments == {"line": lines[0], "world_size": 3, "beside": 2}
     assert one.environment["DISTRIBUTOR_MPI_KEY"] == other.environment["DISTRIBUTOR_MPI_KEY"]
     (another,) = plans(Mpi().resolve(3, False), "a")[0].companions
     assert not {*one.environment.values()} & {*another.environment.values()}
@@ -168,6 +192,27 @@ def test_ray_runs_once_and_each_node_offers_its_slots() -> None:
     }
     assert theirs.arguments["head"] == ("10.0.0.1", 6000)
     assert ours.arguments["head"] is None
+
+
+def test_how_rays_processes_are_started() -> None:
+    head, other = (plan.companions[0] for plan in plans(RayNodes("s"), use_gpu=True))
+    assert {"--include-dashboard=false", "--disable-usage-stats"} <= {*head.arguments["arguments"]}
+    assert {"--node-ip-address=10.0.0.1", "--num-gpus=2"} <= {*head.arguments["arguments"]}
+    assert {"--node-ip-address=10.0.0.2", "--num-gpus=1"} <= {*other.arguments["arguments"]}
+    for plan in plans(RayNodes("s")):
+        (companion,) = plan.companions
+        assert "--num-gpus=0" in companion.arguments["arguments"]
+        assert companion.environment["RAY_AUTH_MODE"] == "token"
+        assert companion.environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] == "0"
+        given = {**plan.node_env, **companion.environment}
+        assert not [name for name in given if name.startswith("TORCHELASTIC")]
+
+
+def test_only_the_path_of_mpis_variables_sets_them() -> None:
+    """Libraries that find Open MPI's variables take them for a start by mpirun."""
+    for plan in plans(Torchrun()):
+        for env in (plan.node_env, *plan.rank_env):
+            assert not [name for name in env if name.startswith(("OMPI_", "PMI", "AZ_", "MPI"))]
 
 
 def test_rays_token_is_the_runs_own_and_is_not_shown() -> None:

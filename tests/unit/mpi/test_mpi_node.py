@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from distributor.machine import processes
 from distributor.mpi import mpich, node, openmpi, rank, shim
 from distributor.mpi.places import Places
 
@@ -72,6 +73,42 @@ def test_ranks_that_another_mpi_leaves_alone_say_so() -> None:
     ):
         rank._check(World(), 4)
     rank._check(World(), 1)
+
+
+@pytest.mark.parametrize(
+    ("beside", "given", "expected"),
+    [
+        (2, {}, {}),
+        (3, {}, {"OMPI_MCA_mpi_yield_when_idle": "1", "MPIR_CVAR_POLLS_BEFORE_YIELD": "1"}),
+        (
+            3,
+            {"MPIR_CVAR_POLLS_BEFORE_YIELD": "0"},
+            {"OMPI_MCA_mpi_yield_when_idle": "1", "MPIR_CVAR_POLLS_BEFORE_YIELD": "0"},
+        ),
+    ],
+)
+def test_more_ranks_than_cpus_yield_unless_the_user_says_otherwise(
+    beside: int, given: dict[str, str], expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "cpu_count", lambda: 2)
+    monkeypatch.setattr(rank, "on_import", lambda *_: None)
+    monkeypatch.setattr(os, "environ", dict(given))
+    line = f"test-{secrets.token_hex(8)}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as companion:
+        companion.bind(f"\0{line}")
+        companion.listen()
+
+        def give() -> None:
+            with companion.accept()[0] as connection:
+                assert connection.recv(100) == b"0"
+                connection.send(b'{"PMIX_RANK": "0"}')
+
+        place = threading.Thread(target=give)
+        place.start()
+        rank.join(line, 3, beside, 0)
+        place.join()
+    assert os.environ.pop("PMIX_RANK") == "0"
+    assert {name: value for name, value in os.environ.items() if "YIELD" in name.upper()} == expected
 
 
 class Shim:
