@@ -141,13 +141,16 @@ def _started_runtime() -> str | None:
     """Return the library that has started native threads, which Python does not see; ``None`` if no library has.
 
     Importing such a library alone starts no threads. Sources: ``jax/_src/xla_bridge.py``,
-    ``tensorflow/python/eager/context.py``.
+    ``tensorflow/python/eager/context.py``, ``ray/_private/worker.py``.
     """
     bridge = sys.modules.get("jax._src.xla_bridge")
     if bridge is not None and bridge.backends_are_initialized():
         return "JAX"
     context = getattr(sys.modules.get("tensorflow.python.eager.context"), "_context", None)
-    return "TensorFlow" if context is not None and context._initialized else None
+    if context is not None and context._initialized:
+        return "TensorFlow"
+    worker = getattr(sys.modules.get("ray._private.worker"), "global_worker", None)
+    return "Ray" if worker is not None and worker.connected else None
 
 
 def _files_of_modules() -> dict[str, tuple[int, int]]:

@@ -60,8 +60,13 @@ def test_torch_may_be_missing(monkeypatch):
         pytest.param(
             [DRIVER, {**DRIVER, "torch": "2.9.1"}], "torch is 2.9.1 on host-1 and 2.13.0+cpu on host-0", id="torch"
         ),
-        pytest.param(
-            [{**DRIVER, "jax": "0.10.2"}, {**DRIVER, "jax": "0.9.0"}], "jax is 0.9.0 on host-1 and 0.10.2 on", id="jax"
+        *(
+            pytest.param(
+                [{**DRIVER, package: "2.10.2"}, {**DRIVER, package: "2.9.0"}],
+                f"{package} is 2.9.0 on host-1 and 2.10.2 on host-0: ranks need the same version",
+                id=package,
+            )
+            for package in ("jax", "tensorflow", "ray")
         ),
         pytest.param([{"torch": "2.9.0"}, {"torch": "2.9.1"}], None, id="torch-of-the-driver-alone-differs"),
     ],

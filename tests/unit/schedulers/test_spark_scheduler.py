@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +14,10 @@ from jobs import changed, make_job
 
 from distributor.channel.intake import Intake
 from distributor.errors import ConfigurationError, RunCancelledError, StartError
+from distributor.launch import Jax, TensorFlow
+from distributor.launch.ray import RayNodes
 from distributor.launch.torchrun import Torchrun
-from distributor.schedulers.spark import checks, classic, connect, scheduler
+from distributor.schedulers.spark import checks, classic, connect, scheduler, task
 from distributor.schedulers.spark.barrier import Delivery
 from distributor.schedulers.spark.progress import Progress
 from distributor.schedulers.spark.slots import Cluster
@@ -310,6 +313,21 @@ def test_a_shipment_has_what_the_job_and_the_kind_of_session_say() -> None:
     assert (shipment["exchange"], shipment["chunk"], shipment["gpu"]) == (False, 7, "gpu")
     assert shipment["patience"] > job.deadlines.grace_period
     assert (shipment["seal"], shipment["key"]) == (b"s", b"key")
+
+
+@pytest.mark.parametrize(
+    ("launch", "package"), [(Torchrun(), None), (Jax(), "jax"), (TensorFlow(), "tensorflow"), (RayNodes(""), "ray")]
+)
+def test_tasks_state_the_versions_of_what_the_launch_path_needs(
+    launch: Any, package: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: f"1.2 of {name}")
+    shipment = scheduler._shipment(changed(JOB, launch=launch), Delivery(JOB, {}, "zip", False, 7), None, "h", b"", b"")
+    context = SimpleNamespace(partitionId=lambda: 0, resources=dict, cpus=lambda: 1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        facts = task._facts(context, "host:1", "127.0.0.1", [listener], shipment)
+    assert facts["versions"].keys() == {"Python", "torch", *([package] if package else [])}
+    assert all(facts["versions"][name].startswith("1.2 of") for name in facts["versions"].keys() - {"Python"})
 
 
 class Settings:
