@@ -55,6 +55,10 @@ def seen(*names: str) -> dict[str, str | None]:
     return {name: os.environ.get(name) for name in names}
 
 
+def seen_as(variable: str, *, name: str) -> dict[str, str | None]:
+    return {name: os.environ.get(variable)}
+
+
 def fails() -> None:
     raise ValueError("bad batch")
 
@@ -186,8 +190,9 @@ def test_a_parameter_that_a_rank_does_not_use(anywhere: None) -> None:
 def test_arguments_of_horovods_run(anywhere: None, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         values = horovod.run(
-            seen,
+            seen_as,
             args=("SEED",),
+            kwargs={"name": "seed"},
             np=2,
             stdout=sys.stdout,
             env={"SEED": "3"},
@@ -196,7 +201,7 @@ def test_arguments_of_horovods_run(anywhere: None, caplog: pytest.LogCaptureFixt
             verbose=0,
             prefix_output_with_timestamp=True,
         )
-    assert values == [{"SEED": "3"}] * 2
+    assert values == [{"seed": "3"}] * 2
     assert "use_mpi=True does not start MPI" in caplog.text
     assert "prefix_output_with_timestamp is not used" in caplog.text
     assert horovod.spark.interfaces(None) == {}

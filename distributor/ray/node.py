@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from distributor.machine import folders, network
+from distributor.values.environment import CONTRACT, NODE_ID
 
 #: Number of seconds between checks whether Ray has started.
 _POLL = 0.05
@@ -25,8 +26,9 @@ _STARTED = "ray_current_cluster"
 #: The first version that was seen to refuse clients without the token.
 _LEAST = (2, 60)
 
-#: Variables of the ranks that Ray's workers must not get, since Ray chooses their number of threads.
-_NOT_FOR_WORKERS = ("OMP_NUM_THREADS",)
+#: Variables that Ray's workers must not get: Ray chooses their number of threads, and with a variable of torchrun's,
+#: ``init_process_group`` waits forever for a store that nobody serves.
+_NOT_FOR_WORKERS = {"OMP_NUM_THREADS", *CONTRACT} - {NODE_ID}
 
 
 def serve(
@@ -75,7 +77,7 @@ def environment(environ: Mapping[str, str], path: Sequence[str]) -> dict[str, st
         environ: this process's environment.
         path: its import path.
 
-    >>> environment({"OMP_NUM_THREADS": "1", "HOME": "/root"}, ["/job", "", "/lib"])
+    >>> environment({"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "1", "HOME": "/root"}, ["/job", "", "/lib"])
     {'HOME': '/root', 'PYTHONPATH': '/job:/lib'}
     """
     kept = {name: value for name, value in environ.items() if name not in _NOT_FOR_WORKERS}

@@ -101,6 +101,31 @@ def test_a_cancelled_run_gives_ranks_their_signal(make: Make, tmp_path: Any) -> 
     assert {path.name for path in tmp_path.glob("saved-?")} == {"saved-0", "saved-1"}
 
 
+def begin() -> list[Any]:
+    """Returns whether JAX was there at once, who forked the rank, and where this process listens."""
+    import sys
+
+    import psutil
+
+    imported = "jax" in sys.modules
+    import jax
+
+    jax.distributed.initialize()
+    process = psutil.Process()
+    listening = {
+        each.laddr.ip.removeprefix("::ffff:") for each in process.net_connections("tcp") if each.status == "LISTEN"
+    }
+    return [imported, launched.started_by(), sorted(listening)]
+
+
+@pytest.mark.framework(*SYSTEM, "warm: imported before the run")
+def test_a_warm_process_has_imported_jax_and_the_coordinator_listens_on_the_nodes_address(make_local: Make) -> None:
+    first, second = make_local(2, launch="jax").submit(begin).results(watch.DEADLINE)
+    assert first[0] is second[0] is True
+    assert first[1] == second[1] != 0
+    assert first[2] == ["127.0.0.1"]
+
+
 def too_late() -> None:
     import jax
 

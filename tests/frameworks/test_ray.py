@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +85,13 @@ def test_torch_trainer_with_ray_data(make: Make, tmp_path: Path, leftovers: Left
     leftovers.gone(run.id)
 
 
+@pytest.mark.long
+def test_torch_trainer_trains_a_resnet(make: Make, tmp_path: Path, leftovers: Leftovers) -> None:
+    run = make(3, launch=LAUNCH).submit(launched.train_resnet_with_ray, str(tmp_path), 2)
+    launched.assert_trained(run.result(4 * watch.DEADLINE), 2)
+    leftovers.gone(run.id)
+
+
 def fail_as_driver() -> None:
     import ray
 
@@ -106,6 +116,74 @@ def test_a_failure_is_told(function: Any, make: Make, leftovers: Leftovers) -> N
     with pytest.raises(TrainingError, match="bad batch"):
         run.result(2 * watch.DEADLINE)
     leftovers.gone(run.id)
+
+
+def stay(path: str) -> None:
+    import ray
+
+    ray.init()
+    Path(path).touch()
+    time.sleep(600)
+
+
+#: A program of another user of the machine, which knows the address only.
+STRANGER = """
+import sys, ray
+ray.init(address=sys.argv[1])
+print("inside:", ray.get(ray.remote(lambda: 1).remote()))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "access", [{"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}, {"RAY_AUTH_MODE": "disabled"}]
+)
+def test_a_stranger_without_the_token_is_refused(
+    access: dict[str, str], make_local: Make, tmp_path: Path, leftovers: Leftovers
+) -> None:
+    def wait(ready: str, go: str) -> int:
+        ray.init()
+        new = Path(f"{ready}.new")
+        new.write_text(os.environ["RAY_ADDRESS"])
+        new.rename(ready)
+        while not os.path.exists(go):
+            time.sleep(0.05)
+        return int(ray.get(ray.remote(lambda: 7).remote()))
+
+    ready, go = tmp_path / "ready", tmp_path / "go"
+    run = make_local(1, launch=LAUNCH).submit(wait, str(ready), str(go))
+    watch.until(ready.exists, 2 * watch.DEADLINE)
+    stranger = subprocess.run(
+        [sys.executable, "-c", STRANGER, ready.read_text()],
+        env={**os.environ, "HOME": str(tmp_path), **access},
+        capture_output=True,
+        text=True,
+        timeout=4 * watch.DEADLINE,
+        check=False,
+    )
+    go.touch()
+    assert stranger.returncode != 0
+    assert "inside" not in stranger.stdout
+    assert "token" in stranger.stderr.lower()
+    assert run.result(2 * watch.DEADLINE) == 7  # those with the token come in meanwhile
+    leftovers.gone(run.id)
+
+
+@pytest.mark.long
+def test_a_process_that_is_connected_to_ray_is_not_forked(tmp_path: Path) -> None:
+    code = (
+        "import ray; from distributor.node import warm; first = warm._started_runtime();"
+        "ray.init(num_cpus=1, include_dashboard=False); print([first, warm._started_runtime()]); ray.shutdown()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "HOME": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=4 * watch.DEADLINE,
+        check=True,
+    )
+    assert done.stdout.endswith("[None, 'Ray']\n")
 
 
 KILLS = victims.with_companions(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +92,19 @@ def test_keras_3_gets_advice(make_local: Make) -> None:
 
 
 def config() -> Any:
-    return json.loads(os.environ["TF_CONFIG"])["task"]
+    return json.loads(os.environ["TF_CONFIG"])["task"], "tensorflow" in sys.modules, launched.started_by() != 0
 
 
-def test_all_processes_count(make_local: Make) -> None:
+@pytest.mark.framework(*SYSTEM, "warm: imported before the run")
+def test_all_processes_count_and_have_tensorflow_at_once(make_local: Make) -> None:
     values = make_local(2, launch=TensorFlow()).submit(config).results(watch.DEADLINE)
-    assert values == [{"type": "worker", "index": 0}, {"type": "worker", "index": 1}]
+    assert values == [({"type": "worker", "index": index}, True, True) for index in (0, 1)]
+
+
+def test_a_warm_process_that_has_used_tensorflow_is_not_forked(
+    make_local: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "uses_tensorflow.py").write_text("import tensorflow\ntensorflow.constant(1.0)\n")
+    options: dict[str, Any] = {"preload": ["uses_tensorflow"], "env": {"PYTHONPATH": str(tmp_path)}}
+    assert make_local(1, launch="tensorflow", **options).submit(config).result(watch.DEADLINE)[2] is False
+    assert "uses TensorFlow, whose threads do not survive a fork: leave it out" in caplog.text

@@ -8,6 +8,14 @@ from pathlib import Path
 from typing import Any
 
 
+def started_by() -> int:
+    """In a rank: the pid of the warm process that forked its agent, 0 if none did."""
+    import psutil
+
+    forked_by = psutil.Process().parents()[2]
+    return forked_by.pid if "warm" in forked_by.cmdline()[4:5] else 0
+
+
 def jax_total() -> list[float]:
     """Adds a number of each process up, in each process."""
     import jax
@@ -220,6 +228,94 @@ def serve_or_train(folder: str, *, fail: str = "") -> Any:
     coordinator.join()
     Path(folder, "trained").touch()
     return float(weight.numpy())
+
+
+def resnet18(width: int = 8, classes: int = 10) -> Any:
+    """A ResNet-18 for images like those of FashionMNIST, with fewer channels."""
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self, channels: int, out: int, stride: int) -> None:
+            super().__init__()
+            self.path = nn.Sequential(
+                nn.Conv2d(channels, out, 3, stride, 1, bias=False),
+                nn.BatchNorm2d(out),
+                nn.ReLU(),
+                nn.Conv2d(out, out, 3, 1, 1, bias=False),
+                nn.BatchNorm2d(out),
+            )
+            same = channels == out and stride == 1
+            self.shortcut = nn.Identity() if same else nn.Conv2d(channels, out, 1, stride, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.path(x) + self.shortcut(x))
+
+    layers: list[nn.Module] = [nn.Conv2d(1, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+    channels = width
+    for out, stride in ((width, 1), (2 * width, 2), (4 * width, 2), (8 * width, 2)):
+        layers += [Block(channels, out, stride), Block(out, out, 1)]
+        channels = out
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+
+
+def train_resnet_with_ray(storage: str, workers: int, spread: bool = False) -> dict[str, Any]:
+    """Trains a ResNet-18 with Ray Train and Ray Data on images that are their class's pattern under noise."""
+    import numpy as np
+    import ray.data
+    import torch
+    from ray.train import Checkpoint, RunConfig, ScalingConfig, report
+    from ray.train.torch import TorchTrainer, prepare_model
+
+    def loop(config: dict[str, Any]) -> None:
+        import tempfile
+
+        import torch.distributed as dist
+
+        torch.manual_seed(dist.get_rank())
+        model = prepare_model(resnet18())
+        optimizer = torch.optim.Adam(model.parameters(), 2e-3)
+        shard, losses = ray.train.get_dataset_shard("train"), []
+        types = {"image": torch.float32, "label": torch.int64}
+        for _ in range(config["epochs"]):
+            for batch in shard.iter_torch_batches(batch_size=16, dtypes=types):
+                loss = torch.nn.functional.cross_entropy(model(batch["image"].unsqueeze(1)), batch["label"])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(float(loss))
+        mine = {
+            "weights": sum(float(parameter.detach().double().sum()) for parameter in model.parameters()),
+            "address": ray.util.get_node_ip_address(),
+            "torchruns": [name for name in os.environ if name.startswith("TORCHELASTIC")],
+        }
+        each: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(each, mine)
+        with tempfile.TemporaryDirectory() as folder:
+            torch.save(model.state_dict(), os.path.join(folder, "model.pt"))
+            report({"losses": losses, "workers": each}, checkpoint=Checkpoint.from_directory(folder))
+
+    random = np.random.default_rng(0)
+    patterns = random.normal(size=(10, 28, 28))
+    images = [
+        {"image": (patterns[number % 10] + 0.3 * random.normal(size=(28, 28))).astype("float32"), "label": number % 10}
+        for number in range(96)
+    ]
+    trainer = TorchTrainer(
+        loop,
+        train_loop_config={"epochs": 4},
+        scaling_config=ScalingConfig(num_workers=workers, placement_strategy="STRICT_SPREAD" if spread else "PACK"),
+        datasets={"train": ray.data.from_items(images)},
+        run_config=RunConfig(storage_path=storage),
+    )
+    return dict(trainer.fit().metrics)
+
+
+def assert_trained(metrics: dict[str, Any], workers: int) -> None:
+    """Asserts that the ResNet-18 has learned, that all workers have the same one, and nothing of torchrun's."""
+    assert len({each["weights"] for each in metrics["workers"]}) == 1
+    assert [each["torchruns"] for each in metrics["workers"]] == [[]] * workers
+    assert metrics["losses"][-1] < metrics["losses"][0] / 2
 
 
 def ray_nodes() -> tuple[list[str], float]:
