@@ -119,7 +119,7 @@ test-framework-streaming: $(VENV_STREAMING)/streaming.ok
 
 test-framework-composer: $(VENV_COMPOSER)/composer.ok
 	$(NOTED) $(VENV_COMPOSER)/bin/python -m pytest tests/frameworks/test_composer.py
-	$(VENV_COMPOSER)/bin/python -m pytest tests/test_notebooks.py -k composer
+	$(VENV_COMPOSER)/bin/python -m pytest tests/test_notebooks.py -k "composer or foundry"
 
 # These run the framework's tests and its notebook.
 test-framework-axolotl test-framework-unsloth: test-framework-%: $(VENV_AXOLOTL)/axolotl.ok

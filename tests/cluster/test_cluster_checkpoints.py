@@ -16,7 +16,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.slow]
 def test_a_killed_training_goes_on_bit_by_bit(cluster: Cluster, tmp_path: Path) -> None:
     cluster.session()
 
-
     def make(folder: str) -> TorchDistributor:
         return TorchDistributor(3, use_gpu=False, max_processes_per_node=1, checkpoints=tmp_path / folder)
 

@@ -101,3 +101,16 @@ def test_a_daemon_of_another_host_is_killed(cluster: Cluster, leftovers: Leftove
 
     victims.strike(run, (daemon, told))
     leftovers.gone(run.id)
+
+
+@pytest.mark.long
+def test_ray_trains_on_all_hosts(cluster: Cluster, leftovers: Leftovers, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    cluster.session()
+    tmp_path.chmod(0o777)
+    distributor = Distributor(sum(CORES.values()), use_gpu=False, launch=Ray(object_store_memory="100m"))
+    run = distributor.submit(launched.train_resnet_with_ray, str(tmp_path), len(CORES), spread=True)
+    metrics = run.result(6 * watch.DEADLINE)
+    launched.assert_trained(metrics, len(CORES))
+    assert {each["address"] for each in metrics["workers"]} == {cluster.hosts.addresses[host] for host in CORES}
+    leftovers.gone(run.id)
