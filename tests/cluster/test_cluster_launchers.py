@@ -108,7 +108,7 @@ def test_ray_trains_on_all_hosts(cluster: Cluster, leftovers: Leftovers, tmp_pat
     pytest.importorskip("ray")
     cluster.session()
     tmp_path.chmod(0o777)
-    distributor = Distributor(sum(CORES.values()), use_gpu=False, launch=Ray(object_store_memory="100m"))
+    distributor = Distributor(sum(CORES.values()), use_gpu=False, launch=paths.LAUNCHES["ray"])
     run = distributor.submit(launched.train_resnet_with_ray, str(tmp_path), len(CORES), spread=True)
     metrics = run.result(6 * watch.DEADLINE)
     launched.assert_trained(metrics, len(CORES))
