@@ -170,6 +170,24 @@ def test_a_rank_that_fails_in_the_block_commits_nothing(make_local: Make, failin
     assert committed(tmp_path) == []
 
 
+class Told:
+    """Takes notes of checkpoints."""
+
+    def __init__(self) -> None:
+        self.checkpoints: list[tuple[int, str]] = []
+
+    def on_checkpoint(self, run: Run, checkpoint: Any) -> None:
+        self.checkpoints.append((checkpoint.step, checkpoint.path))
+
+
+def test_callbacks_are_told_of_checkpoints(make: Make, tmp_path: Path) -> None:
+    """Of each one, the last included, which is committed after the function has returned."""
+    told = Told()
+    make(2, checkpoints=Checkpoints(str(tmp_path), keep=None), callbacks=[told]).run(checkpointed.save_steps, 3)
+    assert [step for step, _ in told.checkpoints] == [1, 2, 3]
+    assert all(Path(path, "manifest.json").exists() for _, path in told.checkpoints)
+
+
 def mismatched(kind: str) -> None:
     from distributor import runtime
 

@@ -188,7 +188,10 @@ def test_a_callback_that_hangs_holds_nobody_up_forever(
     [
         ("print", "callbacks must be a list of objects with methods such as on_metrics, not 'print'"),
         (3, "callbacks must be a list of objects with methods such as on_metrics, not 3"),
-        ([Listener], "callbacks: .*Listener'> is not an object with any of the methods on_start, on_metrics, on_end"),
+        (
+            [Listener],
+            "Listener'> is not an object with any of the methods on_start, on_metrics, on_checkpoint, on_end",
+        ),
         ([print], "is not an object with any of the methods on_start"),
     ],
 )

@@ -116,10 +116,11 @@ class Distributor:
         require_group: what happens if ranks train (run a backward pass or an optimizer step) but never join a process
             group of all ranks, so that each rank trains its own model. ``None`` (default) warns, ``True`` raises a
             :class:`GroupError`, ``False`` does nothing.
-        callbacks: objects with any of the methods ``on_start(run)``, ``on_metrics(run, rows)`` and ``on_end(run)``.
-            The methods are called on the driver, in a thread of their own; ``rows`` is what ranks have reported since
-            the last call. An error in a callback is only logged as a warning. ``run()`` and ``wait()`` return once
-            ``on_end`` has returned, or a minute after the run's end.
+        callbacks: objects with any of the methods ``on_start(run)``, ``on_metrics(run, rows)``,
+            ``on_checkpoint(run, checkpoint)`` and ``on_end(run)``. The methods are called on the driver, in a thread of
+            their own. ``rows`` is what ranks have reported since the last call; ``checkpoint`` has the ``step`` and the
+            ``path`` of a checkpoint that was committed. An error in a callback is only logged as a warning. ``run()``
+            and ``wait()`` return once ``on_end`` has returned, or a minute after the run's end.
 
     Raises:
         ConfigurationError: an argument is wrong; the message names the argument, its value, and what to do.

@@ -125,7 +125,9 @@ def _commit(
         if complete is not None:
             shards += complete(parts)
         draft = Draft(save.folder, save.step, len(parts), session.origin, tuple(shards), _numbers(reports.latest()))
-        return pack(session.catalog.commit(draft))
+        manifest = session.catalog.commit(draft)
+        reports.committed(save.step, f"{session.settings.checkpoints.dir}/{save.folder}")
+        return pack(manifest)
     except OSError as error:
         session.catalog.discard(save.folder)
         _log.warning("%s: nothing was saved, and training goes on: %s", save.what, error)

@@ -17,7 +17,7 @@ from typing import Any
 
 from distributor.errors import ConfigurationError
 from distributor.text.wording import size
-from distributor.values.reports import LONGEST, Report, is_number, pack, room
+from distributor.values.reports import LONGEST, Committed, Report, is_number, pack, pack_committed, room
 
 
 class Writer:
@@ -60,6 +60,11 @@ class Writer:
                 raise ConfigurationError(f"report() was given {size(len(line))}, but takes at most {size(LONGEST)}")
             self._left_out = None
             self._write(line)
+
+    def committed(self, step: int, path: str) -> None:
+        """Write the news of a checkpoint."""
+        with self._lock:
+            self._write(pack_committed(Committed(self._attempt, time.time(), step, path)))
 
     def finish(self) -> None:
         """Write the last report if it was left out: it shows how training has ended."""
@@ -132,6 +137,12 @@ def add(values: dict[str, Any], step: Any, total_steps: Any) -> None:
         _latest.update(values)
     if _writer is not None:
         _writer.add(values, step, total_steps)
+
+
+def committed(step: int, path: str) -> None:
+    """Tell the driver that a checkpoint has been committed, if this process is a rank."""
+    if _writer is not None:
+        _writer.committed(step, path)
 
 
 def latest() -> dict[str, float]:

@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from distributor.run.metrics import Row
+from distributor.run.reports import News
 from distributor.text import notices
+from distributor.values.reports import Committed
 
 _log = notices.logger
 
@@ -21,17 +23,17 @@ PATIENCE = 60.0
 
 
 class Callbacks:
-    """Calls the methods ``on_start``, ``on_metrics`` and ``on_end`` of the callbacks that have them.
+    """Calls ``on_start``, ``on_metrics``, ``on_checkpoint`` and ``on_end`` of the callbacks that have these methods.
 
     An error in a callback is logged as a warning, and ends neither the run nor the other callbacks.
 
     Args:
         callbacks: the user's objects, called in order.
         label: names the run in warnings.
-        new: returns the rows that have arrived since the last call.
+        new: returns the rows and checkpoints that have arrived since the last call.
     """
 
-    def __init__(self, callbacks: Sequence[Any], label: str, new: Callable[[], Sequence[Row]]) -> None:
+    def __init__(self, callbacks: Sequence[Any], label: str, new: Callable[[], Sequence[News]]) -> None:
         self._callbacks = callbacks
         self._label = label
         self._new = new
@@ -76,16 +78,20 @@ class Callbacks:
             try:
                 event = self._events.get(timeout=_INTERVAL)
             except queue.Empty:
-                self._tell_metrics(run)
+                self._tell_news(run)
                 continue
-            self._tell_metrics(run)
+            self._tell_news(run)
             if event is None:
                 return
             self._call(run, *event)
 
-    def _tell_metrics(self, run: Any) -> None:
-        if rows := self._new():
+    def _tell_news(self, run: Any) -> None:
+        news = self._new()
+        if rows := tuple(each for each in news if isinstance(each, Row)):
             self._call(run, "on_metrics", (rows,))
+        for each in news:
+            if isinstance(each, Committed):
+                self._call(run, "on_checkpoint", (each,))
 
     def _call(self, run: Any, name: str, arguments: tuple[Any, ...]) -> None:
         for callback in self._callbacks:

@@ -12,7 +12,7 @@ from distributor.text.wording import size
 from distributor.values import reports
 from distributor.values.messages import Offset
 from distributor.values.outcome import REPORTS, Log
-from distributor.values.reports import LONGEST, Progress, Report
+from distributor.values.reports import LONGEST, Committed, Progress, Report
 
 #: Number of seconds over which the number of steps per second is measured.
 _WINDOW = 30.0
@@ -23,7 +23,10 @@ _RECENT = 1000
 #: Maximum number of names whose latest values are kept.
 _MOST_NAMES = 1000
 
-#: Maximum number of rows that wait for callbacks.
+#: What callbacks are told of.
+News = Row | Committed
+
+#: Maximum number of rows and checkpoints that wait for callbacks.
 _MOST_NEW = 100_000
 
 #: The driver's limit for a rank's reports, as a multiple of the node's limit: the two count in different ways.
@@ -75,7 +78,7 @@ class Reports:
         self._kept: dict[tuple[int, int], _Kept] = {}  # by attempt and rank
         self._attempt = 0  # the latest attempt in which a rank has reported
         self._newest: dict[str, tuple[int, float]] = {}  # rank and value by name, in the latest attempt
-        self._new: list[Row] | None = None  # the rows for the next call of new(), from its first call on
+        self._new: list[News] | None = None  # the news for the next call of new(), from its first call on
         self._told = False  # whether the warning about dropped reports was given
         self._lock = threading.Lock()
 
@@ -94,7 +97,12 @@ class Reports:
             return self._warning(log.rank)
 
     def _add(self, rank: int, line: bytes) -> None:
-        report = reports.parse(line) if len(line) <= LONGEST else None
+        if len(line) > LONGEST:
+            return
+        if (committed := reports.parse_committed(line)) is not None:
+            self._add_news(committed)
+            return
+        report = reports.parse(line)
         if report is None or report.attempt >= self._attempts:
             return
         if report.attempt > self._attempt:
@@ -107,8 +115,11 @@ class Reports:
         kept.add(report, len(line) + 1)
         if report.attempt == self._attempt:
             self._note_newest(rank, report)
+        self._add_news(_row(rank, report))
+
+    def _add_news(self, news: News) -> None:
         if self._new is not None:
-            self._new.append(_row(rank, report))
+            self._new.append(news)
             del self._new[: max(0, len(self._new) - _MOST_NEW)]
 
     def _note_newest(self, rank: int, report: Report) -> None:
@@ -136,11 +147,11 @@ class Reports:
         with self._lock:
             return tuple((rank, REPORTS, self._streams[rank].offset) for rank in ranks if rank in self._streams)
 
-    def new(self) -> tuple[Row, ...]:
-        """Return the rows that have arrived since the last call; empty at the first call."""
+    def new(self) -> tuple[News, ...]:
+        """Return the rows and checkpoints that have arrived since the last call; empty at the first call."""
         with self._lock:
-            rows, self._new = tuple(self._new or ()), []
-            return rows
+            news, self._new = tuple(self._new or ()), []
+            return news
 
     @property
     def metrics(self) -> Metrics:

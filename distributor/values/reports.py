@@ -93,6 +93,54 @@ def parse(line: bytes) -> Report | None:
 
 
 @dataclass(frozen=True)
+class Committed:
+    """The news that a checkpoint has been committed, as rank 0 tells it.
+
+    Attributes:
+        attempt: number of the attempt.
+        time: when it was committed, in seconds since the epoch.
+        step: the step of the training.
+        path: the folder or URL of its files.
+    """
+
+    attempt: int
+    time: float
+    step: int
+    path: str
+
+
+#: The first element of a line about a checkpoint. Lines of reports begin with a number.
+_COMMITTED = "checkpoint"
+
+
+def pack_committed(told: Committed) -> bytes:
+    """Return the news of a checkpoint as a line.
+
+    >>> pack_committed(Committed(0, 1.5, 7, "/runs/step-7"))
+    b'["checkpoint",0,1.5,7,"/runs/step-7"]\\n'
+    """
+    return _encode([_COMMITTED, told.attempt, told.time, told.step, told.path]).encode() + b"\n"
+
+
+def parse_committed(line: bytes) -> Committed | None:
+    """Return the news of a checkpoint in a line; ``None`` if the line holds something else.
+
+    >>> parse_committed(pack_committed(Committed(0, 1.5, 7, "/runs/step-7"))).step
+    7
+    """
+    if not line.startswith(b'["'):
+        return None
+    try:
+        kind, attempt, time, step, path = json.loads(line)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    whole = all(type(each) is int and 0 <= each < _LARGEST for each in (attempt, step))
+    if kind != _COMMITTED or not whole or not is_number(time) or type(path) is not str:
+        return None
+    return Committed(attempt, float(time), step, path)
+
+
+@dataclass(frozen=True)
 class Progress:
     """The progress of a training, according to the lowest rank that reports steps.
 
