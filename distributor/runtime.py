@@ -156,13 +156,13 @@ def load_checkpoint(state: Mapping[str, Any], *, weights_only: bool = True) -> i
     modules are split. A checkpoint whose files are missing or damaged is passed over, with a warning.
 
     Args:
-        state: what to load into, with the names given to :func:`save_checkpoint`. Modules, optimizers and objects with
+        state: what to load into, with the names given to ``save_checkpoint``. Modules, optimizers and objects with
             ``load_state_dict()`` are changed in place; plain values are replaced in the dict.
         weights_only: as for ``torch.load``: refuse objects whose loading may run code (default).
 
     Raises:
         ConfigurationError: the checkpoint was saved from another model or other parameters of an optimizer, holds
-            objects that ``weights_only`` refuses, or was written by :func:`checkpoint_folder`.
+            objects that ``weights_only`` refuses, or was written by ``checkpoint_folder``.
 
     Example:
         >>> step = load_checkpoint({"model": model, "optimizer": optimizer}) or 0  # doctest: +SKIP
@@ -219,7 +219,7 @@ def latest_checkpoint() -> Checkpoint | None:
 def best_checkpoint() -> Checkpoint | None:
     """Return the committed checkpoint with the best value of the metric in ``Checkpoints(best=...)``.
 
-    ``None`` if no checkpoint has such a value. Otherwise as :func:`latest_checkpoint`.
+    ``None`` if no checkpoint has such a value. Otherwise as ``latest_checkpoint``.
     """
     from distributor.checkpoint.loading import best_checkpoint as best
 

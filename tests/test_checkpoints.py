@@ -15,7 +15,16 @@ import stores
 import watch
 from sessions import Make
 
-from distributor import Checkpoints, ConfigurationError, Distributor, Run, StartError, TrainingError
+from distributor import (
+    Checkpoints,
+    ConfigurationError,
+    Distributor,
+    Run,
+    StartError,
+    TorchDistributor,
+    TrainingError,
+)
+from distributor.channel.server import ChannelServer
 from distributor.checkpoint.catalog import Catalog
 from distributor.checkpoint.places import Folder
 from distributor.launch import DeepSpeed
@@ -170,22 +179,27 @@ def test_a_rank_that_fails_in_the_block_commits_nothing(make_local: Make, failin
     assert committed(tmp_path) == []
 
 
-class Told:
-    """Takes notes of checkpoints."""
-
-    def __init__(self) -> None:
-        self.checkpoints: list[tuple[int, str]] = []
-
-    def on_checkpoint(self, run: Run, checkpoint: Any) -> None:
-        self.checkpoints.append((checkpoint.step, checkpoint.path))
-
-
 def test_callbacks_are_told_of_checkpoints(make: Make, tmp_path: Path) -> None:
     """Of each one, the last included, which is committed after the function has returned."""
-    told = Told()
+    told = checkpointed.Told()
     make(2, checkpoints=Checkpoints(str(tmp_path), keep=None), callbacks=[told]).run(checkpointed.save_steps, 3)
     assert [step for step, _ in told.checkpoints] == [1, 2, 3]
     assert all(Path(path, "manifest.json").exists() for _, path in told.checkpoints)
+
+
+def refuse(*_: Any) -> Any:
+    raise OSError("no port is free")
+
+
+@pytest.mark.spark
+def test_without_a_channel(two_executors: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ranks need each other and the place only. Callbacks hear of checkpoints at the end."""
+    monkeypatch.setattr(ChannelServer, "listen", refuse)
+    told = checkpointed.Told()
+    distributor = TorchDistributor(2, False, False, checkpoints=tmp_path, callbacks=[told])
+    distributor.run(checkpointed.save_steps, 2)
+    assert [step for step, _ in told.checkpoints] == [1, 2]
+    assert distributor.submit(checkpointed.load_value).results() == [2, 2]
 
 
 def mismatched(kind: str) -> None:
@@ -209,7 +223,7 @@ def mismatched(kind: str) -> None:
             "call",
             r"rank 0 calls save_checkpoint\(step=1\), but rank 1 calls checkpoint_folder\(step=1\): every rank must",
         ),
-        ("missing", r"save_checkpoint\(step=1\): rank 1 has ended without calling it, but every rank must"),
+        ("missing", r"every rank must call save_checkpoint\(step=1\), but rank 1 has ended without calling it"),
     ],
 )
 def test_ranks_that_make_different_calls_are_told(make_local: Make, kind: str, message: str, tmp_path: Path) -> None:

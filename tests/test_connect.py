@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import checkpointed
 import deepspeed_trainings
 import pytest
 import trainings
@@ -64,6 +65,15 @@ def test_reports_come_at_the_end(fails: bool) -> None:
     assert (run.status is Status.FAILED) == fails
     assert [(row.step, row.values["loss"]) for row in run.metrics if row.rank == 1] == [(1, 0.5), (2, 0.25)]
     assert run.latest_metrics == {"loss": 0.25}
+
+
+def test_checkpoints_of_executors(tmp_path: Path) -> None:
+    """Ranks need each other and the place only. Callbacks hear of checkpoints at the end."""
+    told = checkpointed.Told()
+    run = on_executors(2, checkpoints=tmp_path, callbacks=[told]).submit(checkpointed.save_steps, 2)
+    assert run.results() == [None, None]
+    assert [step for step, _ in told.checkpoints] == [1, 2]
+    assert on_executors(2, checkpoints=tmp_path).submit(checkpointed.load_value).results() == [2, 2]
 
 
 def report_twice(fails: bool) -> None:

@@ -184,11 +184,11 @@ class Exchange:
                 if type(error).__name__ == "DistNetworkError":
                     raise
             if has_ended:
-                raise ConfigurationError(f"{what}: {who([rank])} has ended without calling it, but every rank must")
+                raise ConfigurationError(f"every rank must call {what}, but {who([rank])} has ended without calling it")
             waited = time.monotonic() - start
             if waited > GIVE_UP_AFTER:
                 raise ConfigurationError(
-                    f"{what}: {who([rank])} has not called it for {waited:.0f} s, but every rank must"
+                    f"every rank must call {what}, but {who([rank])} did not call it within {waited:.0f} s"
                 )
             if waited > TELL_AFTER and not told:
                 told = True

@@ -82,7 +82,14 @@ class Logs:
         self._console.footer(lines)
 
     def skip(self, rank: int, stream: int, lines: int, offset: int) -> None:
-        """Record that a node that could not keep up skipped ``lines`` lines. The next piece starts at ``offset``."""
+        """Record that a node left out some lines, because it could not keep up.
+
+        Args:
+            rank: the rank that wrote the lines.
+            stream: the stream to which it wrote them.
+            lines: number of lines that were left out.
+            offset: where the next piece starts.
+        """
         with self._lock:
             if offset > self._offsets.get((rank, stream), 0):
                 self._offsets[rank, stream] = offset

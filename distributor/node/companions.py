@@ -38,7 +38,9 @@ class _Started:
 
 
 class Companions:
-    """The companions of one attempt on this node.
+    """Starts, watches and ends the companions of one attempt on this node.
+
+    A companion is a process that ranks need beside them, such as a Ray head.
 
     Args:
         order: the launcher's order, with the node's plan.

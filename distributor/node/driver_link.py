@@ -84,7 +84,7 @@ class DriverLink:
         return None
 
     def _dial(self) -> tuple[Dial, str] | None:
-        """Return how to connect to the driver, and where that is; ``None`` if the run has no channel."""
+        """Return a function that connects to the driver, and the address as text; ``None`` without a channel."""
         if self._socket is not None:
             return over_socket(self._socket), "its socket"
         if self._order.endpoint is None:

@@ -91,7 +91,7 @@ class _Guard:
         self._killing_since: float | None = None
 
     def run(self) -> None:
-        """Guard the charge until no process is left, or only processes that SIGKILL has not ended."""
+        """Guard the charge until all its processes have ended. Give up on processes that SIGKILL does not end."""
         while self._reap() and not self._in_vain():
             if self._is_useless():
                 self._kill([self._charge])

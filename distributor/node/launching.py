@@ -209,7 +209,7 @@ def _successor(line: socket.socket | None) -> Launcher:
 
 
 def living(launcher: Launcher) -> Launcher:
-    """Return a launcher if it can still be started. If it has ended while waiting for its order, return a new one."""
+    """Return the given launcher, or a new one if the given one has ended while it waited for its order."""
     return launcher if not isinstance(launcher, WaitingLauncher) or launcher.is_waiting else SpawnedLauncher()
 
 

@@ -74,7 +74,7 @@ def wants_one_device(strategy: Any, devices: Any, num_nodes: int) -> bool:
 
 
 class Fitting:
-    """Gives Lightning the right numbers in this rank.
+    """Corrects the ``devices`` and ``num_nodes`` that Lightning is given in this rank.
 
     Args:
         placement: all nodes.

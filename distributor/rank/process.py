@@ -298,8 +298,8 @@ def _call_ours(call: Call | None, local_rank: int) -> None:
 def script_path(order: NodeOrder, script: Script) -> str:
     """Return the path of the script that a rank runs.
 
-    It is the file in the working directory if the script belongs there, otherwise the shipped copy. Without a shipped
-    copy, it is the driver's own file.
+    A script inside the shipped working directory runs from there, any other script from its shipped copy. Without a
+    shipped copy, the driver's own file runs.
     """
     if script.inside is not None and order.cwd is not None:
         return os.path.join(order.cwd, script.inside)

@@ -18,7 +18,7 @@ _log = notices.logger
 
 
 class Line(Protocol):
-    """What an attempt can do to the job that it runs in. Only the methods that say so may block."""
+    """The actions that an attempt can perform on its job. A method blocks only if its docstring says so."""
 
     def stop_ranks(self, reason: str, *, grace: bool) -> None:
         """Order all nodes to stop their ranks."""

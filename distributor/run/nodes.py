@@ -60,30 +60,30 @@ class Nodes:
             self._importing.pop(name, None)
 
     def arrived(self, name: str, now: float) -> None:
-        """Note that a node is up, and that its warm process has finished importing."""
+        """Record that a node is up and that its warm process has finished importing."""
         self._importing.pop(name, None)
         self.heard(name, now)
 
     def heard(self, name: str, now: float) -> None:
-        """Note that a node that is up has sent something."""
+        """Record that a node that is up has sent something."""
         self._states.setdefault(name, _State()).heard = now
 
     def started(self, name: str) -> None:
-        """Note that a node has started its ranks."""
+        """Record that a node has started its ranks."""
         self._importing.pop(name, None)
         state = self._states[name]
         state.started, state.alive = True, len(self.ranks_of(name))
 
     def beat(self, name: str, alive: int, idle: float | None) -> None:
-        """Note a heartbeat: the node has ``alive`` live ranks, which have been idle for ``idle`` seconds."""
+        """Record a heartbeat: the node has ``alive`` live ranks, which have been idle for ``idle`` seconds."""
         self._states[name].alive, self._states[name].idle = alive, idle
 
     def rests(self, name: str, port: int) -> None:
-        """Note that a node has stopped its ranks and can begin again. All ranks would meet at node 0's ``port``."""
+        """Record that a node has stopped its ranks and can begin again. All ranks would meet at node 0's ``port``."""
         self._states[name].port, self._states[name].alive = port, 0
 
     def again(self) -> None:
-        """Note that all nodes begin another attempt: their ranks are no longer up."""
+        """Record that all nodes begin another attempt: their ranks are no longer up."""
         for state in self._now():
             state.started, state.alive, state.idle, state.port = False, None, None, None
         self._suspects = None

@@ -224,3 +224,22 @@ def save_steps(steps: int) -> None:
 
     for step in range(1, steps + 1):
         runtime.save_checkpoint({"value": step}, step)
+
+
+def load_value() -> int:
+    """The value in the last checkpoint."""
+    from distributor import runtime
+
+    state = {"value": 0}
+    assert runtime.load_checkpoint(state) == state["value"]
+    return state["value"]
+
+
+class Told:
+    """Takes notes of checkpoints that count."""
+
+    def __init__(self) -> None:
+        self.checkpoints: list[tuple[int, str]] = []
+
+    def on_checkpoint(self, run: Any, checkpoint: Any) -> None:
+        self.checkpoints.append((checkpoint.step, checkpoint.path))

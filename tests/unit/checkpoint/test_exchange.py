@@ -77,7 +77,9 @@ def test_a_rank_that_has_ended_is_waited_for_by_nobody(ranks: Any) -> None:
     import os
 
     first, second = ranks(lambda each: each.gather("1", b"", "save(step=1)"), lambda each: each._end(os.getpid()))
-    with pytest.raises(ConfigurationError, match=r"save\(step=1\): rank 1 has ended without calling it"):
+    with pytest.raises(
+        ConfigurationError, match=r"every rank must call save\(step=1\), but rank 1 has ended without calling it"
+    ):
         first.result(60)
     second.result(60)
 
@@ -88,7 +90,9 @@ def test_a_wait_that_takes_long_is_told_and_given_up(
     monkeypatch.setattr(module, "TELL_AFTER", 0.1)
     monkeypatch.setattr(module, "GIVE_UP_AFTER", 0.3)
     first, _ = ranks(lambda each: each.gather("1", b"", "save(step=1)"), lambda each: None)
-    with pytest.raises(ConfigurationError, match=r"save\(step=1\): rank 1 has not called it for 0 s, but every rank"):
+    with pytest.raises(
+        ConfigurationError, match=r"every rank must call save\(step=1\), but rank 1 did not call it within 0 s"
+    ):
         first.result(60)
     assert "save(step=1) waits for rank 1: every rank must call it" in caplog.text
 
