@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ import stores
 import watch
 from sessions import Make
 
+import distributor
 from distributor import (
     Checkpoints,
     ConfigurationError,
@@ -238,6 +242,85 @@ def save_own_models() -> None:
 
     torch.manual_seed(runtime.rank())
     runtime.save_checkpoint({"model": torch.nn.Linear(4, 4)}, 1, wait=True)
+
+
+def save_best() -> list[int]:
+    """Reports a better loss after each save than the one that belongs to it."""
+    import torch
+
+    from distributor import runtime
+    from distributor.checkpoint import saving
+
+    for step, loss in ((1, 0.1), (2, 0.9), (3, 0.5)):
+        runtime.report(step=step, loss=loss)
+        runtime.save_checkpoint({"value": torch.zeros(1 << 20)}, step)
+        runtime.report(step=step, loss=0.0)
+        saving.current("").finish()
+    best, last = runtime.best_checkpoint(), runtime.latest_checkpoint()
+    assert best is not None and last is not None
+    return [best.step, last.step, int(10 * best.metrics["loss"])]
+
+
+def test_the_best_checkpoint_is_that_of_the_reports_before_it(make_local: Make, tmp_path: Path) -> None:
+    checkpoints = Checkpoints(str(tmp_path), keep=1, best=("loss", "min"))
+    assert make_local(2, checkpoints=checkpoints).submit(save_best).results() == [[1, 3, 1]] * 2
+    assert committed(tmp_path) == [3, 1]
+
+
+def break_one_rank(what: str) -> int | None:
+    """Rank 1 cannot write its part; the others are told at once."""
+    import torch
+
+    from distributor import runtime
+    from distributor.checkpoint import plans, shards
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("PytorchStreamWriter failed")
+
+    runtime.save_checkpoint({"model": torch.nn.Flatten(), "value": 1}, 1, wait=True)
+    if runtime.rank() == 1:
+        plans.write = shards.found_in = fail
+    if what == "save_checkpoint":
+        runtime.save_checkpoint({"model": torch.nn.Flatten(), "value": 2}, 2, wait=True)
+    else:
+        with runtime.checkpoint_folder(2) as folder:
+            (folder / str(runtime.rank())).touch()
+    return runtime.load_checkpoint({"value": 0})
+
+
+@pytest.mark.parametrize("what", ["save_checkpoint", "checkpoint_folder"])
+def test_a_rank_that_cannot_write_holds_up_nobody(make_local: Make, what: str, tmp_path: Path) -> None:
+    run = make_local(2, checkpoints=tmp_path, start_method="spawn").submit(break_one_rank, what)
+    assert run.results(watch.DEADLINE) == [1, 1]
+
+
+def under_torchrun(folder: str) -> None:
+    """A rank of plain torchrun, which has no run of ours around it."""
+    import torch.distributed as dist
+
+    from distributor import runtime
+
+    assert runtime.latest_checkpoint() is None
+    dist.init_process_group("gloo")
+    runtime.save_checkpoint({"value": runtime.rank()}, 5)
+    state = {"value": None}
+    assert runtime.load_checkpoint(state) == 5
+    assert state["value"] == runtime.rank()
+    dist.destroy_process_group()
+    runtime.save_checkpoint({"value": 6}, 6)
+
+
+def test_the_same_code_under_torchrun(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    lines = inspect.getsource(under_torchrun)
+    script.write_text(f"from __future__ import annotations\n\n{lines}\nunder_torchrun('')\n")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    told = {**os.environ, "DISTRIBUTOR_CHECKPOINTS": str(tmp_path / "runs"), "OMP_NUM_THREADS": "1"}
+    for name in [name for name in told if name.startswith(("TORCHELASTIC", "RANK", "WORLD_SIZE", "MASTER"))]:
+        del told[name]
+    told["PYTHONPATH"] = os.pathsep.join([str(Path(distributor.__file__).parents[1]), told.get("PYTHONPATH", "")])
+    subprocess.run(command, env=told, check=True, timeout=2 * watch.DEADLINE)
+    assert committed(tmp_path / "runs") == [6, 5]
 
 
 def test_models_that_differ_between_ranks_are_not_saved_as_one(make_local: Make, tmp_path: Path) -> None:

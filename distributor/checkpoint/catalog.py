@@ -41,20 +41,22 @@ class Catalog:
         self._checkpoints = checkpoints
         self._known: list[Manifest] | None = None  # the newest first; None until they have been read
         self._sequence = 0
+        self._number = 0  # of the last commit that was tried
 
     def committed(self) -> list[Manifest]:
         """Read the records of all committed checkpoints, the newest first. Their shards are not looked at."""
         index = self._read_index()
         listed = [name for name, _ in self._place.folders()]
-        found = {}
-        for folder in {*index.folders, *listed}:
-            data = self._place.read(f"{folder}/{MANIFEST}")
-            manifest = None if data is None else records.read_manifest(data)
-            if manifest is not None and manifest.folder == folder:
-                found[folder] = manifest
+        found = [manifest for folder in {*index.folders, *listed} if (manifest := self.read(folder)) is not None]
         self._sequence = max(self._sequence, index.sequence)
-        self._known = sorted(found.values(), key=lambda each: each.number, reverse=True)
+        self._known = sorted(found, key=lambda each: each.number, reverse=True)
         return list(self._known)
+
+    def read(self, folder: str) -> Manifest | None:
+        """Return the manifest in a folder; ``None`` if the folder is not a committed checkpoint."""
+        data = self._place.read(f"{folder}/{MANIFEST}")
+        manifest = None if data is None else records.read_manifest(data)
+        return manifest if manifest is not None and manifest.folder == folder else None
 
     def _read_index(self) -> Index:
         found = [Index(0, ())]
@@ -85,9 +87,10 @@ class Catalog:
             OSError: the checkpoint could not be committed. The ones before it are as they were.
         """
         known = self.committed() if self._known is None else self._known
+        self._number = 1 + max([self._number, *(each.number for each in known)])  # no number is tried twice
         manifest = Manifest(
             folder=draft.folder,
-            number=1 + max((each.number for each in known), default=0),
+            number=self._number,
             step=draft.step,
             time=time.time(),
             world_size=draft.world_size,

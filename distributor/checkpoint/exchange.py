@@ -19,7 +19,7 @@ from distributor.text.wording import who
 
 _log = logging.getLogger("distributor")
 
-#: Numbers of seconds after which a rank says for whom it waits, and after which it gives up.
+#: Numbers of seconds after which a rank says whose call it waits for, and after which it gives up.
 TELL_AFTER, GIVE_UP_AFTER = 30.0, 1800.0
 
 #: Number of seconds between two looks at whether a rank that is waited for has ended.
@@ -75,15 +75,16 @@ class Exchange:
             except Exception:  # the store has ended: nobody waits for this rank
                 return
 
-    def gather(self, key: str, value: bytes, what: str) -> list[bytes]:
+    def gather(self, key: str, value: bytes, what: str, *, patient: bool = False) -> list[bytes]:
         """Send a value to rank 0. Rank 0 waits for the values of all ranks, and returns them in the order of ranks.
 
-        Other ranks return an empty list at once.
+        Other ranks return an empty list at once. If rank 0 raises an error, :meth:`share` raises it on all ranks.
 
         Args:
             key: a name that is used once, by all ranks.
             value: this rank's value.
             what: the user's call. Ranks that make different calls get an error.
+            patient: wait for as long as the other ranks live, because they have begun and may take long.
 
         Raises:
             ConfigurationError: a rank makes another call, has ended without this call, or has not made it within half
@@ -96,7 +97,10 @@ class Exchange:
             return []
         values = [value]
         for rank in range(1, self.world_size):
-            call, _, other = self._take(f"{key}/{rank}", rank, what).partition(b"\0")
+            try:
+                call, _, other = self._take(f"{key}/{rank}", rank, what, patient=patient).partition(b"\0")
+            except ConfigurationError as error:
+                self.refuse(key, str(error))
             if call != what.encode():
                 self.refuse(
                     key,
@@ -106,13 +110,14 @@ class Exchange:
             values.append(other)
         return values
 
-    def share(self, key: str, values: Sequence[bytes], what: str) -> bytes:
+    def share(self, key: str, values: Sequence[bytes], what: str, *, patient: bool = False) -> bytes:
         """Rank 0 sends each rank its value, or all ranks the same value if there is only one. Return this rank's value.
 
         Args:
             key: a name that is used once, by all ranks.
             values: on rank 0, a value for each rank, or one value; ignored on other ranks.
             what: the user's call, for errors.
+            patient: as for :meth:`gather`.
 
         Raises:
             ConfigurationError: rank 0 has refused the ranks' calls, has ended without this call, or has not made it
@@ -121,7 +126,8 @@ class Exchange:
         if self._store is None:
             return values[0]
         if self.rank > 0:
-            kind, value = (told := self._take(f"{key}/for-{self.rank}", 0, what))[:1], told[1:]
+            told = self._take(f"{key}/for-{self.rank}", 0, what, patient=patient)
+            kind, value = told[:1], told[1:]
             if kind == _REFUSED:
                 raise ConfigurationError(value.decode())
             return value
@@ -162,17 +168,17 @@ class Exchange:
             self._store.set(f"{key}/{number}", piece)
         self._store.set(key, str(len(pieces)).encode())
 
-    def _take(self, key: str, rank: int, what: str) -> bytes:
+    def _take(self, key: str, rank: int, what: str, *, patient: bool) -> bytes:
         """Wait for a value of a rank, and return it. A value is for one reader, which removes it."""
         assert self._store is not None
-        self._await(key, rank, what)
+        self._await(key, rank, what, patient=patient)
         names = [f"{key}/{number}" for number in range(int(self._store.get(key)))]
         value = zlib.decompress(b"".join(bytes(self._store.get(name)) for name in names))
         for name in (*names, key):
             self._store.delete_key(name)
         return value
 
-    def _await(self, key: str, rank: int, what: str) -> None:
+    def _await(self, key: str, rank: int, what: str, *, patient: bool) -> None:
         assert self._store is not None
         start, told = time.monotonic(), False
         while True:
@@ -185,6 +191,8 @@ class Exchange:
                     raise
             if has_ended:
                 raise ConfigurationError(f"every rank must call {what}, but {who([rank])} has ended without calling it")
+            if patient:
+                continue
             waited = time.monotonic() - start
             if waited > GIVE_UP_AFTER:
                 raise ConfigurationError(
@@ -195,30 +203,67 @@ class Exchange:
                 _log.warning("%s waits for %s: every rank must call it", what, who([rank]))
 
 
-def connect(rank: int, world_size: int, attempt: int, what: str) -> Exchange:
-    """Return the exchange of a rank, over the launcher's store or that of the default process group.
+def connect(rank: int, world_size: int, prefix: str, what: str) -> Exchange:
+    """Return the exchange of a rank of a run of this package, over the store of torch's elastic agent.
+
+    Args:
+        rank: this rank.
+        world_size: number of ranks.
+        prefix: what the keys begin with: different in each attempt.
+        what: the user's call, for errors.
 
     Raises:
-        ConfigurationError: there are several ranks, but neither of these stores.
+        ConfigurationError: there are several ranks and no such store.
     """
     if world_size == 1:
         return Exchange(None, rank, world_size)
-    import torch.distributed as dist
-
-    store: Any = dist.PrefixStore(f"distributor/checkpoints/{attempt}", _store(world_size, what))  # type: ignore[attr-defined]
-    return Exchange(store, rank, world_size)
-
-
-def _store(world_size: int, what: str) -> Any:
-    import torch.distributed as dist
-
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and address and port:
-        patience = timedelta(seconds=GIVE_UP_AFTER)
-        return dist.TCPStore(address, int(port), is_master=False, wait_for_workers=False, timeout=patience)  # type: ignore[attr-defined]
-    if dist.is_initialized():
-        store: Any = dist.distributed_c10d._get_default_store()
-        return store.clone()
-    raise ConfigurationError(
-        f"{what} makes {world_size} ranks work together: call torch.distributed.init_process_group() first"
-    )
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or not address or not port:
+        raise ConfigurationError(
+            f"{what} makes {world_size} ranks work together, but they have no store of torch's elastic agent"
+        )
+    return _exchange(_client(address, int(port)), rank, world_size, prefix)
+
+
+def connect_group(rank: int, world_size: int, token: str, what: str) -> tuple[Exchange, str]:
+    """Return the exchange of a rank outside a run of this package, over the store of the default process group.
+
+    All ranks call it together. Launchers may use one store, and one count of restarts, for several attempts; so rank
+    0's token tells attempts apart.
+
+    Returns:
+        The exchange, and the token of rank 0.
+
+    Raises:
+        ConfigurationError: there are several ranks, and ``init_process_group`` has not been called.
+    """
+    if world_size == 1:
+        return Exchange(None, rank, world_size), token
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        raise ConfigurationError(
+            f"{what} makes {world_size} ranks work together: call torch.distributed.init_process_group() first"
+        )
+    told: list[Any] = [token]
+    dist.broadcast_object_list(told, src=0)
+    store: Any = dist.distributed_c10d._get_default_store()
+    if hasattr(store, "clone"):
+        store = store.clone()  # a thread that waits keeps others from using its connection
+    else:  # torch before 2.8
+        store = _client(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    return _exchange(store, rank, world_size, told[0]), told[0]
+
+
+def _client(address: str, port: int) -> Any:
+    import torch.distributed as dist
+
+    patience = timedelta(seconds=GIVE_UP_AFTER)
+    return dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=patience)  # type: ignore[attr-defined]
+
+
+def _exchange(store: Any, rank: int, world_size: int, prefix: str) -> Exchange:
+    import torch.distributed as dist
+
+    prefixed: Any = dist.PrefixStore(f"distributor/checkpoints/{prefix}", store)  # type: ignore[attr-defined]
+    return Exchange(prefixed, rank, world_size)

@@ -19,8 +19,9 @@ def checkpoint_folder(step: int) -> Iterator[Path]:
     """Yield an empty folder for this rank's files; see :func:`distributor.runtime.checkpoint_folder`."""
     session = current("checkpoint_folder")
     session.finish()
+    publishing.check_step("checkpoint_folder", step)
     save = publishing.begin(session, "checkpoint_folder", step)
-    own = _own_folder(session, save)
+    own, problem = _own_folder(session, save)
     failed = True
     try:
         yield own
@@ -30,20 +31,29 @@ def checkpoint_folder(step: int) -> Iterator[Path]:
             if failed:
                 _tell_failed(session, save)
             else:
-                _commit(session, save, own)
+                _commit(session, save, own, problem)
         finally:
             shutil.rmtree(own, ignore_errors=True)
             with suppress(OSError):  # the folder holds the files of the checkpoint, or those of other ranks
                 own.parent.rmdir()
 
 
-def _own_folder(session: Session, save: Save) -> Path:
-    """Return a new folder for this rank, on the file system of the checkpoint if that is a folder."""
-    root = session.place.root
-    base = session.staging / save.folder if root is None else root / save.folder
-    own = base / f".rank-{session.exchange.rank}"
+def _own_folder(session: Session, save: Save) -> tuple[Path, str | None]:
+    """Return a new folder for this rank, on the file system of the checkpoint if that is a folder.
+
+    If it cannot be created there, the folder is elsewhere, and the second value says why.
+    """
+    name, root = f".rank-{session.exchange.rank}", session.place.root
+    if root is not None:
+        own = root / save.folder / name
+        try:
+            own.mkdir(parents=True)
+            return own, None
+        except OSError as error:
+            problem = str(error)
+    own = session.staging / save.folder / name
     own.mkdir(parents=True)
-    return own
+    return own, None if root is None else problem
 
 
 def _tell_failed(session: Session, save: Save) -> None:
@@ -56,29 +66,27 @@ def _tell_failed(session: Session, save: Save) -> None:
             exchange.gather(f"{save.key}/1", part.encode(), save.what)
 
 
-def _commit(session: Session, save: Save, own: Path) -> None:
-    try:
-        part = Part(tuple(shards.found_in(own).values()))
-    except OSError as error:
-        part = Part(problem=str(error))
+def _commit(session: Session, save: Save, own: Path, problem: str | None) -> None:
+    part = Part(problem=problem)
+    if problem is None:
+        try:
+            part = Part(tuple(shards.found_in(own).values()))
+        except Exception as error:  # whatever it is, the other ranks wait for this part
+            part = Part(problem=publishing.said(error))
     parts = _exchange(session, save, part)
     publishing.check(parts, save.what)
     mine = shards.divide([{each.name: each for each in part.shards} for part in parts], save.what)
-    problem = next((each.problem for each in parts if each.problem), None) or _publish(
-        session, save, own, mine[session.exchange.rank]
-    )
-    done = Part(mine[session.exchange.rank], problem=problem)
-    publishing.conclude(session, save, done)
+    files = mine[session.exchange.rank]
+    problem = next((each.problem for each in parts if each.problem), None) or _publish(session, save, own, files)
+    publishing.conclude(session, save, Part(files, problem=problem))
 
 
 def _exchange(session: Session, save: Save, part: Part) -> list[Part]:
     """Return the parts of all ranks."""
-    told = session.exchange.gather(f"{save.key}/1", part.encode(), save.what)
+    key = f"{save.key}/1"
+    told = session.exchange.gather(key, part.encode(), save.what)
     everything = _packed([Part.decode(each) for each in told])
-    return [
-        Part.decode(each.encode())
-        for each in json.loads(session.exchange.share(f"{save.key}/1", [everything], save.what))
-    ]
+    return [Part.decode(each.encode()) for each in json.loads(session.exchange.share(key, [everything], save.what))]
 
 
 def _packed(parts: Sequence[Part]) -> bytes:
@@ -91,6 +99,6 @@ def _publish(session: Session, save: Save, own: Path, files: Sequence[Shard]) ->
         for shard in files:
             session.place.upload(str(own / shard.name), f"{save.folder}/{shard.name}")
         session.place.settle(save.folder)
-    except OSError as error:
-        return str(error)
+    except Exception as error:  # whatever it is, the other ranks wait for this part
+        return publishing.said(error)
     return None

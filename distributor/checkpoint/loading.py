@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from distributor.checkpoint import pickles, shards, state as states
 from distributor.checkpoint.records import Manifest, Shard, pack, read_manifest
 from distributor.checkpoint.saving import METADATA
-from distributor.checkpoint.session import Session, current
+from distributor.checkpoint.session import Session, current, in_run
 from distributor.checkpoint.state import State
 from distributor.errors import ConfigurationError
 
@@ -45,32 +45,36 @@ class Checkpoint:
 
 def latest_checkpoint() -> Checkpoint | None:
     """Return the last committed checkpoint; see :func:`distributor.runtime.latest_checkpoint`."""
-    session = current("latest_checkpoint")
+    session = current("latest_checkpoint", together=in_run(os.environ))
     session.finish()
-    if session.last is not None:
-        return _here(session, session.last)
+    folder = session.last or (_agreed(session) if in_run(os.environ) else _newest(session))
+    if folder is None:
+        return None
+    manifest = session.catalog.read(folder)
+    if manifest is None:
+        raise OSError(f"checkpoint {folder!r} is no longer in {session.settings.checkpoints.dir!r}")
+    return _here(session, manifest)
+
+
+def _agreed(session: Session) -> str | None:
+    """Return the folder on which the ranks agree: the rank that asks first decides, and none waits for the others."""
     agreed = session.exchange.agreed("latest")
     if agreed is None:
-        found = next(_candidates(session, []), None)
-        agreed = session.exchange.agree("latest", "-" if found is None else found.folder)
-    if agreed == "-":
-        return None
-    return _here(session, _read(session, agreed))
+        agreed = session.exchange.agree("latest", _newest(session) or "-")
+    return None if agreed == "-" else agreed
+
+
+def _newest(session: Session) -> str | None:
+    found = next(_candidates(session, []), None)
+    return None if found is None else found.folder
 
 
 def best_checkpoint() -> Checkpoint | None:
     """Return the best committed checkpoint; see :func:`distributor.runtime.best_checkpoint`."""
-    session = current("best_checkpoint")
+    session = current("best_checkpoint", together=False)
     session.finish()
     found = session.catalog.best()
     return None if found is None else _here(session, found)
-
-
-def _read(session: Session, folder: str) -> Manifest:
-    found = [each for each in session.catalog.committed() if each.folder == folder]
-    if not found:
-        raise OSError(f"checkpoint {folder!r} is no longer in {session.settings.checkpoints.dir!r}")
-    return found[0]
 
 
 def _candidates(session: Session, refused: Iterable[str]) -> Iterator[Manifest]:
@@ -106,7 +110,7 @@ def _fetch(session: Session, manifest: Manifest, shard: Shard) -> Path:
     if session.place.root is not None:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(target.with_name(f"{target.name}.lock")):
+    with _lock(_folder(session, manifest).with_name(f"{manifest.folder}-{shard.name.replace('/', '-')}.lock")):
         if not target.exists():
             part = target.with_name(f"{target.name}.part")
             session.place.download(f"{manifest.folder}/{shard.name}", str(part))
@@ -157,9 +161,9 @@ def _all_intact(session: Session, manifest: Manifest, loading: _Loading) -> bool
     """Return whether all shards are as they were saved. Each rank looks at some of them."""
     key, what, exchange = session.next_key(), "load_checkpoint", session.exchange
     bad = loading.damaged(list(manifest.shards)[exchange.rank :: exchange.world_size])
-    told = exchange.gather(f"{key}/1", bad.encode(), what)
+    told = exchange.gather(f"{key}/1", bad.encode(), what, patient=True)  # reading all shards may take long
     answer = next((each for each in told if each), b"")
-    answer = exchange.share(f"{key}/1", [answer], what)
+    answer = exchange.share(f"{key}/1", [answer], what, patient=True)
     if answer and exchange.rank == 0:
         _log.warning("checkpoint %s is damaged (%s): an earlier one is tried", manifest.folder, answer.decode())
     return not answer
@@ -183,7 +187,7 @@ class _Loading:
         for shard in some:
             try:
                 path = _fetch(self._session, self._manifest, shard)
-            except OSError as error:
+            except Exception as error:  # whatever it is, the other ranks wait for the answer
                 return f"{shard.name}: {error}"
             if self._session.place.root is not None and not shards.is_intact(path, shard):
                 return f"{shard.name}: its digest differs"

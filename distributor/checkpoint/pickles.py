@@ -7,6 +7,7 @@ Source: https://docs.python.org/3/library/pickle.html#restricting-globals
 
 from __future__ import annotations
 
+import enum
 import io
 import pickle
 from typing import Any
@@ -35,14 +36,19 @@ _ALLOWED = {
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo", "_StoragePrefix"},
     "torch.distributed.checkpoint.storage": {"WriteResult"},
     "pathlib": {"PosixPath"},
-    "pathlib._local": {"PosixPath"},
 }
+
+#: Modules that have another name in some versions of Python.
+_MOVED = {"pathlib._local": "pathlib"}
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        module = _MOVED.get(module, module)
         if name in _ALLOWED.get(module, ()):
             return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if module == "torch":
             import torch
 
@@ -50,6 +56,13 @@ class _Unpickler(pickle.Unpickler):
             if isinstance(found, (torch.dtype, torch.layout)):
                 return found
         raise pickle.UnpicklingError(f"{module}.{name} is not part of a checkpoint's metadata")
+
+
+def _member(kind: Any, name: str) -> Any:
+    """Return a member of an enumeration. Python 3.11.0 to 3.11.3 pickle it as ``getattr(kind, name)``."""
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return kind[name]
+    raise pickle.UnpicklingError(f"{kind!r}.{name} is not part of a checkpoint's metadata")
 
 
 def loads(data: bytes) -> Any:

@@ -17,12 +17,12 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan
-from torch.distributed.tensor import DTensor
 
 from distributor.checkpoint import pickles
 from distributor.checkpoint.exchange import Exchange
 from distributor.checkpoint.records import Shard
 from distributor.checkpoint.shards import MeasuredFile
+from distributor.checkpoint.state import DTensor
 
 
 class Planner:
@@ -141,7 +141,11 @@ def _local(tensors: Mapping[str, torch.Tensor]) -> bytes:
     """Return the plan of a rank that writes all that it has of some tensors."""
     planner = _planner()
     planner.set_up_planner(dict(tensors), is_coordinator=False)
-    return pickles.dumps(planner.create_local_plan())
+    plan = planner.create_local_plan()
+    for item in plan.items:
+        assert item.tensor_data is not None
+        item.tensor_data.properties.pin_memory = False  # the copies may be pinned where the tensors are not
+    return pickles.dumps(plan)
 
 
 def write(plan: SavePlan, tensors: Mapping[str, torch.Tensor], folder: Path) -> tuple[list[Shard], bytes]:
@@ -156,7 +160,8 @@ def write(plan: SavePlan, tensors: Mapping[str, torch.Tensor], folder: Path) -> 
     planner = _planner()
     planner.set_up_planner(dict(tensors), is_coordinator=False)
     planner.finish_plan(plan)
-    writer = FileSystemWriter(folder, sync_files=False)
+    # 0: without torch's own loader of tensors on GPUs, which synchronizes with GPU 0; the tensors are on the CPU
+    writer = FileSystemWriter(folder, sync_files=False, per_thread_copy_ahead=0)
     writer.fs = files = _MeasuredFiles(folder)
     results = pickles.dumps(writer.write_data(plan, planner).value())
     return files.shards, results
@@ -208,8 +213,8 @@ class Copies:
         self._kept = {
             name: kept for name, kept in self._kept.items() if name in tensors and (names is None or name in names)
         }
-        if any(tensor.is_cuda for tensor in tensors.values()):
-            torch.cuda.current_stream().synchronize()
+        for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
         return copies
 
     def _copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -218,7 +223,7 @@ class Copies:
         if kept is None or kept.shape != source.shape or kept.dtype != source.dtype:
             kept = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=source.is_cuda)
             self._kept[name] = kept
-        kept.copy_(source, non_blocking=True)
+        kept.copy_(source, non_blocking=source.is_cuda)
         return _like(tensor, kept)
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from distributor.checkpoint.catalog import Draft
-from distributor.checkpoint.records import Manifest, Shard, pack, read_manifest
+from distributor.checkpoint.records import Shard
 from distributor.checkpoint.session import Session
 from distributor.errors import ConfigurationError
 from distributor.rank import reports
 from distributor.text.wording import who
 
 _log = logging.getLogger("distributor")
+
+#: Called on rank 0 with the parts of all ranks before the commit; returns further shards.
+Complete = Callable[[Sequence["Part"]], Sequence[Shard]]
 
 
 @dataclass(frozen=True)
@@ -26,24 +29,36 @@ class Save:
         step: the step of the training.
         key: the save's key in the exchange.
         folder: name of the checkpoint's folder.
+        metrics: the values that this rank had reported last when the save began, by name.
     """
 
     what: str
     step: int
     key: str
     folder: str
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-def begin(session: Session, call: str, step: int) -> Save:
-    """Return the description of the next save.
+def check_step(call: str, step: int) -> None:
+    """Check a step.
 
     Raises:
         ConfigurationError: ``step`` is not a whole number of at least 0.
     """
     if isinstance(step, bool) or not hasattr(step, "__index__") or step < 0:
         raise ConfigurationError(f"{call}: step must be a whole number of at least 0, not {step!r}")
+
+
+def begin(session: Session, call: str, step: int) -> Save:
+    """Return the description of the next save."""
     key = session.next_key()
-    return Save(f"{call}(step={step})", int(step), key, session.new_folder(int(step), key))
+    folder = session.new_folder(int(step), key)
+    return Save(f"{call}(step={step})", int(step), key, folder, _numbers(reports.latest()))
+
+
+def _numbers(values: Mapping[str, float]) -> dict[str, float]:
+    """Return values without those that JSON cannot hold."""
+    return {name: value for name, value in values.items() if abs(value) < float("inf")}
 
 
 @dataclass(frozen=True)
@@ -54,11 +69,13 @@ class Part:
         shards: the files that it adds.
         failed: whether the user's own code has failed in the rank.
         problem: why the files could not be written.
+        more: what else rank 0 needs in order to complete the checkpoint, as text.
     """
 
     shards: tuple[Shard, ...] = ()
     failed: bool = False
     problem: str | None = None
+    more: str = ""
 
     def encode(self) -> bytes:
         """Return the part as JSON."""
@@ -69,6 +86,11 @@ class Part:
         """Return the part in ``data``."""
         told = json.loads(data)
         return cls(**{**told, "shards": tuple(Shard(**shard) for shard in told["shards"])})
+
+
+def said(error: Exception) -> str:
+    """Return an error as the text of a :class:`Part`'s problem."""
+    return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
 
 
 def check(parts: Sequence[Part], what: str) -> None:
@@ -82,41 +104,34 @@ def check(parts: Sequence[Part], what: str) -> None:
         raise RuntimeError(f"{what}: {who(failed)} failed in the block; its own exception says why")
 
 
-def conclude(
-    session: Session, save: Save, part: Part, complete: Callable[[Sequence[Part]], Sequence[Shard]] | None = None
-) -> Manifest | None:
+def conclude(session: Session, save: Save, part: Part, complete: Complete | None = None) -> bool:
     """Tell rank 0 that this rank has done its part. Rank 0 commits the checkpoint, or removes it if a part is missing.
 
     Args:
         session: this process's session.
         save: the save.
         part: what this rank has done.
-        complete: called on rank 0 with the parts of all ranks before the commit; returns further shards.
+        complete: completes the checkpoint on rank 0.
 
     Returns:
-        The manifest; ``None`` if the checkpoint could not be committed, of which rank 0 warns.
+        Whether the checkpoint was committed. If not, rank 0 warns.
 
     Raises:
         ConfigurationError: a rank has ended before it has done its part.
     """
-    exchange = session.exchange
-    told = exchange.gather(f"{save.key}/done", part.encode(), save.what)
+    exchange, key = session.exchange, f"{save.key}/done"
+    told = exchange.gather(key, part.encode(), save.what, patient=True)
     outcome = b""
-    if exchange.rank == 0:
-        outcome = _commit(session, save, [Part.decode(each) for each in told], complete)
-    manifest = read_manifest(exchange.share(f"{save.key}/done", [outcome], save.what))
-    if manifest is not None:
-        session.last = manifest
-    return manifest
+    if exchange.rank == 0 and _commit(session, save, [Part.decode(each) for each in told], complete):
+        outcome = b"committed"
+    committed = exchange.share(key, [outcome], save.what, patient=True) != b""
+    if committed:
+        session.last = save.folder
+    return committed
 
 
-def _commit(
-    session: Session,
-    save: Save,
-    parts: Sequence[Part],
-    complete: Callable[[Sequence[Part]], Sequence[Shard]] | None,
-) -> bytes:
-    """Commit a checkpoint on rank 0. Return its packed manifest, or nothing if it could not be committed."""
+def _commit(session: Session, save: Save, parts: Sequence[Part], complete: Complete | None) -> bool:
+    """Commit a checkpoint on rank 0. Return whether that has succeeded."""
     try:
         problem = next((f"{part.problem} ({who([rank])})" for rank, part in enumerate(parts) if part.problem), None)
         if problem is not None:
@@ -124,16 +139,11 @@ def _commit(
         shards = [shard for part in parts for shard in part.shards]
         if complete is not None:
             shards += complete(parts)
-        draft = Draft(save.folder, save.step, len(parts), session.origin, tuple(shards), _numbers(reports.latest()))
-        manifest = session.catalog.commit(draft)
-        reports.committed(save.step, f"{session.settings.checkpoints.dir}/{save.folder}")
-        return pack(manifest)
-    except OSError as error:
+        draft = Draft(save.folder, save.step, len(parts), session.origin, tuple(shards), save.metrics)
+        session.catalog.commit(draft)
+    except Exception as error:  # whatever it is, the other ranks wait for the outcome
         session.catalog.discard(save.folder)
-        _log.warning("%s: nothing was saved, and training goes on: %s", save.what, error)
-        return b""
-
-
-def _numbers(values: Mapping[str, float]) -> dict[str, float]:
-    """Return values without those that JSON cannot hold."""
-    return {name: value for name, value in values.items() if abs(value) < float("inf")}
+        _log.warning("%s: nothing was saved, and training goes on: %s", save.what, said(error))
+        return False
+    reports.committed(save.step, f"{session.settings.checkpoints.dir}/{save.folder}")
+    return True

@@ -94,7 +94,10 @@ def read_manifest(data: bytes) -> Manifest | None:
     def build(told: dict[str, Any]) -> Manifest:
         return Manifest(**{**told, "shards": tuple(Shard(**shard) for shard in told["shards"])})
 
-    return _read(data, build)
+    found = _read(data, build)
+    if found is not None and any(".." in shard.name.split("/") or shard.name[:1] == "/" for shard in found.shards):
+        return None  # a file outside the checkpoint
+    return found
 
 
 def read_index(data: bytes) -> Index | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import logging
+import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ class _Kept:
     session: Session
     planner: plans.Planner
     copies: plans.Copies
+    has_saved: bool = False
 
 
 _kept: _Kept | None = None
@@ -52,12 +55,13 @@ def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) 
             "save_checkpoint: state must be a dict such as {'model': model, 'optimizer': optimizer}, not "
             f"{type(state).__name__}"
         )
+    publishing.check_step("save_checkpoint", step)
+    found = states.collect(state)  # before the other ranks wait for this one
+    objects = states.pack_objects(found.objects)
     session = current("save_checkpoint")
     session.finish()
     kept = _keep(session)
     save = publishing.begin(session, "save_checkpoint", step)
-    found = states.collect(state)
-    objects = states.pack_objects(found.objects)
     plan = None
     if not kept.planner.is_same(found.tensors):  # the others may be waiting for this rank's plan
         plan = kept.planner.settle(save.key, found.tensors, states.samples(state), save.what)
@@ -103,18 +107,32 @@ class _Task:
         """
         session, save, planner = self.kept.session, self.save, self.kept.planner
         plan = self.plan if self.plan is not None else planner.settle(save.key, self.tensors, {}, save.what)
-        part, results = Part(), b""
-        folder = self._folder()
+        part, folder = Part(), self._folder()
         try:
+            self._warn_of_classes()
             files, results = self._write(plan, folder)
-            part = replace(part, shards=tuple(files))
             self._upload(folder, files)
-        except OSError as error:
-            part = replace(part, problem=str(error))
-        told = session.exchange.gather(f"{save.key}/results", results, save.what)
-        complete = (lambda parts: self._complete(folder, told)) if session.exchange.rank == 0 else None
-        publishing.conclude(session, save, part, complete)
+            part = Part(tuple(files), more=base64.b64encode(results).decode())
+        except Exception as error:  # whatever it is, the other ranks wait for this part
+            part = Part(problem=publishing.said(error))
+        try:
+            publishing.conclude(session, save, part, self._complete if session.exchange.rank == 0 else None)
+        finally:
+            if session.place.root is None:
+                shutil.rmtree(folder, ignore_errors=True)
         times.saved = time.monotonic() - self.begun
+
+    def _warn_of_classes(self) -> None:
+        """At the first save, warn if the objects cannot be loaded with ``weights_only``."""
+        if not self.kept.has_saved:
+            self.kept.has_saved = True
+            if (reason := states.refused_by_weights_only(self.objects)) is not None:
+                _log.warning(
+                    "%s: this state can only be loaded with load_checkpoint(..., weights_only=False), which may run "
+                    "code of the checkpoint. Torch says: %s",
+                    self.save.what,
+                    reason,
+                )
 
     def _folder(self) -> Path:
         root = self.kept.session.place.root
@@ -135,9 +153,10 @@ class _Task:
         (folder / name).write_bytes(self.objects)
         return [*files, shards.measured(folder / name, name)], results
 
-    def _complete(self, folder: Path, results: Sequence[bytes]) -> list[Shard]:
+    def _complete(self, parts: Sequence[Part]) -> list[Shard]:
         """Write DCP's file about the checkpoint, on rank 0."""
-        plans.write_metadata(self.kept.planner.metadata, results, folder)
+        folder = self._folder()
+        plans.write_metadata(self.kept.planner.metadata, [base64.b64decode(part.more) for part in parts], folder)
         files = [shards.measured(folder / METADATA, METADATA)]
         self._upload(folder, files)
         return files
@@ -147,5 +166,4 @@ class _Task:
         if place.root is None:
             for each in files:
                 place.upload(str(folder / each.name), f"{self.save.folder}/{each.name}")
-                (folder / each.name).unlink()
         place.settle(self.save.folder)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from distributor.checkpoint.catalog import Catalog
-from distributor.checkpoint.exchange import Exchange, connect
+from distributor.checkpoint.exchange import Exchange, connect, connect_group
 from distributor.checkpoint.places import Place, open_place
-from distributor.checkpoint.records import Manifest, folder_name
+from distributor.checkpoint.records import folder_name
 from distributor.errors import ConfigurationError
 from distributor.values.checkpoints import PLACE, Settings, from_environ
 from distributor.values.environment import NODE_ID
@@ -28,23 +28,48 @@ class Session:
 
     Args:
         settings: where checkpoints are kept.
-        exchange: reaches the other ranks.
-        origin: the run and attempt.
 
     Raises:
         OSError: the place cannot be used.
     """
 
-    def __init__(self, settings: Settings, exchange: Exchange, origin: str) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.exchange = exchange
-        self.origin = origin
         self.place: Place = open_place(settings.checkpoints.dir)
         self.catalog = Catalog(self.place, settings.checkpoints)
-        self.last: Manifest | None = None  # what this attempt has committed last
+        self.last: str | None = None  # the folder of the checkpoint that this attempt has committed last
+        self._exchange: tuple[Exchange, str] | None = None
         self._count = 0
         self._saving: threading.Thread | None = None
         self._staging: Path | None = None
+
+    @property
+    def exchange(self) -> Exchange:
+        """The exchange with the other ranks, after :meth:`connect`."""
+        assert self._exchange is not None
+        return self._exchange[0]
+
+    @property
+    def origin(self) -> str:
+        """The run and attempt, after :meth:`connect`."""
+        assert self._exchange is not None
+        return self._exchange[1]
+
+    def connect(self, environ: Mapping[str, str], what: str) -> None:
+        """Connect to the other ranks, unless that has been done.
+
+        Raises:
+            ConfigurationError: the ranks cannot reach each other.
+        """
+        if self._exchange is not None:
+            return
+        rank, world_size = int(environ.get("RANK", 0)), int(environ.get("WORLD_SIZE", 1))
+        if in_run(environ):
+            run, attempt = environ["TORCHELASTIC_RUN_ID"], environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            self._exchange = connect(rank, world_size, attempt, what), f"{run}-{attempt}"
+        else:
+            exchange, token = connect_group(rank, world_size, secrets.token_hex(6), what)
+            self._exchange = exchange, f"{token}-0"
 
     def next_key(self) -> str:
         """Return a new key for the exchange. All ranks get the same keys in the same order."""
@@ -84,20 +109,31 @@ def _remove(path: str, owner: int) -> None:
 _session: tuple[int, Session] | None = None
 
 
-def current(what: str) -> Session:
+def current(what: str, *, together: bool = True) -> Session:
     """Return this process's session, which the first call begins.
 
     Args:
         what: the user's call, for errors.
+        together: whether the ranks work together in this call, and so must reach each other.
 
     Raises:
-        ConfigurationError: there are several ranks that cannot reach each other.
+        ConfigurationError: the run has no place for checkpoints, or the ranks cannot reach each other.
         OSError: the place cannot be used.
     """
     global _session
     if _session is None or _session[0] != os.getpid():
-        _session = os.getpid(), _begin(os.environ, what)
+        settings = from_environ(os.environ)
+        if not settings.is_given:
+            _say_where(os.environ, what)
+        _session = os.getpid(), Session(settings)
+    if together:
+        _session[1].connect(os.environ, what)
     return _session[1]
+
+
+def in_run(environ: Mapping[str, str]) -> bool:
+    """Return whether this process is a rank of a run of this package. Ray's workers have the mark, but are no ranks."""
+    return NODE_ID in environ and bool(environ.get("TORCHELASTIC_RUN_ID"))
 
 
 def _say_where(environ: Mapping[str, str], what: str) -> None:
@@ -110,16 +146,3 @@ def _say_where(environ: Mapping[str, str], what: str) -> None:
         raise ConfigurationError(f"{what}: this run has no place for checkpoints: pass Distributor(checkpoints=...)")
     if int(environ.get("RANK", 0)) == 0:
         _log.warning("checkpoints are kept in %s; %s names another place", os.path.abspath("checkpoints"), PLACE)
-
-
-def _begin(environ: Mapping[str, str], what: str) -> Session:
-    settings = from_environ(environ)
-    if not settings.is_given:
-        _say_where(environ, what)
-    rank, world_size = int(environ.get("RANK", 0)), int(environ.get("WORLD_SIZE", 1))
-    attempt = int(environ.get("TORCHELASTIC_RESTART_COUNT", 0))
-    exchange = connect(rank, world_size, attempt, what)
-    run = environ.get("TORCHELASTIC_RUN_ID", "")
-    if NODE_ID not in environ:  # not started by this package: the identifier may be the same in each run
-        run = exchange.share("origin", [secrets.token_hex(6).encode()], what).decode()
-    return Session(settings, exchange, f"{run}-{attempt}")

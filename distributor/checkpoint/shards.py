@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from distributor.checkpoint.records import Shard
@@ -22,7 +24,13 @@ def found_in(folder: Path) -> dict[str, Shard]:
     Raises:
         OSError: a file cannot be read, or the disk is full.
     """
-    return {name: measured(folder / name, name) for name in _names(folder)}
+    names = list(_names(folder))
+    for name in names:
+        if (folder / name).is_symlink():  # the file that it leads to belongs to the checkpoint
+            target = os.path.realpath(folder / name)
+            os.unlink(folder / name)
+            shutil.copyfile(target, folder / name)
+    return {name: measured(folder / name, name) for name in names}
 
 
 def _names(folder: Path) -> Iterator[str]:
@@ -62,6 +70,7 @@ class MeasuredFile:
         self._name = name
         self._size = 0
         self._whole = False
+        self._read = 0
         self._more = threading.Condition()
         self._found = hashlib.sha256()
         self._thread = threading.Thread(target=self._follow, name="distributor-digest", daemon=True)
@@ -82,7 +91,13 @@ class MeasuredFile:
 
     @property
     def shard(self) -> Shard:
-        """The file's size and digest, once it is whole."""
+        """The file's size and digest, once it is whole.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        if self._read < self._size:  # it could not be read while it was written, as on some network file systems
+            return measured(self._path, self._name)
         return Shard(self._name, self._size, self._found.hexdigest())
 
     def write(self, data: bytes | memoryview) -> int:
@@ -106,20 +121,20 @@ class MeasuredFile:
         """Do nothing: the file is closed on leaving it."""
 
     def _follow(self) -> None:
-        """Read what has been written, and have the kernel begin to write it to the disk."""
-        done, piece = 0, bytearray(_PIECE)
-        with open(self._path, "rb", buffering=0) as file:
-            while self._waits_for_more(done):
-                count = file.readinto(piece) or 0
+        """Read what has been written, and advise the kernel to begin to write it to the disk."""
+        piece = bytearray(_PIECE)
+        with suppress(OSError), open(self._path, "rb", buffering=0) as file:
+            while self._waits_for_more() and (count := file.readinto(piece)):
                 self._found.update(memoryview(piece)[:count])
-                os.posix_fadvise(self._file.fileno(), done, count, os.POSIX_FADV_DONTNEED)  # starts writing dirty pages
-                done += count
+                with suppress(OSError):  # not all file systems take advice
+                    os.posix_fadvise(self._file.fileno(), self._read, count, os.POSIX_FADV_DONTNEED)
+                self._read += count
 
-    def _waits_for_more(self, done: int) -> bool:
-        """Wait until more than ``done`` bytes are there. Return whether they are, or the file is whole."""
+    def _waits_for_more(self) -> bool:
+        """Wait until there is more to read, or the file is whole. Return whether there is more to read."""
         with self._more:
-            self._more.wait_for(lambda: self._whole or self._size >= done + _PIECE)
-            return self._size > done
+            self._more.wait_for(lambda: self._whole or self._size >= self._read + _PIECE)
+            return self._size > self._read
 
 
 def is_intact(path: Path, shard: Shard) -> bool:

@@ -2,8 +2,8 @@
 
 - A module's tensors are named ``<entry>.<name in its state_dict>``, without the prefixes of DDP and ``torch.compile``.
   So a checkpoint of a DDP model can be loaded into the model that it wraps, or into one that ``fully_shard`` has split.
-- An optimizer's tensors are named by the parameters that they belong to, ``<entry>.state.<parameter>.<name>``, if one
-  of the modules has all its parameters.
+- An optimizer's tensors are named by the parameters that they belong to, ``<entry>.state.<parameter>.<name>``, if the
+  modules have all its parameters. The name of a parameter begins with its module's entry.
 - All else is an *object* of the rank: what ``state_dict()`` returns of anything that has it, random states, and plain
   values. Each rank keeps its own objects, in a file of their own.
 """
@@ -15,15 +15,22 @@ import io
 import pickle
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from distributor.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor as DTensor
+else:
+    try:
+        from torch.distributed.tensor import DTensor
+    except ImportError:  # torch 2.4
+        from torch.distributed._tensor import DTensor
 
 #: The entry under which random states are kept among a rank's objects.
 _RANDOM = "#random"
@@ -72,7 +79,7 @@ def collect(entries: Mapping[str, Any]) -> State:
             )
         if isinstance(value, torch.nn.Module):
             _add_module(state, entry, value)
-        elif isinstance(value, torch.optim.Optimizer) and (names := _names_of(value, entries.values())) is not None:
+        elif isinstance(value, torch.optim.Optimizer) and (names := _names_of(value, entries)) is not None:
             _add_optimizer(state, entry, value, names)
         else:
             state.objects[entry] = value.state_dict() if _has_state(value) else value
@@ -104,12 +111,17 @@ def _add_module(state: State, entry: str, module: torch.nn.Module) -> None:
     _refuse_flat_parameters(entry, module)
     plain, others = _plain(module), {}
     for name, value in module.state_dict().items():
-        if isinstance(value, torch.Tensor):
+        if _is_saved_as_tensor(name, value):
             state.tensors[f"{entry}.{plain(name)}"] = value.detach()
         else:
             others[plain(name)] = value
     if others:
         state.objects[entry] = others
+
+
+def _is_saved_as_tensor(name: str, value: object) -> bool:
+    """Return whether a value of a module's state_dict is a tensor. Extra state may have another size each time."""
+    return isinstance(value, torch.Tensor) and name.rpartition(".")[2] != "_extra_state"
 
 
 def _refuse_flat_parameters(entry: str, module: torch.nn.Module) -> None:
@@ -133,14 +145,17 @@ def _plain(module: torch.nn.Module) -> Callable[[str], str]:
             return lambda name: name.removeprefix(prefix).replace("_orig_mod.", "")
 
 
-def _names_of(optimizer: torch.optim.Optimizer, values: Iterable[Any]) -> list[list[str]] | None:
-    """Return the names of an optimizer's parameters by group; ``None`` if no module has all of them."""
-    for module in filter(is_module, values):
-        plain = _plain(module)
-        names = {id(parameter): plain(name) for name, parameter in module.named_parameters()}
-        if all(id(each) in names for group in optimizer.param_groups for each in group["params"]):
-            return [[names[id(each)] for each in group["params"]] for group in optimizer.param_groups]
-    return None
+def _names_of(optimizer: torch.optim.Optimizer, entries: Mapping[str, Any]) -> list[list[str]] | None:
+    """Return the names of an optimizer's parameters by group; ``None`` if the modules do not have all of them."""
+    names: dict[int, str] = {}
+    for entry, module in entries.items():
+        if isinstance(module, torch.nn.Module):
+            plain = _plain(module)
+            for name, parameter in module.named_parameters():
+                names.setdefault(id(parameter), f"{entry}.{plain(name)}")
+    if not all(id(each) in names for group in optimizer.param_groups for each in group["params"]):
+        return None
+    return [[names[id(each)] for each in group["params"]] for group in optimizer.param_groups]
 
 
 def _add_optimizer(state: State, entry: str, optimizer: torch.optim.Optimizer, names: list[list[str]]) -> None:
@@ -167,7 +182,7 @@ def _random_states() -> dict[str, Any]:
         kind, keys, position, has_gauss, cached = numpy.get_state()
         states["numpy"] = [kind, [int(key) for key in keys], int(position), int(has_gauss), float(cached)]
     if _uses_cuda():
-        states["cuda"] = torch.cuda.get_rng_state()
+        states["cuda"] = torch.cuda.get_rng_state_all()
     return states
 
 
@@ -186,7 +201,7 @@ def _set_random_states(states: Mapping[str, Any]) -> None:
         kind, keys, position, has_gauss, cached = states["numpy"]
         numpy.random.set_state((kind, numpy.array(keys, dtype=numpy.uint32), position, has_gauss, cached))
     if "cuda" in states and _uses_cuda():
-        torch.cuda.set_rng_state(states["cuda"])
+        torch.cuda.set_rng_state_all(states["cuda"][: torch.cuda.device_count()])
 
 
 def pack_objects(objects: Mapping[str, Any]) -> bytes:
@@ -194,6 +209,15 @@ def pack_objects(objects: Mapping[str, Any]) -> bytes:
     buffer = io.BytesIO()
     torch.save(dict(objects), buffer)
     return buffer.getvalue()
+
+
+def refused_by_weights_only(objects: bytes) -> str | None:
+    """Return why torch does not load some objects with ``weights_only``; ``None`` if it does."""
+    try:
+        torch.load(io.BytesIO(objects), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        return str(error).partition("\n")[0]
+    return None
 
 
 def load_objects(path: Path, *, weights_only: bool) -> dict[str, Any]:
@@ -229,11 +253,11 @@ def wanted(entries: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, to
             _refuse_flat_parameters(entry, value)
             plain = _plain(value)
             for name, tensor in value.state_dict().items():
-                if isinstance(tensor, torch.Tensor):
+                if _is_saved_as_tensor(name, tensor):
                     found[f"{entry}.{plain(name)}"] = tensor.detach()
     _check_sizes(found, saved)
     for entry, value in entries.items():
-        if isinstance(value, torch.optim.Optimizer) and (names := _names_of(value, entries.values())) is not None:
+        if isinstance(value, torch.optim.Optimizer) and (names := _names_of(value, entries)) is not None:
             found.update(_for_optimizer(entry, value, names, saved))
     return found
 
@@ -291,15 +315,27 @@ def restore(entries: MutableMapping[str, Any] | Mapping[str, Any], read: State) 
     for entry, value in entries.items():
         if isinstance(value, torch.nn.Module):
             _restore_module(entry, value, read)
-        elif isinstance(value, torch.optim.Optimizer) and (names := _names_of(value, entries.values())) is not None:
+        elif isinstance(value, torch.optim.Optimizer) and (names := _names_of(value, entries)) is not None:
             _restore_optimizer(entry, value, names, read)
-        elif entry in read.objects:
-            if _has_state(value):
-                value.load_state_dict(read.objects[entry])
-            elif isinstance(entries, MutableMapping):
-                entries[entry] = read.objects[entry]
+        elif _has_state(value):
+            _restore_object(entry, value, read)
+        elif entry in read.objects and isinstance(entries, MutableMapping):
+            entries[entry] = read.objects[entry]
     if _RANDOM in read.objects:
         _set_random_states(read.objects[_RANDOM])
+
+
+def _restore_object(entry: str, value: Any, read: State) -> None:
+    saved: Any = read.objects.get(entry)
+    if entry not in read.objects:
+        raise ConfigurationError(f"load_checkpoint: the checkpoint has no {entry!r}")
+    if isinstance(value, torch.optim.Optimizer) and any(
+        isinstance(each, str) for group in saved["param_groups"] for each in group["params"]
+    ):
+        raise ConfigurationError(
+            f"load_checkpoint: the optimizer {entry!r} was saved together with its modules: pass them as well"
+        )
+    value.load_state_dict(saved)
 
 
 def _restore_module(entry: str, module: torch.nn.Module, read: State) -> None:
@@ -307,7 +343,7 @@ def _restore_module(entry: str, module: torch.nn.Module, read: State) -> None:
     module.load_state_dict(
         {
             name: read.tensors[f"{entry}.{plain(name)}"]
-            if isinstance(value, torch.Tensor)
+            if _is_saved_as_tensor(name, value)
             else others.get(plain(name), value)
             for name, value in module.state_dict().items()
         }
@@ -334,7 +370,7 @@ def _groups(
     entry: str, optimizer: torch.optim.Optimizer, names: list[list[str]], saved: list[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """Return the groups as ``load_state_dict`` takes them, and the number of each parameter by its name."""
-    if [sorted(group["params"]) for group in saved] != [sorted(group) for group in names]:
+    if [sorted(map(str, group["params"])) for group in saved] != [sorted(group) for group in names]:
         raise ConfigurationError(
             f"load_checkpoint: the optimizer {entry!r} had other parameters when the checkpoint was saved: give it the "
             "same groups of parameters"

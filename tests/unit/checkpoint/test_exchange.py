@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from distributor.checkpoint import exchange as module
-from distributor.checkpoint.exchange import Exchange, connect
+from distributor.checkpoint.exchange import Exchange, connect, connect_group
 from distributor.errors import ConfigurationError
 from distributor.values.environment import NODE_ID
 
@@ -97,6 +98,37 @@ def test_a_wait_that_takes_long_is_told_and_given_up(
     assert "save(step=1) waits for rank 1: every rank must call it" in caplog.text
 
 
+def test_who_has_begun_is_waited_for_as_long_as_it_lives(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GIVE_UP_AFTER", 0.1)
+    begun = threading.Event()
+
+    def late(exchange: Exchange) -> bytes:
+        assert begun.wait(60)
+        exchange.gather("1", b"late", "save")
+        return exchange.share("1", [], "save", patient=True)
+
+    def first(exchange: Exchange) -> bytes:
+        threading.Timer(0.5, begun.set).start()
+        return exchange.share("1", exchange.gather("1", b"", "save", patient=True)[1:], "save")
+
+    assert answers(ranks(first, late)) == [b"late", b"late"]
+
+
+def test_what_rank_0_is_told_in_vain_reaches_all(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 has ended; rank 2, which has sent its part, waits for nobody."""
+    import os
+
+    def call(exchange: Exchange) -> bytes:
+        exchange.gather("1", b"", "save")
+        return exchange.share("1", [b""], "save")
+
+    zero, one, two = ranks(call, lambda each: each._end(os.getpid()), call)
+    one.result(60)
+    for future in (zero, two):
+        with pytest.raises(ConfigurationError, match="every rank must call save, but rank 1 has ended"):
+            future.result(60)
+
+
 def test_the_first_to_ask_decides(ranks: Any) -> None:
     chosen = answers(ranks(*[lambda each: each.agree("latest", f"rank {each.rank}")] * 3))
     assert len(set(chosen)) == 1
@@ -105,7 +137,8 @@ def test_the_first_to_ask_decides(ranks: Any) -> None:
 
 
 def test_one_rank_needs_no_store() -> None:
-    alone = connect(0, 1, 0, "save")
+    alone = connect(0, 1, "0", "save")
+    assert connect_group(0, 1, "ab", "save")[1] == "ab"
     assert alone.gather("1", b"x", "save") == [b"x"]
     assert alone.share("1", [b"y"], "save") == b"y"
     with pytest.raises(ConfigurationError, match="why"):
@@ -115,8 +148,10 @@ def test_one_rank_needs_no_store() -> None:
 def test_several_ranks_without_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MASTER_ADDR", "TORCHELASTIC_USE_AGENT_STORE"):
         monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigurationError, match="save makes 2 ranks work together, but they have no store of torch's"):
+        connect(0, 2, "0", "save")
     with pytest.raises(ConfigurationError, match=r"save makes 2 ranks work together: call torch.*init_process_group"):
-        connect(0, 2, 0, "save")
+        connect_group(0, 2, "ab", "save")
 
 
 CHECK = "from distributor.checkpoint import start; start._VISIBLE = 0.3; start.check_place(local_rank=0)"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from distributor.checkpoint.records import (
@@ -49,6 +51,12 @@ def test_other_files_are_no_records(data: bytes) -> None:
     for each in (data, signed):
         assert read_manifest(each) is None
         assert read_index(each) is None
+
+
+@pytest.mark.parametrize("name", ["../other", "/etc/passwd", "a/../../b"])
+def test_files_outside_the_checkpoint_are_refused(name: str) -> None:
+    outside = replace(manifest(1), shards=(Shard(name, 1, "ab"),))
+    assert read_manifest(pack(outside)) is None
 
 
 def test_only_folders_of_checkpoints_count_as_such() -> None:

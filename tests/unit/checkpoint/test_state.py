@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import pickle
 import random
 from pathlib import Path
@@ -67,6 +68,34 @@ def test_names_are_those_of_the_module_itself() -> None:
     assert "o" in state.collect({"m": model, "o": stranger}).objects
 
 
+def test_an_optimizer_of_two_modules_is_saved_by_names() -> None:
+    one, two = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([*one.parameters(), *two.parameters()], lr=0.1, momentum=0.9)
+    (one(torch.ones(1, 2)) + two(torch.ones(1, 2))).sum().backward()
+    optimizer.step()
+    entries = {"one": one, "two": two, "o": optimizer}
+    found = state.collect(entries)
+    assert "o.state.two.weight.momentum_buffer" in found.tensors
+    other = torch.optim.SGD([*one.parameters(), *two.parameters()], lr=0.5, momentum=0.9)
+    round_trip(entries, {**entries, "o": other})
+    assert other.state_dict()["state"].keys() == optimizer.state_dict()["state"].keys()
+
+
+@pytest.mark.parametrize("missing", ["modules", "scheduler"])
+def test_what_the_checkpoint_does_not_have_is_not_passed_over(missing: str) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    found = state.collect({"m": model, "o": optimizer})
+    read = state.State(found.tensors, found.objects)
+    if missing == "modules":
+        with pytest.raises(ConfigurationError, match="the optimizer 'o' was saved together with its modules"):
+            state.restore({"o": optimizer}, read)
+    else:
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        with pytest.raises(ConfigurationError, match="the checkpoint has no 'schedule'"):
+            state.restore({"schedule": schedule}, read)
+
+
 def test_random_states_are_those_of_the_save() -> None:
     import numpy
 
@@ -105,6 +134,12 @@ def test_only_classes_of_checkpoints_are_unpickled(capsys: pytest.CaptureFixture
         with pytest.raises(pickle.UnpicklingError, match="is not part of a checkpoint's metadata"):
             pickles.loads(pickle.dumps(value))
     assert capsys.readouterr().out == ""
+    for value in (pathlib.PosixPath("x"), torch.Size([2])):
+        assert pickles.loads(pickle.dumps(value)) == value
+    as_in_3_11_2 = b"cbuiltins\ngetattr\n(ctorch.distributed.checkpoint.planner\nWriteItemType\nVSHARD\ntR."
+    assert pickles.loads(as_in_3_11_2).name == "SHARD"
+    with pytest.raises(pickle.UnpicklingError, match="is not part of a checkpoint's metadata"):
+        pickles.loads(b"cbuiltins\ngetattr\n(ctorch\nSize\nVmro\ntR.")
     about = torch.distributed.checkpoint.metadata.TensorProperties(torch.bfloat16)
     assert pickles.loads(pickles.dumps(about)).dtype is torch.bfloat16
 
@@ -120,6 +155,33 @@ def test_a_file_is_measured_while_it_is_written(tmp_path: Path, monkeypatch: pyt
     with MeasuredFile(tmp_path / "empty", "empty") as file:
         pass
     assert shards.found_in(tmp_path)["empty"] == file.shard
+
+
+def test_a_file_that_cannot_be_read_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its digest is that of the whole file all the same."""
+    monkeypatch.setattr(shards, "_PIECE", 7)
+    real = shards.open if hasattr(shards, "open") else open
+
+    def refuse(path: Any, mode: str, **options: Any) -> Any:
+        if mode == "rb" and options.get("buffering") == 0 and not done:
+            raise OSError("stale file handle")
+        return real(path, mode, **options)
+
+    done = False
+    monkeypatch.setattr(shards, "open", refuse, raising=False)
+    with MeasuredFile(tmp_path / "x", "x") as file:
+        file.write(b"0123456789")
+    done = True
+    assert file.shard == shards.measured(tmp_path / "x", "x")
+
+
+def test_a_link_is_the_file_that_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "model.pt").write_text("weights")
+    (tmp_path / "own" / "link.pt").symlink_to(tmp_path / "model.pt")
+    (found,) = shards.found_in(tmp_path / "own").values()
+    assert (found.name, found.size) == ("link.pt", 7)
+    assert not (tmp_path / "own" / "link.pt").is_symlink()
 
 
 @pytest.mark.parametrize("given", [{"failures_per_day": 0}, {"save_seconds": float("nan")}, {"save_seconds": "1"}])
