@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +39,17 @@ STEPS = 6
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, str]:
-    """The weights after an undisturbed training of two ranks, under DDP and FSDP2."""
-    from distributor import TorchDistributor
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], str]:
+    """The weights after an undisturbed training of two ranks, under DDP or FSDP2."""
 
-    found = {}
-    for split in (False, True):
-        folder = tmp_path_factory.mktemp("undisturbed")
-        begun, weights, _ = TorchDistributor(2, True, False, checkpoints=folder).run(
-            checkpointed.train_digits, STEPS, split=split
-        )
+    @cache
+    def train(split: bool) -> str:
+        made = TorchDistributor(2, True, False, checkpoints=tmp_path_factory.mktemp("undisturbed"))
+        begun, weights, _ = made.run(checkpointed.train_digits, STEPS, split=split)
         assert begun is None
-        found[split] = weights
-    return found
+        return weights
+
+    return train
 
 
 def committed(folder: Path) -> list[int]:
@@ -58,9 +58,10 @@ def committed(folder: Path) -> list[int]:
     return [each.step for each in found.committed() if found.is_whole(each)]
 
 
-@pytest.mark.parametrize("split", [False, True], ids=["DDP", "FSDP2"])
+@pytest.mark.slow_on_executors
+@pytest.mark.parametrize("split", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["DDP", "FSDP2"])
 def test_a_killed_training_goes_on_bit_by_bit(
-    make: Make, undisturbed: dict[bool, str], split: bool, tmp_path: Path
+    make: Make, undisturbed: Callable[[bool], str], split: bool, tmp_path: Path
 ) -> None:
     """Weights, optimizer, scheduler, random states of each rank and a plain value are as if nothing had happened."""
     distributor = make(2, checkpoints=Checkpoints(str(tmp_path / "runs"), keep=2))
@@ -69,22 +70,24 @@ def test_a_killed_training_goes_on_bit_by_bit(
         distributor.run(checkpointed.train_digits, STEPS, killed, split)
     begun, weights, seen = distributor.run(checkpointed.train_digits, STEPS, killed, split)
     assert begun is not None and STEPS // 2 - 1 <= begun <= STEPS // 2
-    assert weights == undisturbed[split]
+    assert weights == undisturbed(split)
     assert seen == STEPS * 16
     assert committed(tmp_path / "runs") == [STEPS, STEPS - 1]
     assert not [name for name in os.listdir(tmp_path / "runs") if name.startswith((".", "tmp"))]
 
 
-def test_a_training_goes_on_from_a_url(make: Make, undisturbed: dict[bool, str], tmp_path: Path) -> None:
-    distributor = make(2, checkpoints=f"file://{tmp_path / 'runs'}")
+@pytest.mark.slow
+def test_a_training_goes_on_from_a_url(make_local: Make, undisturbed: Callable[[bool], str], tmp_path: Path) -> None:
+    distributor = make_local(2, checkpoints=f"file://{tmp_path / 'runs'}")
     killed = str(tmp_path / "killed")
     with pytest.raises(TrainingError, match="killed by SIGKILL"):
         distributor.run(checkpointed.train_digits, STEPS, killed)
     begun, weights, _ = distributor.run(checkpointed.train_digits, STEPS, killed)
     assert begun is not None
-    assert weights == undisturbed[False]
+    assert weights == undisturbed(False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["DCP", "Accelerate", "DeepSpeed"])
 def test_libraries_that_write_their_own_files(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """A training in two runs ends with the bits of one in one run: by the lines of docs/checkpoints.md."""
@@ -109,6 +112,7 @@ def test_libraries_that_write_their_own_files(name: str, tmp_path: Path, request
     assert run("parts", 4) == (2, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3)])
 def test_a_training_goes_on_at_another_width(make_local: Make, before: int, after: int, tmp_path: Path) -> None:
     """FSDP2's parts are divided anew; further ranks get rank 0's values."""
@@ -143,6 +147,7 @@ def test_a_ddp_checkpoint_loads_into_split_models(make_local: Make, tmp_path: Pa
     assert make_local(2, checkpoints=tmp_path).run(load) == saved
 
 
+@pytest.mark.slow_on_executors
 @pytest.mark.parametrize("is_url", [False, True], ids=["folder", "URL"])
 def test_files_of_all_ranks_form_one_checkpoint(make: Make, is_url: bool, tmp_path: Path) -> None:
     """Equal files of one name count once. The folder holds all files under their names, and nothing else is left."""
@@ -183,6 +188,7 @@ def test_a_rank_that_fails_in_the_block_commits_nothing(make_local: Make, failin
     assert committed(tmp_path) == []
 
 
+@pytest.mark.slow_on_executors
 def test_callbacks_are_told_of_checkpoints(make: Make, tmp_path: Path) -> None:
     """Of each one, the last included, which is committed after the function has returned."""
     told = checkpointed.Told()
@@ -196,6 +202,7 @@ def refuse(*_: Any) -> Any:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_without_a_channel(two_executors: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Ranks need each other and the place only. Callbacks hear of checkpoints at the end."""
     monkeypatch.setattr(ChannelServer, "listen", refuse)
@@ -451,6 +458,7 @@ def test_a_full_disk_ends_no_training(make_local: Make, call: str, tmp_path: Pat
         assert len([name for name in os.listdir(place) if name.startswith("step-")]) == 2
 
 
+@pytest.mark.slow_on_executors
 def test_a_place_that_cannot_be_written_to_is_found_at_the_start(make: Make, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StartError, match=r"checkpoints '.*file/runs' cannot be used: .*Not a directory"):
