@@ -6,16 +6,15 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import nbclient
-import nbconvert
-import nbformat
 import pytest
 from PIL import Image
+
+if TYPE_CHECKING:
+    from recorded import Client
 
 pytestmark = pytest.mark.slow
 
@@ -72,30 +71,21 @@ distributor.run(train_for_ever)
 GREEN, RED = (0x1A, 0x7F, 0x37), (0xCF, 0x22, 0x2E)
 
 
-class Client(nbclient.NotebookClient):
-    """Keeps every state of every display, of which a notebook keeps the last."""
-
-    def process_message(self, msg: Any, cell: Any, cell_index: int) -> Any:
-        if msg["msg_type"] in ("display_data", "update_display_data"):
-            self.shown.setdefault(cell_index, []).append(words(msg["content"]["data"].get("text/html", "")))
-        return super().process_message(msg, cell, cell_index)
-
-
 def words(html: str) -> str:
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split())
 
 
 @pytest.fixture(scope="module")
-def executed() -> Iterator[Client]:
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
-    client = Client(notebook, timeout=120, allow_errors=True)
-    client.shown = {}
-    client.execute()
-    yield client
+def executed() -> Client:
+    import recorded
+
+    return recorded.execute(CELLS, words)
 
 
 @pytest.fixture(scope="module")
 def page(executed: Client, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import nbconvert
+
     path = tmp_path_factory.mktemp("page") / "notebook.html"
     path.write_text(nbconvert.HTMLExporter(template_name="basic").from_notebook_node(executed.nb)[0])
     return path
