@@ -49,8 +49,8 @@ def test_a_folder_is_found(name: str) -> None:
     path = Path(tempfile.gettempdir(), name.format(RUN))
     path.mkdir()
     try:
-        assert leftovers.of(RUN) == [str(path)]
-        assert Leftovers().of("another") == []
+        assert str(path) in leftovers.of(RUN)  # other tests may leave something meanwhile
+        assert str(path) not in Leftovers().of("another")
     finally:
         path.rmdir()
 
