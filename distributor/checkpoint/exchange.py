@@ -6,7 +6,6 @@ So a checkpoint can be committed in a thread while the ranks train, and also aft
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import time
 import zlib
@@ -15,9 +14,10 @@ from datetime import timedelta
 from typing import Any, NoReturn, Protocol
 
 from distributor.errors import ConfigurationError
+from distributor.text import notices
 from distributor.text.wording import who
 
-_log = logging.getLogger("distributor")
+_log = notices.logger
 
 #: Numbers of seconds after which a rank says whose call it waits for, and after which it gives up.
 TELL_AFTER, GIVE_UP_AFTER = 30.0, 1800.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,8 +20,9 @@ from distributor.checkpoint.saving import METADATA
 from distributor.checkpoint.session import Session, current, in_run
 from distributor.checkpoint.state import State
 from distributor.errors import ConfigurationError
+from distributor.text import notices
 
-_log = logging.getLogger("distributor")
+_log = notices.logger
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -12,9 +11,10 @@ from distributor.checkpoint.records import Shard
 from distributor.checkpoint.session import Session
 from distributor.errors import ConfigurationError
 from distributor.rank import reports
+from distributor.text import notices
 from distributor.text.wording import who
 
-_log = logging.getLogger("distributor")
+_log = notices.logger
 
 #: Called on rank 0 with the parts of all ranks before the commit; returns further shards.
 Complete = Callable[[Sequence["Part"]], Sequence[Shard]]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import logging
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,19 +16,12 @@ from distributor.checkpoint.publishing import Part, Save
 from distributor.checkpoint.records import Shard
 from distributor.checkpoint.session import Session, current
 from distributor.errors import ConfigurationError
+from distributor.text import notices
 
-_log = logging.getLogger("distributor")
+_log = notices.logger
 
 #: The name of DCP's own file about a checkpoint.
 METADATA = ".metadata"
-
-
-@dataclass
-class Times:
-    """How long the last save of this process took, in seconds: the training loop's wait, and the whole save."""
-
-    stalled: float | None = None
-    saved: float | None = None
 
 
 @dataclass
@@ -44,12 +35,10 @@ class _Kept:
 
 
 _kept: _Kept | None = None
-times = Times()
 
 
 def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) -> None:
     """Save the state of the training; see :func:`distributor.runtime.save_checkpoint`."""
-    begun = time.monotonic()
     if not isinstance(state, Mapping):
         raise ConfigurationError(
             "save_checkpoint: state must be a dict such as {'model': model, 'optimizer': optimizer}, not "
@@ -66,12 +55,11 @@ def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) 
     if not kept.planner.is_same(found.tensors):  # the others may be waiting for this rank's plan
         plan = kept.planner.settle(save.key, found.tensors, states.samples(state), save.what)
     copies = kept.copies.of(found.tensors, kept.planner.names)
-    task = _Task(kept, save, plan, copies, objects, begun)
+    task = _Task(kept, save, plan, copies, objects)
     if wait:
         task.run()
     else:
         session.save_later(task.run_calmly)
-    times.stalled = time.monotonic() - begun
 
 
 def _keep(session: Session) -> _Kept:
@@ -90,7 +78,6 @@ class _Task:
     plan: Any
     tensors: Mapping[str, torch.Tensor]
     objects: bytes
-    begun: float
 
     def run_calmly(self) -> None:
         """Run in a thread of its own, where nobody catches exceptions: a failed save does not end the training."""
@@ -120,7 +107,6 @@ class _Task:
         finally:
             if session.place.root is None:
                 shutil.rmtree(folder, ignore_errors=True)
-        times.saved = time.monotonic() - self.begun
 
     def _warn_of_classes(self) -> None:
         """At the first save, warn if the objects cannot be loaded with ``weights_only``."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import secrets
 import shutil
@@ -17,10 +16,11 @@ from distributor.checkpoint.exchange import Exchange, connect, connect_group
 from distributor.checkpoint.places import Place, open_place
 from distributor.checkpoint.records import folder_name
 from distributor.errors import ConfigurationError
+from distributor.text import notices
 from distributor.values.checkpoints import PLACE, Settings, from_environ
 from distributor.values.environment import NODE_ID
 
-_log = logging.getLogger("distributor")
+_log = notices.logger
 
 
 class Session:

@@ -60,11 +60,6 @@ def objects_file(rank: int) -> str:
     return f"objects-{rank}.pt"
 
 
-def is_module(value: object) -> bool:
-    """Return whether a value is a module of torch."""
-    return isinstance(value, torch.nn.Module)
-
-
 def collect(entries: Mapping[str, Any]) -> State:
     """Return the state of what a training consists of. Tensors are not copied.
 
