@@ -145,7 +145,7 @@ class Metrics(Sequence[Row]):
         columns = max(1, min(_COLUMNS, len(names)))
         lines = max(1, -(-len(names) // columns))
         figure = Figure(figsize=(4.5 * columns, 3 * lines), layout="constrained")
-        diagrams = figure.subplots(lines, columns, squeeze=False).flat
+        diagrams: Iterator[Any] = figure.subplots(lines, columns, squeeze=False).flat
         for name, diagram in zip(names, diagrams):
             self._draw(name, diagram)
         for diagram in list(diagrams):
