@@ -87,11 +87,11 @@ SIDE_BY_SIDE = -n $(JOBS) --dist loadgroup
 # A process can have only one kind of Spark session, classic or Connect. So there is a call for each.
 test: $(VENV)/test.ok
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not long and not connect" --ignore=tests/frameworks
-	$(BIN)/python -m pytest -m "not slow and not long and connect" --ignore=tests/frameworks
+	$(BIN)/python -m pytest -m "not slow and not long" tests/test_connect.py
 
 test-all: $(VENV)/test.ok
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not connect and not long"
-	$(BIN)/python -m pytest -m "connect and not long"
+	$(BIN)/python -m pytest -m "not long" tests/test_connect.py
 	$(MAKE) test-spark35
 	$(MAKE) test-frameworks-launchers
 	$(MAKE) chaos RUNS=3 SEED=100

@@ -45,14 +45,18 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Which tests begin first: nothing long is left for the end, where several processes run them side by side.
 
-    DeepSpeed's tests begin late, and its extensions are built meanwhile, so that no process waits for them.
+    DeepSpeed's tests are slow: its extensions take two minutes to build. They begin late, and the extensions are built
+    meanwhile, so that no process waits for them.
     """
     for item in items:
         executors = item.get_closest_marker("spark") is not None
-        if executors and item.get_closest_marker("slow_on_executors") is not None:
+        if _uses_deepspeed(item) or (executors and item.get_closest_marker("slow_on_executors") is not None):
             item.add_marker(pytest.mark.slow)
     items.sort(key=_place)
-    if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0" and any(_uses_deepspeed(item) for item in items):
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0" and any(map(_uses_deepspeed, session.items)):
         _build_deepspeed()
 
 

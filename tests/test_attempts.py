@@ -58,7 +58,7 @@ def outcomes(driver: Driver) -> dict[int, str]:
 @pytest.mark.parametrize(
     ("how", "options"),
     [
-        pytest.param("raise", {}, id="raise"),
+        pytest.param("raise", {}, id="raise", marks=pytest.mark.slow),
         pytest.param("SIGKILL", {}, id="SIGKILL"),
         pytest.param("SIGKILL", {"keep_warm": 0}, id="without-warm-process"),
         pytest.param("SIGKILL", {"start_method": "spawn"}, id="spawn", marks=pytest.mark.slow),
@@ -139,6 +139,7 @@ def test_an_agent_that_is_killed_leaves_nothing(waits: bool, tmp_path: Path) -> 
         assert len(driver.result().lost_hosts) == 1
 
 
+@pytest.mark.slow
 def test_a_spare_that_is_killed_is_replaced_by_a_new_process(tmp_path: Path) -> None:
     with driven(trainings.recover, str(tmp_path), "SIGKILL", max_restarts=1) as driver:
         port = driver.port_of_node_0()

@@ -84,9 +84,9 @@ def test_output_is_the_ranks_and_0_is_success(script: str) -> None:
 @pytest.mark.parametrize(
     ("what", "code", "told"),
     [
-        ("raise", 1, ": ValueError: learning rate must be positive"),
+        pytest.param("raise", 1, ": ValueError: learning rate must be positive", marks=pytest.mark.slow),
         ("7", 7, ": exited with code 7"),
-        ("die", 137, ": killed by SIGKILL"),
+        pytest.param("die", 137, ": killed by SIGKILL", marks=pytest.mark.slow),
     ],
 )
 def test_the_exit_code_is_that_of_the_rank_that_failed(script: str, what: str, code: int, told: str) -> None:
@@ -119,6 +119,7 @@ def test_a_command_that_is_ended_ends_its_ranks(script: str, tmp_path: Path, sig
     nothing_is_left()
 
 
+@pytest.mark.slow
 def test_a_module_of_the_current_directory(tmp_path: Path) -> None:
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "train.py").write_text("import sys, pkg.other\nprint(pkg.other.NAME, sys.argv[1:])\n")
@@ -254,6 +255,7 @@ def test_sparks_bar_stays_away_while_a_run_goes(tmp_path: Path) -> None:
     assert b"[Stage " in later  # of the user's own job: the test can fail
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_cuts_the_grace_short(tmp_path: Path) -> None:
     deaf = tmp_path / "deaf.py"
     deaf.write_text(
@@ -351,6 +353,7 @@ def test_an_interrupt_while_spark_starts(script: str) -> None:
     nothing_is_left()
 
 
+@pytest.mark.slow
 def test_where_the_output_is_kept_is_told(script: str) -> None:
     done = distributor("--local", "--log-dir", os.environ["TMPDIR"] + "/logs", script)
     assert done.returncode == 0

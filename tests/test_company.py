@@ -79,7 +79,14 @@ def test_ranks_that_train_alone_are_told_of(make: Make, training: Any, caplog: p
 
 @pytest.mark.slow_on_executors
 @pytest.mark.parametrize(
-    "function", [compute, step_with_a_group, group_after_a_first_step, group_that_is_left_before_a_last_step]
+    "function",
+    [
+        step_with_a_group,
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in (compute, group_after_a_first_step, group_that_is_left_before_a_last_step)
+        ),
+    ],
 )
 def test_ranks_that_meet_or_do_not_train_are_not(make: Make, function: Any, caplog: pytest.LogCaptureFixture) -> None:
     make(2, require_group=True).run(function)
@@ -107,6 +114,7 @@ def exit_after_a_step() -> None:
     sys.exit()
 
 
+@pytest.mark.slow
 def test_an_exit_with_0_is_no_way_around_it(make_local: Make) -> None:
     with pytest.raises(GroupError):
         make_local(2, require_group=True).run(exit_after_a_step)
@@ -137,6 +145,7 @@ def hooks_that_change() -> int:
     return len(calls)
 
 
+@pytest.mark.slow
 def test_other_hooks_are_left_alone(make_local: Make) -> None:
     assert make_local(2, require_group=True).submit(hooks_that_change).results() == [2, 2]
 

@@ -63,6 +63,7 @@ def fails() -> None:
     raise ValueError("bad batch")
 
 
+@pytest.mark.slow_on_executors
 def test_distributed_returns_a_value_of_each_rank_in_order(on_cpus: None, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         values = serverless_gpu.distributed(gpus=8, gpu_type="H100", remote=True)(who).distributed(offset=10)
@@ -71,10 +72,12 @@ def test_distributed_returns_a_value_of_each_rank_in_order(on_cpus: None, caplog
     assert "GPU types are not checked. Unset it to train as asked" in caplog.text
 
 
+@pytest.mark.slow_on_executors
 def test_the_second_generation_does_too(on_cpus: None) -> None:
     assert air.distributed(num_accelerators=16, accelerator_type="GPU_8xH100")(whose_group).distributed() == [0, 1]
 
 
+@pytest.mark.slow_on_executors
 def test_ranks_log_to_the_notebooks_run_of_mlflow(on_cpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_RUN_ID", "7")
     values = serverless_gpu.distributed(gpus=2)(seen).distributed("MLFLOW_RUN_ID")
@@ -101,6 +104,7 @@ def test_an_error_of_a_rank_is_the_users(on_cpus: None) -> None:
     assert isinstance(caught.value.__cause__, ValueError)
 
 
+@pytest.mark.slow_on_executors
 def test_each_rank_checks_its_gpu_before_the_function(
     make_local: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,6 +166,7 @@ def test_collectives_of_horovod(anywhere: None) -> None:
     }
 
 
+@pytest.mark.slow_on_executors
 def test_ranks_train_as_one_process_with_the_whole_batch(anywhere: None) -> None:
     ranks = horovod.run(horovod_trainings.in_ranks, num_proc=2)
     for name, way in horovod_trainings.WAYS.items():
@@ -173,6 +178,7 @@ def test_ranks_train_as_one_process_with_the_whole_batch(anywhere: None) -> None
     assert len({str(way) for way in ranks[0].values()}) >= 5  # they are not all the same training
 
 
+@pytest.mark.slow_on_executors
 def test_the_state_of_an_optimizer_comes_from_one_rank(anywhere: None) -> None:
     first, second = horovod.run(horovod_trainings.restored, num_proc=2)
     assert first == second
@@ -207,6 +213,7 @@ def test_arguments_of_horovods_run(anywhere: None, caplog: pytest.LogCaptureFixt
     assert horovod.spark.interfaces(None) == {}
 
 
+@pytest.mark.slow_on_executors
 def test_horovods_run_takes_all_slots(anywhere: None, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distributor.machine.processes.cpu_count", lambda: 3)
     count = len(horovod.run(who))

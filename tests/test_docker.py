@@ -46,11 +46,13 @@ def test_the_scripts_are_linted() -> None:
 
 
 @pytest.mark.parametrize("name", COMPOSE)
+@pytest.mark.slow
 def test_compose_files_follow_the_specification(name: str) -> None:
     """By the JSON schema of the compose specification that check-jsonschema carries."""
     run(_BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", DOCKER / name)
 
 
+@pytest.mark.slow
 def test_the_schema_refuses_what_is_not_of_the_specification(tmp_path: Path) -> None:
     wrong = tmp_path / "compose.yaml"
     wrong.write_text((DOCKER / "compose.yaml").read_text().replace("cap_drop:", "drop_caps:"))

@@ -31,6 +31,13 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 #: Languages of fences: those whose blocks are run, and those that are shown.
 RUN, SHOWN = ("python", "sh"), ("dockerfile", "json", "text", "toml", "yaml")
 
+#: Pages whose blocks take long.
+SLOW = (
+    "README.md",
+    *("docs/checkpoints.md", "docs/cli.md", "docs/contributing.md", "docs/deepspeed.md", "docs/from-databricks.md"),
+    *("docs/from-horovod.md", "docs/getting-started.md"),
+)
+
 #: The session of pages that make one.
 MASTER = "local-cluster[2,2,1024]"
 
@@ -176,7 +183,7 @@ def marks(page: Path) -> list[pytest.MarkDecorator]:
     found = []
     if wants_spark(page):
         found.append(pytest.mark.spark)
-    if name_of(page) in ("README.md", "docs/cli.md", "docs/deepspeed.md", "docs/getting-started.md"):
+    if name_of(page) in SLOW:
         found.append(pytest.mark.slow)
     return found
 
@@ -333,6 +340,7 @@ def test_the_rows_that_tests_declare_are_those_that_were_noted(frameworks: Modul
         assert name not in waiting or line.endswith("| not run | not run | not run |"), line
 
 
+@pytest.mark.slow
 def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
     ended = build(ROOT, tmp_path)
@@ -344,6 +352,7 @@ def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(tm
         assert re.findall(loaded, file.read_text()) == [], file
 
 
+@pytest.mark.slow
 def test_what_is_wrong_with_the_site_ends_its_build(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
     for name in ("mkdocs.yml", "CHANGELOG.md"):

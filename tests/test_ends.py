@@ -96,6 +96,7 @@ def test_a_value_that_is_never_pickled_ends_the_rank(make_local: Make) -> None:
 
 @pytest.mark.spark
 @pytest.mark.parametrize("mode", ["local-cluster[2,2,1024]"], indirect=True)
+@pytest.mark.slow
 def test_a_large_exception_arrives(make: Make) -> None:
     with pytest.raises(TrainingError, match=r"^ranks? [0-3, -]+ on .* failed: ValueError: x{100}") as caught:
         make(4).run(faults.raise_at_length, 50 << 20)

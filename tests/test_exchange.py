@@ -214,6 +214,7 @@ def test_a_stage_that_is_started_again_in_part_ends(serving: Any, monkeypatch: p
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_sparks_tasks_exchange_their_facts_over_the_channel(sessions: Sessions) -> None:
     """How Spark numbers them is as it is thought to be."""
     for master in MASTERS:

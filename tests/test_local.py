@@ -80,6 +80,7 @@ def test_ranks_on_cpus_keep_memory_for_their_next_step(make_local: Make, start_m
     assert make_local(1, start_method=start_method).run(is_mapped) == (False, None)
 
 
+@pytest.mark.slow
 def test_a_variable_leaves_memory_to_the_c_library(make_local: Make) -> None:
     env = {"DISTRIBUTOR_KEEP_MEMORY": "0"}
     assert make_local(1, env=env, start_method="spawn").run(is_mapped) == (True, None)
@@ -354,6 +355,7 @@ def test_status_is_waiting_first_and_ends_in_success(make_local: Make) -> None:
 
 
 @pytest.mark.parametrize("example", ["digits_script.py"])
+@pytest.mark.slow
 def test_the_example_script_runs_as_the_readme_says(
     make_local: Make, example: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

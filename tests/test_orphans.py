@@ -92,6 +92,7 @@ def test_a_warm_process_that_imports_ends_with_its_driver(number: signal.Signals
     watch.until(lambda: not guard.is_running() and not folder.exists(), watch.ORPHAN_DEADLINE)
 
 
+@pytest.mark.slow
 def test_warm_processes_whose_folders_were_deleted_end(make_local: Make) -> None:
     """No run finds them any more, so that they would be there beside the three that one may have."""
     there = []
@@ -155,7 +156,7 @@ IGNORING = """
 """
 
 
-@pytest.mark.parametrize("keep_warm", [600, 0])
+@pytest.mark.parametrize("keep_warm", [600, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_shell_that_ignores_sigchld_is_no_reason_to_fail(keep_warm: int, tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(textwrap.dedent(IGNORING))

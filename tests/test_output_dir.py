@@ -131,7 +131,7 @@ def train_on() -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("where", ["{}", "file://{}"])
+@pytest.mark.parametrize("where", ["{}", pytest.param("file://{}", marks=pytest.mark.slow)])
 def test_a_later_run_finds_what_is_there(where: str, make: Make, mode: str, here: Path, out: Path) -> None:
     import torch
 

@@ -102,6 +102,7 @@ def test_the_rank_contract_is_torchruns(make: Make, mode: str) -> None:
     ]
 
 
+@pytest.mark.slow_on_executors
 def test_callables_of_every_kind_can_be_trained(make: Make) -> None:
     offset = 5
 
@@ -377,6 +378,7 @@ def test_each_rank_hears_once_that_it_has_to_stop(make: Make, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.slow_on_executors
 def test_ranks_that_ignore_sigterm_are_killed_after_the_grace_or_by_order(
     make: Make, tmp_path: Path, killed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -580,6 +582,7 @@ def test_a_failed_rank_does_not_wait_for_its_threads(make: Make) -> None:
     assert caught.value.exit_code == 1
 
 
+@pytest.mark.slow_on_executors
 def test_exit_codes_are_the_systems(make: Make) -> None:
     assert make(1).run(sys.exit, 256) is None
     with pytest.raises(TrainingError, match="exited with code 255"):
@@ -610,6 +613,7 @@ def test_odd_exceptions_are_told_in_one_line(make: Make) -> None:
         assert str(caught.value).splitlines()[0].endswith(line)
 
 
+@pytest.mark.slow_on_executors
 def test_signal_handlers_that_raise_do_not_hide_how_a_rank_ended(make: Make) -> None:
     def raise_from_handlers() -> None:
         def handle(number: int, frame: object) -> None:
@@ -640,6 +644,7 @@ def test_signal_handlers_that_raise_do_not_hide_how_a_rank_ended(make: Make) -> 
     assert make(2).run(give) == 7
 
 
+@pytest.mark.slow_on_executors
 def test_environment_is_added_and_forwarded(make: Make, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_PROJECT", "digits")
     monkeypatch.setenv("WANDB_MODE", "offline")

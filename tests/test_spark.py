@@ -403,6 +403,7 @@ def test_fractions_of_a_gpu_are_refused(sessions: Sessions, gpu_settings: dict[s
         on_executors(2, use_gpu=True).run(trainings.rank)
 
 
+@pytest.mark.slow
 def test_too_few_executors_are_waited_for_and_then_named(sessions: Sessions) -> None:
     """A cluster that may still grow: its size is not known from its settings."""
     sessions.get("local[2]")

@@ -86,6 +86,7 @@ def test_a_value_whose_connection_breaks_is_sent_again(one_jvm: Any, arrived: di
 
 
 @pytest.mark.parametrize("hang", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_value_that_cannot_take_the_channel_comes_through_spark(
     sessions: Sessions, arrived: dict[int, int], wire: Proxy, hang: bool
 ) -> None:
@@ -98,6 +99,7 @@ def test_a_value_that_cannot_take_the_channel_comes_through_spark(
     assert arrived == {}
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_not_reached_gets_values_through_spark(
     sessions: Sessions, arrived: dict[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

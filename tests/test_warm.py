@@ -382,6 +382,7 @@ def loaded(*names: str) -> list[bool]:
     return [name in sys.modules for name in names]
 
 
+@pytest.mark.slow
 def test_preloaded_modules_are_there_at_once(make_local: Make) -> None:
     assert make_local(1, preload=["sklearn.datasets"]).run(loaded, "sklearn.datasets", "torch") == [True, True]
     assert make_local(1).run(loaded, "sklearn.datasets", "torch") == [False, True]
@@ -428,6 +429,7 @@ def test_what_cannot_be_preloaded_is_said_and_does_no_harm(
     assert "cannot preload 'no_such_module' (ModuleNotFoundError: No module named 'no_such_module')" in caplog.text
 
 
+@pytest.mark.slow
 def test_what_starts_threads_is_not_forked(make_local: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "threading_module.py").write_text(
         "import threading, time\n"
@@ -444,6 +446,7 @@ def test_what_starts_threads_is_not_forked(make_local: Make, tmp_path: Path, cap
     assert watch.warm_processes(os.getpid()) == unfit  # it knows, and need not import again
 
 
+@pytest.mark.slow
 def test_what_spoils_gpus_for_forks_is_not_forked(
     make_local: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -582,6 +585,7 @@ def spawned(make: Make) -> Iterator[Make]:
 
 
 @pytest.mark.slow_on_executors
+@pytest.mark.slow
 def test_spawned_ranks_do_the_same(spawned: Make, mode: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert spawned(2).submit(trainings.all_reduce).results(timeout=2 * watch.DEADLINE) == [3.0, 3.0]
     assert spawned(2).submit(loaded, "torch").results() == [[False], [False]]
@@ -596,6 +600,7 @@ def test_spawned_ranks_do_the_same(spawned: Make, mode: str, tmp_path: Path, cap
     ("how", "text"),
     [("raise", "ValueError: learning rate"), pytest.param("SIGKILL", "killed by SIGKILL", marks=pytest.mark.slow)],
 )
+@pytest.mark.slow
 def test_spawned_ranks_fail_the_same(spawned: Make, how: str, text: str, tmp_path: Path) -> None:
     run = spawned(2, grace_period=1).submit(trainings.fail_on_rank_1, how, str(tmp_path / "stamp"))
     with pytest.raises(TrainingError, match=f"^rank 1 on .* failed: {text}"):

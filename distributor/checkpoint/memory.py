@@ -1,0 +1,274 @@
+"""The memory tier: the newest states of a node's ranks in files in its shared memory, which outlive the ranks.
+
+Each rank has two files, its *slots*, and writes them in turn, so that one of them is always whole. A slot counts once
+its record is there, which names the checkpoint. All ranks of a node read all records. A tensor that several ranks of
+a node have in full, such as a weight under DDP, is kept by the lowest of them.
+
+No rank can be two saves ahead of another, since each save waits for the end of the save before it. So there is always
+a checkpoint that all ranks hold, once all have copied their first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorageMetadata
+
+from distributor.checkpoint.generations import Generation, Piece, oldest, pack, read
+from distributor.checkpoint.session import Session
+from distributor.checkpoint.state import DTensor
+from distributor.text import notices
+from distributor.text.wording import mebibytes
+from distributor.values.checkpoints import SharedMemory
+
+_log = notices.logger
+
+#: Tensors begin at multiples of this number of bytes, as torch's allocator places them.
+_ALIGNMENT = 64
+
+
+#: The memory to copy each tensor to, by name.
+Room = dict[str, torch.Tensor]
+
+
+def kept_by(session: Session) -> Memory | None:
+    """Return what this process keeps in memory; ``None`` if its run does not ask for it."""
+    about = session.settings.memory
+    if session.memory is None and about is not None:
+        session.memory = Memory(about, session.exchange.rank, session.exchange.world_size)
+    return session.memory
+
+
+class Memory:
+    """What one rank keeps in shared memory.
+
+    Args:
+        about: where, and how much.
+        rank: this rank.
+        world_size: number of ranks.
+    """
+
+    def __init__(self, about: SharedMemory, rank: int, world_size: int) -> None:
+        self._about = about
+        self._folder = Path(about.folder)
+        self._rank = rank
+        self._world_size = world_size
+        self._slots = [_Slot(self._folder / f"{rank}-{number}") for number in range(2)]
+        self._open: tuple[_Slot, Generation] | None = None
+        self._loaded: str | None = None
+        self._has_warned = False
+
+    def begin(self, checkpoint: str, step: int, tensors: Mapping[str, torch.Tensor], others: Iterable[str]) -> Room:
+        """Make room for a new state in the slot that may be overwritten.
+
+        Args:
+            checkpoint: name of the checkpoint's folder.
+            step: the step of the training.
+            tensors: the tensors that this rank keeps.
+            others: the names of the tensors that other ranks of the node keep for this one.
+
+        Returns:
+            The memory to copy each tensor to, by name. If there is too little, that is a warning, and nothing is kept.
+        """
+        number = oldest([slot.generation for slot in self._slots], self._loaded)
+        self._loaded = None  # the next save begins once all ranks have copied this one
+        slot, pieces, size = self._slots[number], *_layout(tensors)
+        slot.clear()
+        try:
+            room = slot.prepare(pieces, size, self._left)
+        except OSError as error:
+            self._warn(error)
+            return {}
+        self._open = slot, Generation(checkpoint, step, self._world_size, pieces, tuple(others))
+        return room
+
+    def seal(self, objects: bytes) -> None:
+        """Let the state count that has been copied since :meth:`begin`.
+
+        Args:
+            objects: the rank's other state.
+        """
+        if self._open is None:
+            return
+        (slot, generation), self._open = self._open, None
+        try:
+            slot.seal(generation, objects)
+        except OSError as error:
+            self._warn(error)
+
+    def revoke(self, checkpoint: str) -> None:
+        """Let a state no longer count."""
+        for slot in self._slots:
+            if slot.generation is not None and slot.generation.checkpoint == checkpoint:
+                slot.clear()
+
+    def held(self) -> list[Generation]:
+        """Return this rank's part of the checkpoints of which this node has all that the rank needs."""
+        found = []
+        for generation in (slot.generation for slot in self._slots):
+            if generation is not None and generation.world_size == self._world_size:
+                here = {
+                    piece.name
+                    for _, other in self._of(generation.checkpoint)
+                    for piece in other.pieces
+                    if piece.is_whole
+                }
+                if here.issuperset(generation.others):
+                    found.append(generation)
+        return found
+
+    def read(self, checkpoint: str) -> Held:
+        """Return what this node holds of a checkpoint, for this rank.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        held = Held()
+        for slot, generation in self._of(checkpoint):
+            if slot.path.name.partition("-")[0] == str(self._rank):
+                self._loaded, held.objects = checkpoint, slot.objects
+                kept = {piece.name for piece in generation.pieces}
+            else:
+                kept = {piece.name for piece in generation.pieces if piece.is_whole} - held.tensors.keys()
+            held.add(slot.views(generation.pieces), generation.pieces, kept)
+        return held
+
+    def _of(self, checkpoint: str) -> Iterator[tuple[_Slot, Generation]]:
+        """Yield the slots of this node's ranks that hold a checkpoint, this rank's first."""
+        own = {slot.path for slot in self._slots}
+        paths = sorted(path.with_suffix("") for path in self._folder.glob("*.record"))
+        for path in sorted(paths, key=lambda each: each not in own):
+            generation = (slot := _Slot(path)).generation
+            if generation is not None and generation.checkpoint == checkpoint:
+                yield slot, generation
+
+    def _left(self) -> int:
+        """Return how many more bytes the ranks of this node may take."""
+        return self._about.limit - sum(path.stat().st_size for path in self._folder.glob("*-[01]"))
+
+    def _warn(self, error: OSError) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning("Checkpoints(memory=True): nothing is kept in memory: %s", error)
+
+
+@dataclass
+class Held:
+    """What a node holds of a checkpoint for one rank.
+
+    Attributes:
+        tensors: this rank's part of each tensor, by name.
+        sizes: the size and type of each tensor, by name.
+        objects: the file of this rank's objects.
+    """
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    sizes: dict[str, TensorStorageMetadata] = field(default_factory=dict)
+    objects: Path = Path()
+
+    def add(self, views: Room, pieces: Iterable[Piece], names: Iterable[str]) -> None:
+        """Add some of a slot's tensors."""
+        chosen = set(names)
+        for piece in pieces:
+            if piece.name in chosen:
+                self.tensors[piece.name] = views[piece.name]
+                about = TensorProperties(dtype=_dtype(piece))
+                self.sizes[piece.name] = TensorStorageMetadata(about, torch.Size(piece.whole), [])
+
+
+class _Slot:
+    """One file of tensors, its record, and the file of objects beside it.
+
+    Args:
+        path: path of the file of tensors.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.objects = path.with_suffix(".objects")
+        self._record = path.with_suffix(".record")
+        self._mapped: tuple[tuple[Piece, ...], Room] | None = None
+
+    @property
+    def generation(self) -> Generation | None:
+        """What the slot holds; ``None`` if it holds nothing whole."""
+        try:
+            return read(self._record.read_bytes())
+        except FileNotFoundError:
+            return None
+
+    def clear(self) -> None:
+        """Let the slot hold nothing."""
+        self._record.unlink(missing_ok=True)
+
+    def prepare(self, pieces: tuple[Piece, ...], size: int, left: Callable[[], int]) -> Room:
+        """Return the memory to copy each tensor to. It stays mapped as long as the tensors stay of the same sizes.
+
+        Raises:
+            OSError: there is not enough shared memory.
+        """
+        if self._mapped is not None and self._mapped[0] == pieces:
+            return self._mapped[1]
+        self._mapped = None
+        self.path.unlink(missing_ok=True)
+        if size > (free := max(left(), 0)):
+            raise OSError(
+                f"a rank needs {mebibytes(size)} of shared memory, but {mebibytes(free)} are left of what its node may "
+                "use. That is half of what was free when the run began. A container gets more by docker run --shm-size"
+            )
+        descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, size)  # a page that cannot be had later would be a SIGBUS
+        except OSError:
+            self.path.unlink()
+            raise
+        finally:
+            os.close(descriptor)
+        self._mapped = pieces, self.views(pieces)
+        return self._mapped[1]
+
+    def views(self, pieces: tuple[Piece, ...]) -> Room:
+        """Return the tensors in the file."""
+        size = os.stat(self.path).st_size
+        whole = torch.from_file(str(self.path), shared=True, size=size, dtype=torch.uint8)
+        return {
+            piece.name: whole[piece.offset : piece.offset + piece.size].view(_dtype(piece)).view(piece.shape)
+            for piece in pieces
+        }
+
+    def seal(self, generation: Generation, objects: bytes) -> None:
+        """Write the objects, and then the record."""
+        self.objects.write_bytes(objects)
+        part = self._record.with_suffix(".part")
+        part.write_bytes(pack(generation))
+        os.replace(part, self._record)
+
+
+def _layout(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Piece, ...], int]:
+    """Return where each tensor's part of this rank is in a file, and the size of the file."""
+    pieces, end = [], 0
+    for name, tensor in tensors.items():
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        pieces.append(
+            Piece(
+                name,
+                str(tensor.dtype).removeprefix("torch."),
+                tuple(local.shape),
+                tuple(tensor.shape),
+                not isinstance(tensor, DTensor),
+                end,
+                local.numel() * local.element_size(),
+            )
+        )
+        end += -(-pieces[-1].size // _ALIGNMENT) * _ALIGNMENT
+    return tuple(pieces), max(end, _ALIGNMENT)
+
+
+def _dtype(piece: Piece) -> torch.dtype:
+    found = getattr(torch, piece.dtype)
+    assert isinstance(found, torch.dtype)
+    return found

@@ -1,0 +1,171 @@
+"""The memory tier of the ranks of one node: which state all ranks hold, however they are killed and started again."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+torch = pytest.importorskip("torch")
+
+import stores  # noqa: E402
+
+from distributor.checkpoint.generations import Generation, common, is_newer, oldest, pack, read  # noqa: E402
+from distributor.checkpoint.memory import Memory  # noqa: E402
+from distributor.checkpoint.records import folder_name  # noqa: E402
+from distributor.values.checkpoints import SharedMemory  # noqa: E402
+
+SIZE = 1 << 20
+
+
+def memory(folder: Path, rank: int = 0, limit: int = SIZE) -> Memory:
+    """What a new process of a rank keeps."""
+    return Memory(SharedMemory(str(folder), limit), rank, 2)
+
+
+def name(step: int, attempt: int = 0) -> str:
+    return folder_name(step, f"3f2a-{attempt}", step)
+
+
+def keep(kept: Memory, step: int, tensors: dict[str, torch.Tensor], others: tuple[str, ...] = ()) -> None:
+    room = kept.begin(name(step), step, tensors, others)
+    for each, tensor in tensors.items():
+        room[each].copy_(tensor)
+    kept.seal(b"objects of %d" % step)
+
+
+def held(kept: Memory) -> list[str]:
+    return sorted(generation.checkpoint for generation in kept.held())
+
+
+def test_a_new_process_finds_what_its_node_holds(tmp_path: Path) -> None:
+    """Tensors of all sizes and types; one that the lower rank keeps for both; objects of each rank."""
+    shared = {"weight": torch.randn(3, 5), "step": torch.tensor(7), "mask": torch.tensor([True, False, True])}
+    own = {"part": torch.randn(2).to(torch.bfloat16), "none": torch.zeros(0, 4), "z": torch.ones(1, 1) * 1j}
+    keep(memory(tmp_path, 0), 1, shared)
+    keep(memory(tmp_path, 1), 1, own, tuple(shared))
+    again = memory(tmp_path, 1)
+    assert held(again) == [name(1)]
+    found = again.read(name(1))
+    assert found.objects.read_bytes() == b"objects of 1"
+    for each, tensor in {**shared, **own}.items():
+        assert torch.equal(found.tensors[each], tensor)
+        assert found.tensors[each].dtype == tensor.dtype == found.sizes[each].properties.dtype
+        assert found.sizes[each].size == tensor.shape
+
+
+def test_what_the_lower_rank_no_longer_has_is_not_held(tmp_path: Path) -> None:
+    keep(memory(tmp_path, 1), 1, {}, ("weight",))
+    assert held(memory(tmp_path, 1)) == []
+
+
+def test_a_state_that_was_copied_in_part_does_not_count(tmp_path: Path) -> None:
+    kept = memory(tmp_path)
+    for step in (1, 2):
+        keep(kept, step, {"a": torch.full((4,), step)})
+    kept.begin(name(3), 3, {"a": torch.ones(4)}, ())
+    assert held(memory(tmp_path)) == [name(2)]
+
+
+def test_a_state_may_be_revoked(tmp_path: Path) -> None:
+    kept = memory(tmp_path)
+    for step in (1, 2):
+        keep(kept, step, {"a": torch.full((4,), step)})
+    kept.revoke(name(2))
+    assert held(kept) == [name(1)]
+
+
+def test_memory_stays_mapped_until_sizes_change(tmp_path: Path) -> None:
+    kept = memory(tmp_path)
+    addresses = set()
+    for step in range(6):
+        room = kept.begin(name(step), step, {"a": torch.ones(4)}, ())
+        addresses.add(room["a"].data_ptr())
+        kept.seal(b"")
+    assert len(addresses) == 2
+    keep(kept, 7, {"a": torch.ones(5), "b": torch.zeros(2)})
+    assert kept.read(name(7)).tensors["a"].tolist() == [1] * 5
+    assert kept.read(name(5)).tensors["a"].shape == (4,)
+
+
+def test_too_little_memory_is_said_once_and_earlier_states_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = memory(tmp_path, limit=1000)
+    with caplog.at_level(logging.WARNING):
+        for step, size in ((1, 100), (2, 1000), (3, 1000)):
+            keep_what_fits(kept, step, torch.ones(size))
+    (record,) = caplog.records
+    assert "Checkpoints(memory=True): nothing is kept in memory: a rank needs" in record.message
+    assert held(memory(tmp_path)) == [name(1)]
+
+
+def keep_what_fits(kept: Memory, step: int, tensor: torch.Tensor) -> None:
+    for room in kept.begin(name(step), step, {"a": tensor}, ()).values():
+        room.copy_(tensor)
+    kept.seal(b"")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounts a small file system")
+def test_shared_memory_that_is_full_is_no_bus_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with stores.small_disk(tmp_path, "1m"), caplog.at_level(logging.WARNING):
+        kept = memory(tmp_path, limit=1 << 30)
+        keep_what_fits(kept, 1, torch.ones(1 << 17))
+        keep_what_fits(kept, 2, torch.ones(1 << 20))
+        assert held(kept) == [name(1)]
+        del kept
+    assert "No space left on device" in caplog.text
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    empty = Generation("step-1-3f-0-1", 1, 2, (), ("a",))
+    assert read(pack(empty)) == empty
+
+
+def test_what_was_loaded_is_overwritten_last() -> None:
+    first, second = Generation(name(1), 1, 2, (), ()), Generation(name(2), 2, 2, (), ())
+    assert oldest([first, second], None) == 0
+    assert oldest([first, second], name(1)) == 1
+    assert oldest([first, None], name(2)) == 1
+
+
+def test_memory_is_left_where_the_place_has_something_newer() -> None:
+    assert is_newer(name(5), None)
+    assert is_newer(name(5), name(5))
+    assert is_newer(name(1, 1), name(5, 0))
+    assert not is_newer(name(5), name(6))
+    assert is_newer(name(5), folder_name(9, "77aa-0", 9))  # of an earlier run
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    attempts=st.lists(
+        st.tuples(st.integers(0, 4), st.tuples(st.integers(0, 2), st.integers(0, 2))), min_size=1, max_size=5
+    )
+)
+def test_no_kill_costs_more_than_the_save_that_it_hits(
+    attempts: list[tuple[int, tuple[int, int]]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Each attempt saves some steps, and is then killed: each rank before, within or after its next copy."""
+    folder = tmp_path_factory.mktemp("memory")
+    last = None
+    for attempt, (whole, stages) in enumerate(attempts):
+        ranks = [memory(folder, rank) for rank in range(2)]
+        found = common([[each.checkpoint for each in rank.held()] for rank in ranks])
+        assert found == last
+        if found is not None:
+            for number, rank in enumerate(ranks):
+                assert rank.read(found).objects.read_bytes() == f"{found} {number}".encode()
+        for step in range(1, whole + 2):
+            checkpoint = name(step, attempt)
+            for number, (rank, stage) in enumerate(zip(ranks, stages, strict=True)):
+                if step <= whole or stage > 0:
+                    for room in rank.begin(checkpoint, step, {"a": torch.ones(2)}, ()).values():
+                        room.fill_(step)
+                if step <= whole or stage > 1:
+                    rank.seal(f"{checkpoint} {number}".encode())
+            if step <= whole or min(stages) > 1:
+                last = checkpoint
