@@ -1,6 +1,6 @@
 """Saves a model: the speed beside torch.save, and what training feels of it.
 
-    python benchmarks/checkpoint.py [--size 1024] [--rounds 5] [--folder /data]
+    python benchmarks/checkpoint.py [--size 1024] [--rounds 5] [--folder /data] [--memory]
 
 Each round saves the same tensors with ``torch.save`` and fsync, and with ``runtime.save_checkpoint``, in turn. Then it
 trains while one save after another is written, and without any: the dip. The stall is the time for which
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from distributor import Distributor
+from distributor import Checkpoints, Distributor
 
 #: Number of tensors.
 TENSORS = 64
@@ -93,10 +93,12 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=1024, help="MiB (1024)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", default=None, help="on the disk to measure (the folder for temporary files)")
+    parser.add_argument("--memory", action="store_true", help="keep states in shared memory as well")
     asked = parser.parse_args()
     folder = tempfile.mkdtemp(prefix="checkpoints-", dir=asked.folder)
     try:
-        distributor = Distributor(1, local_mode=True, use_gpu=False, checkpoints=f"{folder}/ours", progress=False)
+        kept = Checkpoints(f"{folder}/ours", memory=asked.memory)
+        distributor = Distributor(1, local_mode=True, use_gpu=False, checkpoints=kept, progress=False)
         found = distributor.run(measure, asked.size, asked.rounds, folder)
     finally:
         shutil.rmtree(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from distributor import (
     Checkpoints,
     ConfigurationError,
     Distributor,
+    NodeLostError,
     Run,
     StartError,
     TorchDistributor,
@@ -76,6 +78,71 @@ def test_a_killed_training_goes_on_bit_by_bit(
     assert not [name for name in os.listdir(tmp_path / "runs") if name.startswith((".", "tmp"))]
 
 
+@pytest.mark.slow_on_executors
+@pytest.mark.parametrize("split", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["DDP", "FSDP2"])
+def test_ranks_that_start_again_go_on_from_memory(
+    make: Make, undisturbed: Callable[[bool], str], split: bool, tmp_path: Path
+) -> None:
+    """The place takes nothing, so memory is all that survives; at most one step is lost, and in the end it is gone."""
+    kept = Checkpoints(str(tmp_path / "runs"), memory=True)
+    run = make(2, checkpoints=kept, max_restarts=1).submit(
+        checkpointed.train_digits, STEPS, str(tmp_path / "killed"), split, down=True
+    )
+    begun, weights, seen = run.result(watch.DEADLINE)
+    assert begun is not None and STEPS // 2 - 1 <= begun <= STEPS // 2
+    assert weights == undisturbed(split)
+    assert seen == STEPS * 16
+    assert committed(tmp_path / "runs") == []
+    assert not list(Path("/dev/shm").glob(f"*{run.id}*"))
+
+
+def test_what_is_newer_in_the_place_is_loaded_from_there(make_local: Make, tmp_path: Path) -> None:
+    """Shared memory has no room for the second state, which the place has."""
+    kept = Checkpoints(str(tmp_path / "runs"), memory=True)
+    run = make_local(2, checkpoints=kept, max_restarts=1).submit(outgrow)
+    assert run.results(watch.DEADLINE) == [2.0, 2.0]
+
+
+def outgrow() -> float:
+    """Saves a small state, then one that memory does not take, and is killed; the value that it finds."""
+    import torch
+
+    from distributor import runtime
+    from distributor.checkpoint.memory import Memory
+
+    torch.distributed.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    if runtime.attempt() > 0:
+        model.register_buffer("grows", torch.zeros(2))
+        runtime.load_checkpoint({"model": model})
+        return float(model.weight[0, 0].detach())
+    for step in (1, 2):
+        torch.nn.init.constant_(model.weight, step)
+        model.register_buffer("grows", torch.zeros(step))
+        if step == 2:
+            Memory._left = lambda self: 0  # type: ignore[method-assign]
+        runtime.save_checkpoint({"model": model}, step, wait=True)
+    torch.distributed.barrier()
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def test_an_agent_that_is_killed_leaves_no_memory(make_local: Make, tmp_path: Path) -> None:
+    kept = Checkpoints(str(tmp_path / "runs"), memory=True)
+    run = make_local(2, checkpoints=kept, max_restarts=1).submit(
+        checkpointed.save_until_killed, str(tmp_path / "ready")
+    )
+    watch.until((tmp_path / "ready").exists)
+    assert list(Path("/dev/shm").glob(f"*{run.id}*/*.record"))
+    for process in watch.processes(run.id):
+        if " agent " in " ".join(process.cmdline()):
+            process.kill()
+    with pytest.raises(NodeLostError):
+        run.result(watch.DEADLINE)
+    watch.until(lambda: not list(Path("/dev/shm").glob(f"*{run.id}*")))
+
+
 @pytest.mark.slow
 def test_a_training_goes_on_from_a_url(make_local: Make, undisturbed: Callable[[bool], str], tmp_path: Path) -> None:
     distributor = make_local(2, checkpoints=f"file://{tmp_path / 'runs'}")
@@ -121,6 +188,7 @@ def test_a_training_goes_on_at_another_width(make_local: Make, before: int, afte
     assert (begun, weights, seen) == (STEPS, saved, STEPS * 16)
 
 
+@pytest.mark.slow
 def test_a_ddp_checkpoint_loads_into_split_models(make_local: Make, tmp_path: Path) -> None:
     def save() -> str:
         import torch
@@ -295,7 +363,7 @@ def break_one_rank(what: str) -> int | None:
     return runtime.load_checkpoint({"value": 0})
 
 
-@pytest.mark.parametrize("what", ["save_checkpoint", "checkpoint_folder"])
+@pytest.mark.parametrize("what", ["save_checkpoint", pytest.param("checkpoint_folder", marks=pytest.mark.slow)])
 def test_a_rank_that_cannot_write_holds_up_nobody(make_local: Make, what: str, tmp_path: Path) -> None:
     run = make_local(2, checkpoints=tmp_path, start_method="spawn").submit(break_one_rank, what)
     assert run.results(watch.DEADLINE) == [1, 1]
@@ -317,6 +385,7 @@ def under_torchrun(folder: str) -> None:
     runtime.save_checkpoint({"value": 6}, 6)
 
 
+@pytest.mark.slow
 def test_the_same_code_under_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     lines = inspect.getsource(under_torchrun)
@@ -335,16 +404,13 @@ def test_models_that_differ_between_ranks_are_not_saved_as_one(make_local: Make,
         make_local(2, checkpoints=tmp_path).run(save_own_models)
 
 
-def load_into(kind: str) -> Any:
+def load_into(kind: str) -> None:
     import torch
 
     from distributor import runtime
 
     model = torch.nn.Linear(4, 4)
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    if kind == "save":
-        runtime.save_checkpoint({"model": model, "optimizer": sgd}, 3, wait=True)
-    elif kind == "size":
+    if kind == "size":
         runtime.load_checkpoint({"model": torch.nn.Linear(4, 5)})
     elif kind == "name":
         runtime.load_checkpoint({"net": model})
@@ -364,27 +430,41 @@ def load_into(kind: str) -> Any:
         assert runtime.load_checkpoint(state, weights_only=False) == 4
         assert callable(state["value"])
         runtime.load_checkpoint(state)
-    return runtime.load_checkpoint({"model": model})
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("size", r"'model.weight', 'model.bias' had another size when .*: \(4, 4\) instead of \(5, 4\)"),
-        ("name", "the checkpoint has no 'net.weight', 'net.bias': it was saved from another model"),
-        ("parameters", "the optimizer 'optimizer' had other parameters when the checkpoint was saved"),
-        ("optimizer", "the checkpoint has no optimizer 'adam'"),
-        ("step", "save_checkpoint: step must be a whole number of at least 0, not -1"),
-        ("state", "save_checkpoint: state must be a dict such as .*, not list"),
-        ("entry", "names of entries must be strings without a leading #, not '#x'"),
-        ("code", "the checkpoint holds objects whose loading may run code. If you trust its origin, pass"),
-    ],
-)
-def test_what_cannot_be_saved_or_loaded_is_an_error(make_local: Make, kind: str, message: str, tmp_path: Path) -> None:
-    distributor = make_local(1, checkpoints=tmp_path)
-    assert distributor.run(load_into, "save") == 3
-    with pytest.raises(TrainingError, match=message):
-        distributor.run(load_into, kind)
+def refusals(kinds: list[str]) -> dict[str, str]:
+    """What each of these says."""
+    import torch
+
+    from distributor import DistributorError, runtime
+
+    model = torch.nn.Linear(4, 4)
+    state = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+    runtime.save_checkpoint(state, 3, wait=True)
+    told = {}
+    for kind in kinds:
+        try:
+            load_into(kind)
+        except DistributorError as error:
+            told[kind] = str(error)
+        assert kind == "code" or runtime.load_checkpoint(state) == 3
+    return told
+
+
+def test_what_cannot_be_saved_or_loaded_is_an_error(make_local: Make, tmp_path: Path) -> None:
+    expected = {
+        "size": r"'model.weight', 'model.bias' had another size when .*: \(4, 4\) instead of \(5, 4\)",
+        "name": "the checkpoint has no 'net.weight', 'net.bias': it was saved from another model",
+        "parameters": "the optimizer 'optimizer' had other parameters when the checkpoint was saved",
+        "optimizer": "the checkpoint has no optimizer 'adam'",
+        "step": "save_checkpoint: step must be a whole number of at least 0, not -1",
+        "state": "save_checkpoint: state must be a dict such as .*, not list",
+        "entry": "names of entries must be strings without a leading #, not '#x'",
+        "code": "the checkpoint holds objects whose loading may run code. If you trust its origin, pass",
+    }
+    told = make_local(1, checkpoints=tmp_path).run(refusals, list(expected))
+    for kind, message in expected.items():
+        assert re.search(message, told[kind]), kind
 
 
 def test_a_run_without_a_place_says_so(make_local: Make) -> None:
@@ -397,10 +477,11 @@ def test_wrong_checkpoints_are_refused_before_anything_starts() -> None:
 
     with pytest.raises(ConfigurationError, match="checkpoints must be the path of a folder or a URL"):
         TorchDistributor(1, True, False, checkpoints=3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"Checkpoints\(memory=...\) must be True or False, not 2"):
+        Checkpoints("saved", memory=2)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
-def test_a_damaged_checkpoint_is_passed_over(make_local: Make, damage: str, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_passed_over(make_local: Make, tmp_path: Path) -> None:
     def save(step: int) -> int | None:
         from distributor import runtime
 
@@ -412,21 +493,19 @@ def test_a_damaged_checkpoint_is_passed_over(make_local: Make, damage: str, tmp_
         assert distributor.run(save, step) == step
     (path,) = tmp_path.glob("step-2-*/objects-1.pt")
     data = path.read_bytes()
-    if damage == "gone":
-        path.unlink()
-    else:
-        path.write_bytes(data[:-1] if damage == "cut" else data[:-1] + bytes([data[-1] ^ 1]))
 
     def load() -> int | None:
         from distributor import runtime
 
         return runtime.load_checkpoint({"value": 0})
 
-    assert distributor.submit(load).results() == [1, 1]
+    for damaged in (data[:-1] + bytes([data[-1] ^ 1]), data[:-1], None):
+        path.unlink() if damaged is None else path.write_bytes(damaged)
+        assert distributor.submit(load).results() == [1, 1]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a small file system")
-@pytest.mark.parametrize("call", ["save_checkpoint", "checkpoint_folder"])
+@pytest.mark.parametrize("call", ["save_checkpoint", pytest.param("checkpoint_folder", marks=pytest.mark.slow)])
 def test_a_full_disk_ends_no_training(make_local: Make, call: str, tmp_path: Path) -> None:
     """What was saved before stays, and the next save that fits is committed."""
 

@@ -1,11 +1,10 @@
-"""A second attempt of a run on the same nodes, inside the same Spark job. No public argument asks for it yet."""
+"""A second attempt of a run on the same nodes, inside the same Spark job."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,11 @@ Submit = Callable[..., Run]
 def submit(make: Make, local: bool, mode: str, request: pytest.FixtureRequest) -> Submit:
     """Starts a run on two nodes whose ranks may be started again."""
 
-    def submitted(function: Any, *args: Any, max_restarts: int = 1, **options: Any) -> Run:
+    def submitted(function: Any, *args: Any, **options: Any) -> Run:
         session = None if local else request.getfixturevalue("sessions").get(mode)
         scheduler = LocalScheduler(2) if local else choose_scheduler(session, use_gpu=False)
-        job = replace(make(4, grace_period=1.0, **options).plan(function, *args), max_restarts=max_restarts)
+        options = {"max_restarts": 1, "restart_on": "any", **options}
+        job = make(4, grace_period=1.0, **options).plan(function, *args)
         scheduler.check(job)
         return Run(job, scheduler).start()
 

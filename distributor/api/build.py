@@ -51,12 +51,8 @@ def build_job(
         ConfigurationError: an option does not suit the launch path.
         ResourceError: the scheduler cannot provide the resources.
     """
-    resources, stall = options.resources, options.deadlines.stall_timeout
-    if launch.once and stall is not None:
-        raise ConfigurationError(
-            f"stall_timeout={stall:g} watches ranks, but the processes of launch={launch.name!r} are not ranks: leave "
-            "stall_timeout out"
-        )
+    check_path(launch, options)
+    resources = options.resources
     ranks_per_task, task_profile = (1, None) if scheduler is None else scheduler.shape(resources)
     return Job(
         run_id=secrets.token_hex(6),
@@ -68,6 +64,7 @@ def build_job(
         network=options.network,
         startup=options.startup,
         training=options.training,
+        recovery=options.recovery,
         name=options.request.name,
         ranks_per_task=ranks_per_task,
         task_profile=task_profile,
@@ -80,6 +77,25 @@ def build_job(
         checkpoints=None if options.project.checkpoints is None else absolute(options.project.checkpoints),
         collect=collect,
     )
+
+
+def check_path(launch: LaunchPath, options: Options) -> None:
+    """Check that the options suit the launch path.
+
+    Raises:
+        ConfigurationError: one does not.
+    """
+    stall, restarts = options.deadlines.stall_timeout, options.recovery.max_restarts
+    if launch.once and stall is not None:
+        raise ConfigurationError(
+            f"stall_timeout={stall:g} watches ranks, but the processes of launch={launch.name!r} are not ranks: leave "
+            "stall_timeout out"
+        )
+    if restarts and not launch.restarts:
+        raise ConfigurationError(
+            f"max_restarts={restarts} is for launch='torchrun', 'deepspeed' and 'accelerate': the processes of "
+            f"launch={launch.name!r} cannot be started again. Leave max_restarts out"
+        )
 
 
 def ranks_env(variables: Variables, environ: Mapping[str, str]) -> dict[str, str]:

@@ -19,6 +19,7 @@ from distributor.values.options import (
     Option,
     Output,
     Project,
+    Recovery,
     Resources,
     Startup,
     Training,
@@ -108,6 +109,7 @@ class Options:
     network: Network
     startup: Startup
     training: Training
+    recovery: Recovery
 
     def __post_init__(self) -> None:
         if self.training.local_ranks == "host" and self.resources.use_gpu:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,10 +16,12 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from distributor.checkpoint import pickles, shards, state as states
+from distributor.checkpoint.generations import Generation, common, is_newer
+from distributor.checkpoint.memory import Held, Memory, kept_by
 from distributor.checkpoint.records import Manifest, Shard, pack, read_manifest
 from distributor.checkpoint.saving import METADATA
 from distributor.checkpoint.session import Session, current, in_run
-from distributor.checkpoint.state import State
+from distributor.checkpoint.state import DTensor, State
 from distributor.errors import ConfigurationError
 from distributor.text import notices
 
@@ -136,8 +139,12 @@ def load_checkpoint(state: Any, *, weights_only: bool = True) -> int | None:
         )
     session = current("load_checkpoint")
     session.finish()
-    refused: list[str] = []
-    while (manifest := _choose(session, refused)) is not None:
+    memory, refused = kept_by(session), list[str]()
+    while (manifest := _choose(session, memory, refused)) is not None:
+        if isinstance(manifest, Generation):
+            assert memory is not None
+            states.restore(state, _from_memory(memory.read(manifest.checkpoint), state, weights_only=weights_only))
+            return manifest.step
         loading = _Loading(session, manifest)
         if _all_intact(session, manifest, loading):
             states.restore(state, loading.read(state, weights_only=weights_only))
@@ -146,15 +153,45 @@ def load_checkpoint(state: Any, *, weights_only: bool = True) -> int | None:
     return None
 
 
-def _choose(session: Session, refused: Iterable[str]) -> Manifest | None:
-    """Return the checkpoint that all ranks load; ``None`` if there is none. Rank 0 chooses it."""
+def _choose(session: Session, memory: Memory | None, refused: Iterable[str]) -> Manifest | Generation | None:
+    """Return the checkpoint that all ranks load, in the place or in memory; ``None`` if there is none.
+
+    Rank 0 chooses it.
+    """
     key, what = session.next_key(), "load_checkpoint"
-    session.exchange.gather(f"{key}/1", b"", what)
+    held = [] if memory is None else memory.held()
+    told = session.exchange.gather(f"{key}/1", json.dumps([each.checkpoint for each in held]).encode(), what)
     chosen = b""
     if session.exchange.rank == 0:
-        found = next(_candidates(session, refused), None)
-        chosen = b"" if found is None else pack(found)
-    return read_manifest(session.exchange.share(f"{key}/1", [chosen], what))
+        kept = common([json.loads(each) for each in told])
+        found = _committed(session, refused, kept)
+        if kept is not None and is_newer(kept, None if found is None else found.folder):
+            chosen = kept.encode()
+        elif found is not None:
+            chosen = pack(found)
+    chosen = session.exchange.share(f"{key}/1", [chosen], what)
+    in_memory = next((each for each in held if each.checkpoint.encode() == chosen), None)
+    return in_memory or read_manifest(chosen)
+
+
+def _committed(session: Session, refused: Iterable[str], kept: str | None) -> Manifest | None:
+    """Return the last committed checkpoint. If the place cannot be read, it is enough that memory holds one."""
+    try:
+        return next(_candidates(session, refused), None)
+    except OSError as error:
+        if kept is None:
+            raise
+        _log.warning("load_checkpoint: loads from memory, since the place cannot be read: %s", error)
+        return None
+
+
+def _from_memory(held: Held, entries: Mapping[str, Any], *, weights_only: bool) -> State:
+    """Return the state of this rank. The tensors of modules are read in place."""
+    objects = states.load_objects(held.objects, weights_only=weights_only)
+    tensors = states.wanted(entries, held.sizes)
+    for name, tensor in tensors.items():
+        (tensor.to_local() if isinstance(tensor, DTensor) else tensor).copy_(held.tensors[name])
+    return State(tensors, objects)
 
 
 def _all_intact(session: Session, manifest: Manifest, loading: _Loading) -> bool:

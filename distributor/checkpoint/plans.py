@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
-from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.planner import SavePlan, WriteItemType
 
 from distributor.checkpoint import pickles
 from distributor.checkpoint.exchange import Exchange
@@ -30,13 +30,16 @@ class Planner:
 
     Args:
         exchange: reaches the other ranks.
+        node: the number of this rank's node.
     """
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, node: int = 0) -> None:
         self._exchange = exchange
+        self._node = node
         self._told = b""  # this rank's own plan, as rank 0 knows it
-        self._all: list[bytes] = [b""] * exchange.world_size  # on rank 0: the plans of all ranks
+        self._all: list[tuple[bytes, int]] = [(b"", 0)] * exchange.world_size  # on rank 0: all ranks' plans and nodes
         self._final: SavePlan | None = None
+        self._left_out: frozenset[str] = frozenset()
         self._metadata: Any = None  # on rank 0: DCP's metadata of the whole checkpoint
 
     @property
@@ -54,6 +57,11 @@ class Planner:
         assert self._final is not None
         return frozenset(item.index.fqn for item in self._final.items)
 
+    @property
+    def left_out(self) -> frozenset[str]:
+        """The names of the tensors that a lower rank of this rank's node has in full as well."""
+        return self._left_out
+
     def settle(self, key: str, tensors: Mapping[str, torch.Tensor], samples: Mapping[str, str], what: str) -> SavePlan:
         """Exchange plans with the other ranks, and return what this rank writes.
 
@@ -67,7 +75,7 @@ class Planner:
             ConfigurationError: ranks have different tensors of one name, or one has ended without this call.
         """
         key, own = f"{key}/1", _local(tensors)
-        value = b"" if own == self._told else pickles.dumps((own, samples))
+        value = b"" if own == self._told else pickles.dumps((own, samples, self._node))
         told = self._exchange.gather(key, value, what)
         finals: list[bytes] = []
         if self._exchange.rank == 0:
@@ -78,12 +86,12 @@ class Planner:
         final = self._exchange.share(key, finals, what)
         self._told = own
         if final:
-            self._final = pickles.loads(final)
+            self._final, self._left_out = pickles.loads(final)
         assert self._final is not None
         return self._final
 
-    def _plan(self, told: Sequence[tuple[bytes, Mapping[str, str]] | None]) -> list[bytes]:
-        """Return each rank's final plan, or nothing for each rank if no plan has changed.
+    def _plan(self, told: Sequence[tuple[bytes, Mapping[str, str], int] | None]) -> list[bytes]:
+        """Return each rank's final plan and what it leaves out, or nothing for each rank if no plan has changed.
 
         Raises:
             ValueError: ranks have different tensors of one name.
@@ -91,12 +99,13 @@ class Planner:
         if not any(told):
             return [b""] * len(told)
         _compare([each[1] for each in told if each is not None])
-        self._all = [known if new is None else new[0] for new, known in zip(told, self._all, strict=True)]
-        plans = [pickles.loads(each) for each in self._all]
+        self._all = [known if new is None else (new[0], new[2]) for new, known in zip(told, self._all, strict=True)]
+        plans = [pickles.loads(plan) for plan, _ in self._all]
+        left_out = _left_out(plans, [node for _, node in self._all])
         _compare_sizes(plans)
         finals, self._metadata = _planner().create_global_plan(plans)
         finals = FileSystemWriter("").prepare_global_plan(finals)
-        return [pickles.dumps(each) for each in finals]
+        return [pickles.dumps(each) for each in zip(finals, left_out, strict=True)]
 
 
 def _compare(samples: Sequence[Mapping[str, str]]) -> None:
@@ -131,6 +140,18 @@ def _compare_sizes(plans: Sequence[SavePlan]) -> None:
                     f"ranks have tensors {item.index.fqn!r} of different sizes or types: if each rank has a model of "
                     "its own, name the entries by rank"
                 )
+
+
+def _left_out(plans: Sequence[SavePlan], nodes: Sequence[int]) -> list[frozenset[str]]:
+    """Return the names of the tensors of each rank that a lower rank of its node has in full as well."""
+    seen: dict[int, set[str]] = {}
+    found = []
+    for plan, node in zip(plans, nodes, strict=True):
+        own = {item.index.fqn for item in plan.items if item.type is WriteItemType.TENSOR}
+        known = seen.setdefault(node, set())
+        found.append(frozenset(own & known))
+        known |= own
+    return found
 
 
 def _planner() -> DefaultSavePlanner:
@@ -199,26 +220,32 @@ class Copies:
     def __init__(self) -> None:
         self._kept: dict[str, torch.Tensor] = {}
 
-    def of(self, tensors: Mapping[str, torch.Tensor], names: frozenset[str] | None) -> dict[str, torch.Tensor]:
+    def of(
+        self, tensors: Mapping[str, torch.Tensor], names: Set[str], room: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
         """Return copies of some tensors. The others are returned without their values.
 
         Args:
             tensors: tensors by name.
-            names: the names of those to copy; ``None`` copies all.
+            names: the names of those to copy.
+            room: the memory for some copies, by name.
         """
         copies = {
-            name: self._copy(name, tensor) if names is None or name in names else _empty(tensor)
+            name: self._copy(name, tensor, room.get(name)) if name in names else _empty(tensor)
             for name, tensor in tensors.items()
         }
         self._kept = {
-            name: kept for name, kept in self._kept.items() if name in tensors and (names is None or name in names)
+            name: kept for name, kept in self._kept.items() if name in tensors and name in names and name not in room
         }
         for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
         return copies
 
-    def _copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def _copy(self, name: str, tensor: torch.Tensor, room: torch.Tensor | None) -> torch.Tensor:
         source = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        if room is not None:
+            room.copy_(source)
+            return _like(tensor, room)
         kept = self._kept.get(name)
         if kept is None or kept.shape != source.shape or kept.dtype != source.dtype:
             kept = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=source.is_cuda)

@@ -25,7 +25,7 @@ INDEX = ("index-0.json", "index-1.json")
 #: The version of these formats.
 _FORMAT = 1
 
-_FOLDER = re.compile(r"step-\d+-(?P<origin>[0-9a-f]+-\d+)-\d+")
+_FOLDER = re.compile(r"step-\d+-(?P<origin>(?P<run>[0-9a-f]+)-(?P<attempt>\d+))-(?P<count>\d+)")
 
 T = TypeVar("T")
 
@@ -133,6 +133,28 @@ def origin_of(name: str) -> str | None:
     """
     found = _FOLDER.fullmatch(name)
     return None if found is None else found["origin"]
+
+
+def run_of(name: str) -> str:
+    """Return the run that made a checkpoint's folder.
+
+    >>> run_of("step-100-3f2a-0-2")
+    '3f2a'
+    """
+    found = _FOLDER.fullmatch(name)
+    assert found is not None
+    return found["run"]
+
+
+def order_of(name: str) -> tuple[int, int]:
+    """Return a checkpoint's place among those of its run: by attempt, then by the saves of the attempt.
+
+    >>> order_of("step-100-3f2a-0-2")
+    (0, 2)
+    """
+    found = _FOLDER.fullmatch(name)
+    assert found is not None
+    return int(found["attempt"]), int(found["count"])
 
 
 def surplus(committed: Iterable[Manifest], checkpoints: Checkpoints) -> list[Manifest]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from distributor.checkpoint import plans, publishing, shards, state as states
+from distributor.checkpoint.memory import Memory, Room, kept_by
 from distributor.checkpoint.publishing import Part, Save
 from distributor.checkpoint.records import Shard
 from distributor.checkpoint.session import Session, current
@@ -31,7 +33,20 @@ class _Kept:
     session: Session
     planner: plans.Planner
     copies: plans.Copies
+    memory: Memory | None
     has_saved: bool = False
+
+    def copy(self, save: Save, tensors: Mapping[str, torch.Tensor], objects: bytes) -> dict[str, torch.Tensor]:
+        """Return copies of the tensors of which this rank writes something. Keep the state in memory, if asked for."""
+        names, room = self.planner.names, Room()
+        if self.memory is not None:
+            left_out = self.planner.left_out
+            kept = {name: tensor for name, tensor in tensors.items() if name not in left_out}
+            room = self.memory.begin(save.folder, save.step, kept, left_out)
+        copies = self.copies.of(tensors, names | room.keys(), room)
+        if self.memory is not None:
+            self.memory.seal(objects)
+        return copies
 
 
 _kept: _Kept | None = None
@@ -54,8 +69,8 @@ def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) 
     plan = None
     if not kept.planner.is_same(found.tensors):  # the others may be waiting for this rank's plan
         plan = kept.planner.settle(save.key, found.tensors, states.samples(state), save.what)
-    copies = kept.copies.of(found.tensors, kept.planner.names)
-    task = _Task(kept, save, plan, copies, objects)
+    left_out = kept.planner.left_out
+    task = _Task(kept, save, plan, kept.copy(save, found.tensors, objects), objects, left_out)
     if wait:
         task.run()
     else:
@@ -65,7 +80,8 @@ def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) 
 def _keep(session: Session) -> _Kept:
     global _kept
     if _kept is None or _kept.session is not session:
-        _kept = _Kept(session, plans.Planner(session.exchange), plans.Copies())
+        node = int(os.environ.get("GROUP_RANK", 0))
+        _kept = _Kept(session, plans.Planner(session.exchange, node), plans.Copies(), kept_by(session))
     return _kept
 
 
@@ -78,6 +94,7 @@ class _Task:
     plan: Any
     tensors: Mapping[str, torch.Tensor]
     objects: bytes
+    left_out: frozenset[str]
 
     def run_calmly(self) -> None:
         """Run in a thread of its own, where nobody catches exceptions: a failed save does not end the training."""
@@ -94,6 +111,8 @@ class _Task:
         """
         session, save, planner = self.kept.session, self.save, self.kept.planner
         plan = self.plan if self.plan is not None else planner.settle(save.key, self.tensors, {}, save.what)
+        if self.kept.memory is not None and planner.left_out != self.left_out:
+            self.kept.memory.revoke(save.folder)  # other ranks no longer keep what this one has left out
         part, folder = Part(), self._folder()
         try:
             self._warn_of_classes()

@@ -10,6 +10,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from distributor.checkpoint.catalog import Catalog
 from distributor.checkpoint.exchange import Exchange, connect, connect_group
@@ -19,6 +20,9 @@ from distributor.errors import ConfigurationError
 from distributor.text import notices
 from distributor.values.checkpoints import PLACE, Settings, from_environ
 from distributor.values.environment import NODE_ID
+
+if TYPE_CHECKING:
+    from distributor.checkpoint.memory import Memory
 
 _log = notices.logger
 
@@ -38,6 +42,7 @@ class Session:
         self.place: Place = open_place(settings.checkpoints.dir)
         self.catalog = Catalog(self.place, settings.checkpoints)
         self.last: str | None = None  # the folder of the checkpoint that this attempt has committed last
+        self.memory: Memory | None = None  # after the first call that needs it
         self._exchange: tuple[Exchange, str] | None = None
         self._count = 0
         self._saving: threading.Thread | None = None

@@ -43,7 +43,6 @@ _TORCHRUN = {
     "--max-processes-per-node to limit the ranks on one executor",
     "--nnodes": "belongs to torchrun: use --num-processes for the total number of ranks; Spark chooses the nodes",
     "--redirects": "belongs to torchrun: use --log-dir to keep every rank's output, and --logs to choose what is shown",
-    "--max-restarts": "is not supported yet: a rank that fails ends the run",
     **dict.fromkeys(
         (
             *("--master-addr", "--master-port", "--node-rank", "--standalone"),

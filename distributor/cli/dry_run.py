@@ -15,7 +15,6 @@ from distributor.shipping.package import package_zip
 from distributor.text.wording import count, size
 from distributor.values import environment
 from distributor.values.job import Function, Job, Module, Script, Target
-from distributor.values.options import Deadlines
 from distributor.values.placement import Node, Placement
 from distributor.values.plan import Plan, Site
 
@@ -61,7 +60,7 @@ def describe(job: Job, where: str, placement: Placement | None = None) -> str:
         ("command", f"{_command(plan.target)}   (in each rank, through torch's elastic agent: {job.launch.name})"),
         *(("companions", f"{companion.name}, on each node") for companion in plan.companions),
         ("ships", _shipped(job) if placement is None else "nothing: ranks run on this machine"),
-        ("limits", _limits(job.deadlines)),
+        ("limits", _limits(job)),
     ]
     lines = [f"{name:<13} {text}" for name, text in rows]
     lines += ["", "environment of every rank, in addition to its machine's:", *_variables(plan.node_env)]
@@ -161,11 +160,13 @@ def _shipped(job: Job) -> str:
     return ", ".join(parts)
 
 
-def _limits(deadlines: Deadlines) -> str:
+def _limits(job: Job) -> str:
+    deadlines, recovery = job.deadlines, job.recovery
     stall = "no stall limit" if deadlines.stall_timeout is None else f"stalled after {deadlines.stall_timeout:g} s"
     return (
         f"start within {deadlines.start_timeout:g} s, {deadlines.grace_period:g} s to save when stopped, {stall}, "
         f"heartbeats at least every {deadlines.heartbeat_timeout:g} s"
+        + (f", at most {count(recovery.max_restarts, 'restart')}" if recovery.max_restarts else "")
     )
 
 

@@ -118,6 +118,11 @@ class CheckedPath:
         return self.path.ports
 
     @property
+    def restarts(self) -> bool:
+        """Whether the inner path's processes can be started again."""
+        return self.path.restarts
+
+    @property
     def once(self) -> bool:
         """Whether the inner path runs the target once."""
         return self.path.once

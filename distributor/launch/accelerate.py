@@ -22,6 +22,7 @@ class AccelerateRanks(BasePath):
     """
 
     name: ClassVar[str] = "accelerate"
+    restarts: ClassVar[bool] = True
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({"accelerate": "launch=Accelerate()"})
 
     config: str = ""

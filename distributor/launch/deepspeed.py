@@ -51,6 +51,7 @@ class DeepspeedRanks(BasePath):
     """
 
     name: ClassVar[str] = "deepspeed"
+    restarts: ClassVar[bool] = True
     preload: ClassVar[tuple[str, ...]] = ("deepspeed",)
 
     config: str | None = None

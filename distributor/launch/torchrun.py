@@ -19,6 +19,7 @@ class Torchrun(BasePath):
     """Ranks with torchrun's environment variables. They meet at the store of torch's elastic agent on node 0."""
 
     name: ClassVar[str] = "torchrun"
+    restarts: ClassVar[bool] = True
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def resolve(self, num_processes: int, use_gpu: bool) -> Torchrun:
@@ -76,7 +77,7 @@ def _rank_env(site: Site, local_rank: int) -> dict[str, str]:
         "MASTER_ADDR": placement.master.address,
         "MASTER_PORT": str(placement.master.port),
         "TORCHELASTIC_RESTART_COUNT": str(site.attempt),
-        "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(job.recovery.max_restarts),
         "TORCHELASTIC_RUN_ID": job.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_ERROR_FILE": str(layout.error(site.folder, local_rank)),

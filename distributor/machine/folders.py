@@ -27,6 +27,9 @@ _LITTLE = 64 << 10
 #: The file that lists the paths outside a folder that are removed with it.
 _ELSEWHERE = "elsewhere"
 
+#: The file that lists those of them that stay from one attempt to the next.
+ELSEWHERE_TO_THE_END = "elsewhere-to-the-end"
+
 
 def make(run_id: str) -> str:
     """Create a private folder for one node of a run and return its path. The node's agent removes it."""
@@ -73,16 +76,26 @@ def claim(folder: str | os.PathLike[str]) -> IO[bytes]:
     return lock
 
 
-def note_elsewhere(folder: str | os.PathLike[str], paths: Sequence[str]) -> None:
-    """Record files and folders outside a folder, so that any process that removes the folder removes them too."""
+def note_elsewhere(folder: str | os.PathLike[str], paths: Sequence[str], *, to_the_end: bool = False) -> None:
+    """Record files and folders outside a folder, so that any process that removes the folder removes them too.
+
+    Args:
+        folder: the folder.
+        paths: the files and folders.
+        to_the_end: whether they stay from one attempt to the next.
+    """
     if paths:
-        Path(folder, _ELSEWHERE).write_bytes(os.fsencode("\n".join(paths)))
+        Path(folder, ELSEWHERE_TO_THE_END if to_the_end else _ELSEWHERE).write_bytes(os.fsencode("\n".join(paths)))
 
 
 def remove_elsewhere(folder: str | os.PathLike[str]) -> None:
-    """Remove what :func:`note_elsewhere` recorded for a folder."""
+    """Remove what :func:`note_elsewhere` recorded for one attempt."""
+    _remove_listed(Path(folder, _ELSEWHERE))
+
+
+def _remove_listed(names: Path) -> None:
     with suppress(OSError):
-        for path in Path(folder, _ELSEWHERE).read_bytes().split(b"\n"):
+        for path in names.read_bytes().split(b"\n"):
             shutil.rmtree(path, ignore_errors=True)
             with suppress(OSError):
                 os.unlink(path)
@@ -91,6 +104,7 @@ def remove_elsewhere(folder: str | os.PathLike[str]) -> None:
 def remove(folder: str | os.PathLike[str]) -> None:
     """Remove a folder, and what :func:`note_elsewhere` recorded for it."""
     remove_elsewhere(folder)
+    _remove_listed(Path(folder, ELSEWHERE_TO_THE_END))
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -13,7 +13,8 @@ from contextlib import suppress
 #: Names that Python, torch, NCCL, mosaicml-streaming, MPICH and Open MPI give to such files. Others may be users' data.
 _NAMES = re.compile(r"psm_[0-9a-f]+|torch_\d+_\d+_\d+|nccl-\w+|\d{6}_\w+|mpich_shm_[0-9a-f]+_\d+|sm_segment\.[\w.-]+")
 
-_FOLDER = "/dev/shm"  # noqa: S108  # where Linux keeps POSIX shared memory, shm_open(3)
+#: Where Linux keeps POSIX shared memory, shm_open(3).
+FOLDER = "/dev/shm"  # noqa: S108
 
 
 class Segments:
@@ -35,9 +36,19 @@ class Segments:
         self._found.clear()
 
 
+def free() -> int:
+    """Return the number of bytes of shared memory that are free.
+
+    Raises:
+        OSError: the machine has none.
+    """
+    about = os.statvfs(FOLDER)
+    return about.f_bavail * about.f_frsize
+
+
 def _names() -> set[str]:
     try:
-        return set(os.listdir(_FOLDER))
+        return set(os.listdir(FOLDER))
     except OSError:
         return set()
 
@@ -48,7 +59,7 @@ def mapped(pids: Iterable[int]) -> set[str]:
     for pid in pids:
         with suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as maps:
             for line in maps:
-                name = line.rstrip("\n").partition(f" {_FOLDER}/")[2]
+                name = line.rstrip("\n").partition(f" {FOLDER}/")[2]
                 if _NAMES.fullmatch(name):
                     found.add(name)
     return found
@@ -57,4 +68,4 @@ def mapped(pids: Iterable[int]) -> set[str]:
 def unlink(name: str) -> None:
     """Remove a shared-memory file, unless another process has removed it already."""
     with suppress(OSError):
-        os.unlink(f"{_FOLDER}/{name}")
+        os.unlink(f"{FOLDER}/{name}")

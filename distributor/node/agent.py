@@ -90,7 +90,7 @@ class _Agent:
         self._launcher = launcher
         self._link = DriverLink(order, self._job, sockets.get("channel"), self)
         self._owner_gone = asyncio.Event()
-        self._restarts = Restarts(self._job.max_restarts)
+        self._restarts = Restarts(self._job.recovery.max_restarts)
         self._attempt: Attempt | None = None
         self._logs: Tailing | None = None
         self._files: Files | None = None
@@ -210,7 +210,8 @@ class _Agent:
         interface, warning = network.interface_towards(node.address, [other.address for other in who.nodes])
         self._notes.warnings += [warning] if warning is not None else []
         sockets = environment.sockets(os.environ, interface, environment.nccl_knows_better(os.environ))
-        return Site(self._job, who, node, os.environ, sockets, self._order.folder)
+        memory = staging.shared_memory(self._job, self._order)
+        return Site(self._job, who, node, os.environ, sockets, self._order.folder, memory=memory)
 
     def _prepare(self, site: Site) -> Attempt:
         """Prepare the folder for an attempt, and return the attempt."""
@@ -219,7 +220,7 @@ class _Agent:
         if self._logs is None:
             self._logs = self._follower(site.node)
         assignment = Assignment(
-            staging.launcher_order(self._job, self._order, plan, site.placement),
+            staging.launcher_order(self._order, plan, site),
             self._store,
             staging.shipped(self._job, self._order),
             watch=self._job.deadlines.stall_timeout is not None,

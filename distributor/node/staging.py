@@ -6,15 +6,16 @@ import os
 import shutil
 from pathlib import Path
 
-from distributor.machine import folders
+from distributor.errors import StartError
+from distributor.machine import folders, limits, shared_memory as memory
 from distributor.shipping import project
 from distributor.values import checkpoints, environment, layout
+from distributor.values.checkpoints import SharedMemory
 from distributor.values.job import Job, Script
-from distributor.values.placement import Placement
-from distributor.values.plan import AgentOrder, Call, NodeOrder, Plan
+from distributor.values.plan import AgentOrder, Call, NodeOrder, Plan, Site
 
 #: Names in the node's folder that stay from one attempt to the next.
-_STAYING = (folders.OWNER, layout.WORKING_DIR, layout.SCRIPT)
+_STAYING = (folders.OWNER, folders.ELSEWHERE_TO_THE_END, layout.WORKING_DIR, layout.SCRIPT)
 
 
 def unpack(job: Job, agent: AgentOrder) -> None:
@@ -59,8 +60,28 @@ def clear(agent: AgentOrder) -> None:
             path.unlink()
 
 
-def launcher_order(job: Job, agent: AgentOrder, plan: Plan, placement: Placement) -> NodeOrder:
+def shared_memory(job: Job, agent: AgentOrder) -> SharedMemory | None:
+    """Create the folder in which ranks keep their newest states in memory; return ``None`` if they keep none.
+
+    The run's nodes on a machine may take half of what is free, since ranks need shared memory for other things.
+
+    Raises:
+        StartError: the machine has no shared memory that this user may write to.
+    """
+    if job.checkpoints is None or not job.checkpoints.memory:
+        return None
+    path = f"{memory.FOLDER}/{os.path.basename(agent.folder)}"
+    folders.note_elsewhere(agent.folder, [path], to_the_end=True)
+    try:
+        os.mkdir(path, 0o700)
+        return checkpoints.SharedMemory(path, min(memory.free(), limits.total_memory()) // 2)
+    except OSError as error:
+        raise StartError(f"Checkpoints(memory=True): shared memory cannot be used: {error}") from None
+
+
+def launcher_order(agent: AgentOrder, plan: Plan, site: Site) -> NodeOrder:
     """Return the launcher's order, without the descriptors that the launcher gets."""
+    job = site.job
     cwd = current_folder(job, agent)
     sys_path = [os.path.abspath(path) for path in agent.sys_path]
     if cwd is not None and job.working_dir is not None:
@@ -70,7 +91,7 @@ def launcher_order(job: Job, agent: AgentOrder, plan: Plan, placement: Placement
     return NodeOrder(
         run_id=job.run_id,
         plan=plan,
-        placement=placement,
+        placement=site.placement,
         grace_period=job.deadlines.grace_period,
         start_timeout=job.deadlines.start_timeout,
         store_fd=None,
@@ -81,19 +102,18 @@ def launcher_order(job: Job, agent: AgentOrder, plan: Plan, placement: Placement
         collect_all=job.collect == "all",
         start_method=job.startup.start_method,
         root=agent.root,
-        environ=environment.apply(os.environ, {**plan.node_env, **_checkpoint_env(job, agent, placement)}),
+        environ=environment.apply(os.environ, {**plan.node_env, **_checkpoint_env(agent, site)}),
         require_group=job.training.require_group,
         check=None if job.checkpoints is None else Call("distributor.checkpoint.start", "check_place"),
     )
 
 
-def _checkpoint_env(job: Job, agent: AgentOrder, placement: Placement) -> dict[str, str]:
+def _checkpoint_env(agent: AgentOrder, site: Site) -> dict[str, str]:
     """Return the variables that tell ranks where to keep checkpoints."""
-    if job.checkpoints is None:
+    if site.job.checkpoints is None:
         return {}
-    return checkpoints.to_environ(
-        job.checkpoints, agent.folder, {node.node_rank: node.host for node in placement.nodes}
-    )
+    hosts = {node.node_rank: node.host for node in site.placement.nodes}
+    return checkpoints.to_environ(site.job.checkpoints, agent.folder, hosts, site.memory)
 
 
 def shipped(job: Job, agent: AgentOrder) -> tuple[tuple[str, str], ...]:

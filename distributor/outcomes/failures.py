@@ -20,6 +20,9 @@ _CONSEQUENCE = re.compile(
 )
 
 
+#: Types of exceptions of torch.distributed.
+_TORCH_KINDS = ("DistBackendError", "DistNetworkError", "DistStoreError")
+
 #: Types of exceptions, of Python, torch and TensorFlow, that mean the loss of another rank whatever their message says.
 _CONSEQUENCE_KINDS = (
     "AbortedError",
@@ -27,10 +30,8 @@ _CONSEQUENCE_KINDS = (
     "ConnectionAbortedError",
     "ConnectionRefusedError",
     "ConnectionResetError",
-    "DistBackendError",
-    "DistNetworkError",
-    "DistStoreError",
     "UnavailableError",
+    *_TORCH_KINDS,
 )
 
 #: Types of exceptions, of Python and JAX, that mean the loss of another rank only if their message says so.
@@ -90,6 +91,19 @@ def is_echo(failure: Failure) -> bool:
         return True
     pattern = _CONSEQUENCE if failure.kind in _RUNTIME_KINDS else _TRANSPORT
     return pattern.search(failure.message) is not None
+
+
+def is_infrastructure(failure: Failure) -> bool:
+    """Return whether a failure came from a process, a machine or the network, and not from the user's code.
+
+    An exception counts if its type is one of torch.distributed's own, or if a collective or the store raised it.
+    """
+    if failure.signal is not None or failure.kind == "lost" or failure.kind in _TORCH_KINDS:
+        return True
+    frames = [found["path"] for line in failure.traceback.splitlines() if (found := _FRAME.match(line))]
+    if not frames or failure.kind not in ("RuntimeError", "TimeoutError"):
+        return False
+    return "/torch/distributed/" in frames[-1] or ("/torch/" in frames[-1] and is_echo(failure))
 
 
 def describe(failures: Sequence[Failure], advice: str = "") -> str:

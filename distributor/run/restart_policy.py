@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
-from distributor.outcomes.causes import Cause, RankFailed
+from collections.abc import Sequence
+
+from distributor.outcomes.causes import Cause, RankFailed, Stalled
+from distributor.outcomes.failures import is_infrastructure, order_failures
+from distributor.values.options import Recovery
+from distributor.values.outcome import Failure
 
 
-def again(cause: Cause | None, attempt: int, max_restarts: int) -> bool:
-    """Return whether to restart the ranks after a failed attempt.
+def again(cause: Cause | None, failures: Sequence[Failure], attempt: int, recovery: Recovery) -> bool:
+    """Return whether to start the ranks again after a failed attempt.
 
-    Ranks are not restarted if the attempt was cancelled, stalled or started too late, nor if it lost a node, since too
-    few nodes are left.
+    They are not started again if the attempt was cancelled or started too late, nor if it lost a node, since too few
+    nodes are left.
 
     Args:
         cause: why the driver stopped the attempt; ``None`` if it did not.
+        failures: the failures of ranks that nodes have told of.
         attempt: number of the attempt that failed, from 0.
-        max_restarts: maximum number of restarts.
+        recovery: the user's options.
 
-    >>> again(RankFailed(), 0, 1), again(RankFailed(), 1, 1)
+    >>> killed = Failure(1, 1, "host-a", "signal", "killed by SIGKILL", signal="SIGKILL")
+    >>> again(RankFailed(), [killed], 0, Recovery(1)), again(RankFailed(), [killed], 1, Recovery(1))
     (True, False)
     """
-    if attempt >= max_restarts:
+    if attempt >= recovery.max_restarts:
         return False
-    if isinstance(cause, RankFailed):
-        return not any(failure.kind == "GroupError" for failure in cause.failures)  # its ranks would train alone again
-    return cause is None
+    if isinstance(cause, Stalled):
+        return True
+    if not (cause is None or isinstance(cause, RankFailed)):
+        return False
+    told = [*failures, *(cause.failures if cause is not None else ())]
+    if any(failure.kind == "GroupError" for failure in told):  # its ranks would train alone again
+        return False
+    if recovery.restart_on == "any":
+        return True
+    return bool(told) and is_infrastructure(order_failures(told)[0])

@@ -288,6 +288,8 @@ class AttemptState:
         self.killed = False
         #: Whether the driver has warned that no node reaches it.
         self.unreached = False
+        #: The failures of ranks that nodes have told of at the end of the attempt.
+        self.failures: list[Failure] = []
         self._job = job
         self._margins = Margins() if margins is None else margins
         self._tasks_since: float | None = None
@@ -375,6 +377,7 @@ class AttemptState:
             case messages.Keeping():
                 nodes.keeps(node, message.bringing)
             case messages.Stopped():
+                self.failures += [each.failure for each in message.outcomes if each.failure is not None]
                 nodes.rests(node, message.port)
                 return self._if_all_rest()
             case messages.Bye():

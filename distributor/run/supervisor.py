@@ -49,7 +49,7 @@ class Supervisor:
         #: Duration of each phase in seconds; empty until the job has ended.
         self.timings: dict[str, float] = {}
         #: What ranks have reported.
-        self.reports = Reports(job.world_size, job.max_restarts + 1)
+        self.reports = Reports(job.world_size, job.recovery.max_restarts + 1)
         self._job = job
         self._scheduler = scheduler
         self._display = display
@@ -216,13 +216,14 @@ class Supervisor:
         ended, server = self.attempt, self.server
         about = ended.state
         assert server is not None
-        if port is None or about.cancelled or not again(about.cause, about.number, self._job.max_restarts):
+        recovery = self._job.recovery
+        if port is None or about.cancelled or not again(about.cause, about.failures, about.number, recovery):
             server.end()
             return
         why = about.phase.reason if isinstance(about.phase, state.Stopping) else "its ranks ended"
         number = about.number + 1
-        most = self._job.max_restarts
-        _log.warning("run %s: restarting its ranks (restart %d of at most %d): %s", self._job.label, number, most, why)
+        most, label = recovery.max_restarts, self._job.label
+        _log.warning("run %s: restarting its ranks (restart %d of at most %d): %s", label, number, most, why)
         self._display.logs.release(())
         about.nodes.again()
         following = AttemptState(self._job, time.monotonic(), self._margins, about.nodes, number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from distributor.errors import ConfigurationError
@@ -27,18 +27,21 @@ class Checkpoints:
         keep: number of newest checkpoints that stay (default 3); ``None`` keeps all.
         best: a metric and ``"min"`` or ``"max"``: the checkpoint with the best value stays as well. The value is the
             one that rank 0 has reported last when the checkpoint is saved.
+        memory: whether each ``save_checkpoint`` also keeps the state in shared memory of each node until the run
+            ends. If the ranks are restarted (``max_restarts``), they load it from there.
 
     Raises:
         ConfigurationError: a value is wrong.
 
     Example:
         >>> Checkpoints("/shared/run", keep=2, best=("val_loss", "min"))
-        Checkpoints(dir='/shared/run', keep=2, best=('val_loss', 'min'))
+        Checkpoints(dir='/shared/run', keep=2, best=('val_loss', 'min'), memory=False)
     """
 
     dir: str
     keep: int | None = 3
     best: tuple[str, Literal["min", "max"]] | None = None
+    memory: bool = False
 
     def __post_init__(self) -> None:
         # A checked value replaces the given one, which a frozen dataclass allows in no other way.
@@ -46,6 +49,8 @@ class Checkpoints:
         if self.keep is not None:
             object.__setattr__(self, "keep", check_count("Checkpoints(keep=...)", self.keep))
         object.__setattr__(self, "best", _check_best(self.best))
+        if not isinstance(self.memory, bool):
+            raise ConfigurationError(f"Checkpoints(memory=...) must be True or False, not {self.memory!r}")
 
     def is_better(self, value: float, other: float) -> bool:
         """Return whether a value of the metric in ``best`` is better than another. A value that is NaN never is."""
@@ -79,19 +84,36 @@ def check_checkpoints(name: str, value: Any) -> Checkpoints:
     return value if isinstance(value, Checkpoints) else Checkpoints(check_place(name, value))
 
 
-def to_environ(checkpoints: Checkpoints, staging: str, hosts: Mapping[int, str]) -> dict[str, str]:
+@dataclass(frozen=True)
+class SharedMemory:
+    """Where the ranks of a node keep their newest states in memory.
+
+    Attributes:
+        folder: a private folder of the run in the node's shared memory.
+        limit: maximum number of bytes that the node's ranks may take there.
+    """
+
+    folder: str
+    limit: int
+
+
+def to_environ(
+    checkpoints: Checkpoints, staging: str, hosts: Mapping[int, str], memory: SharedMemory | None = None
+) -> dict[str, str]:
     """Return the environment variables that tell the ranks of a node where and how to keep checkpoints.
 
     Args:
         checkpoints: the run's checkpoints.
         staging: a private folder of the node, for files on their way to a URL.
         hosts: the name of each node's host by node rank, for errors.
+        memory: where the newest states are kept in memory, if they are.
     """
     settings = {
         "keep": checkpoints.keep,
         "best": checkpoints.best,
         "staging": staging,
         "hosts": {str(node): host for node, host in hosts.items()},
+        "memory": None if memory is None else asdict(memory),
     }
     return {PLACE: checkpoints.dir, SETTINGS: json.dumps(settings)}
 
@@ -105,28 +127,31 @@ class Settings:
         staging: folder for files on their way to a URL; ``None`` for the system's folder for temporary files.
         hosts: the name of each node's host by node rank; empty outside a run.
         is_given: whether a run or the user has named the place.
+        memory: where the newest states are kept in memory; ``None`` if they are not.
     """
 
     checkpoints: Checkpoints
     staging: str | None
     hosts: Mapping[int, str]
     is_given: bool
+    memory: SharedMemory | None = None
 
 
 def from_environ(environ: Mapping[str, str]) -> Settings:
     """Return the settings in an environment. Without any, checkpoints are kept in the folder ``checkpoints``.
 
     >>> from_environ({}).checkpoints
-    Checkpoints(dir='checkpoints', keep=3, best=None)
+    Checkpoints(dir='checkpoints', keep=3, best=None, memory=False)
     """
     told = json.loads(environ.get(SETTINGS, "{}"))
     place = environ.get(PLACE) or "checkpoints"
-    best = told.get("best")
+    best, memory = told.get("best"), told.get("memory")
     return Settings(
-        Checkpoints(place, told.get("keep", 3), None if best is None else (best[0], best[1])),
+        Checkpoints(place, told.get("keep", 3), None if best is None else (best[0], best[1]), memory is not None),
         told.get("staging"),
         {int(node): host for node, host in told.get("hosts", {}).items()},
         bool(environ.get(PLACE)),
+        None if memory is None else SharedMemory(**memory),
     )
 
 
@@ -134,4 +159,4 @@ def absolute(checkpoints: Checkpoints) -> Checkpoints:
     """Return checkpoints whose folder has an absolute path. A URL stays as it is."""
     if "://" in checkpoints.dir:
         return checkpoints
-    return Checkpoints(os.path.abspath(os.path.expanduser(checkpoints.dir)), checkpoints.keep, checkpoints.best)
+    return replace(checkpoints, dir=os.path.abspath(os.path.expanduser(checkpoints.dir)))

@@ -51,6 +51,13 @@ def check_count(name: str, value: Any) -> int:
     return operator.index(value)
 
 
+def check_number(name: str, value: Any) -> int:
+    """Accept an integer of at least 0."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < 0:
+        raise ConfigurationError(f"{name} must be an integer of at least 0, not {value!r}")
+    return operator.index(value)
+
+
 def check_gpus(name: str, value: Any) -> int:
     """Accept a positive integer. For a fraction, the error says why ranks cannot share a GPU."""
     if isinstance(value, float) and not value.is_integer():

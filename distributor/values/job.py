@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 from distributor.values.checkpoints import Checkpoints
-from distributor.values.options import Deadlines, Network, Output, Resources, Startup, Training
+from distributor.values.options import Deadlines, Network, Output, Recovery, Resources, Startup, Training
 
 if TYPE_CHECKING:
     from distributor.values.launch import LaunchPath
@@ -118,7 +118,7 @@ class Job:
         run_id: unique identifier of the run.
         target: what each rank runs.
         launch: how ranks are started.
-        resources, deadlines, output, network, startup, training: the user's options.
+        resources, deadlines, output, network, startup, training, recovery: the user's options.
         name: the user's name for the run, if it has one.
         ranks_per_task: number of ranks of one Spark task.
         task_profile: resources of each task; ``None`` keeps the session's own settings.
@@ -132,7 +132,6 @@ class Job:
         output_dir: the folder or URL to which new files of ranks are copied; ``None`` if they are not copied.
         checkpoints: where ranks keep checkpoints; ``None`` if the user has not said it.
         collect: which return values are sent back: ``"rank0"`` for rank 0's only, ``"all"`` for those of all ranks.
-        max_restarts: how many times the ranks may be started again after a failure.
     """
 
     run_id: str
@@ -144,6 +143,7 @@ class Job:
     network: Network
     startup: Startup
     training: Training
+    recovery: Recovery = field(default_factory=Recovery)
     name: str | None = None
     ranks_per_task: int = 1
     task_profile: TaskProfile | None = None
@@ -155,7 +155,6 @@ class Job:
     output_dir: OutputDir | None = None
     checkpoints: Checkpoints | None = None
     collect: Literal["rank0", "all"] = "rank0"
-    max_restarts: int = 0
 
     @property
     def world_size(self) -> int:

@@ -35,6 +35,10 @@ class LaunchPath(Protocol):
     def once(self) -> bool:
         """Whether the target runs once, on node 0, instead of in each of the run's processes."""
 
+    @property
+    def restarts(self) -> bool:
+        """Whether the run's processes can be started again after a failure."""
+
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         """Return the environment variables that must be set before torch is imported."""
 
@@ -51,6 +55,7 @@ class BasePath:
     preload: ClassVar[tuple[str, ...]] = ()
     ports: ClassVar[int] = 0
     once: ClassVar[bool] = False
+    restarts: ClassVar[bool] = False
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         """Return no variables."""

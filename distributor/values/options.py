@@ -29,6 +29,7 @@ from distributor.values.checks import (
     check_logs,
     check_memory,
     check_modules,
+    check_number,
     check_path,
     check_patterns,
     check_place,
@@ -305,6 +306,30 @@ class Training(Group):
         check_choice,
         "Fail if ranks train but never join a process group of all ranks; by default, warn.",
         Flag(panel=RANKS, kind="switch", names=("--require-group/--no-require-group",)),
+    )
+
+
+@dataclass(frozen=True)
+class Recovery(Group):
+    """Whether the ranks are started again after a failure.
+
+    Attributes:
+        max_restarts: maximum number of times.
+        restart_on: whether after failures of processes, machines and networks only (``"infrastructure"``), or after
+            failures of the user's code too (``"any"``).
+    """
+
+    max_restarts: int = option(
+        0,
+        check_number,
+        "How many times the ranks may be started again after a failure.",
+        Flag(panel=RANKS, kind="integer"),
+    )
+    restart_on: Literal["infrastructure", "any"] = option(
+        "infrastructure",
+        one_of("infrastructure", "any"),
+        "Whether to start ranks again after failures of their code too.",
+        Flag(panel=RANKS, kind=("infrastructure", "any")),
     )
 
 

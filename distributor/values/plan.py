@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from distributor.values.checkpoints import SharedMemory
 from distributor.values.job import Job, Target
 from distributor.values.placement import Node, Placement
 
@@ -22,6 +23,7 @@ class Site:
         sockets: environment variables that select the network interface for communication between ranks.
         folder: the node's private folder, where its ranks find files.
         attempt: how many times the ranks have been started before.
+        memory: where the ranks keep their newest states in memory; ``None`` if they keep none.
     """
 
     job: Job
@@ -31,6 +33,7 @@ class Site:
     sockets: Mapping[str, str] = field(default_factory=dict)
     folder: str = ""
     attempt: int = 0
+    memory: SharedMemory | None = None
 
 
 @dataclass(frozen=True)

@@ -37,16 +37,31 @@ def digits() -> Any:
     return model, torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
 
 
-def train_digits(steps: int, kill: str | None = None, split: bool = False) -> tuple[int | None, str, Any]:
+def take_nothing() -> None:
+    """From now on, nothing can be committed."""
+    from distributor.checkpoint.catalog import Catalog
+
+    def commit(*_: Any) -> Any:
+        raise OSError("the store is down")
+
+    Catalog.commit = commit  # type: ignore[method-assign]
+
+
+def train_digits(
+    steps: int, kill: str | None = None, split: bool = False, down: bool = False
+) -> tuple[int | None, str, Any]:
     """Trains, with a checkpoint after each step. Where it began, the weights at the end, and a value of its own.
 
-    With the path of a file, rank 1 kills itself after half of the steps, once: where the file is not yet.
+    With the path of a file, rank 1 kills itself after half of the steps, once: where the file is not yet. ``down``:
+    nothing can be committed.
     """
     import torch
     import torch.distributed as dist
 
     from distributor import runtime
 
+    if down:
+        take_nothing()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     plain, images, labels = digits()

@@ -1,6 +1,7 @@
 """Who imports whom, and what an import costs."""
 
 import ast
+import functools
 import json
 import pydoc
 import re
@@ -99,13 +100,15 @@ def imports_of(source):
     return found
 
 
-IMPORTS = {name: imports_of(source) for name, source in FILES.items()}
+@functools.cache
+def imports():
+    return {name: imports_of(source) for name, source in FILES.items()}
 
 
 def importers_of(package):
     return {
         name
-        for name, modules in IMPORTS.items()
+        for name, modules in imports().items()
         if any(module == package or module.startswith(package + ".") for module in modules)
     }
 
@@ -148,7 +151,7 @@ DOORS = ("__init__", "__main__", "runtime")
 def names_within(name):
     """What a file imports of the package, as ``room.module``."""
     modules = {path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in FILES}
-    own = {module.removeprefix("distributor.") for module in IMPORTS[name] if module.startswith("distributor.")}
+    own = {module.removeprefix("distributor.") for module in imports()[name] if module.startswith("distributor.")}
     return own & modules
 
 
@@ -164,7 +167,7 @@ def test_arrows_between_rooms_go_down(name):
     allowed = BELOW[room] if room in BELOW else ROOMS[room] | set(BELOW)
     for module in names_within(name):
         assert room_of(module) == room or module in allowed or room_of(module) in allowed, module
-    assert not any(module.startswith(".") for module in IMPORTS[name])
+    assert not any(module.startswith(".") for module in imports()[name])
 
 
 def test_every_folder_is_a_room_or_a_wing():
@@ -186,7 +189,10 @@ def test_a_room_says_where_it_runs(room):
             {
                 "node/meeting.py",
                 "rank/lookups.py",
-                *(f"checkpoint/{name}.py" for name in ("exchange", "loading", "pickles", "plans", "saving", "state")),
+                *(
+                    f"checkpoint/{name}.py"
+                    for name in ("exchange", "loading", "memory", "pickles", "plans", "saving", "state")
+                ),
                 "shipping/payload.py",
                 "compat/accelerators.py",
                 "compat/databricks/serverless_gpu/runtime.py",
@@ -227,7 +233,7 @@ def test_no_other_package_is_needed():
     known |= {"fsspec"}  # for an output_dir or checkpoints behind a URL
     known |= {"numpy"}  # for its random state, if a checkpoint has one
     known |= {"click", "rich", "rich_click", "IPython"}  # on the driver, for what it shows
-    used = {module.partition(".")[0] for modules in IMPORTS.values() for module in modules}
+    used = {module.partition(".")[0] for modules in imports().values() for module in modules}
     assert used <= known | sys.stdlib_module_names
 
 

@@ -141,6 +141,8 @@ GIVEN: dict[str, Any] = {
     "start_method": "fork",  # as the warm process needs
     "local_ranks": "host",
     "require_group": True,
+    "max_restarts": 3,
+    "restart_on": "any",
     "checkpoints": "saved",
     "callbacks": (NAMED_CALLBACK,),
 }

@@ -115,10 +115,10 @@ def test_fsdp1_is_refused() -> None:
 
 def test_copies_keep_their_memory() -> None:
     copies, tensors = Copies(), {"a": torch.ones(3), "b": torch.ones(2, dtype=torch.int64).reshape(2, 1)}
-    first = copies.of(tensors, None)
+    first = copies.of(tensors, tensors.keys(), {})
     tensors["a"].fill_(5)
     assert first["a"].tolist() == [1, 1, 1]
-    second = copies.of(tensors, frozenset("a"))
+    second = copies.of(tensors, {"a"}, {})
     assert second["a"].data_ptr() == first["a"].data_ptr()
     assert second["a"].tolist() == [5, 5, 5]
     assert (second["b"].device.type, second["b"].shape) == ("meta", (2, 1))

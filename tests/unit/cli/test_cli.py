@@ -74,7 +74,8 @@ def test_options_are_the_arguments_of_the_api(fake: type[Fake]) -> None:
         "--cpus-per-process 2 --memory-per-process 8g "
         "--max-processes-per-node 2 --start-timeout 5 --stall-timeout 6 --grace-period 7 --heartbeat-timeout 8 "
         "--output-dir out --output-limit 8g --checkpoints saved "
-        "--start-method spawn --local-ranks host --require-group --name digits train.py --lr 0.1 --local"
+        "--start-method spawn --local-ranks host --require-group --max-restarts 3 "
+        "--restart-on any --name digits train.py --lr 0.1 --local"
     )
     assert command.call(given.split()) == 0
     args, options = fake.asked
@@ -107,6 +108,8 @@ def test_options_are_the_arguments_of_the_api(fake: type[Fake]) -> None:
         "start_method": "spawn",
         "local_ranks": "host",
         "require_group": True,
+        "max_restarts": 3,
+        "restart_on": "any",
         "keep_warm": 0.0,
     }
 
@@ -234,7 +237,6 @@ def test_under_spark_submit_its_session_decides(fake: type[Fake], monkeypatch: p
             "run --nnodes 2 train.py",
             "--nnodes belongs to torchrun: use --num-processes for the total number of ranks; Spark",
         ),
-        ("run --max-restarts 3 train.py", "--max-restarts is not supported yet: a rank that fails ends the run"),
         (
             "run --rdzv-endpoint a:1 train.py",
             "--rdzv-endpoint belongs to torchrun: leave it out, since nodes find each other",

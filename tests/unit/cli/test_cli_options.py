@@ -37,6 +37,7 @@ def test_panels_list_what_belongs_together() -> None:
         [
             *("--use-gpu", "--gpus-per-process", "--cpus-per-process", "--memory-per-process", "--env"),
             *("--forward-env", "--start-method", "--local-ranks", "--require-group"),
+            *("--max-restarts", "--restart-on"),
         ],
         [
             *("--output-dir", "--output-limit", "--checkpoints"),
@@ -67,7 +68,8 @@ def test_defaults_are_the_declared_ones() -> None:
 def test_defaults_that_are_no_switch_are_shown() -> None:
     shown = {parameter.name for parameter in command.run.params if getattr(parameter, "show_default", False)}
     timeouts = {"start_timeout", "grace_period", "heartbeat_timeout"}
-    assert shown == {"num_processes", "launch", "output_limit", "logs", "start_method", "local_ranks", *timeouts}
+    words = {"launch", "output_limit", "logs", "start_method", "local_ranks", "restart_on"}
+    assert shown == {"num_processes", "max_restarts", *words, *timeouts}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from distributor import errors
 from distributor.outcomes import verdict
 from distributor.outcomes.causes import RankFailed
-from distributor.outcomes.failures import describe, is_consequence, order_failures
+from distributor.outcomes.failures import describe, is_consequence, is_infrastructure, order_failures
 from distributor.shipping import payload
 from distributor.values.job import Status
 from distributor.values.outcome import Collected, Failure, NodeReport, Outcome
@@ -67,6 +67,53 @@ def test_a_broken_connection_is_an_echo(kind, message):
 @pytest.mark.parametrize(("kind", "message"), REASONS)
 def test_anything_else_is_a_reason(kind, message):
     assert not is_consequence(failure(kind=kind, message=message))
+
+
+COLLECTIVE = """Traceback (most recent call last):
+  File "/app/train.py", line 3, in train
+    dist.all_reduce(total)
+  File "/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 2999, in all_reduce
+    work.wait()
+RuntimeError: Application timeout"""
+
+BACKWARD = """Traceback (most recent call last):
+  File "/app/train.py", line 3, in train
+    loss.backward()
+  File "/lib/python3.11/site-packages/torch/autograd/graph.py", line 865, in _engine_run_backward
+    return Variable._execution_engine.run_backward(
+RuntimeError: {}"""
+
+OWN = """Traceback (most recent call last):
+  File "/app/train.py", line 3, in train
+    raise RuntimeError("Connection closed by peer")
+RuntimeError: Connection closed by peer"""
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (failure(kind="signal", message="killed by SIGKILL", signal="SIGKILL"), True),
+        (failure(kind="lost"), True),
+        (failure(kind="DistBackendError"), True),
+        (failure(kind="RuntimeError", traceback=COLLECTIVE), True),
+        (
+            failure(
+                kind="RuntimeError", traceback=BACKWARD.format("Connection closed by peer"), message="closed by peer"
+            ),
+            True,
+        ),
+        (
+            failure(kind="RuntimeError", traceback=BACKWARD.format("CUDA error"), message="RuntimeError: CUDA error"),
+            False,
+        ),
+        (failure(kind="RuntimeError", traceback=OWN, message="RuntimeError: Connection closed by peer"), False),
+        (failure(kind="ConnectionResetError"), False),
+        (failure(kind="ValueError", traceback=COLLECTIVE), False),
+        (failure(kind="exit", exit_code=3), False),
+    ],
+)
+def test_what_is_not_the_users_code(found, expected):
+    assert is_infrastructure(found) is expected
 
 
 @pytest.mark.parametrize(("signal", "echo"), [("SIGABRT", True), ("SIGSEGV", False), ("SIGKILL", False)])

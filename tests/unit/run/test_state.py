@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ from distributor.run.state import (
 )
 from distributor.values import messages
 from distributor.values.job import Module, Step
+from distributor.values.options import Recovery
 from distributor.values.outcome import Collected, Failure, NodeReport
 from distributor.values.placement import Node, Placement
 
@@ -326,18 +328,32 @@ def test_what_the_user_cancels_is_known_even_if_it_stops_for_another_reason(befo
     assert made.cancelled
 
 
+KILLED = Failure(1, 1, "host-b", "signal", "killed by SIGKILL", signal="SIGKILL", time=1.0)
+
+
 @pytest.mark.parametrize(
-    ("cause", "attempt", "most", "expected"),
+    ("cause", "attempt", "recovery", "expected"),
     [
-        (RankFailed((ERROR,)), 0, 1, True),
-        (None, 0, 1, True),
-        (RankFailed((ERROR,)), 1, 1, False),
-        (RankFailed((ERROR,)), 0, 0, False),
-        (LOST, 0, 1, False),
-        (Cancelled(), 0, 1, False),
-        (StartTimeout(1.0, Step("starting ranks")), 0, 1, False),
-        (Stalled(1.0, Stacks({})), 0, 1, False),
+        (RankFailed((ERROR,)), 0, Recovery(1, "any"), True),
+        (RankFailed((ERROR,)), 0, Recovery(1), False),
+        (RankFailed((KILLED,)), 0, Recovery(1), True),
+        (RankFailed((ERROR, KILLED)), 0, Recovery(1), False),
+        (RankFailed(()), 0, Recovery(1), False),
+        (None, 0, Recovery(1, "any"), True),
+        (None, 0, Recovery(1), False),
+        (RankFailed((KILLED,)), 1, Recovery(1), False),
+        (RankFailed((KILLED,)), 0, Recovery(0), False),
+        (RankFailed((replace(ERROR, kind="GroupError"),)), 0, Recovery(1, "any"), False),
+        (LOST, 0, Recovery(1, "any"), False),
+        (Cancelled(), 0, Recovery(1, "any"), False),
+        (StartTimeout(1.0, Step("starting ranks")), 0, Recovery(1, "any"), False),
+        (Stalled(1.0, Stacks({})), 0, Recovery(1), True),
     ],
 )
-def test_when_ranks_start_again(cause: Any, attempt: int, most: int, expected: bool) -> None:
-    assert again(cause, attempt, most) is expected
+def test_when_ranks_start_again(cause: Any, attempt: int, recovery: Recovery, expected: bool) -> None:
+    assert again(cause, (), attempt, recovery) is expected
+
+
+def test_what_nodes_tell_at_the_end_of_an_attempt_counts() -> None:
+    assert again(RankFailed(), [KILLED], 0, Recovery(1))
+    assert not again(RankFailed((KILLED,)), [replace(ERROR, time=0.0)], 0, Recovery(1))
