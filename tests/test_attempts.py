@@ -94,6 +94,7 @@ def test_agents_and_spares_serve_several_attempts(tmp_path: Path) -> None:
         assert driver.values() == [(2, 3.0)] * 2
 
 
+@pytest.mark.slow
 def test_without_a_further_attempt_the_run_ends_as_ever(tmp_path: Path) -> None:
     with driven(trainings.recover, str(tmp_path), "raise", max_restarts=1) as driver:
         driver.port_of_node_0()
@@ -149,6 +150,7 @@ def test_a_spare_that_is_killed_is_replaced_by_a_new_process(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("with_spare", [True, False])
+@pytest.mark.slow
 def test_a_launcher_that_is_killed_costs_an_attempt(with_spare: bool) -> None:
     """The ranks go with it; if the spare is killed too, the next attempt gets a new process."""
     with driven(trainings.wait_at_first, max_restarts=1, nodes=1) as driver:

@@ -205,6 +205,7 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_what_the_run_is_doing(script: str, tmp_path: Path) -> None:
     go = tmp_path / "go"
     terminal = Terminal([*HERE, "--local", "--name", "digits", script, "wait", str(go)])
@@ -361,6 +362,7 @@ def test_where_the_output_is_kept_is_told(script: str) -> None:
     assert any(re.fullmatch(r"\[distributor\] run (\w+): all output goes to .*/logs/\1", line) for line in ours)
 
 
+@pytest.mark.slow
 def test_no_progress(script: str) -> None:
     terminal = Terminal([*HERE, "--local", "--no-progress", "--no-prefix", script])
     assert terminal.wait() == 0

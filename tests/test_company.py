@@ -98,6 +98,7 @@ def test_one_rank_is_never_alone(make_local: Make, caplog: pytest.LogCaptureFixt
     assert "without the other" not in caplog.text
 
 
+@pytest.mark.slow
 def test_who_means_it_hears_nothing(make_local: Make, caplog: pytest.LogCaptureFixture) -> None:
     make_local(2, require_group=False).run(step)
     assert "without the other" not in caplog.text
@@ -123,9 +124,11 @@ def test_an_exit_with_0_is_no_way_around_it(make_local: Make) -> None:
 def test_it_is_not_tried_again(make_local: Make) -> None:
     from distributor.outcomes.causes import RankFailed
     from distributor.run.restart_policy import again
+    from distributor.values.options import Recovery
     from distributor.values.outcome import Failure
 
-    assert not again(RankFailed((Failure(0, 0, "host-a", "GroupError", "alone"),)), 0, 3)
+    alone = Failure(0, 0, "host-a", "GroupError", "alone")
+    assert not again(RankFailed((alone,)), [], 0, Recovery(3, "any"))
 
 
 def hooks_that_change() -> int:
@@ -150,6 +153,7 @@ def test_other_hooks_are_left_alone(make_local: Make) -> None:
     assert make_local(2, require_group=True).submit(hooks_that_change).results() == [2, 2]
 
 
+@pytest.mark.slow
 def test_a_failure_is_told_instead(make_local: Make, caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> None:
         step()
@@ -160,6 +164,7 @@ def test_a_failure_is_told_instead(make_local: Make, caplog: pytest.LogCaptureFi
     assert "without the other" not in caplog.text
 
 
+@pytest.mark.slow
 def test_a_script_that_trains_alone_is_told_of(make_local: Make, tmp_path: Path, caplog: Any) -> None:
     script = tmp_path / "train.py"
     script.write_text(
@@ -226,6 +231,7 @@ def record_an_error() -> None:
             raise RuntimeError(file.read()) from None
 
 
+@pytest.mark.slow
 def test_torchs_record_writes_its_file(make_local: Make) -> None:
     with pytest.raises(TrainingError, match='RuntimeError: .*"ValueError: learning rate"'):
         make_local(1).run(record_an_error)
@@ -243,6 +249,7 @@ def signals_that_torch_handles() -> tuple[str, set[str]]:
     return os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"], {each.name for each in handled}
 
 
+@pytest.mark.slow
 def test_torchs_agent_understands_the_signals_that_it_is_told(make_local: Make) -> None:
     from torch.distributed.launcher.api import LaunchConfig
 

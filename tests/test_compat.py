@@ -22,6 +22,8 @@ from distributor.compat.databricks.serverless_gpu import runtime
 from distributor.compat.places import Place, look
 from distributor.machine import processes
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def anywhere(local: bool, monkeypatch: pytest.MonkeyPatch) -> None:

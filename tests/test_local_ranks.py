@@ -29,6 +29,7 @@ def look() -> tuple[int, ...]:
     return tuple(int(os.environ[name]) for name in NAMES)
 
 
+@pytest.mark.slow
 def test_two_nodes_on_one_host() -> None:
     with driven(look, num_processes=3, local_ranks="host") as driver:
         assert driver.values() == [(rank, rank, 3, 0, 0, 1) for rank in range(3)]
@@ -55,6 +56,7 @@ def coordinate(name: str) -> Any:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_what_coordinates_by_host_collides_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"{os.getpid() % 1_000_000:06}_locals"
     with driven(coordinate, name, local_ranks="host") as driver:
@@ -94,6 +96,7 @@ def import_streaming(folder: str) -> None:
         pytest.param("own = True", {}, set(), id="a-module-of-the-users"),
     ],
 )
+@pytest.mark.slow
 def test_a_library_that_coordinates_by_host_is_warned_of(
     source: str, options: dict[str, Any], warned: set[int], tmp_path: Path
 ) -> None:

@@ -173,6 +173,38 @@ def test_an_error_of_each_call_is_told_once(
     assert caplog.text.count("Broken.on_metrics raised KeyError: 'loss'") == 1
 
 
+class Attempts:
+    """Takes notes of attempts."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def on_attempt_end(self, run: Run, attempt: Any) -> None:
+        self.told.append(attempt)
+
+    def on_end(self, run: Run) -> None:
+        self.told.append("end")
+
+
+def fail_in_the_first_attempt() -> int:
+    from distributor import runtime
+
+    if runtime.attempt() == 0:
+        raise ValueError("not this time")
+    return runtime.attempt()
+
+
+def test_the_end_of_each_attempt_is_told(make: Make) -> None:
+    callback = Attempts()
+    run = make(1, max_restarts=1, restart_on="any", callbacks=[callback]).submit(fail_in_the_first_attempt)
+    assert run.result(watch.DEADLINE) == 1
+    assert callback.told == [*run.attempts, "end"]
+    assert [(each.number, each.reason) for each in run.attempts] == [
+        (0, "rank 0 failed: ValueError: not this time"),
+        (1, None),
+    ]
+
+
 def test_a_callback_that_hangs_holds_nobody_up_forever(
     make_local: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -190,7 +222,7 @@ def test_a_callback_that_hangs_holds_nobody_up_forever(
         (3, "callbacks must be a list of objects with methods such as on_metrics, not 3"),
         (
             [Listener],
-            "Listener'> is not an object with any of the methods on_start, on_metrics, on_checkpoint, on_end",
+            "Listener'> is not an object with any of the methods on_start, on_metrics, on_checkpoint, on_attempt_end, ",
         ),
         ([print], "is not an object with any of the methods on_start"),
     ],

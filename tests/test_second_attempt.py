@@ -81,6 +81,10 @@ def test_ranks_start_again_on_the_same_nodes(
     reported = [(row.attempt, row.step, row.rank) for row in run.metrics]
     assert sorted(reported) == [(attempt, 10 - attempt, rank) for attempt in (0, 1) for rank in range(4)]
     assert run.progress is not None and run.progress.step == 9
+    failed, last = run.attempts
+    assert (failed.number, last.number, last.reason) == (0, 1, None)
+    assert failed.reason is not None and failed.reason.startswith("rank 1 failed: ")
+    assert failed.seconds > 0 and last.seconds > 0
     first, second = pids(tmp_path, 0), pids(tmp_path, 1)
     assert len(first) == len(second) == 6  # four ranks and two launchers
     assert not first & second

@@ -39,6 +39,7 @@ NO_THREADS = """
 """
 
 
+@pytest.mark.slow
 def test_without_further_threads_a_run_cannot_start(tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(textwrap.dedent(NO_THREADS))

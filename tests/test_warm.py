@@ -550,6 +550,7 @@ def test_other_users_get_nothing_from_it(make_local: Make) -> None:
     assert make_local(1).run(started_by) == forked_by
 
 
+@pytest.mark.slow
 def test_a_folder_that_others_could_write_to_is_not_used(make_local: Make) -> None:
     forked_by = make_local(1).run(started_by)
     folder = folder_of(forked_by)

@@ -122,10 +122,11 @@ class Distributor:
             collective or the store failed, or after a stall. ``"any"``: also if the user's code raised an exception, or
             a rank exited with another code than 0.
         callbacks: objects with any of the methods ``on_start(run)``, ``on_metrics(run, rows)``,
-            ``on_checkpoint(run, checkpoint)`` and ``on_end(run)``. The methods are called on the driver, in a thread of
-            their own. ``rows`` is what ranks have reported since the last call; ``checkpoint`` has the ``step`` and the
-            ``path`` of a checkpoint that was committed. An error in a callback is only logged as a warning. ``run()``
-            and ``wait()`` return once ``on_end`` has returned, or a minute after the run's end.
+            ``on_checkpoint(run, checkpoint)``, ``on_attempt_end(run, attempt)`` and ``on_end(run)``. The methods are
+            called on the driver, in a thread of their own. ``rows`` is what ranks have reported since the last call;
+            ``checkpoint`` has the ``step`` and the ``path`` of a checkpoint that was committed; ``attempt`` is one of
+            ``run.attempts``. An error in a callback is only logged as a warning. ``run()`` and ``wait()`` return once
+            ``on_end`` has returned, or a minute after the run's end.
 
     Raises:
         ConfigurationError: an argument is wrong; the message names the argument, its value, and what to do.

@@ -48,7 +48,7 @@ def check_launch(name: str, launch: Any) -> Launch:
 
 
 #: The methods that a callback may have.
-_MOMENTS = ("on_start", "on_metrics", "on_checkpoint", "on_end")
+_MOMENTS = ("on_start", "on_metrics", "on_checkpoint", "on_attempt_end", "on_end")
 
 
 def check_callbacks(name: str, callbacks: Any) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from distributor.run.ended import EndedAttempt
 from distributor.run.metrics import Row
 from distributor.run.reports import News
 from distributor.text import notices
@@ -23,14 +24,14 @@ PATIENCE = 60.0
 
 
 class Callbacks:
-    """Calls ``on_start``, ``on_metrics``, ``on_checkpoint`` and ``on_end`` of the callbacks that have these methods.
+    """Calls the methods of callbacks that are named after moments, such as ``on_start``, where they have them.
 
     An error in a callback is logged as a warning, and ends neither the run nor the other callbacks.
 
     Args:
         callbacks: the user's objects, called in order.
         label: names the run in warnings.
-        new: returns the rows and checkpoints that have arrived since the last call.
+        new: returns the rows, checkpoints and ends of attempts since the last call.
     """
 
     def __init__(self, callbacks: Sequence[Any], label: str, new: Callable[[], Sequence[News]]) -> None:
@@ -92,6 +93,8 @@ class Callbacks:
         for each in news:
             if isinstance(each, Committed):
                 self._call(run, "on_checkpoint", (each,))
+            elif isinstance(each, EndedAttempt):
+                self._call(run, "on_attempt_end", (each,))
 
     def _call(self, run: Any, name: str, arguments: tuple[Any, ...]) -> None:
         for callback in self._callbacks:

@@ -22,6 +22,7 @@ from distributor.outcomes.stacks import Stacks
 from distributor.outcomes.verdict import Verdict
 from distributor.run import state
 from distributor.run.callbacks import Callbacks
+from distributor.run.ended import EndedAttempt
 from distributor.run.metrics import Metrics
 from distributor.run.nodes import Nodes
 from distributor.run.preparing import Preparing
@@ -162,6 +163,16 @@ class Run:
         Local mode has no tasks, so Spark's phases take no time.
         """
         return dict(self._supervisor.timings)
+
+    @property
+    def attempts(self) -> tuple[EndedAttempt, ...]:
+        """The attempts that have ended, each with its number, its seconds and the reason for its end.
+
+        Example:
+            >>> [attempt.reason for attempt in run.attempts]  # doctest: +SKIP
+            ['rank 1 failed: killed by SIGKILL', None]
+        """
+        return self._supervisor.reports.ended
 
     @property
     def metrics(self) -> Metrics:

@@ -1,4 +1,7 @@
-"""Takes each report of a rank once, as it arrives, and keeps no more reports than there is room for."""
+"""Takes each report of a rank once, as it arrives, and keeps no more reports than there is room for.
+
+Callbacks are told of them, and of the ends of attempts.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from distributor.run.ended import EndedAttempt
 from distributor.run.metrics import Metrics, Row
 from distributor.text.wording import size
 from distributor.values import reports
@@ -24,9 +28,9 @@ _RECENT = 1000
 _MOST_NAMES = 1000
 
 #: What callbacks are told of.
-News = Row | Committed
+News = Row | Committed | EndedAttempt
 
-#: Maximum number of rows and checkpoints that wait for callbacks.
+#: Maximum number of news that wait for callbacks.
 _MOST_NEW = 100_000
 
 #: The driver's limit for a rank's reports, as a multiple of the node's limit: the two count in different ways.
@@ -79,6 +83,7 @@ class Reports:
         self._attempt = 0  # the latest attempt in which a rank has reported
         self._newest: dict[str, tuple[int, float]] = {}  # rank and value by name, in the latest attempt
         self._new: list[News] | None = None  # the news for the next call of new(), from its first call on
+        self._ended: list[EndedAttempt] = []
         self._told = False  # whether the warning about dropped reports was given
         self._lock = threading.Lock()
 
@@ -117,6 +122,18 @@ class Reports:
             self._note_newest(rank, report)
         self._add_news(_row(rank, report))
 
+    def end_attempt(self, ended: EndedAttempt) -> None:
+        """Take note of the end of an attempt."""
+        with self._lock:
+            self._ended.append(ended)
+            self._add_news(ended)
+
+    @property
+    def ended(self) -> tuple[EndedAttempt, ...]:
+        """The attempts that have ended."""
+        with self._lock:
+            return tuple(self._ended)
+
     def _add_news(self, news: News) -> None:
         if self._new is not None:
             self._new.append(news)
@@ -148,7 +165,7 @@ class Reports:
             return tuple((rank, REPORTS, self._streams[rank].offset) for rank in ranks if rank in self._streams)
 
     def new(self) -> tuple[News, ...]:
-        """Return the rows and checkpoints that have arrived since the last call; empty at the first call."""
+        """Return the rows, checkpoints and ends of attempts since the last call; nothing at the first call."""
         with self._lock:
             news, self._new = tuple(self._new or ()), []
             return news

@@ -280,6 +280,7 @@ class AttemptState:
         self, job: Job, now: float, margins: Margins | None = None, nodes: Nodes | None = None, number: int = 0
     ) -> None:
         self.number = number
+        self.began = now
         self.nodes = Nodes() if nodes is None else nodes
         self.phase: Phase = Starting(now) if number else Waiting(now)
         #: Whether the user wants the run to end, even if it is already stopping for another reason.

@@ -18,6 +18,7 @@ from distributor.outcomes.verdict import Verdict, verdict
 from distributor.run import state
 from distributor.run.alarm import Alarm
 from distributor.run.attempt import Attempt
+from distributor.run.ended import EndedAttempt
 from distributor.run.nodes import Nodes
 from distributor.run.reports import Reports
 from distributor.run.restart_policy import again
@@ -119,6 +120,8 @@ class Supervisor:
     def end(self, result: Verdict) -> None:
         """Stop all activity: the run has ended with this verdict."""
         self.on(state.JobEnded(result.status))
+        why = None if result.error is None else str(result.error).partition("\n")[0]
+        self.reports.end_attempt(EndedAttempt(self.state.number, time.monotonic() - self.state.began, why))
         self._alarm.close()
         self._dumps.close()
         self._tell_where()
@@ -225,6 +228,7 @@ class Supervisor:
         most, label = recovery.max_restarts, self._job.label
         _log.warning("run %s: restarting its ranks (restart %d of at most %d): %s", label, number, most, why)
         self._display.logs.release(())
+        self.reports.end_attempt(EndedAttempt(about.number, time.monotonic() - about.began, why))
         about.nodes.again()
         following = AttemptState(self._job, time.monotonic(), self._margins, about.nodes, number)
         self.attempt = Attempt(following, self, self._alarm, self._display)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
+import shutil
 import signal
+import threading
+import time
 from typing import Any
 
 
@@ -137,7 +141,124 @@ def save_until_killed(ready: str) -> None:
                 file.write(f"{step}\n")
 
 
-def train_with(name: str, steps: int) -> tuple[int, str]:
+def kill_soon(kills: int) -> None:
+    """One of two ranks is killed at a random time within a moment, in each of the first so many attempts."""
+    from distributor import runtime
+
+    attempt = runtime.attempt()
+    if attempt < kills and runtime.rank() == attempt % 2:
+        delay = random.Random(attempt).uniform(0.0, 0.2)
+        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+
+def wait_for_kills(kills: int) -> None:
+    """All kills have come when this returns."""
+    from distributor import runtime
+
+    if runtime.attempt() < kills:
+        kill_soon(kills)
+        time.sleep(60)
+
+
+def train_with_trainer(folder: str, steps: int, kills: int) -> tuple[int, str]:
+    """Trains with Hugging Face's Trainer, which saves after each step; where it began, and the weights."""
+    import torch
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    from distributor import runtime
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 4)
+
+        def forward(self, x: Any, labels: Any) -> dict[str, Any]:
+            return {"loss": torch.nn.functional.cross_entropy(self.layer(x), labels)}
+
+    class Commit(TrainerCallback):  # type: ignore[misc]  # transformers is not always there
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            torch.distributed.barrier()  # each rank has written its files
+            with runtime.checkpoint_folder(state.global_step) as kept:
+                if runtime.rank() == 0:
+                    shutil.copytree(f"{args.output_dir}/checkpoint-{state.global_step}", kept, dirs_exist_ok=True)
+
+    class Kill(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            kill_soon(kills)
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    data = [{"x": torch.randn(8), "labels": number % 4} for number in range(48)]
+    last = runtime.latest_checkpoint()
+    arguments = TrainingArguments(
+        folder,
+        max_steps=steps,
+        save_steps=1,
+        save_total_limit=2,
+        per_device_train_batch_size=2,
+        learning_rate=0.1,
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    trainer = Trainer(Net(), arguments, train_dataset=data, callbacks=[Kill(), Commit()])
+    trainer.train(resume_from_checkpoint=None if last is None else str(last.path))
+    wait_for_kills(kills)
+    return 0 if last is None else last.step, weights(trainer.model)
+
+
+def train_with_lightning(folder: str, steps: int, kills: int) -> tuple[int, str]:
+    """Trains with Lightning's Trainer, saved after each epoch; where it began, and the weights."""
+    import pytorch_lightning as pl
+    import torch
+
+    from distributor import runtime
+
+    class Net(pl.LightningModule):  # type: ignore[misc]  # Lightning is not always there
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 4)
+
+        def training_step(self, batch: Any, _: int) -> Any:
+            return self.layer(batch).pow(2).mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), lr=0.1)
+
+    class Commit(pl.Callback):  # type: ignore[misc]
+        def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+            kill_soon(kills)
+            with runtime.checkpoint_folder(trainer.global_step) as kept:
+                trainer.save_checkpoint(kept / "model.ckpt")
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    net, data = Net(), torch.randn(8, 8)
+    last = runtime.latest_checkpoint()
+    trainer = pl.Trainer(
+        max_epochs=steps,
+        callbacks=[Commit()],
+        accelerator="cpu",
+        devices=runtime.local_world_size(),
+        strategy="ddp",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+    loader = torch.utils.data.DataLoader(data, batch_size=2)
+    trainer.fit(net, loader, ckpt_path=None if last is None else str(last.path / "model.ckpt"))
+    wait_for_kills(kills)
+    return 0 if last is None else last.step, weights(net)
+
+
+def train_with_deepspeed(folder: str, steps: int, kills: int) -> tuple[int, str]:
+    """Trains with DeepSpeed's engine, saved after each step; where it began, and the weights."""
+    return train_with("DeepSpeed", steps, kills)
+
+
+def train_with(name: str, steps: int, kills: int = 0) -> tuple[int, str]:
     """Trains with a library that writes its own files, each after each step; where it began, and the weights."""
     import torch
 
@@ -153,8 +274,10 @@ def train_with(name: str, steps: int) -> tuple[int, str]:
     for step in range(begun + 1, steps + 1):
         torch.manual_seed(1000 * step + runtime.rank())
         library.step(torch.randn(6, 8))
+        kill_soon(kills)
         with runtime.checkpoint_folder(step) as folder:
             library.save(str(folder))
+    wait_for_kills(kills)
     return begun, weights(library.plain)
 
 
