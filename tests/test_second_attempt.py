@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,14 @@ def test_a_failure_of_the_last_attempt_is_the_error(submit: Submit, tmp_path: Pa
     watch.gone(run.id)
 
 
+def test_an_error_of_the_code_starts_nothing_again(submit: Submit, tmp_path: Path) -> None:
+    run = submit(fail_once, str(tmp_path), "raise", restart_on="infrastructure")
+    with pytest.raises(TrainingError, match="ValueError: not this time"):
+        run.result(watch.DEADLINE)
+    assert len(run.attempts) == 1
+    assert not pids(tmp_path, 1)
+
+
 def save_slowly(folder: str) -> None:
     """Rank 1 fails; the others ignore SIGTERM until they are told."""
     import torch.distributed as dist
@@ -148,6 +157,23 @@ def wait_in_the_second(folder: str) -> None:
         raise ValueError("no")
     Path(folder, "second").touch()
     trainings.wait_for(str(Path(folder, "never")))
+
+
+def hang_once() -> int:
+    from distributor import runtime
+
+    if runtime.attempt() == 0:
+        time.sleep(600)
+    return runtime.attempt()
+
+
+@pytest.mark.slow_on_executors
+def test_ranks_that_stall_start_again(submit: Submit) -> None:
+    run = submit(hang_once, stall_timeout=1.0, restart_on="infrastructure")
+    assert run.results(watch.DEADLINE) == [1] * 4
+    reason = run.attempts[0].reason
+    assert reason is not None and reason.startswith("no rank wrote anything or used CPU time for stall_timeout=1 s")
+    watch.gone(run.id)
 
 
 def test_a_node_that_is_lost_starts_nothing_again(submit: Submit, tmp_path: Path) -> None:

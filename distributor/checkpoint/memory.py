@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -148,7 +149,11 @@ class Memory:
 
     def _left(self) -> int:
         """Return how many more bytes the ranks of this node may take."""
-        return self._about.limit - sum(path.stat().st_size for path in self._folder.glob("*-[01]"))
+        taken = 0
+        for path in self._folder.glob("*-[01]"):
+            with suppress(FileNotFoundError):  # another rank has just removed it
+                taken += path.stat().st_size
+        return self._about.limit - taken
 
     def _warn(self, error: OSError) -> None:
         if not self._has_warned:

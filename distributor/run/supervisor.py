@@ -120,11 +120,14 @@ class Supervisor:
     def end(self, result: Verdict) -> None:
         """Stop all activity: the run has ended with this verdict."""
         self.on(state.JobEnded(result.status))
-        why = None if result.error is None else str(result.error).partition("\n")[0]
-        self.reports.end_attempt(EndedAttempt(self.state.number, time.monotonic() - self.state.began, why))
+        self._end_attempt(None if result.error is None else str(result.error))
         self._alarm.close()
         self._dumps.close()
         self._tell_where()
+
+    def _end_attempt(self, why: str | None) -> None:
+        about, line = self.state, None if why is None else why.partition("\n")[0]
+        self.reports.end_attempt(EndedAttempt(about.number, time.monotonic() - about.began, line))
 
     def _judge(self, collected: Collected | None, error: BaseException | None) -> Verdict:
         cause: Cause | None = self.state.cause
@@ -228,7 +231,7 @@ class Supervisor:
         most, label = recovery.max_restarts, self._job.label
         _log.warning("run %s: restarting its ranks (restart %d of at most %d): %s", label, number, most, why)
         self._display.logs.release(())
-        self.reports.end_attempt(EndedAttempt(about.number, time.monotonic() - about.began, why))
+        self._end_attempt(why)
         about.nodes.again()
         following = AttemptState(self._job, time.monotonic(), self._margins, about.nodes, number)
         self.attempt = Attempt(following, self, self._alarm, self._display)
