@@ -152,6 +152,9 @@ def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) 
 def load_checkpoint(state: Mapping[str, Any], *, weights_only: bool = True) -> int | None:
     """Load the last committed checkpoint into ``state``, and return its step; ``None`` if there is none.
 
+    With ``Checkpoints(memory=True)``, ranks that start again load the newest state that memory holds for all of them,
+    unless a newer checkpoint was committed.
+
     All ranks call it together. The number of ranks may differ from that of the save, and so may the way in which
     modules are split. A checkpoint whose files are missing or damaged is passed over, with a warning.
 

@@ -116,7 +116,7 @@ def outgrow() -> float:
     import torch
 
     from distributor import runtime
-    from distributor.checkpoint.memory import Memory
+    from distributor.checkpoint.memory import _Slot
 
     torch.distributed.init_process_group("gloo")
     torch.manual_seed(0)
@@ -129,7 +129,8 @@ def outgrow() -> float:
         torch.nn.init.constant_(model.weight, step)
         model.register_buffer("grows", torch.zeros(step))
         if step == 2:
-            Memory._left = lambda self: 0  # type: ignore[method-assign]
+            reserve = _Slot._reserve
+            _Slot._reserve = lambda self, size, limit: reserve(self, size, 0)  # type: ignore[method-assign]
         runtime.save_checkpoint({"model": model}, step, wait=True)
     torch.distributed.barrier()
     os.kill(os.getpid(), signal.SIGKILL)

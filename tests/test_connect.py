@@ -76,6 +76,27 @@ def test_checkpoints_of_executors(tmp_path: Path) -> None:
     assert on_executors(2, checkpoints=tmp_path).submit(checkpointed.load_value).results() == [2, 2]
 
 
+def test_killed_ranks_start_again(tmp_path: Path) -> None:
+    run = on_executors(2, checkpoints=tmp_path, max_restarts=1).submit(save_then_die)
+    assert run.results(watch.DEADLINE) == [2, 2]
+    assert [attempt.number for attempt in run.attempts] == [0, 1]
+
+
+def save_then_die() -> int:
+    """Rank 1 is killed after it has saved; what the second attempt finds."""
+    import os
+    import signal
+
+    from distributor import runtime
+
+    if runtime.attempt() == 0:
+        runtime.save_checkpoint({"value": 2}, 2, wait=True)
+        if runtime.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)
+    return checkpointed.load_value()
+
+
 def report_twice(fails: bool) -> None:
     from distributor import runtime
 

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import checkpointed
 import psutil
 import pytest
 import trainings
 import watch
 from sessions import LOCAL, Make, Sessions
 
-from distributor import NodeLostError, Run, RunCancelledError, Status, TrainingError
+from distributor import Checkpoints, NodeLostError, Run, RunCancelledError, Status, TrainingError
 from distributor.api.choose import choose_scheduler
 from distributor.schedulers.local import LocalScheduler
 
@@ -94,6 +95,38 @@ def test_ranks_start_again_on_the_same_nodes(
     if mode != LOCAL:
         tracker = sessions.get(mode).sparkContext._jsc.sc().statusTracker()
         assert len(tracker.getJobIdsForTag(f"distributor-{run.id}")) == 1
+
+
+@pytest.mark.slow_on_executors
+@pytest.mark.parametrize("local_ranks", ["executor", pytest.param("host", marks=pytest.mark.slow)])
+def test_each_node_keeps_states_in_memory(submit: Submit, tmp_path: Path, local_ranks: str) -> None:
+    """Whoever else is on the host: each node has what its ranks need."""
+    kept = Checkpoints(str(tmp_path), memory=True)
+    run = submit(keep_in_memory, checkpoints=kept, local_ranks=local_ranks, restart_on="infrastructure")
+    assert run.results(watch.DEADLINE) == [(7, rank) for rank in range(4)]
+
+
+def keep_in_memory() -> tuple[int | None, int]:
+    """Saves where nothing can be committed; rank 3 is killed. The step and the value of its own that a rank finds."""
+    import torch
+    import torch.distributed as dist
+
+    from distributor import runtime
+
+    checkpointed.take_nothing()
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    state: dict[str, Any] = {"model": model, "own": -1}
+    if runtime.attempt() > 0:
+        return runtime.load_checkpoint(state), state["own"]
+    state["own"] = runtime.rank()
+    runtime.save_checkpoint(state, 7)
+    dist.barrier()
+    if runtime.rank() == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    trainings.wait_for(str(Path("never")))
+    raise AssertionError
 
 
 def test_a_failure_of_the_last_attempt_is_the_error(submit: Submit, tmp_path: Path) -> None:

@@ -190,7 +190,13 @@ def _from_memory(held: Held, entries: Mapping[str, Any], *, weights_only: bool) 
     objects = states.load_objects(held.objects, weights_only=weights_only)
     tensors = states.wanted(entries, held.sizes)
     for name, tensor in tensors.items():
-        (tensor.to_local() if isinstance(tensor, DTensor) else tensor).copy_(held.tensors[name])
+        part, kept = tensor.to_local() if isinstance(tensor, DTensor) else tensor, held.tensors[name]
+        if part.shape != kept.shape:
+            raise ConfigurationError(
+                f"load_checkpoint: this rank's part of {name!r} had another size when it was saved: "
+                f"{tuple(kept.shape)} instead of {tuple(part.shape)}"
+            )
+        part.copy_(kept)
     return State(tensors, objects)
 
 

@@ -10,8 +10,9 @@ a checkpoint that all ranks hold, once all have copied their first.
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,15 +74,19 @@ class Memory:
             others: the names of the tensors that other ranks of the node keep for this one.
 
         Returns:
-            The memory to copy each tensor to, by name. If there is too little, that is a warning, and nothing is kept.
+            The memory to copy each tensor to, by name. If there is too little, that is a warning, and nothing is kept
+            any more, not even the state before.
         """
         number = oldest([slot.generation for slot in self._slots], self._loaded)
         self._loaded = None  # the next save begins once all ranks have copied this one
         slot, pieces, size = self._slots[number], *_layout(tensors)
+        self._open = None
         slot.clear()
         try:
-            room = slot.prepare(pieces, size, self._left)
+            room = slot.prepare(pieces, size, self._about.limit)
         except OSError as error:
+            for each in self._slots:  # the other one would grow older and older
+                each.remove()
             self._warn(error)
             return {}
         self._open = slot, Generation(checkpoint, step, self._world_size, pieces, tuple(others))
@@ -147,14 +152,6 @@ class Memory:
             if generation is not None and generation.checkpoint == checkpoint:
                 yield slot, generation
 
-    def _left(self) -> int:
-        """Return how many more bytes the ranks of this node may take."""
-        taken = 0
-        for path in self._folder.glob("*-[01]"):
-            with suppress(FileNotFoundError):  # another rank has just removed it
-                taken += path.stat().st_size
-        return self._about.limit - taken
-
     def _warn(self, error: OSError) -> None:
         if not self._has_warned:
             self._has_warned = True
@@ -210,31 +207,52 @@ class _Slot:
         """Let the slot hold nothing."""
         self._record.unlink(missing_ok=True)
 
-    def prepare(self, pieces: tuple[Piece, ...], size: int, left: Callable[[], int]) -> Room:
+    def remove(self) -> None:
+        """Let the slot hold nothing, and free its memory."""
+        self.clear()
+        self._mapped = None
+        self.path.unlink(missing_ok=True)
+
+    def prepare(self, pieces: tuple[Piece, ...], size: int, limit: int) -> Room:
         """Return the memory to copy each tensor to. It stays mapped as long as the tensors stay of the same sizes.
+
+        Args:
+            pieces: where each tensor is in the file.
+            size: size of the file.
+            limit: maximum size of all files in the folder.
 
         Raises:
             OSError: there is not enough shared memory.
         """
         if self._mapped is not None and self._mapped[0] == pieces:
             return self._mapped[1]
-        self._mapped = None
-        self.path.unlink(missing_ok=True)
-        if size > (free := max(left(), 0)):
-            raise OSError(
-                f"a rank needs {mebibytes(size)} of shared memory, but {mebibytes(free)} are left of what its node may "
-                "use. That is half of what was free when the run began. A container gets more by docker run --shm-size"
-            )
-        descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        self.remove()
+        descriptor = self._reserve(size, limit)
         try:
             os.posix_fallocate(descriptor, 0, size)  # a page that cannot be had later would be a SIGBUS
-        except OSError:
-            self.path.unlink()
-            raise
         finally:
             os.close(descriptor)
         self._mapped = pieces, self.views(pieces)
         return self._mapped[1]
+
+    def _reserve(self, size: int, limit: int) -> int:
+        """Create the file and give it its size, which counts for the other ranks from then on. Return its descriptor.
+
+        Raises:
+            OSError: the files in the folder would exceed the limit.
+        """
+        with open(self.path.with_name("lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # ranks would find the same room free
+            free = max(0, limit - sum(map(_size, self.path.parent.glob("*-[01]"))))
+            if size > free:
+                raise OSError(
+                    f"a rank needs {mebibytes(size)} of shared memory, but only {mebibytes(free)} are left of what its "
+                    "node may use, which is half of what was free when the run began. A container gets more by "
+                    "docker run --shm-size"
+                )
+            descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+            os.ftruncate(descriptor, size)
+            return descriptor
 
     def views(self, pieces: tuple[Piece, ...]) -> Room:
         """Return the tensors in the file."""
@@ -251,6 +269,12 @@ class _Slot:
         part = self._record.with_suffix(".part")
         part.write_bytes(pack(generation))
         os.replace(part, self._record)
+
+
+def _size(path: Path) -> int:
+    with suppress(FileNotFoundError):  # another rank has just removed it
+        return path.stat().st_size
+    return 0
 
 
 def _layout(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Piece, ...], int]:

@@ -30,14 +30,14 @@ class Planner:
 
     Args:
         exchange: reaches the other ranks.
-        node: the number of this rank's node.
+        memory: the folder in which the ranks of this rank's node keep states in memory.
     """
 
-    def __init__(self, exchange: Exchange, node: int = 0) -> None:
+    def __init__(self, exchange: Exchange, memory: str = "") -> None:
         self._exchange = exchange
-        self._node = node
+        self._memory = memory
         self._told = b""  # this rank's own plan, as rank 0 knows it
-        self._all: list[tuple[bytes, int]] = [(b"", 0)] * exchange.world_size  # on rank 0: all ranks' plans and nodes
+        self._all: list[tuple[bytes, str]] = [(b"", "")] * exchange.world_size  # on rank 0: plan and memory of each
         self._final: SavePlan | None = None
         self._left_out: frozenset[str] = frozenset()
         self._metadata: Any = None  # on rank 0: DCP's metadata of the whole checkpoint
@@ -75,7 +75,7 @@ class Planner:
             ConfigurationError: ranks have different tensors of one name, or one has ended without this call.
         """
         key, own = f"{key}/1", _local(tensors)
-        value = b"" if own == self._told else pickles.dumps((own, samples, self._node))
+        value = b"" if own == self._told else pickles.dumps((own, samples, self._memory))
         told = self._exchange.gather(key, value, what)
         finals: list[bytes] = []
         if self._exchange.rank == 0:
@@ -90,7 +90,7 @@ class Planner:
         assert self._final is not None
         return self._final
 
-    def _plan(self, told: Sequence[tuple[bytes, Mapping[str, str], int] | None]) -> list[bytes]:
+    def _plan(self, told: Sequence[tuple[bytes, Mapping[str, str], str] | None]) -> list[bytes]:
         """Return each rank's final plan and what it leaves out, or nothing for each rank if no plan has changed.
 
         Raises:
@@ -101,7 +101,7 @@ class Planner:
         _compare([each[1] for each in told if each is not None])
         self._all = [known if new is None else (new[0], new[2]) for new, known in zip(told, self._all, strict=True)]
         plans = [pickles.loads(plan) for plan, _ in self._all]
-        left_out = _left_out(plans, [node for _, node in self._all])
+        left_out = _left_out(plans, [memory for _, memory in self._all])
         _compare_sizes(plans)
         finals, self._metadata = _planner().create_global_plan(plans)
         finals = FileSystemWriter("").prepare_global_plan(finals)
@@ -142,13 +142,13 @@ def _compare_sizes(plans: Sequence[SavePlan]) -> None:
                 )
 
 
-def _left_out(plans: Sequence[SavePlan], nodes: Sequence[int]) -> list[frozenset[str]]:
-    """Return the names of the tensors of each rank that a lower rank of its node has in full as well."""
-    seen: dict[int, set[str]] = {}
+def _left_out(plans: Sequence[SavePlan], memories: Sequence[str]) -> list[frozenset[str]]:
+    """Return the names of the tensors of each rank that a lower rank with the same memory has in full as well."""
+    seen: dict[str, set[str]] = {}
     found = []
-    for plan, node in zip(plans, nodes, strict=True):
+    for plan, memory in zip(plans, memories, strict=True):
         own = {item.index.fqn for item in plan.items if item.type is WriteItemType.TENSOR}
-        known = seen.setdefault(node, set())
+        known = seen.setdefault(memory, set())
         found.append(frozenset(own & known))
         known |= own
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -80,8 +79,9 @@ def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) 
 def _keep(session: Session) -> _Kept:
     global _kept
     if _kept is None or _kept.session is not session:
-        node = int(os.environ.get("GROUP_RANK", 0))
-        _kept = _Kept(session, plans.Planner(session.exchange, node), plans.Copies(), kept_by(session))
+        about = session.settings.memory
+        planner = plans.Planner(session.exchange, "" if about is None else about.folder)
+        _kept = _Kept(session, planner, plans.Copies(), kept_by(session))
     return _kept
 
 

@@ -210,7 +210,8 @@ class _Agent:
         interface, warning = network.interface_towards(node.address, [other.address for other in who.nodes])
         self._notes.warnings += [warning] if warning is not None else []
         sockets = environment.sockets(os.environ, interface, environment.nccl_knows_better(os.environ))
-        memory = staging.shared_memory(self._job, self._order)
+        beside = sum(other.host == node.host for other in who.nodes)
+        memory = staging.shared_memory(self._job, self._order, beside)
         return Site(self._job, who, node, os.environ, sockets, self._order.folder, memory=memory)
 
     def _prepare(self, site: Site) -> Attempt:

@@ -60,10 +60,15 @@ def clear(agent: AgentOrder) -> None:
             path.unlink()
 
 
-def shared_memory(job: Job, agent: AgentOrder) -> SharedMemory | None:
+def shared_memory(job: Job, agent: AgentOrder, nodes: int) -> SharedMemory | None:
     """Create the folder in which ranks keep their newest states in memory; return ``None`` if they keep none.
 
-    The run's nodes on a machine may take half of what is free, since ranks need shared memory for other things.
+    All nodes on a machine together may take half of what is free, since ranks need shared memory for other things.
+
+    Args:
+        job: the requested job.
+        agent: the agent's order.
+        nodes: number of the run's nodes on this machine.
 
     Raises:
         StartError: the machine has no shared memory that this user may write to.
@@ -74,7 +79,7 @@ def shared_memory(job: Job, agent: AgentOrder) -> SharedMemory | None:
     folders.note_elsewhere(agent.folder, [path], to_the_end=True)
     try:
         os.mkdir(path, 0o700)
-        return checkpoints.SharedMemory(path, min(memory.free(), limits.total_memory()) // 2)
+        return checkpoints.SharedMemory(path, min(memory.free(), limits.total_memory()) // 2 // nodes)
     except OSError as error:
         raise StartError(f"Checkpoints(memory=True): shared memory cannot be used: {error}") from None
 
@@ -104,8 +109,15 @@ def launcher_order(agent: AgentOrder, plan: Plan, site: Site) -> NodeOrder:
         root=agent.root,
         environ=environment.apply(os.environ, {**plan.node_env, **_checkpoint_env(agent, site)}),
         require_group=job.training.require_group,
-        check=None if job.checkpoints is None else Call("distributor.checkpoint.start", "check_place"),
+        check=_check(site),
     )
+
+
+def _check(site: Site) -> Call | None:
+    """Return what ranks call before their target. Later attempts start even if the place cannot be reached."""
+    if site.job.checkpoints is None or site.attempt > 0:
+        return None
+    return Call("distributor.checkpoint.start", "check_place")
 
 
 def _checkpoint_env(agent: AgentOrder, site: Site) -> dict[str, str]:

@@ -23,6 +23,13 @@ _CONSEQUENCE = re.compile(
 #: Types of exceptions of torch.distributed.
 _TORCH_KINDS = ("DistBackendError", "DistNetworkError", "DistStoreError")
 
+#: The modules in which collectives and rendezvous raise errors.
+_COLLECTIVES = (
+    "/torch/distributed/distributed_c10d.py",
+    "/torch/distributed/_functional_collectives.py",
+    "/torch/distributed/rendezvous.py",
+)
+
 #: Types of exceptions, of Python, torch and TensorFlow, that mean the loss of another rank whatever their message says.
 _CONSEQUENCE_KINDS = (
     "AbortedError",
@@ -96,14 +103,20 @@ def is_echo(failure: Failure) -> bool:
 def is_infrastructure(failure: Failure) -> bool:
     """Return whether a failure came from a process, a machine or the network, and not from the user's code.
 
-    An exception counts if its type is one of torch.distributed's own, or if a collective or the store raised it.
+    An exception counts if its type is one of torch.distributed's own, or if a collective or the store raised it. What
+    C++ raises has a last frame that is no ``raise`` statement.
     """
-    if failure.signal is not None or failure.kind == "lost" or failure.kind in _TORCH_KINDS:
+    if failure.kind in ("signal", "lost", *_TORCH_KINDS):
         return True
-    frames = [found["path"] for line in failure.traceback.splitlines() if (found := _FRAME.match(line))]
+    lines = failure.traceback.splitlines()
+    frames = [(found["path"], line) for line, text in enumerate(lines) if (found := _FRAME.match(text))]
     if not frames or failure.kind not in ("RuntimeError", "TimeoutError"):
         return False
-    return "/torch/distributed/" in frames[-1] or ("/torch/" in frames[-1] and is_echo(failure))
+    path, line = frames[-1]
+    if path.endswith(_COLLECTIVES):
+        return True
+    statement = lines[line + 1].strip() if line + 1 < len(lines) else ""
+    return is_echo(failure) and ("/torch/" in path or (statement != "" and not statement.startswith("raise")))
 
 
 def describe(failures: Sequence[Failure], advice: str = "") -> str:

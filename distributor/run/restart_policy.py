@@ -6,8 +6,12 @@ from collections.abc import Sequence
 
 from distributor.outcomes.causes import Cause, RankFailed, Stalled
 from distributor.outcomes.failures import is_infrastructure, order_failures
+from distributor.outcomes.verdict import on_one_clock
 from distributor.values.options import Recovery
 from distributor.values.outcome import Failure
+
+#: Kinds of failures that another attempt would have as well: ranks that train alone, and nodes that cannot start.
+_LASTING = ("GroupError", "ResourceError", "StartError")
 
 
 def again(cause: Cause | None, failures: Sequence[Failure], attempt: int, recovery: Recovery) -> bool:
@@ -32,8 +36,9 @@ def again(cause: Cause | None, failures: Sequence[Failure], attempt: int, recove
         return True
     if not (cause is None or isinstance(cause, RankFailed)):
         return False
-    told = [*failures, *(cause.failures if cause is not None else ())]
-    if any(failure.kind == "GroupError" for failure in told):  # its ranks would train alone again
+    known = cause.failures if cause is not None else ()
+    told = [*on_one_clock(failures, known), *known]
+    if any(failure.kind in _LASTING for failure in told):
         return False
     if recovery.restart_on == "any":
         return True

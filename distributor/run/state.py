@@ -23,6 +23,7 @@ from distributor.outcomes.causes import (
 )
 from distributor.outcomes.failures import order_failures
 from distributor.outcomes.stacks import Stacks
+from distributor.outcomes.verdict import on_one_clock
 from distributor.run.nodes import Nodes
 from distributor.text.wording import alone, who
 from distributor.values import messages
@@ -296,6 +297,15 @@ class AttemptState:
         self._tasks_since: float | None = None
         self._warned: set[tuple[str, str]] = set()
 
+    @property
+    def reason(self) -> str:
+        """Why the attempt failed, in words: the root of what is known now, which need not be what was heard first."""
+        known = self.cause.failures if isinstance(self.cause, RankFailed) else ()
+        if isinstance(self.cause, RankFailed | None) and (told := [*on_one_clock(self.failures, known), *known]):
+            root = order_failures(told)[0]
+            return f"rank {root.rank} failed: {root.message}"
+        return self.phase.reason if isinstance(self.phase, Stopping) else "its ranks ended"
+
     def begin(self) -> list[Action]:
         """Return the actions with which the attempt begins."""
         start = Arm(Deadline.START, self._job.deadlines.start_timeout)
@@ -379,6 +389,8 @@ class AttemptState:
                 nodes.keeps(node, message.bringing)
             case messages.Stopped():
                 self.failures += [each.failure for each in message.outcomes if each.failure is not None]
+                if message.error is not None:
+                    self.failures.append(Failure(-1, -1, node, *message.error))
                 nodes.rests(node, message.port)
                 return self._if_all_rest()
             case messages.Bye():
@@ -483,8 +495,8 @@ class AttemptState:
         return [
             Warn(
                 f"run {self._job.label}: its tasks have run for {self._margins.unreached:g} s, but no node has reached "
-                f"the driver at {asked.address}. The run goes on without live log lines; results and errors still "
-                "arrive. If there is a firewall in between, pass driver_ports= and open these ports"
+                f"the driver at {asked.address}. The run goes on without live log lines and without restarts; results "
+                "and errors still arrive. If there is a firewall in between, pass driver_ports= and open these ports"
             )
         ]
 

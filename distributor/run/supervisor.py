@@ -226,7 +226,7 @@ class Supervisor:
         if port is None or about.cancelled or not again(about.cause, about.failures, about.number, recovery):
             server.end()
             return
-        why = about.phase.reason if isinstance(about.phase, state.Stopping) else "its ranks ended"
+        why = about.reason
         number = about.number + 1
         most, label = recovery.max_restarts, self._job.label
         _log.warning("run %s: restarting its ranks (restart %d of at most %d): %s", label, number, most, why)

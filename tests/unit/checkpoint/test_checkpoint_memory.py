@@ -91,16 +91,24 @@ def test_memory_stays_mapped_until_sizes_change(tmp_path: Path) -> None:
     assert kept.read(name(5)).tensors["a"].shape == (4,)
 
 
-def test_too_little_memory_is_said_once_and_earlier_states_stay(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_too_little_memory_is_said_once_and_nothing_old_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept = memory(tmp_path, limit=1000)
     with caplog.at_level(logging.WARNING):
         for step, size in ((1, 100), (2, 1000), (3, 1000)):
             keep_what_fits(kept, step, torch.ones(size))
     (record,) = caplog.records
     assert "Checkpoints(memory=True): nothing is kept in memory: a rank needs" in record.message
-    assert held(memory(tmp_path)) == [name(1)]
+    assert held(memory(tmp_path)) == []
+    assert list(tmp_path.glob("*-[01]")) == []
+    keep_what_fits(kept, 4, torch.ones(100))
+    assert held(memory(tmp_path)) == [name(4)]
+
+
+def test_ranks_together_keep_to_the_limit(tmp_path: Path) -> None:
+    first, second = (memory(tmp_path, rank, limit=1000) for rank in range(2))
+    keep_what_fits(first, 1, torch.ones(150))
+    assert second.begin(name(1), 1, {"a": torch.ones(150)}, ()) == {}
+    assert "a" in second.begin(name(2), 2, {"a": torch.ones(80)}, ())
 
 
 def keep_what_fits(kept: Memory, step: int, tensor: torch.Tensor) -> None:
@@ -114,8 +122,9 @@ def test_shared_memory_that_is_full_is_no_bus_error(tmp_path: Path, caplog: pyte
     with stores.small_disk(tmp_path, "1m"), caplog.at_level(logging.WARNING):
         kept = memory(tmp_path, limit=1 << 30)
         keep_what_fits(kept, 1, torch.ones(1 << 17))
-        keep_what_fits(kept, 2, torch.ones(1 << 20))
         assert held(kept) == [name(1)]
+        keep_what_fits(kept, 2, torch.ones(1 << 20))
+        assert held(kept) == []
         del kept
     assert "No space left on device" in caplog.text
 

@@ -83,6 +83,18 @@ BACKWARD = """Traceback (most recent call last):
     return Variable._execution_engine.run_backward(
 RuntimeError: {}"""
 
+WAIT = """Traceback (most recent call last):
+  File "/app/train.py", line 4, in train
+    work.wait()
+RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer"""
+
+DTENSOR = """Traceback (most recent call last):
+  File "/app/train.py", line 3, in train
+    model(batch)
+  File "/lib/python3.11/site-packages/torch/distributed/tensor/_dispatch.py", line 300, in dispatch
+    raise RuntimeError(
+RuntimeError: got mixed torch.Tensor and DTensor"""
+
 OWN = """Traceback (most recent call last):
   File "/app/train.py", line 3, in train
     raise RuntimeError("Connection closed by peer")
@@ -107,6 +119,9 @@ RuntimeError: Connection closed by peer"""
             False,
         ),
         (failure(kind="RuntimeError", traceback=OWN, message="RuntimeError: Connection closed by peer"), False),
+        (failure(kind="RuntimeError", traceback=WAIT, message=WAIT.splitlines()[-1]), True),
+        (failure(kind="RuntimeError", traceback=DTENSOR, message=DTENSOR.splitlines()[-1]), False),
+        (failure(kind="ValueError", signal="SIGABRT"), False),
         (failure(kind="ConnectionResetError"), False),
         (failure(kind="ValueError", traceback=COLLECTIVE), False),
         (failure(kind="exit", exit_code=3), False),

@@ -354,6 +354,11 @@ def test_when_ranks_start_again(cause: Any, attempt: int, recovery: Recovery, ex
     assert again(cause, (), attempt, recovery) is expected
 
 
+def test_a_node_that_cannot_start_its_ranks_is_not_tried_again() -> None:
+    lasting = Failure(-1, -1, "host-a", "StartError", "checkpoints: the place cannot be used")
+    assert not again(None, [lasting], 0, Recovery(1, "any"))
+
+
 def test_what_nodes_tell_at_the_end_of_an_attempt_counts() -> None:
     assert again(RankFailed(), [KILLED], 0, Recovery(1))
     assert not again(RankFailed((KILLED,)), [replace(ERROR, time=0.0)], 0, Recovery(1))
