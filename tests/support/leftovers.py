@@ -16,6 +16,8 @@ from pathlib import Path
 import psutil
 import watch
 
+from distributor.machine import folders
+
 #: What Open MPI, MPICH and Ray call files and folders that do not have a run's name.
 _NAMES = ("ompi.*", "openmpi*", "prte*", "pmix*", "hydra_*", "mpich*", "ray", "ray_*")
 
@@ -67,7 +69,7 @@ class Leftovers:
                 found.append(f"{process.pid}: {' '.join(process.cmdline()[-3:])}")
         files = self._files() - self._before
         files |= {path for folder in self._temporary for path in folder.glob(f"*{run}*")}
-        segments = self._segments() - self._before
+        segments = {each for each in self._segments() - self._before if not _of_another(each.name, run)}
         used = _in_use() if segments else set()
         return found + sorted(map(str, [*files, *(each for each in segments if each.name not in used)]))
 
@@ -83,6 +85,11 @@ class Leftovers:
 
     def _segments(self) -> set[Path]:
         return {path for folder in self._memory for path in folder.glob("*")}
+
+
+def _of_another(name: str, run: str) -> bool:
+    """Whether a folder in shared memory has the name of another run, which may be going on."""
+    return name.startswith(folders.PREFIX) and not name.startswith(f"{folders.PREFIX}{run}")
 
 
 def _in_use() -> set[str]:
