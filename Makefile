@@ -95,7 +95,6 @@ test-all: $(VENV)/test.ok
 	$(MAKE) test-spark35
 	$(MAKE) test-frameworks-launchers
 	$(MAKE) chaos RUNS=3 SEED=100
-	$(MAKE) chaos-launchers RUNS=2 SEED=100
 
 test-long: test-all
 	$(BIN)/python -m pytest -m long

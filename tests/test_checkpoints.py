@@ -186,9 +186,10 @@ def test_libraries_that_write_their_own_files(name: str, tmp_path: Path, request
 
 @pytest.mark.slow
 @pytest.mark.timeout(6 * watch.DEADLINE)
+@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", ["trainer", "lightning", pytest.param("deepspeed", marks=pytest.mark.long)])
-def test_frameworks_go_on_after_twenty_kills(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Twenty times, a rank is killed at a random time while it saves. The lines are those of docs/checkpoints.md."""
+def test_frameworks_go_on_after_kills(name: str, kills: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Ranks are killed at random times while they save. The lines are those of docs/checkpoints.md."""
     package = {"trainer": "transformers.trainer", "lightning": "pytorch_lightning", "deepspeed": "deepspeed"}[name]
     pytest.importorskip(package)
     options: dict[str, Any] = {"preload": [package]}
@@ -197,15 +198,15 @@ def test_frameworks_go_on_after_twenty_kills(name: str, tmp_path: Path, request:
         options = {"launch": DeepSpeed(ZERO_2)}
     training = getattr(checkpointed, f"train_with_{name}")
 
-    def run(folder: str, kills: int) -> Any:
+    def run(folder: str, killed: int) -> Any:
         kept = tmp_path / folder
         distributor = Distributor(
-            2, True, False, checkpoints=kept / "kept", max_restarts=kills, grace_period=1.0, **options
+            2, True, False, checkpoints=kept / "kept", max_restarts=killed, grace_period=1.0, **options
         )
-        return distributor.submit(training, str(kept / "own"), 60, kills).result(5 * watch.DEADLINE)
+        return distributor.submit(training, str(kept / "own"), 3 * kills, killed).result(5 * watch.DEADLINE)
 
     _, whole = run("whole", 0)
-    begun, weights = run("killed", 20)
+    begun, weights = run("killed", kills)
     assert begun > 0
     assert weights == whole
 
