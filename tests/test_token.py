@@ -283,7 +283,7 @@ def attack(endpoint: Endpoint, drawn: list[bytes], openings: list[bytes]) -> Non
 @pytest.mark.spark
 @pytest.mark.timeout(20 * watch.DEADLINE)
 @pytest.mark.parametrize(
-    "count", [2_000, pytest.param(10_000, marks=pytest.mark.slow), pytest.param(100_000, marks=pytest.mark.long)]
+    "count", [2_000, pytest.param(10_000, marks=pytest.mark.long), pytest.param(100_000, marks=pytest.mark.long)]
 )
 @pytest.mark.slow
 def test_a_run_goes_on_while_who_has_the_token_sends_anything(

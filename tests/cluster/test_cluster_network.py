@@ -85,6 +85,7 @@ def test_what_the_user_says_of_interfaces_holds(cluster: Cluster) -> None:
         assert (seen["NCCL_SOCKET_IFNAME"], seen["NCCL_IB_HCA"], seen["TP_SOCKET_IFNAME"]) == ("ib0", "mlx5_1", "mine")
 
 
+@pytest.mark.long
 def test_latency_and_loss_change_nothing(cluster: Cluster, tmp_path: Path) -> None:
     """50 ms each way and 1 % of packets lost; both heartbeat and stall limits are much shorter than by default."""
     cluster.session()
@@ -103,6 +104,7 @@ def test_latency_and_loss_change_nothing(cluster: Cluster, tmp_path: Path) -> No
         cluster.hosts.speed_up()
 
 
+@pytest.mark.long
 def test_the_drivers_network_need_not_join_the_hosts(cluster: Cluster) -> None:
     cluster.stop()
     with Hosts(separate=True) as hosts:

@@ -52,7 +52,9 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return archive
 
 
-@pytest.mark.parametrize("host", [None, "host-b"], ids=["outside", "on-a-host-with-an-environment"])
+@pytest.mark.parametrize(
+    "host", [pytest.param(None, marks=pytest.mark.long), "host-b"], ids=["outside", "on-a-host-with-an-environment"]
+)
 def test_client_mode(cluster: Cluster, host: str | None, packed: Path) -> None:
     pythons = ["--conf", f"spark.pyspark.python={sys.executable}"]
     if host is not None:
