@@ -388,15 +388,18 @@ class AttemptState:
             case messages.Keeping():
                 nodes.keeps(node, message.bringing)
             case messages.Stopped():
-                self.failures += [each.failure for each in message.outcomes if each.failure is not None]
-                if message.error is not None:
-                    self.failures.append(Failure(-1, -1, node, *message.error))
-                nodes.rests(node, message.port)
-                return self._if_all_rest()
+                return self._on_stopped(node, message)
             case messages.Bye():
                 nodes.ended(node)
                 return [*self._if_all_gone(), *self._if_all_rest()]
         return []
+
+    def _on_stopped(self, node: str, stopped: messages.Stopped) -> list[Action]:
+        self.failures += [each.failure for each in stopped.outcomes if each.failure is not None]
+        if stopped.error is not None:
+            self.failures.append(Failure(-1, -1, node, *stopped.error))
+        self.nodes.rests(node, stopped.port)
+        return self._if_all_rest()
 
     def _on_hello(self, node: str, hello: messages.Hello, now: float) -> list[Action]:
         self.nodes.arrived(node, now)
