@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from distributor.checkpoint.records import order_of, run_of
 
@@ -53,7 +53,7 @@ class Generation:
 
 def pack(generation: Generation) -> bytes:
     """Return the record of a slot."""
-    return json.dumps(asdict(generation)).encode()
+    return json.dumps({**vars(generation), "pieces": [vars(piece) for piece in generation.pieces]}).encode()
 
 
 def read(data: bytes) -> Generation:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +19,9 @@ from distributor.checkpoint.memory import Held, Memory, kept_by
 from distributor.checkpoint.records import Manifest, Shard, pack, read_manifest
 from distributor.checkpoint.saving import METADATA
 from distributor.checkpoint.session import Session, current, in_run
-from distributor.checkpoint.state import DTensor, State
+from distributor.checkpoint.state import State
 from distributor.errors import ConfigurationError
+from distributor.machine.folders import locked
 from distributor.text import notices
 
 _log = notices.logger
@@ -113,7 +112,7 @@ def _fetch(session: Session, manifest: Manifest, shard: Shard) -> Path:
     if session.place.root is not None:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(_folder(session, manifest).with_name(f"{manifest.folder}-{shard.name.replace('/', '-')}.lock")):
+    with locked(_folder(session, manifest).with_name(f"{manifest.folder}-{shard.name.replace('/', '-')}.lock")):
         if not target.exists():
             part = target.with_name(f"{target.name}.part")
             session.place.download(f"{manifest.folder}/{shard.name}", str(part))
@@ -121,13 +120,6 @@ def _fetch(session: Session, manifest: Manifest, shard: Shard) -> Path:
                 raise OSError(f"{shard.name!r} of {manifest.folder!r} is not what was saved: its digest differs")
             os.replace(part, target)
     return target
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def load_checkpoint(state: Any, *, weights_only: bool = True) -> int | None:
@@ -190,7 +182,7 @@ def _from_memory(held: Held, entries: Mapping[str, Any], *, weights_only: bool) 
     objects = states.load_objects(held.objects, weights_only=weights_only)
     tensors = states.wanted(entries, held.sizes)
     for name, tensor in tensors.items():
-        part, kept = tensor.to_local() if isinstance(tensor, DTensor) else tensor, held.tensors[name]
+        part, kept = states.local_part(tensor), held.tensors[name]
         if part.shape != kept.shape:
             raise ConfigurationError(
                 f"load_checkpoint: this rank's part of {name!r} had another size when it was saved: "

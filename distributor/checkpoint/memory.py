@@ -10,7 +10,6 @@ a checkpoint that all ranks hold, once all have copied their first.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -22,7 +21,8 @@ from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorag
 
 from distributor.checkpoint.generations import Generation, Piece, oldest, pack, read
 from distributor.checkpoint.session import Session
-from distributor.checkpoint.state import DTensor
+from distributor.checkpoint.state import DTensor, local_part
+from distributor.machine.folders import locked
 from distributor.text import notices
 from distributor.text.wording import mebibytes
 from distributor.values.checkpoints import SharedMemory
@@ -194,18 +194,15 @@ class _Slot:
         self.objects = path.with_suffix(".objects")
         self._record = path.with_suffix(".record")
         self._mapped: tuple[tuple[Piece, ...], Room] | None = None
-
-    @property
-    def generation(self) -> Generation | None:
-        """What the slot holds; ``None`` if it holds nothing whole."""
-        try:
-            return read(self._record.read_bytes())
-        except FileNotFoundError:
-            return None
+        #: What the slot holds; ``None`` if it holds nothing whole. Only its own rank changes it after this.
+        self.generation: Generation | None = None
+        with suppress(FileNotFoundError):
+            self.generation = read(self._record.read_bytes())
 
     def clear(self) -> None:
         """Let the slot hold nothing."""
         self._record.unlink(missing_ok=True)
+        self.generation = None
 
     def remove(self) -> None:
         """Let the slot hold nothing, and free its memory."""
@@ -241,8 +238,7 @@ class _Slot:
         Raises:
             OSError: the files in the folder would exceed the limit.
         """
-        with open(self.path.with_name("lock"), "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # ranks would find the same room free
+        with locked(self.path.with_name("lock")):  # ranks would find the same room free
             free = max(0, limit - sum(map(_size, self.path.parent.glob("*-[01]"))))
             if size > free:
                 raise OSError(
@@ -269,6 +265,7 @@ class _Slot:
         part = self._record.with_suffix(".part")
         part.write_bytes(pack(generation))
         os.replace(part, self._record)
+        self.generation = generation
 
 
 def _size(path: Path) -> int:
@@ -281,7 +278,7 @@ def _layout(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Piece, ...], int
     """Return where each tensor's part of this rank is in a file, and the size of the file."""
     pieces, end = [], 0
     for name, tensor in tensors.items():
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        local = local_part(tensor)
         pieces.append(
             Piece(
                 name,

@@ -22,7 +22,7 @@ from distributor.checkpoint import pickles
 from distributor.checkpoint.exchange import Exchange
 from distributor.checkpoint.records import Shard
 from distributor.checkpoint.shards import MeasuredFile
-from distributor.checkpoint.state import DTensor
+from distributor.checkpoint.state import DTensor, local_part
 
 
 class Planner:
@@ -242,7 +242,7 @@ class Copies:
         return copies
 
     def _copy(self, name: str, tensor: torch.Tensor, room: torch.Tensor | None) -> torch.Tensor:
-        source = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        source = local_part(tensor)
         if room is not None:
             room.copy_(source)
             return _like(tensor, room)
@@ -256,7 +256,7 @@ class Copies:
 
 def _empty(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor of the same size and type that takes no memory."""
-    source = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    source = local_part(tensor)
     return _like(tensor, torch.empty(source.shape, dtype=source.dtype, device="meta"))
 
 

@@ -55,6 +55,11 @@ class State:
     objects: dict[str, Any] = field(default_factory=dict)
 
 
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a tensor: all of it, unless it is split over the ranks."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def objects_file(rank: int) -> str:
     """Return the name of the file that holds a rank's objects."""
     return f"objects-{rank}.pt"

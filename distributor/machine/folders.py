@@ -11,8 +11,8 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -74,6 +74,14 @@ def claim(folder: str | os.PathLike[str]) -> IO[bytes]:
     fcntl.flock(lock, fcntl.LOCK_EX)
     os.rename(lock.name, os.path.join(folder, OWNER))
     return lock
+
+
+@contextmanager
+def locked(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Hold the lock of a file, which is created if need be. Other processes wait for it."""
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def note_elsewhere(folder: str | os.PathLike[str], paths: Sequence[str], *, to_the_end: bool = False) -> None:

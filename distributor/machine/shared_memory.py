@@ -36,16 +36,6 @@ class Segments:
         self._found.clear()
 
 
-def free() -> int:
-    """Return the number of bytes of shared memory that are free.
-
-    Raises:
-        OSError: the machine has none.
-    """
-    about = os.statvfs(FOLDER)
-    return about.f_bavail * about.f_frsize
-
-
 def _names() -> set[str]:
     try:
         return set(os.listdir(FOLDER))

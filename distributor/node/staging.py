@@ -79,7 +79,7 @@ def shared_memory(job: Job, agent: AgentOrder, nodes: int) -> SharedMemory | Non
     folders.note_elsewhere(agent.folder, [path], to_the_end=True)
     try:
         os.mkdir(path, 0o700)
-        return checkpoints.SharedMemory(path, min(memory.free(), limits.total_memory()) // 2 // nodes)
+        return checkpoints.SharedMemory(path, min(shutil.disk_usage(path).free, limits.total_memory()) // 2 // nodes)
     except OSError as error:
         raise StartError(f"Checkpoints(memory=True): shared memory cannot be used: {error}") from None
 

@@ -194,6 +194,17 @@ def on_one_clock(failures: Sequence[Failure], told: Sequence[Failure]) -> list[F
     return [replace(failure, time=failure.time + apart.get(failure.host, 0.0)) for failure in failures]
 
 
+def failures_of(cause: Cause | None, ended: Sequence[Failure]) -> list[Failure]:
+    """Return the failures of one attempt, with their times on one clock where possible.
+
+    Args:
+        cause: why the driver stopped the attempt, with the failures that were reported while it went on.
+        ended: the failures that nodes told of at its end.
+    """
+    told = cause.failures if isinstance(cause, RankFailed) else ()
+    return [*on_one_clock(ended, told), *told]
+
+
 def training_error(
     failures: Sequence[Failure],
     advise: Advise = lambda failure: "",

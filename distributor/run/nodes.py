@@ -28,6 +28,7 @@ class _State:
     keeping: bool = False  # it is bringing the last files of its ranks
     widowed: bool = False  # its owner has gone, but its ranks have succeeded
     port: int | None = None  # where ranks can meet in the next attempt; set once it has stopped its ranks
+    unable: bool = False  # it could not start its ranks
 
     def is_idle(self, limit: float) -> bool:
         """Return whether the node's ranks have been idle for ``limit`` seconds; a node without live ranks is idle."""
@@ -78,9 +79,16 @@ class Nodes:
         """Record a heartbeat: the node has ``alive`` live ranks, which have been idle for ``idle`` seconds."""
         self._states[name].alive, self._states[name].idle = alive, idle
 
-    def rests(self, name: str, port: int) -> None:
-        """Record that a node has stopped its ranks and can begin again. All ranks would meet at node 0's ``port``."""
-        self._states[name].port, self._states[name].alive = port, 0
+    def rests(self, name: str, port: int, *, unable: bool = False) -> None:
+        """Record that a node has stopped its ranks and waits. In another attempt, all ranks meet at node 0's ``port``.
+
+        Args:
+            name: the node.
+            port: the port.
+            unable: whether the node could not start its ranks, and so could not in another attempt.
+        """
+        state = self._states[name]
+        state.port, state.alive, state.unable = port, 0, unable
 
     def again(self) -> None:
         """Record that all nodes begin another attempt: their ranks are no longer up."""
@@ -164,9 +172,10 @@ class Nodes:
 
     @property
     def next_port(self) -> int | None:
-        """The port at which all ranks can meet in another attempt; ``None`` unless all nodes wait."""
+        """The port at which all ranks can meet in another attempt; ``None`` unless all nodes wait and are able."""
         states = self._of_placement()
-        return states[0].port if states and all(state.port is not None for state in states) else None
+        able = all(state.port is not None and not state.unable for state in states)
+        return states[0].port if states and able else None
 
     @property
     def ranks_up(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from distributor.outcomes.causes import Cause, RankFailed, Stalled
 from distributor.outcomes.failures import is_infrastructure, order_failures
-from distributor.outcomes.verdict import on_one_clock
+from distributor.outcomes.verdict import failures_of
 from distributor.values.options import Recovery
 from distributor.values.outcome import Failure
 
@@ -36,8 +36,7 @@ def again(cause: Cause | None, failures: Sequence[Failure], attempt: int, recove
         return True
     if not (cause is None or isinstance(cause, RankFailed)):
         return False
-    known = cause.failures if cause is not None else ()
-    told = [*on_one_clock(failures, known), *known]
+    told = failures_of(cause, failures)
     if any(failure.kind in _LASTING for failure in told):
         return False
     if recovery.restart_on == "any":

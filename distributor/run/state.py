@@ -23,7 +23,7 @@ from distributor.outcomes.causes import (
 )
 from distributor.outcomes.failures import order_failures
 from distributor.outcomes.stacks import Stacks
-from distributor.outcomes.verdict import on_one_clock
+from distributor.outcomes.verdict import failures_of
 from distributor.run.nodes import Nodes
 from distributor.text.wording import alone, who
 from distributor.values import messages
@@ -253,7 +253,8 @@ class Warn:
 class Rest:
     """All nodes have stopped their ranks, and can begin another attempt or end.
 
-    ``port`` is where node 0 would listen in that attempt; ``None`` if a node is lost, since no attempt can follow then.
+    ``port`` is where node 0 would listen in that attempt; ``None`` if a node is lost or could not start its ranks,
+    since no attempt can follow then.
     """
 
     port: int | None
@@ -300,8 +301,7 @@ class AttemptState:
     @property
     def reason(self) -> str:
         """Why the attempt failed, in words: the root of what is known now, which need not be what was heard first."""
-        known = self.cause.failures if isinstance(self.cause, RankFailed) else ()
-        if isinstance(self.cause, RankFailed | None) and (told := [*on_one_clock(self.failures, known), *known]):
+        if isinstance(self.cause, RankFailed | None) and (told := failures_of(self.cause, self.failures)):
             root = order_failures(told)[0]
             return f"rank {root.rank} failed: {root.message}"
         return self.phase.reason if isinstance(self.phase, Stopping) else "its ranks ended"
@@ -396,9 +396,7 @@ class AttemptState:
 
     def _on_stopped(self, node: str, stopped: messages.Stopped) -> list[Action]:
         self.failures += [each.failure for each in stopped.outcomes if each.failure is not None]
-        if stopped.error is not None:
-            self.failures.append(Failure(-1, -1, node, *stopped.error))
-        self.nodes.rests(node, stopped.port)
+        self.nodes.rests(node, stopped.port, unable=stopped.error is not None)
         return self._if_all_rest()
 
     def _on_hello(self, node: str, hello: messages.Hello, now: float) -> list[Action]:

@@ -44,17 +44,11 @@ def one_of(*choices: str) -> Check:
     return check
 
 
-def check_count(name: str, value: Any) -> int:
-    """Accept a positive integer."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
-        raise ConfigurationError(f"{name} must be a positive integer, not {value!r}")
-    return operator.index(value)
-
-
-def check_number(name: str, value: Any) -> int:
-    """Accept an integer of at least 0."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value < 0:
-        raise ConfigurationError(f"{name} must be an integer of at least 0, not {value!r}")
+def check_count(name: str, value: Any, least: int = 1) -> int:
+    """Accept an integer of at least ``least``."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
+        wanted = "a positive integer" if least == 1 else f"an integer of at least {least}"
+        raise ConfigurationError(f"{name} must be {wanted}, not {value!r}")
     return operator.index(value)
 
 

@@ -29,7 +29,6 @@ from distributor.values.checks import (
     check_logs,
     check_memory,
     check_modules,
-    check_number,
     check_path,
     check_patterns,
     check_place,
@@ -321,7 +320,7 @@ class Recovery(Group):
 
     max_restarts: int = option(
         0,
-        check_number,
+        partial(check_count, least=0),
         "How many times the ranks may be started again after a failure.",
         Flag(panel=RANKS, kind="integer"),
     )

@@ -269,6 +269,8 @@ def test_causes_that_come_together(first: Any, then: Any, both: Any) -> None:
 
 RESTS_A, RESTS_B = (Heard(name, messages.Stopped(port, ())) for name, port in (("a", 4711), ("b", 4712)))
 
+UNABLE = Heard("b", messages.Stopped(4712, (), ("StartError", "the launcher on host-b failed")))
+
 
 @pytest.mark.parametrize(
     ("before", "event", "rest"),
@@ -280,6 +282,7 @@ RESTS_A, RESTS_B = (Heard(name, messages.Stopped(port, ())) for name, port in ((
         ((*UP, FAILED, RESTS_A), DIED, [Rest(None)]),  # a node is lost: the other must not wait for ever
         ((*UP, FAILED, RESTS_B), Lost("a", "its agent died"), [Rest(None)]),
         ((*UP, DIED), RESTS_A, [Rest(None)]),
+        ((*UP, UNABLE), RESTS_A, [Rest(None)]),  # it could not start its ranks in another attempt either
         ((HELLO_A, FAILED), RESTS_A, []),  # the other node may still come up
     ],
 )
