@@ -114,6 +114,17 @@ def test_who_has_begun_is_waited_for_as_long_as_it_lives(ranks: Any, monkeypatch
     assert answers(ranks(first, late)) == [b"late", b"late"]
 
 
+def test_a_wait_writes_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """Torch's store writes two lines whenever a wait of its own times out."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = torch.distributed.TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False)
+    late = threading.Timer(1.5, Exchange(client, 1, 2).gather, ("1", b"late", "save"))
+    late.start()
+    assert Exchange(store, 0, 2).gather("1", b"", "save", patient=True)[1] == b"late"
+    late.join()
+    assert capfd.readouterr().err == ""
+
+
 def test_what_rank_0_is_told_in_vain_reaches_all(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 has ended; rank 2, which has sent its part, waits for nobody."""
     import os
