@@ -53,3 +53,15 @@ def test_what_others_can_write_to_is_not_private(tmp_path):
     assert not folders.is_private(folder)
     (tmp_path / "link").symlink_to(folder)
     assert not folders.is_private(tmp_path / "link")
+
+
+def test_what_stays_to_the_end_outlives_an_attempt_and_goes_with_the_folder(tmp_path):
+    folder, once, kept = tmp_path / "folder", tmp_path / "once", tmp_path / "kept"
+    for path in (folder, once, kept):
+        path.mkdir()
+    folders.note_elsewhere(folder, [str(once)])
+    folders.note_elsewhere(folder, [str(kept)], to_the_end=True)
+    folders.remove_elsewhere(folder)
+    assert (once.exists(), kept.exists()) == (False, True)
+    folders.remove(folder)
+    assert not kept.exists()
