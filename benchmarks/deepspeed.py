@@ -99,7 +99,7 @@ def with_ours(variant: str, options: argparse.Namespace) -> dict[str, float]:
     from distributor import DeepspeedTorchDistributor
 
     distributor = DeepspeedTorchDistributor(
-        options.ranks, 1, True, options.use_gpu, config(1, options.use_gpu), env=threads(options), logs="none"
+        options.ranks, 1, True, options.use_gpu, config(1, options.use_gpu), env=surroundings(options), logs="none"
     )
     found: dict[str, float] = distributor.run(measure, variant, options.steps, options.width, options.layers)
     return found
@@ -111,7 +111,7 @@ def with_deepspeeds_launcher(variant: str, options: argparse.Namespace) -> dict[
         shape = [str(options.steps), str(options.width), str(options.layers)]
         port = _free_port()  # by default, the port is always the same, so two runs would collide
         command = ["deepspeed", f"--master_port={port}", "--num_gpus", str(options.ranks), "--no_local_rank", __file__]
-        env = {**os.environ, **threads(options)}
+        env = {**os.environ, **surroundings(options)}
         if not options.use_gpu:
             env["DS_ACCELERATOR"] = "cpu"
         ended = subprocess.run(
@@ -134,8 +134,12 @@ def _free_port() -> int:
         return port
 
 
-def threads(options: argparse.Namespace) -> dict[str, str]:
-    return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // options.ranks))}
+def surroundings(options: argparse.Namespace) -> dict[str, str]:
+    """Return the same number of threads, and the same compiled extensions, for both launchers."""
+    from distributor.deepspeed.extensions import cache_folder
+
+    threads = str(max(1, (os.cpu_count() or 1) // options.ranks))
+    return {"OMP_NUM_THREADS": threads, "TORCH_EXTENSIONS_DIR": os.environ.get("TORCH_EXTENSIONS_DIR", cache_folder())}
 
 
 def main() -> None:

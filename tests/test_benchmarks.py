@@ -54,8 +54,7 @@ def test_the_readmes_table_is_that_of_the_picture() -> None:
 
 
 @pytest.mark.slow
-def test_the_deepspeed_benchmark_compares_with_its_launcher() -> None:
-    pytest.importorskip("deepspeed")
+def test_the_deepspeed_benchmark_compares_with_its_launcher(deepspeed: None) -> None:
     shape = ["--steps", "3", "--rounds", "1", "--width", "32", "--layers", "1", "--variants", "zero 3"]
     told = run("deepspeed.py", *shape)
     rows = {line[:8].strip(): line[8:].split() for line in told.splitlines()[-1:]}
