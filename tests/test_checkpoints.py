@@ -11,15 +11,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import checkpointed
-import psutil
 import pytest
 import stores
+import victims
 import watch
 from sessions import Make
 
@@ -35,8 +34,6 @@ from distributor import (
     TrainingError,
 )
 from distributor.channel.server import ChannelServer
-from distributor.checkpoint.catalog import Catalog
-from distributor.checkpoint.places import Folder
 from distributor.launch import DeepSpeed
 
 STEPS = 6
@@ -62,12 +59,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], st
     return train
 
 
-def committed(folder: Path) -> list[int]:
-    """The steps that a new process would find."""
-    found = Catalog(Folder(folder), Checkpoints(str(folder)))
-    return [each.step for each in found.committed() if found.is_whole(each)]
-
-
 @pytest.mark.slow_on_executors
 @pytest.mark.parametrize("split", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["DDP", "FSDP2"])
 def test_a_killed_training_goes_on_bit_by_bit(
@@ -82,7 +73,7 @@ def test_a_killed_training_goes_on_bit_by_bit(
     assert begun is not None and STEPS // 2 - 1 <= begun <= STEPS // 2
     assert weights == undisturbed(split)
     assert seen == STEPS * 16
-    assert committed(tmp_path / "runs") == [STEPS, STEPS - 1]
+    assert checkpointed.committed(tmp_path / "runs") == [STEPS, STEPS - 1]
     assert not [name for name in os.listdir(tmp_path / "runs") if name.startswith((".", "tmp"))]
 
 
@@ -100,7 +91,7 @@ def test_ranks_that_start_again_go_on_from_memory(
     assert begun is not None and STEPS // 2 - 1 <= begun <= STEPS // 2
     assert weights == undisturbed(split)
     assert seen == STEPS * 16
-    assert committed(tmp_path / "runs") == []
+    assert checkpointed.committed(tmp_path / "runs") == []
     assert not list(Path("/dev/shm").glob(f"*{run.id}*"))
 
 
@@ -144,10 +135,11 @@ def test_an_agent_that_is_killed_leaves_no_memory(make_local: Make, tmp_path: Pa
     )
     watch.until((tmp_path / "ready").exists)
     assert list(Path("/dev/shm").glob(f"*{run.id}*/*.record"))
-    for process in watch.processes(run.id):
-        with suppress(psutil.ZombieProcess):
-            if " agent " in " ".join(process.cmdline()):
-                process.kill()
+    victims.part(run, "agent").kill()
+    watch.until(lambda: len(run.attempts) == 1)
+    (tmp_path / "ready").unlink()
+    watch.until((tmp_path / "ready").exists)  # the new job has memory of its own
+    victims.part(run, "agent").kill()
     with pytest.raises(NodeLostError):
         run.result(watch.DEADLINE)
     watch.until(lambda: not list(Path("/dev/shm").glob(f"*{run.id}*")))
@@ -256,7 +248,7 @@ def test_files_of_all_ranks_form_one_checkpoint(make: Make, is_url: bool, tmp_pa
     found = [(7, {"part/rank-0": "rank 0", "rank-1": "rank 1"})] * 2
     assert [*distributor.submit(checkpointed.write_files, 7, names).results()] == found
     assert distributor.run(checkpointed.write_files, 8, {0: "same", 1: "same"}) == (8, {"same": "same"})
-    assert committed(tmp_path) == [8, 7]
+    assert checkpointed.committed(tmp_path) == [8, 7]
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {
         *("rank-0", "rank-1", "same", "manifest.json", "index-0.json", "index-1.json")
     }
@@ -272,7 +264,7 @@ def test_files_of_all_ranks_form_one_checkpoint(make: Make, is_url: bool, tmp_pa
 def test_files_that_exclude_each_other(make_local: Make, names: dict[int, str], message: str, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=message):
         make_local(2, checkpoints=tmp_path).run(checkpointed.write_files, 7, names)
-    assert committed(tmp_path) == []
+    assert checkpointed.committed(tmp_path) == []
 
 
 @pytest.mark.parametrize("failing", [0, 1])
@@ -285,7 +277,7 @@ def test_a_rank_that_fails_in_the_block_commits_nothing(make_local: Make, failin
 
     with pytest.raises(TrainingError, match=f"rank {failing} .*failed: ValueError: boom"):
         make_local(2, checkpoints=tmp_path).run(write, failing)
-    assert committed(tmp_path) == []
+    assert checkpointed.committed(tmp_path) == []
 
 
 @pytest.mark.slow_on_executors
@@ -371,7 +363,7 @@ def save_best() -> list[int]:
 def test_the_best_checkpoint_is_that_of_the_reports_before_it(make_local: Make, tmp_path: Path) -> None:
     checkpoints = Checkpoints(str(tmp_path), keep=1, best=("loss", "min"))
     assert make_local(2, checkpoints=checkpoints).submit(save_best).results() == [[1, 3, 1]] * 2
-    assert committed(tmp_path) == [3, 1]
+    assert checkpointed.committed(tmp_path) == [3, 1]
 
 
 def break_one_rank(what: str) -> int | None:
@@ -428,7 +420,7 @@ def test_the_same_code_under_torchrun(tmp_path: Path) -> None:
         del told[name]
     told["PYTHONPATH"] = os.pathsep.join([str(Path(distributor.__file__).parents[1]), told.get("PYTHONPATH", "")])
     subprocess.run(command, env=told, check=True, timeout=2 * watch.DEADLINE)
-    assert committed(tmp_path / "runs") == [6, 5]
+    assert checkpointed.committed(tmp_path / "runs") == [6, 5]
 
 
 def test_models_that_differ_between_ranks_are_not_saved_as_one(make_local: Make, tmp_path: Path) -> None:
@@ -565,7 +557,7 @@ def test_a_full_disk_ends_no_training(make_local: Make, call: str, tmp_path: Pat
     with stores.small_disk(place, "4m"):
         results = make_local(2, checkpoints=place).submit(train, call, str(place)).results()
         assert results == [[1, 1, 3]] * 2
-        assert committed(place) == [3, 1]
+        assert checkpointed.committed(place) == [3, 1]
         assert len([name for name in os.listdir(place) if name.startswith("step-")]) == 2
 
 
@@ -629,7 +621,7 @@ def test_kills_at_random_instants_of_saves(make_local: Make, kills: int, tmp_pat
         kill_at_random(run, rng)
         with pytest.raises(TrainingError, match="killed by SIGKILL"):
             run.result(watch.DEADLINE)
-        steps = committed(place)
+        steps = checkpointed.committed(place)
         assert steps and steps[0] >= last
         assert steps[0] <= int(ready.read_text().split()[-1]) + 1
         last = steps[0]

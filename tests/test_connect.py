@@ -13,6 +13,7 @@ import checkpointed
 import deepspeed_trainings
 import pytest
 import trainings
+import victims
 import watch
 from sessions import path_without_torch
 
@@ -80,6 +81,27 @@ def test_killed_ranks_start_again(tmp_path: Path) -> None:
     run = on_executors(2, checkpoints=tmp_path, max_restarts=1).submit(save_then_die)
     assert run.results(watch.DEADLINE) == [2, 2]
     assert [attempt.number for attempt in run.attempts] == [0, 1]
+
+
+@pytest.mark.slow
+def test_a_run_that_has_lost_a_node_goes_on_in_a_new_job(tmp_path: Path) -> None:
+    run = on_executors(2, checkpoints=tmp_path / "kept", max_restarts=1).submit(save_then_wait, str(tmp_path / "saved"))
+    watch.until((tmp_path / "saved").exists)
+    victims.part(run, "agent").kill()
+    assert run.results(watch.DEADLINE) == [2, 2]
+    assert [attempt.number for attempt in run.attempts] == [0, 1]
+    watch.gone(run.id)
+
+
+def save_then_wait(saved: str) -> int:
+    """What the second attempt finds of the first, which stays until it is ended."""
+    from distributor import runtime
+
+    if runtime.attempt() == 0:
+        runtime.save_checkpoint({"value": 2}, 2, wait=True)
+        Path(saved).touch()
+        time.sleep(600)
+    return checkpointed.load_value()
 
 
 def save_then_die() -> int:

@@ -85,16 +85,11 @@ def check_path(launch: LaunchPath, options: Options) -> None:
     Raises:
         ConfigurationError: one does not.
     """
-    stall, restarts = options.deadlines.stall_timeout, options.recovery.max_restarts
+    stall = options.deadlines.stall_timeout
     if launch.once and stall is not None:
         raise ConfigurationError(
             f"stall_timeout={stall:g} watches ranks, but the processes of launch={launch.name!r} are not ranks: leave "
             "stall_timeout out"
-        )
-    if restarts and not launch.restarts:
-        raise ConfigurationError(
-            f"max_restarts={restarts} is for launch='torchrun', 'deepspeed' and 'accelerate': the processes of "
-            f"launch={launch.name!r} cannot be started again. Leave max_restarts out"
         )
 
 

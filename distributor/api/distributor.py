@@ -116,11 +116,12 @@ class Distributor:
         require_group: what happens if ranks train (run a backward pass or an optimizer step) but never join a process
             group of all ranks, so that each rank trains its own model. ``None`` (default) warns, ``True`` raises a
             :class:`GroupError`, ``False`` does nothing.
-        max_restarts: how many times all ranks are started again after a failure (default 0). They start on the same
-            nodes, within the same Spark job. A run that has lost a node ends.
-        restart_on: ``"infrastructure"`` (default): ranks are started again if a rank was killed by a signal, if a
-            collective or the store failed, or after a stall. ``"any"``: also if the user's code raised an exception, or
-            a rank exited with another code than 0.
+        max_restarts: how many times all ranks are started again after a failure (default 0): on the same nodes, within
+            the same Spark job, or in a new job if a node was lost. If three attempts in a row end without a later step
+            than those before them, the run ends.
+        restart_on: ``"infrastructure"`` (default): ranks are started again if a rank was killed by a signal, a node was
+            lost, a collective or the store failed, or after a stall. ``"any"``: also if the user's code raised an
+            exception, or a rank exited with another code than 0.
         callbacks: objects with any of the methods ``on_start(run)``, ``on_metrics(run, rows)``,
             ``on_checkpoint(run, checkpoint)``, ``on_attempt_end(run, attempt)`` and ``on_end(run)``. The methods are
             called on the driver, in a thread of their own. ``rows`` is what ranks have reported since the last call;

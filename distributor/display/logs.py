@@ -38,6 +38,7 @@ class Logs:
         self._console = console
         self.folder = folder
         self._offsets: dict[tuple[int, int], int] = {}
+        self._before: dict[tuple[int, int], int] = {}  # the number of bytes of each stream that earlier jobs wrote
         self._held: dict[int, bytes] = {}
         self._open: dict[tuple[int, int], str] = {}  # unfinished escape sequences, which the next piece continues
         self._lock = threading.Lock()
@@ -72,6 +73,14 @@ class Logs:
             for rank in sorted(self._held.keys() - set(told)):
                 self._console.write(rank, _STDERR, self._held[rank])
             self._held.clear()
+
+    def begin_again(self) -> None:
+        """Take what arrives from now on for the output of new nodes, after what has arrived so far."""
+        with self._lock:
+            for key, offset in self._offsets.items():
+                self._before[key] = self._before.get(key, 0) + offset
+            self._offsets.clear()
+            self._open.clear()
 
     def note(self, text: str) -> None:
         """Show a line that comes from this package and not from a rank."""
@@ -128,8 +137,10 @@ class Logs:
         if self.folder is None or self.error is not None:
             return
         rank, stream = key
+        offset += self._before.get(key, 0)
         if _NAMES[stream] == "stderr":  # the file takes stderr and UNCAUGHT, in the order in which they arrive
-            offset += self._offsets.get((rank, _STDERR if stream == UNCAUGHT else UNCAUGHT), 0)
+            other = (rank, _STDERR if stream == UNCAUGHT else UNCAUGHT)
+            offset += self._before.get(other, 0) + self._offsets.get(other, 0)
         try:
             path = self.folder / f"rank-{rank}.{_NAMES[stream]}"
             # Opened each time: a large run may have more files than a process may have open.

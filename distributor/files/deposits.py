@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -16,9 +17,10 @@ from distributor.errors import StartError
 from distributor.files.store import Folder, Store, Url
 from distributor.files.versions import Put, Version, Versions
 from distributor.machine.urls import Remote, is_url
+from distributor.shipping import project
 from distributor.text.wording import count
-from distributor.values.files import Brought, Entry, beyond_limit, incoming, mark, own
-from distributor.values.job import Job
+from distributor.values.files import WITH_THE_JOB, Brought, Entry, beyond_limit, incoming, mark, own
+from distributor.values.job import Job, OutputDir
 from distributor.values.messages import Deposit, Message, Offer, Proceed, Received, Refused, Withdraw
 
 #: Maximum number of bytes to read at a time.
@@ -266,6 +268,22 @@ async def _in_thread(call: Callable[..., T], *arguments: object) -> T:
     except asyncio.CancelledError:
         await asyncio.wait([future])
         raise
+
+
+def held_now(kept: OutputDir | None) -> OutputDir | None:
+    """Return an ``output_dir`` for a further job, with the files that it holds now.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    if kept is None or is_url(kept.where):
+        return kept
+    folder = Path(kept.where)
+    sizes = Folder(folder).sizes()
+    held = sum(sizes.values())
+    with_the_job = kept.archive is not None and held <= WITH_THE_JOB
+    archive = project.pack_files(folder, [folder / name for name in sizes]) if with_the_job else None
+    return replace(kept, held=held, archive=archive)
 
 
 @contextmanager

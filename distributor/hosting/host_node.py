@@ -66,11 +66,11 @@ class HostedNode:
 
 
 @contextmanager
-def host_node(run_id: str, leader: int) -> Iterator[HostedNode]:
+def host_node(job_id: str, leader: int) -> Iterator[HostedNode]:
     """Host one node of a run, and remove all of its processes and files at the end.
 
     Args:
-        run_id: identifier of the run.
+        job_id: identifier of the job.
         leader: partition of the task that hosts the node.
 
     Example:
@@ -78,14 +78,14 @@ def host_node(run_id: str, leader: int) -> Iterator[HostedNode]:
         ...     agent = node.start(root, {"store": listener}, owner=os.getpid())
         ...     result = node.converse(order)
     """
-    folder = folders.make(run_id)
+    folder = folders.make(job_id)
     claimed = folders.claim(folder)  # until the agent claims it: this process may be killed before that
     node = HostedNode(folder)
     try:
         yield node
     finally:
         node.end()
-        processes.kill_node(node_id(run_id, leader))
+        processes.kill_node(node_id(job_id, leader))
         folders.remove(folder)
         claimed.close()
 

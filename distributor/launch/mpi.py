@@ -44,7 +44,7 @@ class MpiNodes(BasePath):
     def plan(self, site: Site) -> Plan:
         """Return the plan of one node. A companion runs MPI's process manager, and gives each rank its place in MPI."""
         plan, node, head, nodes = Torchrun().plan(site), site.node, site.placement.master, site.placement.nodes
-        run = site.job.run_id
+        run = site.job.job_id
         lines = [key(self.secret, run, str(site.attempt), str(each.node_rank))[:16] for each in nodes]
         return replace(
             plan,

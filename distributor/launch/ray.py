@@ -43,7 +43,7 @@ class RayNodes(BasePath):
     def plan(self, site: Site) -> Plan:
         """Return the plan of one node: Ray's processes run as a companion. Only node 0 has a rank as well."""
         plan, node, head = Torchrun().plan(site), site.node, site.placement.master
-        token = key(self.secret, site.job.run_id)
+        token = key(self.secret, site.job.job_id)
         port, client_port = head.ports[:2]
         access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
         known = {**access, "RAY_ADDRESS": wording.address(head.address, port)}
@@ -82,7 +82,7 @@ class RayNodes(BasePath):
         if len(inside) <= _LONGEST:
             return inside
         unknown = key(self.secret, site.folder)[:8]
-        return f"/tmp/dr-{site.job.run_id}-{unknown}"  # noqa: S108
+        return f"/tmp/dr-{site.job.job_id}-{unknown}"  # noqa: S108
 
 
 def _places(node: Node, head: Node, port: int, client_port: int, temporary: str) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ class Torchrun(BasePath):
             node=node,
             target=job.target,
             node_env={
-                NODE_ID: node_id(job.run_id, node.leader),
+                NODE_ID: node_id(job.job_id, node.leader),
                 **environment.overlay(site.base_env, node.task_cpus, job.ranks_per_task, job.spark_cpus),
                 **environment.waiting({**site.base_env, **job.env}),
                 **(

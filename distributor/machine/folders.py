@@ -31,9 +31,9 @@ _ELSEWHERE = "elsewhere"
 ELSEWHERE_TO_THE_END = "elsewhere-to-the-end"
 
 
-def make(run_id: str) -> str:
+def make(job_id: str) -> str:
     """Create a private folder for one node of a run and return its path. The node's agent removes it."""
-    return tempfile.mkdtemp(prefix=f"{PREFIX}{run_id}-")
+    return tempfile.mkdtemp(prefix=f"{PREFIX}{job_id}-")
 
 
 def unusable() -> str | None:

@@ -90,7 +90,8 @@ class _Agent:
         self._launcher = launcher
         self._link = DriverLink(order, self._job, sockets.get("channel"), self)
         self._owner_gone = asyncio.Event()
-        self._restarts = Restarts(self._job.recovery.max_restarts)
+        most = self._job.recovery.max_restarts if self._job.launch.restarts else 0
+        self._restarts = Restarts(most, self._job.attempt)
         self._attempt: Attempt | None = None
         self._logs: Tailing | None = None
         self._files: Files | None = None
@@ -212,7 +213,7 @@ class _Agent:
         sockets = environment.sockets(os.environ, interface, environment.nccl_knows_better(os.environ))
         beside = sum(other.host == node.host for other in who.nodes)
         memory = staging.shared_memory(self._job, self._order, beside)
-        return Site(self._job, who, node, os.environ, sockets, self._order.folder, memory=memory)
+        return Site(self._job, who, node, os.environ, sockets, self._order.folder, self._job.attempt, memory=memory)
 
     def _prepare(self, site: Site) -> Attempt:
         """Prepare the folder for an attempt, and return the attempt."""

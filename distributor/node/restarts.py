@@ -12,14 +12,15 @@ class Restarts:
 
     Args:
         most: maximum number of times that the ranks may be started again.
+        attempt: number of the node's first attempt.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, attempt: int = 0) -> None:
         self._most = most
-        self._attempt = 0
+        self._attempt = attempt
         self._begin: messages.Begin | None = None
         self._stop: messages.Stop | None = None
-        self._over = most == 0
+        self._over = attempt >= most
         self._changed = asyncio.Event()
 
     @property

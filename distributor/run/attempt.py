@@ -12,22 +12,14 @@ from distributor.display.display import Display
 from distributor.run import state
 from distributor.run.alarm import Alarm
 from distributor.run.state import AttemptState, Deadline, Event
+from distributor.run.submission import Submission
 from distributor.text import notices
 
 _log = notices.logger
 
 
 class Line(Protocol):
-    """The actions that an attempt can perform on its job. A method blocks only if its docstring says so."""
-
-    def stop_ranks(self, reason: str, *, grace: bool) -> None:
-        """Order all nodes to stop their ranks."""
-
-    def end_job(self) -> None:
-        """End the job through the scheduler, as soon as the scheduler can. May block while it calls Spark."""
-
-    def ask_scheduler(self, deadline: Deadline) -> Event:
-        """Ask the scheduler what it waits for, and return its answer. May block while it calls Spark."""
+    """What an attempt asks of its run. No method blocks."""
 
     def ask_stacks(self, then: Callable[[Event], object]) -> None:
         """Ask all ranks for their stacks, and report the stacks once all have arrived or the wait is over."""
@@ -41,13 +33,15 @@ class Attempt:
 
     Args:
         about: the attempt's state.
-        line: reaches the nodes and the scheduler.
+        submission: the job whose nodes make the attempt.
+        line: the run.
         alarm: keeps the deadlines.
         display: shows what is announced.
     """
 
-    def __init__(self, about: AttemptState, line: Line, alarm: Alarm, display: Display) -> None:
+    def __init__(self, about: AttemptState, submission: Submission, line: Line, alarm: Alarm, display: Display) -> None:
         self.state = about
+        self._submission = submission
         self._line = line
         self._alarm = alarm
         self._display = display
@@ -68,15 +62,15 @@ class Attempt:
         return live
 
     def _ask_scheduler(self, deadline: Deadline) -> None:
-        self.on(self._line.ask_scheduler(deadline))
+        self.on(self._submission.ask_scheduler(deadline))
 
     def _perform(self, actions: list[state.Action]) -> None:
         for action in actions:
             match action:
                 case state.StopRanks():
-                    self._line.stop_ranks(action.reason, grace=action.grace)
+                    self._submission.stop_ranks(action.reason, grace=action.grace)
                 case state.EndJob():
-                    self._alarm.after(0.0, self._line.end_job, key="end")
+                    self._submission.end()
                 case state.Arm(deadline=deadline):
                     self._alarm.after(action.after, partial(self.on, state.Due(deadline)), key=(self, deadline))
                 case state.AskScheduler(deadline=deadline):

@@ -1,8 +1,14 @@
-"""How an attempt of a run ended, as users read it."""
+"""How the attempts of a run ended, as users read it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from distributor.errors import RunCancelledError
+
+#: Maximum number of earlier attempts that an error names: the first one and the last ones.
+_MOST = 10
 
 
 @dataclass(frozen=True)
@@ -13,8 +19,39 @@ class EndedAttempt:
         number: the attempt's number, from 0.
         seconds: how long it took.
         reason: why it ended, in one line; ``None`` if it succeeded.
+        step: the last step that a rank has reported or committed; ``None`` without such a step.
     """
 
     number: int
     seconds: float
     reason: str | None
+    step: int | None = None
+
+    def __str__(self) -> str:
+        """Return the end in one line.
+
+        >>> print(EndedAttempt(0, 12.34, "rank 1 failed: killed by SIGKILL", 40))
+        attempt 0, 12.3 s, last step 40: rank 1 failed: killed by SIGKILL
+        """
+        reached = "" if self.step is None else f", last step {self.step}"
+        return f"attempt {self.number}, {self.seconds:.1f} s{reached}: {self.reason or 'it succeeded'}"
+
+
+def add_history(error: BaseException, earlier: Sequence[EndedAttempt], *, stuck: bool) -> None:
+    """Add the ends of earlier attempts to the text of a run's error. A cancelled run needs no such explanation.
+
+    Args:
+        error: the error of the last attempt.
+        earlier: the attempts before it.
+        stuck: whether the run ended because its last attempts had not come further than those before them.
+    """
+    if not earlier or isinstance(error, RunCancelledError):
+        return
+    shown = [*earlier[:1], *earlier[1:][-_MOST + 1 :]]
+    lines = [f"  {each}" for each in shown]
+    if len(shown) < len(earlier):
+        lines.insert(1, "  ...")
+    told = "\n".join(["Earlier attempts:", *lines])
+    if stuck:
+        told += "\nThe last three attempts came no further than those before them, so no other attempt was made."
+    error.args = (f"{error}\n\n{told}", *error.args[1:])

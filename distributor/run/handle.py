@@ -24,7 +24,6 @@ from distributor.run import state
 from distributor.run.callbacks import Callbacks
 from distributor.run.ended import EndedAttempt
 from distributor.run.metrics import Metrics
-from distributor.run.nodes import Nodes
 from distributor.run.preparing import Preparing
 from distributor.run.supervisor import Supervisor
 from distributor.schedulers.base import Scheduler
@@ -62,12 +61,12 @@ class Run:
         #: The folder that receives every rank's whole output; ``None`` without ``log_dir``.
         self.log_folder = log_folder
         self._job = job
-        margins, nodes = state.Margins() if margins is None else margins, Nodes()
-        logs = make_logs(nodes.host_of, job.world_size, job.output, log_folder)
+        margins = state.Margins() if margins is None else margins
+        logs = make_logs(lambda rank: supervisor.state.nodes.host_of(rank), job.world_size, job.output, log_folder)
         self._display = Display(logs, view, announce=announce, look=self._look)
-        self._supervisor = Supervisor(job, scheduler, self._display, margins, nodes)
+        self._supervisor = supervisor = Supervisor(job, scheduler, self._display, margins)
         self._callbacks = Callbacks(callbacks, job.label, self._supervisor.reports.new)
-        self._preparing = Preparing(job, scheduler, margins)
+        self._preparing = Preparing(margins)
         self._callers = _Callers()
         self._verdict = Verdict()
         self._times = _Times()
@@ -220,7 +219,7 @@ class Run:
         """
         about = self._supervisor.state
         phase, now = about.phase, time.monotonic()
-        detail, lasting = self._preparing.step(about, self._supervisor.server)
+        detail, lasting = self._preparing.step(about, self._supervisor.submission)
         if isinstance(phase, state.Stopping):
             left = phase.grace - (now - phase.since)
             detail = phase.reason

@@ -36,9 +36,14 @@ class _State:
 
 
 class Nodes:
-    """The nodes of a run, by the names of their executors. One thread at a time may update them; any may read."""
+    """The nodes of a job, by the names of their executors. One thread at a time may update them; any may read.
 
-    def __init__(self) -> None:
+    Args:
+        before: the placement in the run's previous job. Until a node reports, it says where the ranks were.
+    """
+
+    def __init__(self, before: Placement | None = None) -> None:
+        self._before = before
         #: Which ranks run on which nodes; ``None`` until a node has reported.
         self.placement: Placement | None = None
         self._states: dict[str, _State] = {}
@@ -209,7 +214,8 @@ class Nodes:
 
     def host_of(self, rank: int) -> str:
         """Return a rank's host, ``"?"`` while it is unknown."""
-        return "?" if self.placement is None else self.placement.host_of(rank)
+        placement = self.placement or self._before
+        return "?" if placement is None else placement.host_of(rank)
 
     def describe(self, name: str) -> str:
         """Return a readable description of a node: ``host-b (node 1, ranks 2-3)``."""

@@ -6,36 +6,31 @@ import threading
 import time
 from contextlib import suppress
 
-from distributor.channel.server import ChannelServer
 from distributor.run.state import AttemptState, Margins, Starting, Waiting
-from distributor.schedulers.base import Scheduler
-from distributor.values.job import Job, Step
+from distributor.run.submission import Submission
+from distributor.values.job import Step
 
 
 class Preparing:
     """Says which step a run is at until its ranks are up. Any thread may call the methods.
 
     Args:
-        job: the requested job.
-        scheduler: says what nodes wait for before they start.
         margins: the run's time limits and intervals that users cannot set.
     """
 
-    def __init__(self, job: Job, scheduler: Scheduler, margins: Margins) -> None:
-        self._job = job
-        self._scheduler = scheduler
+    def __init__(self, margins: Margins) -> None:
         self._margins = margins
         self._lock = threading.Lock()
         self._step = ("", 0.0)  # the current step, and when it began
         self._waits: tuple[float, Step | None] = (0.0, None)  # when the scheduler was last asked, and its answer
 
-    def step(self, state: AttemptState, server: ChannelServer | None) -> tuple[str, float]:
+    def step(self, state: AttemptState, submission: Submission) -> tuple[str, float]:
         """Return the current step in words and for how many seconds it has lasted; ``("", 0.0)`` if there is none."""
         if not isinstance(state.phase, (Waiting, Starting)):
             return "", 0.0
         step = state.nodes.step
         if step is None and isinstance(state.phase, Waiting):
-            step = self._before_nodes(state, server, time.monotonic() - state.phase.since)
+            step = self._before_nodes(state, submission, time.monotonic() - state.phase.since)
         if step is None:
             return "", 0.0
         with self._lock:
@@ -43,24 +38,27 @@ class Preparing:
                 self._step = step.what, time.monotonic()
             return str(step), time.monotonic() - self._step[1]
 
-    def _before_nodes(self, state: AttemptState, server: ChannelServer | None, waited: float) -> Step | None:
+    def _before_nodes(self, state: AttemptState, submission: Submission, waited: float) -> Step | None:
         """Return what the run does before anything is known about its nodes."""
         if state.unreached:
             return Step("Spark runs the tasks, but no node has reached the driver")
+        server = submission.server
         if server is not None and server.begun:
             return Step("starting a process on each node")
         if waited < self._margins.patience:  # the scheduler may not have begun to start the nodes yet
             return None
-        waits = self._waiting_for()
+        waits = self._waiting_for(submission)
         if waits is not None or server is None:
             return waits
-        return Step("waiting for Spark's tasks to reach the driver", f": {server.told} of {self._job.num_tasks} have")
+        return Step(
+            "waiting for Spark's tasks to reach the driver", f": {server.told} of {submission.job.num_tasks} have"
+        )
 
-    def _waiting_for(self) -> Step | None:
+    def _waiting_for(self, submission: Submission) -> Step | None:
         """Return what the scheduler waits for. Caches the answer briefly, since it takes several calls to Spark."""
         asked, told = self._waits
         if time.monotonic() - asked > self._margins.ask:
             with suppress(Exception):  # Spark's context may be stopping
-                told = self._scheduler.waiting_for()
+                told = submission.scheduler.waiting_for()
             self._waits = time.monotonic(), told
         return told

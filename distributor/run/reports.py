@@ -84,6 +84,7 @@ class Reports:
         self._newest: dict[str, tuple[int, float]] = {}  # rank and value by name, in the latest attempt
         self._new: list[News] | None = None  # the news for the next call of new(), from its first call on
         self._ended: list[EndedAttempt] = []
+        self._steps: dict[int, int] = {}  # by attempt, the last step that was reported or committed
         self._told = False  # whether the warning about dropped reports was given
         self._lock = threading.Lock()
 
@@ -105,6 +106,7 @@ class Reports:
         if len(line) > LONGEST:
             return
         if (committed := reports.parse_committed(line)) is not None:
+            self._note_step(committed.attempt, committed.step)
             self._add_news(committed)
             return
         report = reports.parse(line)
@@ -113,6 +115,7 @@ class Reports:
         if report.attempt > self._attempt:
             self._attempt = report.attempt
             self._newest.clear()
+        self._note_step(report.attempt, report.step)
         kept = self._kept.setdefault((report.attempt, rank), _Kept())
         if kept.size + len(line) >= self._room and report.stage <= kept.stage:
             kept.made = max(kept.made, report.number + 1)
@@ -122,11 +125,22 @@ class Reports:
             self._note_newest(rank, report)
         self._add_news(_row(rank, report))
 
-    def end_attempt(self, ended: EndedAttempt) -> None:
-        """Take note of the end of an attempt."""
+    def begin_again(self) -> None:
+        """Take what arrives from now on for the reports of new nodes, after what has arrived so far."""
         with self._lock:
+            self._streams.clear()
+
+    def end_attempt(self, number: int, seconds: float, reason: str | None) -> None:
+        """Take note of the end of an attempt; see :class:`~distributor.run.ended.EndedAttempt`."""
+        with self._lock:
+            ended = EndedAttempt(number, seconds, reason, self._steps.get(number))
             self._ended.append(ended)
             self._add_news(ended)
+
+    def steps(self, number: int) -> list[int | None]:
+        """Return the last step of each attempt up to a number; ``None`` for an attempt without steps."""
+        with self._lock:
+            return [self._steps.get(each) for each in range(number + 1)]
 
     @property
     def ended(self) -> tuple[EndedAttempt, ...]:
@@ -138,6 +152,10 @@ class Reports:
         if self._new is not None:
             self._new.append(news)
             del self._new[: max(0, len(self._new) - _MOST_NEW)]
+
+    def _note_step(self, attempt: int, step: int | None) -> None:
+        if step is not None and attempt < self._attempts:
+            self._steps[attempt] = max(step, self._steps.get(attempt, step))
 
     def _note_newest(self, rank: int, report: Report) -> None:
         for name, value in report.values.items():

@@ -1,11 +1,13 @@
-"""Decides whether a run makes another attempt. Pure."""
+"""Decides whether a run makes another attempt, on the same nodes or in a new job. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from distributor import errors
 from distributor.outcomes.causes import Cause, RankFailed, Stalled
 from distributor.outcomes.failures import is_infrastructure, order_failures
+from distributor.outcomes.mishaps import is_final
 from distributor.outcomes.verdict import failures_of
 from distributor.values.options import Recovery
 from distributor.values.outcome import Failure
@@ -13,12 +15,18 @@ from distributor.values.outcome import Failure
 #: Kinds of failures that another attempt would have as well: ranks that train alone, and nodes that cannot start.
 _LASTING = ("GroupError", "ResourceError", "StartError")
 
+#: Errors of a job that could not start, which end a run only if they come first.
+_NOT_STARTED = (errors.StartError, errors.ResourceError)
+
+#: Number of attempts in a row without a later step after which a run ends.
+_PATIENCE = 3
+
 
 def again(cause: Cause | None, failures: Sequence[Failure], attempt: int, recovery: Recovery) -> bool:
-    """Return whether to start the ranks again after a failed attempt.
+    """Return whether to start the ranks again on the same nodes after a failed attempt.
 
-    They are not started again if the attempt was cancelled or started too late, nor if it lost a node, since too few
-    nodes are left.
+    They are not started again there if the attempt was cancelled or started too late, nor if it lost a node, since too
+    few nodes are left.
 
     Args:
         cause: why the driver stopped the attempt; ``None`` if it did not.
@@ -36,9 +44,54 @@ def again(cause: Cause | None, failures: Sequence[Failure], attempt: int, recove
         return True
     if not (cause is None or isinstance(cause, RankFailed)):
         return False
-    told = failures_of(cause, failures)
-    if any(failure.kind in _LASTING for failure in told):
+    return _may_pass(failures_of(cause, failures), recovery)
+
+
+def again_in_new_job(error: BaseException, attempt: int, recovery: Recovery) -> bool:
+    """Return whether to submit a new job after a job that has ended with an error.
+
+    Args:
+        error: the error with which the run would end.
+        attempt: number of the job's last attempt, from 0.
+        recovery: the user's options.
+
+    >>> lost = errors.NodeLostError("lost the node on host-b")
+    >>> again_in_new_job(lost, 0, Recovery(1)), again_in_new_job(errors.StartError("no torch"), 0, Recovery(1))
+    (True, False)
+    """
+    if attempt >= recovery.max_restarts or is_final(error):
+        return False
+    if isinstance(error, _NOT_STARTED):
+        return attempt > 0
+    if isinstance(error, errors.StallError | errors.CompanionError):
+        return True
+    if isinstance(error, errors.ResultError):
+        return recovery.restart_on == "any"
+    if not isinstance(error, errors.TrainingError):
+        return False
+    lost = isinstance(error, errors.NodeLostError) and not error.failures
+    return lost or _may_pass(error.failures, recovery)
+
+
+def _may_pass(failures: Sequence[Failure], recovery: Recovery) -> bool:
+    """Return whether another attempt may succeed after an attempt with these failures of ranks."""
+    if any(failure.kind in _LASTING for failure in failures):
         return False
     if recovery.restart_on == "any":
         return True
-    return bool(told) and is_infrastructure(order_failures(told)[0])
+    return bool(failures) and is_infrastructure(order_failures(failures)[0])
+
+
+def is_stuck(steps: Sequence[int | None]) -> bool:
+    """Return whether the last three attempts have not come further than the attempts before them.
+
+    Args:
+        steps: the last step of each attempt that has ended, in order; ``None`` if it reported and committed none. If
+            no attempt has a step, the result is ``False``.
+
+    >>> is_stuck([40, 40, None, 39]), is_stuck([40, 40, 41, 41]), is_stuck([None, None, None, None])
+    (True, False, False)
+    """
+    before, last = steps[:-_PATIENCE], steps[-_PATIENCE:]
+    reached = [step for step in before if step is not None]
+    return bool(reached) and all(step is None or step <= max(reached) for step in last)

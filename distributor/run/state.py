@@ -274,7 +274,7 @@ class AttemptState:
         job: the requested job.
         now: the current time, as in all calls of :meth:`on`.
         margins: the run's time limits and intervals that users cannot set.
-        nodes: the run's nodes, which may be kept from the previous attempt.
+        nodes: the job's nodes, if they have made an attempt before.
         number: the attempt's number, from 0.
     """
 
@@ -284,7 +284,7 @@ class AttemptState:
         self.number = number
         self.began = now
         self.nodes = Nodes() if nodes is None else nodes
-        self.phase: Phase = Starting(now) if number else Waiting(now)
+        self.phase: Phase = Waiting(now) if self.nodes.placement is None else Starting(now)
         #: Whether the user wants the run to end, even if it is already stopping for another reason.
         self.cancelled = False
         #: Whether the user wants the run to end at once, even if nodes are still bringing files.
@@ -309,7 +309,8 @@ class AttemptState:
     def begin(self) -> list[Action]:
         """Return the actions with which the attempt begins."""
         start = Arm(Deadline.START, self._job.deadlines.start_timeout)
-        return [start] if self.number else [start, Arm(Deadline.REACH, self._margins.look)]
+        new = self.nodes.placement is None
+        return [start, Arm(Deadline.REACH, self._margins.look)] if new else [start]
 
     @property
     def cause(self) -> Cause | None:

@@ -1,4 +1,4 @@
-"""Makes the attempts of a run on the nodes of one job, and decides how the run has ended."""
+"""Makes the attempts of a run, on the nodes of one job or of several, and decides how the run has ended."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from dataclasses import replace
 from distributor.channel.guard import Guard
 from distributor.channel.server import ChannelServer
 from distributor.display.display import Display
-from distributor.files.deposits import Deposits, keep
+from distributor.files.deposits import Deposits, held_now, keep
 from distributor.outcomes import advice, timings
-from distributor.outcomes.causes import Cancelled, Cause
+from distributor.outcomes.causes import Cancelled, Cause, NodeLost
 from distributor.outcomes.stacks import Stacks, summary
 from distributor.outcomes.verdict import Verdict, verdict
 from distributor.run import state
 from distributor.run.alarm import Alarm
 from distributor.run.attempt import Attempt
-from distributor.run.ended import EndedAttempt
+from distributor.run.ended import add_history
 from distributor.run.nodes import Nodes
 from distributor.run.reports import Reports
-from distributor.run.restart_policy import again
+from distributor.run.restart_policy import again, again_in_new_job, is_stuck
 from distributor.run.stack_dump import Dumps
-from distributor.run.state import AttemptState, Deadline, Event, Margins
+from distributor.run.state import AttemptState, Event, Margins
+from distributor.run.submission import Submission
 from distributor.schedulers.base import Scheduler
 from distributor.text import notices
 from distributor.values import messages
-from distributor.values.job import Job, Status, Step
+from distributor.values.job import Job, Status
 from distributor.values.messages import Dump, Message, Offset
 from distributor.values.outcome import REPORTS, Collected, Failure, Log
 
@@ -35,31 +36,42 @@ _log = notices.logger
 
 
 class Supervisor:
-    """Runs a job to its end. Fulfils :class:`~distributor.channel.server.Listener` and ``Line``.
+    """Runs a job to its end, and further jobs if it loses nodes. Fulfils ``channel.server.Listener`` and ``Line``.
 
     Args:
         job: the requested job.
         scheduler: runs the job.
         display: shows what ranks write and what happens.
         margins: the run's time limits and intervals that users cannot set.
-        nodes: the run's nodes, none of which is known yet.
     """
 
-    def __init__(self, job: Job, scheduler: Scheduler, display: Display, margins: Margins, nodes: Nodes) -> None:
-        self.server: ChannelServer | None = None
+    def __init__(self, job: Job, scheduler: Scheduler, display: Display, margins: Margins) -> None:
         #: Duration of each phase in seconds; empty until the job has ended.
         self.timings: dict[str, float] = {}
         #: What ranks have reported.
         self.reports = Reports(job.world_size, job.recovery.max_restarts + 1)
-        self._job = job
-        self._scheduler = scheduler
         self._display = display
         self._margins = margins
         self._alarm = Alarm()
         self._dumps = Dumps(job.world_size)
         self._where: Dump | None = None  # the request whose answers are shown when the user interrupts the run
         self._stalling: Dump | None = None  # the request whose answers say whether and where the run stalls
-        self.attempt = Attempt(AttemptState(job, time.monotonic(), margins, nodes), self, self._alarm, display)
+        #: The job that runs now.
+        self.submission = Submission(job, scheduler, self._alarm, margins)
+        self.attempt = self._make_attempt(Nodes(), 0)
+
+    def _make_attempt(self, nodes: Nodes, number: int) -> Attempt:
+        about = AttemptState(self._job, time.monotonic(), self._margins, nodes, number)
+        return Attempt(about, self.submission, self, self._alarm, self._display)
+
+    @property
+    def _job(self) -> Job:
+        return self.submission.job
+
+    @property
+    def server(self) -> ChannelServer | None:
+        """The channel to the nodes of the current job; ``None`` until it runs."""
+        return self.submission.server
 
     @property
     def state(self) -> AttemptState:
@@ -74,38 +86,85 @@ class Supervisor:
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:
         """Return a thread in which the job may run. The caller starts it."""
-        return self._scheduler.thread(target)
+        return self.submission.scheduler.thread(target)
 
     def run(self, submitted: float) -> Verdict:
-        """Run the job to its end, in a thread that the scheduler has made.
+        """Run the job to its end, and further jobs if they may succeed, in a thread that the scheduler has made.
 
         Args:
             submitted: when the run was submitted, in seconds since the epoch.
         """
-        error: BaseException | None = None
         try:
             self._alarm.start()
             with keep(self._job) as deposits:
-                return self._run(submitted, deposits)
-        except BaseException as raised:
-            error = raised
-        return self._judge(None, error)
+                result = self._run_jobs(submitted, deposits)
+        except BaseException as error:
+            result = self._judge(None, error)
+        if result.error is not None:
+            add_history(result.error, self.reports.ended, stuck=self._is_stuck)
+        return result
 
-    def _run(self, submitted: float, deposits: Deposits | None) -> Verdict:
-        timeout, tasks = self._job.deadlines.heartbeat_timeout, self._job.num_tasks
+    def _run_jobs(self, submitted: float, deposits: Deposits | None) -> Verdict:
         try:
-            with ChannelServer(self, timeout, tasks, self._guard(), deposits) as self.server:
+            while True:
+                result = self._run_job(submitted, deposits)
+                if not self._submits_again(result.error):
+                    return result
+        finally:
+            for warning in () if deposits is None else deposits.warnings:
+                _log.warning("run %s: %s", self._job.label, warning)
+
+    def _run_job(self, submitted: float, deposits: Deposits | None) -> Verdict:
+        """Run the current job to its end."""
+        timeout, tasks, submission = self._job.deadlines.heartbeat_timeout, self._job.num_tasks, self.submission
+        try:
+            with ChannelServer(self, timeout, tasks, self._guard(), deposits) as submission.server:
                 self.attempt.begin()
                 cancelled = isinstance(self.state.cause, Cancelled)
-                collected = Collected() if cancelled else self._scheduler.run(self._job, self.server)
+                collected = Collected() if cancelled else submission.run(submission.server)
                 result = self._judge(collected, None)
                 self._note(collected, submitted)
             if deposits is not None:
                 deposits.settle(collected.files)
             return result
-        finally:
-            for warning in () if deposits is None else deposits.warnings:
-                _log.warning("run %s: %s", self._job.label, warning)
+        except BaseException as error:
+            return self._judge(None, error)
+
+    def _submits_again(self, error: BaseException | None) -> bool:
+        """Make a new job the current one, with a first attempt, if the ended job's error may pass."""
+        ended = self.attempt
+        about, number = ended.state, ended.state.number + 1
+        recovery = self._job.recovery
+        follows = error is not None and again_in_new_job(error, about.number, recovery) and not self._is_stuck
+        if about.cancelled or not follows:
+            return False
+        why = about.reason if isinstance(about.cause, NodeLost) else str(error).partition("\n")[0]
+        try:
+            job = replace(self._job, attempt=number, output_dir=held_now(self._job.output_dir))
+            submission = Submission(job, self.submission.scheduler.again(job), self._alarm, self._margins)
+        except Exception as failed:  # Spark's context may just have been stopped
+            _log.debug("run %s: cannot submit another job: %s", self._job.label, failed)
+            return False
+        most, label = recovery.max_restarts, self._job.label
+        _log.warning("run %s: starting again in a new job (restart %d of at most %d): %s", label, number, most, why)
+        self._display.logs.release(())
+        self._display.logs.begin_again()
+        self._end_attempt(why)
+        self.reports.begin_again()
+        self.submission = submission
+        self._follow(ended, self._make_attempt(Nodes(about.nodes.placement), number))
+        self._cancel_too(about)
+        return True
+
+    def _follow(self, ended: Attempt, following: Attempt) -> None:
+        """Make an attempt the current one."""
+        self.attempt = following
+        ended.on(state.JobEnded(Status.FAILED))
+
+    def _cancel_too(self, ended: AttemptState) -> None:
+        """Cancel the current attempt if the previous one was cancelled just before it ended."""
+        if ended.cancelled:
+            self.on(state.Cancel("cancelled"))
 
     def _guard(self) -> Guard:
         return Guard(
@@ -125,9 +184,14 @@ class Supervisor:
         self._dumps.close()
         self._tell_where()
 
+    @property
+    def _is_stuck(self) -> bool:
+        """Whether the last attempts have not come further than those before them."""
+        return is_stuck(self.reports.steps(self.state.number))
+
     def _end_attempt(self, why: str | None) -> None:
         about, line = self.state, None if why is None else why.partition("\n")[0]
-        self.reports.end_attempt(EndedAttempt(about.number, time.monotonic() - about.began, line))
+        self.reports.end_attempt(about.number, time.monotonic() - about.began, line)
 
     def _judge(self, collected: Collected | None, error: BaseException | None) -> Verdict:
         cause: Cause | None = self.state.cause
@@ -138,12 +202,12 @@ class Supervisor:
             run_id=self._job.run_id,
             world_size=self._job.world_size,
             advise=self._advise,
-            local=self._scheduler.on_driver,
+            local=self.submission.scheduler.on_driver,
         )
 
     def _advise(self, failure: Failure) -> str:
         try:
-            return advice.advise(failure, self._job, local=self._scheduler.on_driver)
+            return advice.advise(failure, self._job, local=self.submission.scheduler.on_driver)
         except Exception as error:  # third-party import finders may raise anything
             _log.debug("no advice for run %s: %s", self._job.run_id, error)
             return ""
@@ -178,30 +242,10 @@ class Supervisor:
         if self.server is None or isinstance(self.state.phase, state.Ended) or not self.state.nodes.up:
             return None
         request = self._dumps.ask(timeout, all_threads=all_threads, then=then)
-        self.server.order(request)
+        self.submission.order(request)
         return request
 
     # The methods of distributor.run.attempt.Line.
-
-    def stop_ranks(self, reason: str, *, grace: bool) -> None:
-        if self.server is not None:
-            self.server.stop(reason, grace=grace)
-
-    def end_job(self) -> None:
-        if self._scheduler.cancel():
-            self._alarm.after(self._margins.again, self.end_job)
-
-    def ask_scheduler(self, deadline: Deadline) -> Event:
-        server = self.server
-        assert server is not None
-        reach, step = deadline is Deadline.REACH, None
-        if not (reach and server.reached):
-            try:
-                step = self._scheduler.waiting_for()
-            except Exception as error:  # Spark's context may be stopping
-                _log.debug("run %s: cannot tell what it waits for: %s", self._job.run_id, error)
-                step = Step("") if reach else None
-        return state.Asked(deadline, step, server.address, server.reached)
 
     def ask_stacks(self, then: Callable[[Event], object]) -> None:
         if self._stalling is not None:
@@ -223,7 +267,8 @@ class Supervisor:
         about = ended.state
         assert server is not None
         recovery = self._job.recovery
-        if port is None or about.cancelled or not again(about.cause, about.failures, about.number, recovery):
+        follows = again(about.cause, about.failures, about.number, recovery) and not self._is_stuck
+        if port is None or about.cancelled or not follows:
             server.end()
             return
         why = about.reason
@@ -233,13 +278,11 @@ class Supervisor:
         self._display.logs.release(())
         self._end_attempt(why)
         about.nodes.again()
-        following = AttemptState(self._job, time.monotonic(), self._margins, about.nodes, number)
-        self.attempt = Attempt(following, self, self._alarm, self._display)
-        ended.on(state.JobEnded(Status.FAILED))
-        self.attempt.begin()
+        following = self._make_attempt(about.nodes, number)
+        self._follow(ended, following)
+        following.begin()
         server.begin(number, port)
-        if about.cancelled:  # while the new attempt followed the old one
-            self.attempt.on(state.Cancel("cancelled"))
+        self._cancel_too(about)
 
     # The methods of distributor.channel.server.Listener, called in the channel's thread.
 

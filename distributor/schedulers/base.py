@@ -79,6 +79,9 @@ class Scheduler(Protocol):
             Otherwise ``False``.
         """
 
+    def again(self, job: Job) -> Scheduler:
+        """Return a scheduler for a further job of a run whose job has ended. The job counts as checked."""
+
     def waiting_for(self) -> Step | None:
         """Return what the run's nodes wait for before they can start; ``None`` if tasks run or it is not known.
 

@@ -160,6 +160,9 @@ class LocalScheduler:
     def thread(self, target: Callable[[], None]) -> threading.Thread:
         return threading.Thread(target=target, name="distributor-run")
 
+    def again(self, job: Job) -> LocalScheduler:
+        return LocalScheduler(self._nodes, self._gpus)
+
     def waiting_for(self) -> Step | None:
         return Step("starting a process on this machine")
 
@@ -196,7 +199,7 @@ class LocalScheduler:
         """Run one agent from its start to its report."""
         lead = next(fact for fact in facts if fact.executor == executor)
         root = package.package_root()
-        with host_node(job.run_id, lead.partition) as node:
+        with host_node(job.job_id, lead.partition) as node:
             channel, theirs = socket.socketpair()
             with theirs:
                 server.attach(channel)

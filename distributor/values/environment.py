@@ -14,9 +14,9 @@ from contextlib import suppress
 NODE_ID = "DISTRIBUTOR_NODE_ID"
 
 
-def node_id(run_id: str, leader: int) -> str:
+def node_id(job_id: str, leader: int) -> str:
     """Return the ID that marks a node's processes; ``leader`` is the partition of the task that runs the agent."""
-    return f"{run_id}.{leader}"
+    return f"{job_id}.{leader}"
 
 
 #: Variables that the run sets and ``env=`` cannot: wrong values would hang or corrupt the other ranks.

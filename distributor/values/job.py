@@ -132,6 +132,8 @@ class Job:
         output_dir: the folder or URL to which new files of ranks are copied; ``None`` if they are not copied.
         checkpoints: where ranks keep checkpoints; ``None`` if the user has not said it.
         collect: which return values are sent back: ``"rank0"`` for rank 0's only, ``"all"`` for those of all ranks.
+        attempt: number of the first attempt that the job's nodes make. It is above 0 if an earlier job of the run has
+            failed.
     """
 
     run_id: str
@@ -155,6 +157,12 @@ class Job:
     output_dir: OutputDir | None = None
     checkpoints: Checkpoints | None = None
     collect: Literal["rank0", "all"] = "rank0"
+    attempt: int = 0
+
+    @property
+    def job_id(self) -> str:
+        """Identifier of this job among all jobs of all runs. A run's first job has the identifier of the run."""
+        return f"{self.run_id}-{self.attempt}" if self.attempt else self.run_id
 
     @property
     def world_size(self) -> int:

@@ -37,7 +37,7 @@ class LaunchPath(Protocol):
 
     @property
     def restarts(self) -> bool:
-        """Whether the run's processes can be started again after a failure."""
+        """Whether the run's processes can be started again on the same nodes. Otherwise, a new job starts them."""
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         """Return the environment variables that must be set before torch is imported."""

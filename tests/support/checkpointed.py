@@ -8,6 +8,7 @@ import shutil
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 
@@ -51,13 +52,23 @@ def take_nothing() -> None:
     Catalog.commit = commit  # type: ignore[method-assign]
 
 
+def committed(folder: Path) -> list[int]:
+    """The steps that a new process would find."""
+    from distributor import Checkpoints
+    from distributor.checkpoint.catalog import Catalog
+    from distributor.checkpoint.places import Folder
+
+    found = Catalog(Folder(folder), Checkpoints(str(folder)))
+    return [each.step for each in found.committed() if found.is_whole(each)]
+
+
 def train_digits(
-    steps: int, kill: str | None = None, split: bool = False, down: bool = False
+    steps: int, kill: str | None = None, split: bool = False, down: bool = False, pause: float = 0.0
 ) -> tuple[int | None, str, Any]:
     """Trains, with a checkpoint after each step. Where it began, the weights at the end, and a value of its own.
 
     With the path of a file, rank 1 kills itself after half of the steps, once: where the file is not yet. ``down``:
-    nothing can be committed.
+    nothing can be committed. ``pause``: how long each step waits, in seconds.
     """
     import torch
     import torch.distributed as dist
@@ -92,6 +103,7 @@ def train_digits(
         state["seen"] += len(chosen)
         runtime.report(step=step, loss=loss)
         runtime.save_checkpoint(state, step)
+        time.sleep(pause)
         if kill is not None and step == steps // 2 and runtime.rank() == 1 and not os.path.exists(kill):
             open(kill, "w").close()
             os.kill(os.getpid(), signal.SIGKILL)

@@ -103,7 +103,7 @@ class ClassicSession:
             StartError: Spark kept placing too many ranks on an executor until the run's start timeout.
             RunCancelledError: the run was cancelled.
         """
-        self._server, self._tag = server, f"distributor-{job.run_id}"
+        self._server, self._tag = server, f"distributor-{job.job_id}"
         deadline = time.monotonic() + job.deadlines.start_timeout
         lost = refused = 0
         while True:
@@ -197,7 +197,7 @@ class ClassicSession:
         # SparkContext.accumulator assigns numbers without a lock, and two runs with the same number would mix.
         accumulator: Any = accumulators.Accumulator(cast(Any, self._tag), (), cast(Any, failed))
         failed_rows = accumulator if job.num_tasks > 1 else None
-        for tag in (self._tag, *_session_tags(self._session)):  # tags belong to this thread, which ends with the run
+        for tag in (self._tag, *_session_tags(self._session)):  # tags belong to this thread
             context.addJobTag(tag)
         context.setJobDescription(
             f"distributor {job.label}: {job.title} on {count(job.resources.num_processes, 'rank')}"
@@ -216,6 +216,8 @@ class ClassicSession:
             raise
         finally:
             accumulators._accumulatorRegistry.pop(accumulator.aid, None)
+            with suppress(Exception):  # the context may be stopped
+                context.removeJobTag(self._tag)
 
     def _fail_job(self, server: ChannelServer, rows: Sequence[bytes]) -> None:
         """Cancel the job, so that Spark shows that it has failed, and why."""

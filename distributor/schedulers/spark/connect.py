@@ -77,7 +77,7 @@ class ConnectSession:
         return Delivery(rest, names, package, exchange=False, chunk=_CHUNK)
 
     def collect(self, job: Job, task: Task, server: ChannelServer) -> Collected:
-        self._server, self._tag = server, f"distributor-{job.run_id}"
+        self._server, self._tag = server, f"distributor-{job.job_id}"
         return sort(self._submit(job, task), server.intake.get)
 
     def waiting_for(self, job: Job) -> Step | None:

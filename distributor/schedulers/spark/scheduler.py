@@ -99,6 +99,11 @@ class SparkScheduler:
     def thread(self, target: Callable[[], None]) -> threading.Thread:
         return self._barrier.thread(target)
 
+    def again(self, job: Job) -> SparkScheduler:
+        made = SparkScheduler(self._session)
+        made._job = job
+        return made
+
     def waiting_for(self) -> Step | None:
         return None if self._job is None else self._barrier.waiting_for(self._job)
 
@@ -169,7 +174,7 @@ def _shipment(
 ) -> Shipment:
     """Return the input of the job's tasks."""
     return {
-        "run_id": job.run_id,
+        "job_id": job.job_id,
         "job": pickle.dumps(delivery.job),
         "parts": dict(delivery.parts),
         "package": delivery.package,

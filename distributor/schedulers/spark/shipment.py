@@ -12,7 +12,7 @@ class Shipment(TypedDict):
     """The input of every task: plain values, since this package is not importable in the worker.
 
     Attributes:
-        run_id: identifier of the run.
+        job_id: identifier of the job.
         job: the pickled job, without the parts that travel separately.
         parts: names of the files that hold the parts that travel separately, by part. Spark delivers these files.
         package: the zip of this package, or the name of the file that holds it.
@@ -31,7 +31,7 @@ class Shipment(TypedDict):
         key: authenticates the rows that one task sends to another; ``None`` if rows must not travel between executors.
     """
 
-    run_id: str
+    job_id: str
     job: bytes
     parts: dict[str, str]
     package: bytes | str

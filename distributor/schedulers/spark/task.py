@@ -64,7 +64,7 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
     context = BarrierTaskContext.get()
     executors = [task.address for task in context.getTaskInfos()]
     executor = executors[context.partitionId()]
-    held = f"distributor-{shipment['run_id']}-{context.taskAttemptId()}"
+    held = f"distributor-{shipment['job_id']}-{context.taskAttemptId()}"
     hold = _hold(held)
     address = _address(executor, shipment["driver_host"])
     listener, *reserved = network.listen(address), *(network.reserve(address) for _ in range(shipment["ports"]))
@@ -169,7 +169,7 @@ def _lead(
     secret = proof.make(shipment["seal"], str(mine["executor"]))
     if (why := folders.unusable()) is not None:
         return _give_up(shipment, mine, secret, why)
-    with host_node(shipment["run_id"], mine["partition"]) as node:
+    with host_node(shipment["job_id"], mine["partition"]) as node:
         root = _unpack(shipment, node.folder)
         agent = node.start(
             root,

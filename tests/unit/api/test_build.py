@@ -61,15 +61,6 @@ def test_what_is_no_rank_is_not_watched_for_stalls() -> None:
         built(RayNodes("s"), stall_timeout=5)
 
 
-def test_what_cannot_be_started_again_is_not() -> None:
-    with pytest.raises(
-        ConfigurationError,
-        match=r"max_restarts=2 is for launch='torchrun', .*: the processes of launch='ray' cannot be started again",
-    ):
-        built(RayNodes("s"), max_restarts=2)
-    assert built(DeepspeedRanks(), max_restarts=2).recovery.max_restarts == 2
-
-
 def test_every_run_has_an_identifier_of_its_own() -> None:
     assert built().run_id != built().run_id
 

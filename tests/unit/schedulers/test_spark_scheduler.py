@@ -309,7 +309,7 @@ def test_the_kind_of_session_decides(monkeypatch: pytest.MonkeyPatch, module: st
 def test_a_shipment_has_what_the_job_and_the_kind_of_session_say() -> None:
     job = changed(JOB, grace_period=3.0, use_gpu=True)
     shipment = scheduler._shipment(job, Delivery(JOB, {"function": "f"}, "zip", False, 7), None, "host", b"s", b"key")
-    assert (shipment["run_id"], shipment["parts"], shipment["package"]) == ("r1", {"function": "f"}, "zip")
+    assert (shipment["job_id"], shipment["parts"], shipment["package"]) == ("r1", {"function": "f"}, "zip")
     assert (shipment["exchange"], shipment["chunk"], shipment["gpu"]) == (False, 7, "gpu")
     assert shipment["patience"] > job.deadlines.grace_period
     assert (shipment["seal"], shipment["key"]) == (b"s", b"key")
