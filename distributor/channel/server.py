@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
@@ -34,6 +35,9 @@ _FACTS_TIMEOUT = 10.0
 #: Seconds that a connection may take to send its first message, and to close after the driver has closed its end.
 _FIRST_TIMEOUT = 10.0
 _LINGER = 10.0
+
+#: Maximum number of seconds until the driver notices that a process at the other end of a socket pair has ended.
+_NOTICE = 2.0
 
 #: Number of frames of one connection that are read before other connections get their turn.
 _TURN = 64
@@ -200,6 +204,12 @@ class ChannelServer:
         """Pass a message to the listener for a node that is not connected yet."""
         with suppress(RuntimeError):  # the run has just ended, and the loop with it
             self._loop.call_soon_threadsafe(self._listener.on_message, node, message)
+
+    def await_loss(self, node: str) -> None:
+        """Wait until the listener has heard that a node is gone, whose process has ended."""
+        end = time.monotonic() + _NOTICE
+        while node in self._peers and time.monotonic() < end:
+            time.sleep(0.01)
 
     def accept_if(self, accept: Callable[[list[dict[str, Any]]], bool]) -> None:
         """Set the function that checks the facts of all tasks.

@@ -229,7 +229,9 @@ class LocalScheduler:
                 note=agent.note,
                 secret=secrets.token_hex(16),
             )
-            return _part(node.converse(order))
+            if (result := node.converse(order)) is None:
+                server.await_loss(executor)  # the error says what is known about the node
+            return _part(result)
 
 
 def _part(result: NodeResult | None) -> _Part:
