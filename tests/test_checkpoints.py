@@ -575,7 +575,7 @@ def train_at_a_store() -> list[Any]:
     import torch
 
     from distributor import runtime
-    from distributor.checkpoint import places
+    from distributor.machine import places
 
     places.PAUSES = (0.0,) * 5
     stores.BEFORE.append(stores.fail_every(3))

@@ -6,12 +6,14 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 from distributor.api.build import build_job, check_packages, make_log_folder, pack_output_dir, pack_working_dir
 from distributor.api.choose import active_session, check_gpus, choose_scheduler, choose_session
 from distributor.api.forewarn import deepspeed_on_cpus, fsdp_on_cpus
+from distributor.api.identity import identify
 from distributor.api.interrupt import MARGIN, plain_interrupts
 from distributor.api.options import Options
 from distributor.api.target import find_target, named_module
@@ -122,6 +124,10 @@ class Distributor:
         restart_on: ``"infrastructure"`` (default): ranks are started again if a rank was killed by a signal, a node was
             lost, a collective or the store failed, or after a stall. ``"any"``: also if the user's code raised an
             exception, or a rank exited with another code than 0.
+        resume: for a run with ``name=`` and ``checkpoints=``, whether it goes on with the training of that name.
+            ``"auto"`` (default): if there is one that has not finished. ``"must"``: an error if there is none.
+            ``"never"``: it starts over, in a folder of its own. Another function or script under the same name is an
+            error, changed code or arguments a warning. Only one run at a time holds a name.
         callbacks: objects with any of the methods ``on_start(run)``, ``on_metrics(run, rows)``,
             ``on_checkpoint(run, checkpoint)``, ``on_attempt_end(run, attempt)`` and ``on_end(run)``. The methods are
             called on the driver, in a thread of their own. ``rows`` is what ranks have reported since the last call;
@@ -179,6 +185,7 @@ class Distributor:
         require_group: bool | None = None,
         max_restarts: int = 0,
         restart_on: Literal["infrastructure", "any"] = "infrastructure",
+        resume: Literal["auto", "must", "never"] | None = None,
         callbacks: Sequence[object] = (),
     ) -> None:
         self._options = options = Options.of(**{name: value for name, value in locals().items() if name != "self"})
@@ -365,7 +372,11 @@ class Distributor:
             pack_working_dir(asked, local=local, view=view),
             pack_output_dir(asked, local=local, view=view),
         )
-        return build_job(self._options, self._launch, target, folders, scheduler, os.environ, collect)
+        job = build_job(self._options, self._launch, target, folders, scheduler, os.environ, collect)
+        if job.name is None or job.checkpoints is None:
+            return job
+        identity = identify(job.name, job.recovery.resume or "auto", target, train_object, args, kwargs)
+        return replace(job, identity=identity)
 
 
 class TorchDistributor(Distributor):

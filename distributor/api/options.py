@@ -117,12 +117,23 @@ class Options:
                 "local_ranks='host' is for ranks on CPUs: with GPUs, LOCAL_RANK names a device of the rank's executor. "
                 "Pass use_gpu=False, or start one executor per host"
             )
+        self._check_resume()
         count = self.resources.num_processes
         for rank in self.output.log_ranks or ():
             if not 0 <= rank < count:
                 raise ConfigurationError(
                     f"logs names rank {rank!r}, but with num_processes={count} ranks go from 0 to {count - 1}"
                 )
+
+    def _check_resume(self) -> None:
+        resume = self.recovery.resume
+        given = {"name": self.request.name, "checkpoints": self.project.checkpoints}
+        missing = [f"{option}=" for option, value in given.items() if value is None]
+        if resume is not None and missing:
+            raise ConfigurationError(
+                f"resume={resume!r} needs name= and checkpoints=, but {' and '.join(missing)} "
+                f"{'is' if len(missing) == 1 else 'are'} not given"
+            )
 
     @classmethod
     def of(cls, **arguments: Any) -> Options:

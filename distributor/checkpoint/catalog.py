@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from distributor.checkpoint import records
-from distributor.checkpoint.places import Place
 from distributor.checkpoint.records import INDEX, MANIFEST, Index, Manifest, Shard
+from distributor.machine.places import Place
 from distributor.values.checkpoints import Checkpoints
 
 #: Number of seconds without a change after which a folder without a manifest was left by a run that has ended.

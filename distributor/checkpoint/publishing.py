@@ -139,6 +139,7 @@ def _commit(session: Session, save: Save, parts: Sequence[Part], complete: Compl
         shards = [shard for part in parts for shard in part.shards]
         if complete is not None:
             shards += complete(parts)
+        session.check_fence()
         draft = Draft(save.folder, save.step, len(parts), session.origin, tuple(shards), save.metrics)
         session.catalog.commit(draft)
     except Exception as error:  # whatever it is, the other ranks wait for the outcome

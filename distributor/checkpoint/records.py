@@ -9,25 +9,19 @@ needs no atomic rename, no listing and no atomic overwriting.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from distributor.values.checkpoints import Checkpoints
+from distributor.values.sealed import seal, unseal
 
 #: The name of a checkpoint's manifest in its folder, and the names of the two files of the index.
 MANIFEST = "manifest.json"
 INDEX = ("index-0.json", "index-1.json")
 
-#: The version of these formats.
-_FORMAT = 1
-
 _FOLDER = re.compile(r"step-\d+-(?P<origin>(?P<run>[0-9a-f]+)-(?P<attempt>\d+))-(?P<count>\d+)")
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -84,8 +78,7 @@ def pack(record: Manifest | Index) -> bytes:
     >>> pack(Index(1, ("a",))).splitlines()[0]
     b'{"format": 1, "sequence": 1, "folders": ["a"]}'
     """
-    line = json.dumps({"format": _FORMAT, **asdict(record)}).encode()
-    return line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n"
+    return seal(record)
 
 
 def read_manifest(data: bytes) -> Manifest | None:
@@ -94,7 +87,7 @@ def read_manifest(data: bytes) -> Manifest | None:
     def build(told: dict[str, Any]) -> Manifest:
         return Manifest(**{**told, "shards": tuple(Shard(**shard) for shard in told["shards"])})
 
-    found = _read(data, build)
+    found = unseal(data, build)
     if found is not None and any(".." in shard.name.split("/") or shard.name[:1] == "/" for shard in found.shards):
         return None  # a file outside the checkpoint
     return found
@@ -102,18 +95,7 @@ def read_manifest(data: bytes) -> Manifest | None:
 
 def read_index(data: bytes) -> Index | None:
     """Return the index in a file; ``None`` if the file was written only in part, or is not an index."""
-    return _read(data, lambda told: Index(told["sequence"], tuple(told["folders"])))
-
-
-def _read(data: bytes, build: Callable[[dict[str, Any]], T]) -> T | None:
-    line, _, rest = data.partition(b"\n")
-    if rest.strip() != hashlib.sha256(line).hexdigest().encode():
-        return None
-    try:
-        told = json.loads(line)
-        return build(told) if told.pop("format") == _FORMAT else None
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None
+    return unseal(data, lambda told: Index(told["sequence"], tuple(told["folders"])))
 
 
 def folder_name(step: int, origin: str, count: int) -> str:

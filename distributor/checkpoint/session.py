@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 
 from distributor.checkpoint.catalog import Catalog
 from distributor.checkpoint.exchange import Exchange, connect, connect_group
-from distributor.checkpoint.places import Place, open_place
 from distributor.checkpoint.records import folder_name
 from distributor.errors import ConfigurationError
+from distributor.machine.places import Place, open_place
 from distributor.text import notices
+from distributor.values import claims
 from distributor.values.checkpoints import PLACE, Settings, from_environ
+from distributor.values.claims import fence_of
 from distributor.values.environment import NODE_ID
 
 if TYPE_CHECKING:
@@ -92,6 +94,25 @@ class Session:
             self._staging = Path(tempfile.mkdtemp(prefix="checkpoints-", dir=self.settings.staging))
             atexit.register(_remove, str(self._staging), os.getpid())
         return self._staging
+
+    def check_fence(self) -> None:
+        """Check that the run still holds its name.
+
+        Raises:
+            OSError: another run holds it now, or the driver keeps the claim in another place.
+        """
+        fence = fence_of(os.environ)
+        if fence is None:
+            return
+        place = open_place(fence.place)
+        found = claims.read((place.read(claims.FILES[0]), place.read(claims.FILES[1])))
+        if found is None:
+            raise OSError(
+                f"{fence.place!r} does not hold the claim that the driver has written there: the driver must see the "
+                "same folder as the ranks. Pass a URL, or leave name= out"
+            )
+        if found.run != fence.run:
+            raise OSError(f"{found.holder or f'run {found.run}'} holds the name of this run now")
 
     def save_later(self, save: Callable[[], None]) -> None:
         """Call a function in a thread, after an earlier one has ended. The process does not end before the thread."""

@@ -49,6 +49,7 @@ def _write(session: Session, name: str) -> str:
     """Write a file on node 0. Return what is wrong, if anything is."""
     where = session.settings.checkpoints.dir
     try:
+        session.check_fence()
         session.place.write(name, b"")
         if session.place.size(name) is None:
             return f"checkpoints {where!r} cannot be used: a file that was written there cannot be found"

@@ -12,7 +12,9 @@ from distributor.values.outcome import Failure
 
 @dataclass(frozen=True)
 class Cancelled:
-    """The user cancelled the run."""
+    """The run was cancelled. ``why`` says so in words if it was not the user; otherwise it is ``""``."""
+
+    why: str = ""
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,8 @@ def verdict(
     """
     # Ranks that are stopped may exit with 0 within the grace period, so what the driver did counts first.
     if isinstance(cause, Cancelled):
-        return Verdict(error=errors.RunCancelledError(f"run {run_id} was cancelled"))
+        why = f": {cause.why}" if cause.why else ""
+        return Verdict(error=errors.RunCancelledError(f"run {run_id} was cancelled{why}"))
     if isinstance(cause, Stalled):
         return Verdict(error=errors.StallError(cause.message, stacks=cause.stacks))
     if isinstance(cause, StartTimeout | Unfit):

@@ -141,9 +141,10 @@ class Lost:
 
 @dataclass(frozen=True)
 class Cancel:
-    """The user wants the run to end; ``why`` is text for users."""
+    """The run is to end; ``why`` is text for users. ``told`` is text for the error, if it is not the user's wish."""
 
     why: str
+    told: str = ""
 
 
 @dataclass(frozen=True)
@@ -339,7 +340,7 @@ class AttemptState:
             case Lost():
                 return self._on_lost(event, now)
             case Cancel():
-                return self._on_cancel(event.why, now)
+                return self._on_cancel(event.why, now, event.told)
             case Kill():
                 return self._on_kill(now)
             case Due():
@@ -446,9 +447,9 @@ class AttemptState:
         """Ask for a decision on how the run continues, once no node has ranks left."""
         return [Rest(self.nodes.next_port)] if self.nodes.all_rest else []
 
-    def _on_cancel(self, why: str, now: float) -> list[Action]:
+    def _on_cancel(self, why: str, now: float, told: str = "") -> list[Action]:
         self.cancelled = True
-        return self._stop(Cancelled(), why, now) if isinstance(self.phase, _ALIVE) else []
+        return self._stop(Cancelled(told), why, now) if isinstance(self.phase, _ALIVE) else []
 
     def _on_kill(self, now: float) -> list[Action]:
         self.killed = True

@@ -11,6 +11,7 @@ from distributor.channel.guard import Guard
 from distributor.channel.server import ChannelServer
 from distributor.display.display import Display
 from distributor.files.deposits import Deposits, held_now, keep
+from distributor.files.tenure import hold
 from distributor.outcomes import advice, timings
 from distributor.outcomes.causes import Cancelled, Cause, NodeLost
 from distributor.outcomes.stacks import Stacks, summary
@@ -96,13 +97,20 @@ class Supervisor:
         """
         try:
             self._alarm.start()
-            with keep(self._job) as deposits:
-                result = self._run_jobs(submitted, deposits)
+            with hold(self._job, lambda: not self.state.cancelled, self._displace) as tenure:
+                self.submission.job = tenure.job
+                with keep(self._job) as deposits:
+                    result = self._run_jobs(submitted, deposits)
+                tenure.settle(finished=result.error is None)
         except BaseException as error:
             result = self._judge(None, error)
         if result.error is not None:
             add_history(result.error, self.reports.ended, stuck=self._is_stuck)
         return result
+
+    def _displace(self, by: str) -> None:
+        """End the run: another run has taken its name."""
+        self.on(state.Cancel(by, by))
 
     def _run_jobs(self, submitted: float, deposits: Deposits | None) -> Verdict:
         try:

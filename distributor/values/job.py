@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 from distributor.values.checkpoints import Checkpoints
+from distributor.values.claims import Fence, Identity
 from distributor.values.options import Deadlines, Network, Output, Recovery, Resources, Startup, Training
 
 if TYPE_CHECKING:
@@ -131,6 +132,8 @@ class Job:
         working_dir: project folder that becomes the ranks' current directory.
         output_dir: the folder or URL to which new files of ranks are copied; ``None`` if they are not copied.
         checkpoints: where ranks keep checkpoints; ``None`` if the user has not said it.
+        identity: what a run with a name and checkpoints trains; ``None`` for other runs.
+        fence: the claim on which commits of ranks depend; ``None`` until the run holds its name.
         collect: which return values are sent back: ``"rank0"`` for rank 0's only, ``"all"`` for those of all ranks.
         attempt: number of the first attempt that the job's nodes make. It is above 0 if an earlier job of the run has
             failed.
@@ -156,6 +159,8 @@ class Job:
     working_dir: WorkingDir | None = None
     output_dir: OutputDir | None = None
     checkpoints: Checkpoints | None = None
+    identity: Identity | None = None
+    fence: Fence | None = None
     collect: Literal["rank0", "all"] = "rank0"
     attempt: int = 0
 

@@ -316,6 +316,8 @@ class Recovery(Group):
         max_restarts: maximum number of times.
         restart_on: whether after failures of processes, machines and networks only (``"infrastructure"``), or after
             failures of the user's code too (``"any"``).
+        resume: whether a run goes on with the training of its name; ``None`` for ``"auto"`` if it has a name and
+            checkpoints.
     """
 
     max_restarts: int = option(
@@ -329,6 +331,12 @@ class Recovery(Group):
         one_of("infrastructure", "any"),
         "Whether to start ranks again after failures of their code too.",
         Flag(panel=RANKS, kind=("infrastructure", "any")),
+    )
+    resume: Literal["auto", "must", "never"] | None = option(
+        None,
+        optional(one_of("auto", "must", "never")),
+        "Whether to go on with the training of this --name; auto does so unless it is new.",
+        Flag(panel=RANKS, kind=("auto", "must", "never")),
     )
 
 

@@ -143,6 +143,7 @@ GIVEN: dict[str, Any] = {
     "require_group": True,
     "max_restarts": 3,
     "restart_on": "any",
+    "resume": "never",
     "checkpoints": "saved",
     "callbacks": (NAMED_CALLBACK,),
 }
@@ -161,6 +162,19 @@ def test_the_constructor_hands_every_argument_to_its_group() -> None:
 def test_an_argument_that_no_group_declares() -> None:
     with pytest.raises(TypeError, match="no group of options declares colour, size"):
         Options.of(size=1, colour=2)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, "resume='must' needs name= and checkpoints=, but name= and checkpoints= are not given"),
+        ({"name": "gpt"}, "resume='must' needs name= and checkpoints=, but checkpoints= is not given"),
+        ({"checkpoints": "saved"}, "resume='must' needs name= and checkpoints=, but name= is not given"),
+    ],
+)
+def test_what_resume_needs(given: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        Options.of(resume="must", **given)
 
 
 def test_what_options_of_two_groups_rule_out() -> None:

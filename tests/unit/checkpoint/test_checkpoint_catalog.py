@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import stores
 
-from distributor.checkpoint import catalog, places
+from distributor.checkpoint import catalog
 from distributor.checkpoint.catalog import Catalog, Draft
-from distributor.checkpoint.places import Folder, Place, open_place
 from distributor.checkpoint.records import MANIFEST, Shard, folder_name
+from distributor.machine import places
+from distributor.machine.places import Folder, Place, open_place
 from distributor.values.checkpoints import Checkpoints
 
 KEEP = Checkpoints("x", keep=2)

@@ -75,7 +75,7 @@ def test_options_are_the_arguments_of_the_api(fake: type[Fake]) -> None:
         "--max-processes-per-node 2 --start-timeout 5 --stall-timeout 6 --grace-period 7 --heartbeat-timeout 8 "
         "--output-dir out --output-limit 8g --checkpoints saved "
         "--start-method spawn --local-ranks host --require-group --max-restarts 3 "
-        "--restart-on any --name digits train.py --lr 0.1 --local"
+        "--restart-on any --resume auto --name digits train.py --lr 0.1 --local"
     )
     assert command.call(given.split()) == 0
     args, options = fake.asked
@@ -110,6 +110,7 @@ def test_options_are_the_arguments_of_the_api(fake: type[Fake]) -> None:
         "require_group": True,
         "max_restarts": 3,
         "restart_on": "any",
+        "resume": "auto",
         "keep_warm": 0.0,
     }
 

@@ -37,7 +37,7 @@ def test_panels_list_what_belongs_together() -> None:
         [
             *("--use-gpu", "--gpus-per-process", "--cpus-per-process", "--memory-per-process", "--env"),
             *("--forward-env", "--start-method", "--local-ranks", "--require-group"),
-            *("--max-restarts", "--restart-on"),
+            *("--max-restarts", "--restart-on", "--resume"),
         ],
         [
             *("--output-dir", "--output-limit", "--checkpoints"),

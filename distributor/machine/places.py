@@ -1,4 +1,4 @@
-"""The places that hold checkpoints: a folder that all nodes see, or a URL. All methods block."""
+"""Places that all nodes see, such as those of checkpoints: a folder, or a URL. All methods block."""
 
 from __future__ import annotations
 
@@ -53,13 +53,17 @@ class Place(Protocol):
         """Remove a folder and all files in it."""
 
 
-def open_place(where: str) -> Place:
+def open_place(where: str, writer: str = "") -> Place:
     """Return the place at a path or URL.
+
+    Args:
+        where: the path or URL.
+        writer: identifies this process, if others write files of the same names at the same time.
 
     Raises:
         OSError: the package for the URL's protocol is missing.
     """
-    return Url(Remote(where)) if is_url(where) else Folder(Path(where))
+    return Url(Remote(where)) if is_url(where) else Folder(Path(where), writer)
 
 
 class Folder:
@@ -67,10 +71,12 @@ class Folder:
 
     Args:
         path: the folder, which is created when something is written to it.
+        writer: as for :func:`open_place`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, writer: str = "") -> None:
         self._path = path
+        self._end = f".{writer}.part" if writer else ".part"
 
     @property
     def root(self) -> Path | None:
@@ -79,7 +85,7 @@ class Folder:
     def write(self, name: str, data: bytes) -> None:
         target = self._path / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(f".{target.name}.part")
+        part = target.with_name(f".{target.name}{self._end}")
         with open(part, "wb") as file:
             file.write(data)
             file.flush()

@@ -1,0 +1,83 @@
+"""Describes what a run trains, so that a later run of the same name can be compared with it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from distributor.values.claims import Identity, Resume
+from distributor.values.job import Function, Module, Script, Target
+
+#: Memory addresses in the ``repr`` of objects, which differ from process to process.
+_ADDRESS = re.compile(r"\b0x[0-9a-f]+")
+
+#: Maximum number of characters of an argument in a warning.
+_LONGEST = 60
+
+
+def identify(
+    name: str, resume: Resume, target: Target, train_object: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Identity:
+    """Return the identity of a run.
+
+    Args:
+        name: the run's name.
+        resume: whether it goes on with the training of that name.
+        target: what ranks run.
+        train_object: what the user has passed.
+        args, kwargs: its arguments.
+
+    Example:
+        >>> identify("digits", "auto", Module("pkg.train", ("--lr", "0.1")), None, (), {}).shown
+        {'argument 1': "'--lr'", 'argument 2': "'0.1'"}
+    """
+    match target:
+        case Function(name=called):
+            code, given = _source_of(train_object), _named(train_object, args, kwargs)
+        case Script(path=path, source=source, argv=argv):
+            called, code, given = os.path.basename(path), source, _numbered(argv)
+        case Module(name=called, argv=argv):
+            code, given = b"", _numbered(argv)
+    shown = {key: _ADDRESS.sub("0x...", _repr(value)) for key, value in given.items()}
+    digests = {key: _digest(text.encode()) for key, text in shown.items()}
+    short = {key: text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..." for key, text in shown.items()}
+    return Identity(name, resume, called, _digest(code), digests, short)
+
+
+def _source_of(function: Callable[..., Any]) -> bytes:
+    """Return a function's source code; without it, its byte code; without that, nothing."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    try:
+        return inspect.getsource(inspect.unwrap(function)).encode()
+    except (OSError, TypeError):
+        code = getattr(function, "__code__", None)
+        return b"" if code is None else bytes(code.co_code)
+
+
+def _named(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments by the names of their parameters, where the function has a signature."""
+    try:
+        return dict(inspect.signature(function).bind(*args, **kwargs).arguments)
+    except (TypeError, ValueError):
+        return {**_numbered(args), **kwargs}
+
+
+def _numbered(args: Sequence[Any]) -> dict[str, Any]:
+    return {f"argument {number}": value for number, value in enumerate(args, start=1)}
+
+
+def _repr(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception:  # the object's own code
+        return f"<{type(value).__name__}>"
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]

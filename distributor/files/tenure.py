@@ -1,0 +1,234 @@
+"""Takes a run's name on the driver, renews the claim while the run lasts, and notices if another run has taken it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+
+from distributor.errors import RunCancelledError, StartError
+from distributor.machine import processes
+from distributor.machine.places import Place, open_place
+from distributor.text import notices
+from distributor.values import claims
+from distributor.values.claims import FILES, Claim, Fence, Holder, Identity
+from distributor.values.job import Job
+from distributor.values.sealed import seal
+
+_log = notices.logger
+
+
+@dataclass(frozen=True)
+class Times:
+    """Numbers of seconds.
+
+    Attributes:
+        renew: between two renewals of a claim.
+        expire: without a renewal after which the holder of a claim has ended.
+        settle: from writing a new claim until it is read again, in case another run has written one at the same moment.
+        look: between two looks at a claim that another run holds.
+    """
+
+    renew: float = 2.0
+    expire: float = 8.0
+    settle: float = 0.2
+    look: float = 0.25
+
+
+class Tenure:
+    """A name that is held by a run, from :func:`hold` on.
+
+    Args:
+        job: the run's job, with the folder of its training as the place for checkpoints.
+        keeper: reads and writes the claim; ``None`` for a run without a claim.
+    """
+
+    def __init__(self, job: Job, keeper: Keeper | None = None) -> None:
+        self.job = job
+        self._keeper = keeper
+
+    def settle(self, *, finished: bool) -> None:
+        """Give the name back at the end of the run. Do nothing for a run without a claim.
+
+        Args:
+            finished: whether the training has ended with success.
+
+        Raises:
+            RunCancelledError: another run holds the name now, so the run's checkpoints may not count.
+        """
+        if self._keeper is not None:
+            self._keeper.release(finished=finished)
+
+
+class Keeper:
+    """Keeps one claim: reads, writes and renews it.
+
+    Args:
+        place: holds the claim.
+        job: the run's job.
+        times: when to do what.
+    """
+
+    def __init__(self, place: Place, job: Job, times: Times) -> None:
+        self._place = place
+        self._job = job
+        self._times = times
+        self._claim: Claim | None = None
+        self._ended = threading.Event()
+        self._writing = threading.Lock()
+
+    def read(self) -> Claim | None:
+        """Return the claim as it is now; ``None`` if there is none."""
+        return claims.read((self._place.read(FILES[0]), self._place.read(FILES[1])))
+
+    def _write(self, claim: Claim) -> None:
+        self._place.write(FILES[claim.sequence % 2], seal(claim))
+        self._claim = claim
+
+    def take(self, identity: Identity, wanted: Callable[[], bool]) -> Claim:
+        """Take the name, after its last holder has ended.
+
+        Args:
+            identity: what the run trains.
+            wanted: whether the run is still wanted.
+
+        Raises:
+            ConfigurationError: the run cannot go on with the training of that name.
+            StartError: another run holds the name, or the place cannot be used.
+            RunCancelledError: the run was cancelled while it waited.
+        """
+        here = _here(self._job.run_id)
+        found = self._await_end(here, wanted)
+        claim = claims.following(found, identity, here)
+        if found is not None and claim.training == found.training and (changed := claims.changes(found, identity)):
+            told = "this run of that name differs from the last one"
+            _log.warning("run %s: %s (run %s) in %s", self._job.label, told, found.run, ", ".join(changed))
+        self._write(claim)
+        time.sleep(self._times.settle)
+        again = self.read()
+        if again is None or again.run != here.run:
+            raise _held(identity.name, None if again is None else again.holder)
+        return claim
+
+    def _await_end(self, here: Holder, wanted: Callable[[], bool]) -> Claim | None:
+        """Wait until no run holds the name, and return its record."""
+        first: Claim | None = None
+        since = time.monotonic()
+        while True:
+            found = self.read()
+            if found is None or found.holder is None or _has_ended(found.holder, here):
+                return found
+            if first is None:
+                first = found
+                most = self._times.expire
+                told = "holds the name: waiting to see whether it has ended, for at most"
+                _log.warning("run %s: %s %s %g s", self._job.label, found.holder, told, most)
+            elif found.sequence != first.sequence:
+                assert self._job.identity is not None
+                raise _held(self._job.identity.name, found.holder)
+            elif time.monotonic() - since > self._times.expire:
+                return found
+            if not wanted():
+                raise RunCancelledError(f"run {self._job.run_id} was cancelled while it waited for its name")
+            time.sleep(self._times.look)
+
+    def renew_until_end(self, lost: Callable[[str], object]) -> None:
+        """Renew the claim until it is released. Call ``lost`` once if another run has taken the name."""
+        warned = False
+        while not self._ended.wait(self._times.renew):
+            try:
+                with self._writing:
+                    if self._ended.is_set():
+                        return
+                    if (other := self._other()) is not None:
+                        lost(other)
+                        return
+                    assert self._claim is not None
+                    self._write(self._claim.renewed())
+                warned = False
+            except OSError as error:
+                if not warned:
+                    _log.warning("run %s: cannot renew its hold of the name: %s", self._job.label, error)
+                warned = True
+
+    def _other(self) -> str | None:
+        """Return which run holds the name now, in words; ``None`` if it is this one."""
+        found = self.read()
+        if found is not None and found.run == self._job.run_id:
+            return None
+        holder = "no run" if found is None else str(found.holder or f"run {found.run}")
+        return f"{holder} holds its name now"
+
+    def release(self, *, finished: bool) -> None:
+        """Give the name back, and stop renewing it; see :meth:`Tenure.settle`."""
+        self._ended.set()
+        with self._writing:
+            if self._claim is None or self._claim.holder is None:
+                return
+            try:
+                other = self._other()
+                if other is None:
+                    self._write(self._claim.released(finished=finished))
+            except OSError as error:
+                told = "cannot give its name back, so the next run of that name waits"
+                _log.warning("run %s: %s: %s", self._job.label, told, error)
+                return
+        if other is not None and finished:
+            raise RunCancelledError(f"run {self._job.run_id} was cancelled: {other}")
+
+
+@contextmanager
+def hold(
+    job: Job, wanted: Callable[[], bool], lost: Callable[[str], object], times: Times | None = None
+) -> Iterator[Tenure]:
+    """Hold the name of a run for the time of the block, if its job has an identity.
+
+    Args:
+        job: the job.
+        wanted: whether the run is still wanted.
+        lost: called in a thread if another run takes the name, with a sentence about it.
+        times: when to do what.
+
+    Raises:
+        ConfigurationError, StartError, RunCancelledError: as for :meth:`Keeper.take`.
+    """
+    if job.identity is None or job.checkpoints is None:
+        yield Tenure(job)
+        return
+    where = claims.folder_of(job.checkpoints.dir, job.identity.name)
+    keeper = Keeper(open_place(where, job.run_id), job, Times() if times is None else times)
+    try:
+        claim = keeper.take(job.identity, wanted)
+    except OSError as error:
+        raise StartError(f"checkpoints {job.checkpoints.dir!r} cannot be used by the driver: {error}") from None
+    folder = claims.training_folder(where, claim.training)
+    checkpoints = replace(job.checkpoints, dir=folder)
+    thread = threading.Thread(target=keeper.renew_until_end, args=(lost,), name="distributor-claim", daemon=True)
+    thread.start()
+    try:
+        yield Tenure(replace(job, checkpoints=checkpoints, fence=Fence(where, job.run_id)), keeper)
+    finally:
+        with suppress(RunCancelledError):
+            keeper.release(finished=False)
+        thread.join()
+
+
+def _here(run: str) -> Holder:
+    pid = os.getpid()
+    return Holder(run, socket.gethostname(), processes.machine(), pid, processes.start_time(pid) or "")
+
+
+def _has_ended(holder: Holder, here: Holder) -> bool:
+    """Return whether the process of a holder is known to have ended, which only its own machine knows."""
+    return holder.machine == here.machine and processes.start_time(holder.pid) != holder.started
+
+
+def _held(name: str, holder: Holder | None) -> StartError:
+    return StartError(
+        f"the name {name!r} is held by {holder or 'another run'}: wait until that run has ended, cancel it, or pass "
+        "another name"
+    )

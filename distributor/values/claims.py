@@ -1,0 +1,195 @@
+"""Which run holds a name, and so may write the checkpoints under it. Pure.
+
+A name is held by a claim, a small record in the place for checkpoints. The driver renews it while its run lasts. The
+claim is kept in two files, which are written in turn, so that one of them is always whole. No file needs to be renamed,
+listed or overwritten atomically.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+from urllib.parse import quote
+
+from distributor.errors import ConfigurationError
+from distributor.values import sealed
+
+#: The names of the two files of a claim.
+FILES = ("claim-0.json", "claim-1.json")
+
+#: The environment variable that tells ranks which claim their commits depend on, as JSON. Runs set it.
+CLAIM = "DISTRIBUTOR_CLAIM"
+
+Resume = Literal["auto", "must", "never"]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a run trains, by which another run of the same name is compared with it.
+
+    Attributes:
+        name: the run's name.
+        resume: whether the run goes on with the training that has this name.
+        target: name of the function or module, or the file name of the script.
+        code: digest of the source code; ``""`` if it is not known.
+        arguments: a digest of each argument, by its name or place.
+        shown: the arguments in words. They may hold secrets, so they are not recorded.
+    """
+
+    name: str
+    resume: Resume
+    target: str
+    code: str = ""
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    shown: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The run that holds a name, and its driver.
+
+    Attributes:
+        run: identifier of the run.
+        host: the driver's host.
+        machine: identifies the driver's machine or container.
+        pid: the driver's process.
+        started: when this process was started, in clock ticks since the machine's start.
+    """
+
+    run: str
+    host: str
+    machine: str
+    pid: int
+    started: str
+
+    def __str__(self) -> str:
+        return f"run {self.run} of process {self.pid} on {self.host}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The record of a name.
+
+    Attributes:
+        sequence: number of this version of the record. It grows with every renewal.
+        training: number of the training of this name. A training that starts over gets the next one.
+        target, code, arguments: as in :class:`Identity`.
+        finished: whether the training has ended with success.
+        run: identifier of the last run that held the name.
+        holder: the run that holds the name now; ``None`` if none does.
+    """
+
+    sequence: int
+    training: int
+    target: str
+    code: str
+    arguments: Mapping[str, str]
+    finished: bool
+    run: str
+    holder: Holder | None
+
+    def renewed(self) -> Claim:
+        """Return the next version of the record, with the same holder."""
+        return replace(self, sequence=self.sequence + 1)
+
+    def released(self, *, finished: bool) -> Claim:
+        """Return the next version of the record, without a holder."""
+        return replace(self, sequence=self.sequence + 1, finished=finished, holder=None)
+
+
+def read(files: tuple[bytes | None, bytes | None]) -> Claim | None:
+    """Return the newest claim in the contents of :data:`FILES`; ``None`` if neither holds one."""
+    found = [claim for data in files if (claim := sealed.unseal(data, _build)) is not None]
+    return max(found, key=lambda claim: claim.sequence, default=None)
+
+
+def _build(told: dict[str, Any]) -> Claim:
+    holder = told["holder"]
+    return Claim(**{**told, "holder": None if holder is None else Holder(**holder)})
+
+
+def folder_of(where: str, name: str) -> str:
+    """Return where the claim of a name is kept, below the place for checkpoints.
+
+    >>> folder_of("/shared", "gpt 2"), folder_of("s3://bucket/runs", "../x")
+    ('/shared/gpt%202', 's3://bucket/runs/%2E.%2Fx')
+    """
+    safe = quote(name, safe="+,=@")
+    return f"{where.rstrip('/')}/{f'%2E{safe[1:]}' if safe.startswith('.') else safe}"
+
+
+def following(found: Claim | None, identity: Identity, holder: Holder) -> Claim:
+    """Return the claim of a new run that takes a name.
+
+    Args:
+        found: the name's record; ``None`` if there is none. Its holder has ended.
+        identity: what the new run trains.
+        holder: the new run.
+
+    Raises:
+        ConfigurationError: there is nothing to go on with, or the run cannot go on with it.
+    """
+    name, again = identity.name, "pass resume='never' to start over, or another name"
+    training = 1 if found is None else found.training
+    if identity.resume == "never":
+        training += found is not None
+    elif found is None:
+        if identity.resume == "must":
+            raise ConfigurationError(
+                f"resume='must', but there is no run named {name!r} to go on with: check name= and checkpoints=, or "
+                "pass resume='auto'"
+            )
+    elif found.finished:
+        raise ConfigurationError(f"the run named {name!r} has finished (run {found.run}): {again}")
+    elif found.target != identity.target:
+        raise ConfigurationError(
+            f"the run named {name!r} trains with {found.target!r}, and not with {identity.target!r}: {again}"
+        )
+    sequence = 1 if found is None else found.sequence + 1
+    return Claim(
+        sequence, training, identity.target, identity.code, dict(identity.arguments), False, holder.run, holder
+    )
+
+
+def changes(found: Claim, identity: Identity) -> list[str]:
+    """Return what has changed since the earlier run of a name, in words.
+
+    >>> old = Claim(1, 1, "train", "a", {"epochs": "1", "lr": "2"}, False, "3f2a", None)
+    >>> changes(old, Identity("gpt", "auto", "train", "b", {"epochs": "3"}, {"epochs": "10"}))
+    ['its code', 'epochs (now 10)', 'lr (now left out)']
+    """
+    told = ["its code"] if found.code != identity.code else []
+    for name in sorted({*found.arguments, *identity.arguments}):
+        if found.arguments.get(name) != identity.arguments.get(name):
+            told.append(f"{name} (now {identity.shown.get(name, 'left out')})")
+    return told
+
+
+@dataclass(frozen=True)
+class Fence:
+    """The claim on which the commits of ranks depend.
+
+    Attributes:
+        place: where the claim is kept.
+        run: the run that must hold the name.
+    """
+
+    place: str
+    run: str
+
+    def to_environ(self) -> dict[str, str]:
+        """Return the environment variables that tell it to ranks."""
+        return {CLAIM: json.dumps(asdict(self))}
+
+
+def fence_of(environ: Mapping[str, str]) -> Fence | None:
+    """Return the claim on which this process's commits depend; ``None`` if they depend on none."""
+    told = environ.get(CLAIM)
+    return None if told is None else Fence(**json.loads(told))
+
+
+def training_folder(place: str, training: int) -> str:
+    """Return where the checkpoints of a training are kept, below the place of its claim."""
+    return f"{place.rstrip('/')}/{training}"

@@ -1,0 +1,41 @@
+"""Records that end with a digest of themselves, so that a record that was written only in part is recognized. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+#: The version of these formats.
+_FORMAT = 1
+
+T = TypeVar("T")
+
+
+def seal(record: DataclassInstance) -> bytes:
+    """Return a record as two lines: JSON, and its SHA-256."""
+    line = json.dumps({"format": _FORMAT, **asdict(record)}).encode()
+    return line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n"
+
+
+def unseal(data: bytes | None, build: Callable[[dict[str, Any]], T]) -> T | None:
+    """Return the record in a file; ``None`` if there is no file, it was written only in part, or is no such record.
+
+    Args:
+        data: the content of the file; ``None`` if there is no file.
+        build: makes the record from the values of its fields. A ``ValueError``, ``TypeError`` or ``KeyError`` means
+            that the values are not those of such a record.
+    """
+    line, _, rest = (data or b"").partition(b"\n")
+    if rest.strip() != hashlib.sha256(line).hexdigest().encode():
+        return None
+    try:
+        told = json.loads(line)
+        return build(told) if told.pop("format") == _FORMAT else None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None

@@ -1,0 +1,219 @@
+"""Holding a name: two drivers, drivers that have ended, and stores that fail."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import watch
+from jobs import make_job
+
+from distributor import Checkpoints
+from distributor.errors import ConfigurationError, RunCancelledError, StartError
+from distributor.files import tenure
+from distributor.files.tenure import Tenure, Times, hold
+from distributor.machine import processes
+from distributor.machine.places import Folder
+from distributor.values import claims
+from distributor.values.claims import FILES, Claim, Holder, Identity, Resume
+from distributor.values.job import Job, Module
+from distributor.values.sealed import seal
+
+#: Renewed often, so that tests need not wait.
+TIMES = Times(renew=0.05, expire=1.0, settle=0.05, look=0.02)
+
+
+def job(place: Path, run: str = "a0", resume: Resume = "auto", **arguments: str) -> Job:
+    identity = Identity("gpt", resume, "train", "code", arguments, arguments)
+    made = make_job(run, 1, Module("train"), False)
+    return replace(made, checkpoints=Checkpoints(str(place)), identity=identity)
+
+
+@contextmanager
+def held(
+    asked: Job, lost: Callable[[str], object] = print, wanted: Callable[[], bool] = lambda: True, times: Times = TIMES
+) -> Iterator[Tenure]:
+    with hold(asked, wanted, lost, times) as made:
+        yield made
+
+
+def record(place: Path) -> Claim:
+    folder = Folder(place / "gpt")
+    found = claims.read((folder.read(FILES[0]), folder.read(FILES[1])))
+    assert found is not None
+    return found
+
+
+def write(place: Path, claim: Claim) -> None:
+    Folder(place / "gpt").write(FILES[claim.sequence % 2], seal(claim))
+
+
+def of_another(run: str = "z9", **about: Any) -> Holder:
+    return replace(Holder(run, "host-z", "machine-z", 1, "1"), **about)
+
+
+def test_a_run_without_a_name_holds_nothing(tmp_path: Path) -> None:
+    asked = replace(job(tmp_path), identity=None)
+    with held(asked) as made:
+        assert made.job is asked
+        made.settle(finished=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_holds_its_name_until_it_ends(tmp_path: Path) -> None:
+    with held(job(tmp_path)) as made:
+        assert made.job.checkpoints is not None
+        assert made.job.checkpoints.dir == str(tmp_path / "gpt" / "1")
+        assert made.job.fence == claims.Fence(str(tmp_path / "gpt"), "a0")
+        first = record(tmp_path)
+        assert first.holder is not None and first.holder.run == "a0"
+        watch.until(lambda: record(tmp_path).sequence > first.sequence + 3)
+        made.settle(finished=True)
+    ended = record(tmp_path)
+    assert (ended.finished, ended.holder, ended.run) == (True, None, "a0")
+    with pytest.raises(ConfigurationError, match="has finished"), held(job(tmp_path, "b1")):
+        pass
+    with held(job(tmp_path, "b1", "never")) as made:
+        assert made.job.checkpoints is not None
+        assert made.job.checkpoints.dir == str(tmp_path / "gpt" / "2")
+    assert (record(tmp_path).finished, record(tmp_path).holder) == (False, None)  # it has not said that it finished
+
+
+def test_what_has_changed_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with held(job(tmp_path, lr="1")):
+        pass
+    with held(job(tmp_path, "b1", lr="2")):
+        pass
+    assert "run b1: this run of that name differs from the last one (run a0) in lr (now 2)" in caplog.text
+
+
+def test_two_runs_of_one_name(tmp_path: Path) -> None:
+    with held(job(tmp_path)):
+        with pytest.raises(StartError, match=r"the name 'gpt' is held by run a0 of process \d+ on \S+: wait until"):
+            with held(job(tmp_path, "b1")):
+                pass
+        assert record(tmp_path).run == "a0"
+
+
+def test_a_holder_that_has_ended_here_is_followed_at_once(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pid = process.pid
+    ended = Holder("z9", "host", processes.machine(), pid, "1")
+    write(tmp_path, Claim(7, 3, "train", "code", {}, False, "z9", ended))
+    patient = replace(TIMES, expire=10 * watch.DEADLINE)
+    with held(job(tmp_path), times=patient) as made:
+        assert made.job.checkpoints is not None
+        assert made.job.checkpoints.dir.endswith("/3")
+
+
+def test_a_holder_that_renews_no_more_is_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path, Claim(7, 3, "train", "code", {}, False, "z9", of_another()))
+    with held(job(tmp_path)):
+        assert record(tmp_path).run == "a0"
+    assert "run a0: run z9 of process 1 on host-z holds the name: waiting to see whether it has ended" in caplog.text
+
+
+def test_a_run_that_is_cancelled_while_it_waits(tmp_path: Path) -> None:
+    write(tmp_path, Claim(7, 3, "train", "code", {}, False, "z9", of_another()))
+    with pytest.raises(RunCancelledError, match="while it waited for its name"):
+        with held(job(tmp_path), wanted=lambda: False, times=replace(TIMES, expire=10 * watch.DEADLINE)):
+            pass
+    assert record(tmp_path).run == "z9"
+
+
+def test_a_run_whose_name_was_taken_hears_of_it(tmp_path: Path) -> None:
+    heard: list[str] = []
+    told = threading.Event()
+    with pytest.raises(RunCancelledError, match="run a0 was cancelled: run z9 of process 1 on host-z holds its name"):
+        with held(job(tmp_path), lambda text: (heard.append(text), told.set())) as made:
+            write(tmp_path, replace(record(tmp_path), sequence=1000, run="z9", holder=of_another()))
+            assert told.wait(watch.DEADLINE)
+            made.settle(finished=True)
+    assert heard == ["run z9 of process 1 on host-z holds its name now"]
+    assert record(tmp_path).run == "z9"
+
+
+def test_of_two_that_write_at_once_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another run writes its claim just after this one's."""
+    sleep = tenure.time.sleep
+
+    def overtaken(seconds: float) -> None:
+        write(tmp_path, replace(record(tmp_path), run="z9", holder=of_another()))
+        sleep(seconds)
+
+    monkeypatch.setattr(tenure.time, "sleep", overtaken)
+    with pytest.raises(StartError, match="the name 'gpt' is held by run z9 of process 1 on host-z"):
+        with held(job(tmp_path)):
+            pass
+    assert record(tmp_path).run == "z9"
+
+
+def test_many_at_once(tmp_path: Path) -> None:
+    """However they meet, exactly one ends well; others are refused, or hear that they have lost the name."""
+    together, ended, over = threading.Barrier(6), threading.Semaphore(0), threading.Event()
+    outcomes: list[type[Exception] | None] = []
+
+    def compete(number: int) -> None:
+        together.wait()
+        try:
+            with held(job(tmp_path, f"{number:02}")) as made:
+                ended.release()
+                over.wait(watch.DEADLINE)
+                made.settle(finished=True)
+            outcomes.append(None)
+        except (StartError, RunCancelledError) as error:
+            outcomes.append(type(error))
+            ended.release()
+
+    threads = [threading.Thread(target=compete, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        assert ended.acquire(timeout=watch.DEADLINE)
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert len(outcomes) == 6
+    assert outcomes.count(None) == 1
+
+
+def test_a_place_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """At the start, it is an error; later, the run goes on and renews its hold when it can."""
+    write_file, down = Folder.write, threading.Event()
+
+    def failing(self: Folder, name: str, data: bytes) -> None:
+        if down.is_set():
+            raise OSError("the store is down")
+        write_file(self, name, data)
+
+    monkeypatch.setattr(Folder, "write", failing)
+    down.set()
+    with pytest.raises(StartError, match=r"cannot be used by the driver: the store is down"), held(job(tmp_path)):
+        pass
+    down.clear()
+    with held(job(tmp_path)) as made:
+        down.set()
+        watch.until(lambda: "run a0: cannot renew its hold of the name: the store is down" in caplog.text)
+        down.clear()
+        before = record(tmp_path).sequence
+        watch.until(lambda: record(tmp_path).sequence > before)
+        down.set()
+        made.settle(finished=True)
+    assert "cannot give its name back, so the next run of that name waits: the store is down" in caplog.text
+
+
+def test_a_url(tmp_path: Path) -> None:
+    asked = replace(job(tmp_path), checkpoints=Checkpoints(f"file://{tmp_path}"))
+    with held(asked) as made:
+        assert made.job.checkpoints is not None
+        assert made.job.checkpoints.dir == f"file://{tmp_path}/gpt/1"
+        assert record(tmp_path).run == "a0"
+        made.settle(finished=False)
+    assert record(tmp_path).holder is None

@@ -1,0 +1,74 @@
+"""Who may hold a name, and what is compared, without files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from distributor.errors import ConfigurationError
+from distributor.values import claims
+from distributor.values.claims import Claim, Fence, Holder, Identity
+from distributor.values.sealed import seal
+
+HERE = Holder("b1", "host-b", "machine", 7, "100")
+OLD = Claim(4, 2, "train", "code", {"lr": "1"}, False, "a0", Holder("a0", "host-a", "other", 6, "50"))
+SAME = Identity("gpt", "auto", "train", "code", {"lr": "1"}, {"lr": "0.1"})
+
+
+def test_a_new_name_begins_its_first_training() -> None:
+    taken = claims.following(None, SAME, HERE)
+    assert (taken.sequence, taken.training, taken.run, taken.holder, taken.finished) == (1, 1, "b1", HERE, False)
+    never = claims.following(None, replace(SAME, resume="never"), HERE)
+    assert never.training == 1
+
+
+@pytest.mark.parametrize("resume", ["auto", "must"])
+def test_an_unfinished_training_goes_on(resume: claims.Resume) -> None:
+    taken = claims.following(OLD, replace(SAME, resume=resume, arguments={"lr": "2"}), HERE)
+    assert (taken.sequence, taken.training, taken.arguments) == (5, 2, {"lr": "2"})
+
+
+def test_starting_over_takes_a_folder_of_its_own() -> None:
+    for old in (OLD, replace(OLD, finished=True), replace(OLD, target="other")):
+        assert claims.following(old, replace(SAME, resume="never"), HERE).training == 3
+
+
+@pytest.mark.parametrize(
+    ("found", "identity", "told"),
+    [
+        (None, replace(SAME, resume="must"), "resume='must', but there is no run named 'gpt' to go on with"),
+        (replace(OLD, finished=True), SAME, r"the run named 'gpt' has finished \(run a0\): pass resume='never' to"),
+        (OLD, replace(SAME, target="other"), "the run named 'gpt' trains with 'train', and not with 'other': pass"),
+    ],
+)
+def test_what_cannot_go_on(found: Claim | None, identity: Identity, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        claims.following(found, identity, HERE)
+
+
+def test_the_newest_whole_record_counts() -> None:
+    newer = OLD.renewed()
+    assert claims.read((seal(OLD), seal(newer))) == newer
+    for length in range(len(seal(newer))):
+        torn = seal(newer)[:length]
+        assert claims.read((seal(OLD), torn)) in (OLD, newer)
+        assert claims.read((torn, None)) in (None, newer)
+    assert claims.read((None, None)) is None
+    assert claims.read((seal(Fence("place", "a0")), b"nonsense")) is None
+
+
+def test_a_released_name_has_no_holder() -> None:
+    assert OLD.released(finished=True) == replace(OLD, sequence=5, finished=True, holder=None)
+    assert claims.read((seal(OLD), seal(OLD.released(finished=False)))) == replace(OLD, sequence=5, holder=None)
+
+
+def test_names_stay_below_the_place() -> None:
+    assert claims.folder_of("/shared/", "a/b") == "/shared/a%2Fb"
+    assert claims.folder_of("/shared", "..") == "/shared/%2E."
+
+
+def test_ranks_hear_of_the_claim() -> None:
+    fence = Fence("s3://bucket/gpt", "a0")
+    assert claims.fence_of(fence.to_environ()) == fence
+    assert claims.fence_of({}) is None
