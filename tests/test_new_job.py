@@ -63,9 +63,10 @@ def wait_to_be_killed(folder: str, attempts: int = 1) -> tuple[int, float]:
     return attempt, float(total)
 
 
-def kill(run: Run, folder: Path, name: str, attempt: int = 0, ranks: int = 2) -> None:
-    """Waits until all ranks of an attempt are there, and kills a process."""
+def kill(run: Run, folder: Path, name: str, attempt: int = 0, ranks: int = 2, *, reports: bool = True) -> None:
+    """Waits until all ranks of an attempt are there, and their reports if they make any, and kills a process."""
     watch.until(lambda: all((folder / f"{attempt}-{rank}").exists() for rank in range(ranks)))
+    watch.until(lambda: not reports or sum(row.attempt == attempt for row in run.metrics) == ranks)
     FINDS[name](run, folder, attempt).kill()
 
 
@@ -243,12 +244,15 @@ class _Given:
         return self._path
 
 
-def test_a_companion_that_always_dies_is_the_error(make_local: Make, tmp_path: Path) -> None:
-    path = accompanied.Accompanied("fail", {"when": "before", "how": 3}, nodes=(0,))
-    run = make_local(1, launch=_Given(path), max_restarts=1).submit(trainings.rank)
-    with pytest.raises(CompanionError, match="Earlier attempts"):
+@pytest.mark.parametrize(("when", "attempts"), [("before", 1), ("later", 2)])
+def test_a_companion_that_dies(make_local: Make, tmp_path: Path, when: str, attempts: int) -> None:
+    """If it cannot start in the first attempt, it is not tried again."""
+    (tmp_path / "go").touch()
+    path = accompanied.Accompanied("fail", {"when": when, "how": 3, "path": str(tmp_path / "go")}, nodes=(0,))
+    run = make_local(1, launch=_Given(path), max_restarts=1).submit(trainings.wait_for, str(tmp_path / "never"))
+    with pytest.raises(CompanionError, match="the companion helper on .* exited with code 3"):
         run.result(watch.DEADLINE)
-    assert [ended.number for ended in run.attempts] == [0, 1]
+    assert [ended.number for ended in run.attempts] == list(range(attempts))
 
 
 def test_files_of_the_lost_job_are_there_again(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +261,7 @@ def test_files_of_the_lost_job_are_there_again(make: Make, tmp_path: Path, monke
     out = tmp_path / "out"
     run = make(2, max_restarts=1, output_dir=out).submit(write_then_wait, str(tmp_path))
     watch.until(lambda: (out / "written-0").exists() and (out / "written-1").exists())
-    kill(run, tmp_path, "agent")
+    kill(run, tmp_path, "agent", reports=False)
     assert run.results(watch.DEADLINE) == [["written-0", "written-1"]] * 2
     watch.gone(run.id)
 
@@ -320,3 +324,31 @@ def test_a_training_goes_on_bit_by_bit_in_new_jobs(make: Make, tmp_path: Path) -
     assert (weights, seen) == (undisturbed[1], steps * 16)
     assert len(run.attempts) == 4
     watch.gone(run.id)
+
+
+def test_what_earlier_jobs_have_left_on_a_node_is_killed(make_local: Make, tmp_path: Path) -> None:
+    """A process of the first job, which has left the run's sight, would hold its GPU."""
+    run = make_local(1, max_restarts=1).submit(leave_a_process, str(tmp_path))
+    assert run.result(watch.DEADLINE) is True
+    watch.gone(run.id)
+
+
+def leave_a_process(folder: str) -> bool:
+    """Starts a process whose agent and guard do not end it. The second attempt: whether it is gone."""
+    import subprocess
+
+    import psutil
+
+    from distributor import runtime
+
+    left = Path(folder, "left")
+    if runtime.attempt() > 0:
+        pid = int(left.read_text())
+        return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    this = psutil.Process()
+    process = subprocess.Popen(["/bin/sleep", "600"], start_new_session=True)
+    left.write_text(str(process.pid))
+    agents = [each for each in this.parents() if "agent" in each.cmdline()[4:5]]
+    for each in [*agents, *(guard for guard in agents[-1].parents() if "guard" in " ".join(guard.cmdline()))]:
+        each.kill()
+    raise AssertionError

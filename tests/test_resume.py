@@ -228,6 +228,20 @@ def test_a_driver_that_sees_another_folder_than_the_ranks(tmp_path: Path, monkey
         named(tmp_path).run(count, 2)
 
 
+@pytest.mark.slow
+def test_the_example_goes_on(tmp_path: Path) -> None:
+    example = Path(__file__).parent.parent / "examples" / "resume.py"
+    assert len(example.read_text().splitlines()) < 60
+    told = subprocess.run(
+        [sys.executable, example, tmp_path], capture_output=True, text=True, timeout=2 * watch.DEADLINE
+    )
+    assert told.returncode == 0, told.stderr
+    first, lost, last = told.stdout.splitlines()
+    assert first.startswith("went on from step 100; loss ")
+    assert lost.startswith("attempt 0, ") and lost.endswith(" last step 100: rank 1 failed: killed by SIGKILL")
+    assert last.startswith("attempt 1, ") and last.endswith(" last step 300: it succeeded")
+
+
 def test_a_run_is_named_in_scripts_and_modules_too(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("from distributor import runtime\nruntime.save_checkpoint({'x': 1}, 1, wait=True)\n")

@@ -26,10 +26,11 @@ _NEED_GPUS = ("FSDP", "MEGATRON_LM")
 
 @dataclass(frozen=True)
 class Accelerate:
-    """The launch path that honours a configuration that ``accelerate config`` has written.
+    """Start ranks as ``accelerate launch`` does, with a configuration file of Accelerate.
 
-    Ranks get the environment variables that ``accelerate launch`` would set. The number of ranks, the ports, the
-    threads and the devices are those of the run, whatever the file says.
+    Ranks get the environment variables that ``accelerate launch`` would set. The run decides the number of ranks, the
+    ports, the threads and the devices, and ignores the file's values for these. A file that contradicts the run, such
+    as one with ``use_cpu: true`` for a run with GPUs, is an error.
 
     Args:
         config: path of the file on the driver. ``None`` (default): the file that Accelerate finds by itself, which is

@@ -210,6 +210,7 @@ class ChannelServer:
         end = time.monotonic() + _NOTICE
         while node in self._peers and time.monotonic() < end:
             time.sleep(0.01)
+        self._call(asyncio.sleep(0)).result()  # what was in progress then is done
 
     def accept_if(self, accept: Callable[[list[dict[str, Any]]], bool]) -> None:
         """Set the function that checks the facts of all tasks.

@@ -216,7 +216,7 @@ def connect(rank: int, world_size: int, prefix: str, what: str) -> Exchange:
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or not address or not port:
         raise ConfigurationError(
-            f"{what} makes {world_size} ranks work together, but they have no store of torch's elastic agent"
+            f"all {world_size} ranks take part in {what}, but they have no store of torch's elastic agent"
         )
     return _exchange(_client(address, int(port)), rank, world_size, prefix)
 
@@ -239,7 +239,8 @@ def connect_group(rank: int, world_size: int, token: str, what: str) -> tuple[Ex
 
     if not dist.is_initialized():
         raise ConfigurationError(
-            f"{what} makes {world_size} ranks work together: call torch.distributed.init_process_group() first"
+            f"{what} needs a process group, since all {world_size} ranks take part in it: call "
+            "torch.distributed.init_process_group() first"
         )
     told: list[Any] = [token]
     dist.broadcast_object_list(told, src=0)

@@ -73,7 +73,8 @@ def parse(command: str, inputs: Mapping[str, Any]) -> Program:
         return Program(filled[1], tuple(filled[2:]), is_module=True)
     if filled[0].startswith("-"):
         raise ConfigurationError(
-            f"command gives Python the option {filled[0]!r}, but ranks start without a command line: leave it out"
+            f"command passes the option {filled[0]!r} to Python, but the run starts Python itself, without options: "
+            "write 'python SCRIPT ...' or 'python -m MODULE ...'"
         )
     return Program(filled[0], tuple(filled[1:]))
 

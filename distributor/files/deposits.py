@@ -53,6 +53,10 @@ class Deposits:
         self._changing = asyncio.Lock()
         self._refused: dict[str, str] = {}
 
+    def begin(self) -> None:
+        """Prepare for the nodes of a job, whose channel has an event loop of its own."""
+        self._changing = asyncio.Lock()
+
     @property
     def progress(self) -> int:
         return self._progress

@@ -78,6 +78,7 @@ class Keeper:
         self._job = job
         self._times = times
         self._claim: Claim | None = None
+        self._finished = False
         self._ended = threading.Event()
         self._writing = threading.Lock()
 
@@ -119,6 +120,7 @@ class Keeper:
         first: Claim | None = None
         since = time.monotonic()
         while True:
+            now = time.monotonic()
             found = self.read()
             if found is None or found.holder is None or _has_ended(found.holder, here):
                 return found
@@ -130,7 +132,7 @@ class Keeper:
             elif found.sequence != first.sequence:
                 assert self._job.identity is not None
                 raise _held(self._job.identity.name, found.holder)
-            elif time.monotonic() - since > self._times.expire:
+            elif now - since > self._times.expire:
                 return found
             if not wanted():
                 raise RunCancelledError(f"run {self._job.run_id} was cancelled while it waited for its name")
@@ -169,12 +171,13 @@ class Keeper:
         with self._writing:
             if self._claim is None or self._claim.holder is None:
                 return
+            self._finished = self._finished or finished
             try:
                 other = self._other()
                 if other is None:
-                    self._write(self._claim.released(finished=finished))
+                    self._write(self._claim.released(finished=self._finished))
             except OSError as error:
-                told = "cannot give its name back, so the next run of that name waits"
+                told = "cannot give its name back, so the next run of that name waits, and goes on with the training"
                 _log.warning("run %s: %s: %s", self._job.label, told, error)
                 return
         if other is not None and finished:
@@ -219,12 +222,13 @@ def hold(
 
 def _here(run: str) -> Holder:
     pid = os.getpid()
-    return Holder(run, socket.gethostname(), processes.machine(), pid, processes.start_time(pid) or "")
+    return Holder(run, socket.gethostname(), processes.pid_scope(), pid, processes.start_time(pid) or "")
 
 
 def _has_ended(holder: Holder, here: Holder) -> bool:
     """Return whether the process of a holder is known to have ended, which only its own machine knows."""
-    return holder.machine == here.machine and processes.start_time(holder.pid) != holder.started
+    same = holder.machine == here.machine and bool(here.machine and holder.started)
+    return same and processes.has_ended(holder.pid, holder.started)
 
 
 def _held(name: str, holder: Holder | None) -> StartError:

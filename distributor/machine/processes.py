@@ -14,10 +14,10 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 
-from distributor.values.environment import NODE_ID
+from distributor.values.environment import NODE_ID, is_of_earlier_job
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _PR_SET_CHILD_SUBREAPER = 36
@@ -82,15 +82,21 @@ def signal_name(number: int) -> str:
 
 def processes_of(node_id: str) -> list[int]:
     """Return the pids of a node's live processes on this machine that this user may see, except this process."""
-    mark = f"{NODE_ID}={node_id}".encode()
+    return _marked(lambda mark: mark == node_id)
+
+
+def _marked(is_wanted: Callable[[str], bool]) -> list[int]:
+    """Return the pids of live processes that are marked with an ID for which a function returns ``True``."""
+    begin = f"{NODE_ID}=".encode()
     found = []
     for entry in os.listdir("/proc"):
         if not entry.isdecimal() or int(entry) == os.getpid():
             continue
         try:
             with open(f"/proc/{entry}/environ", "rb") as environ:
-                if mark not in environ.read().split(b"\0"):
-                    continue
+                marks = [each for each in environ.read().split(b"\0") if each.startswith(begin)]
+            if not any(is_wanted(os.fsdecode(mark[len(begin) :])) for mark in marks):
+                continue
         except OSError:  # the process has ended, or belongs to another user
             continue
         if start_time(int(entry)) is not None:
@@ -135,6 +141,22 @@ def _below(ancestor: int, children: Mapping[int, list[int]]) -> list[int]:
 
 #: Number of seconds that Python's resource trackers get to remove what killed processes have left.
 _TRACKER_PATIENCE = 2.0
+
+
+def kill_earlier(run_id: str, attempt: int, deadline: float = 10.0) -> None:
+    """Kill what earlier jobs of a run have left on this machine: ranks in their grace period, which hold devices.
+
+    Args:
+        run_id: identifier of the run.
+        attempt: number of the first attempt of the run's present job.
+        deadline: number of seconds to try.
+    """
+    end = time.monotonic() + deadline
+    while (left := _marked(lambda mark: is_of_earlier_job(mark, run_id, attempt))) and time.monotonic() < end:
+        for pid in left:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        wait_gone(left, 1.0)
 
 
 def kill_node(
@@ -216,6 +238,20 @@ def start_time(pid: int) -> str | None:
     return None if fields is None else fields[19]
 
 
+def has_ended(pid: int, started: str) -> bool:
+    """Return whether the process with this pid and start time has ended. A process that is hidden has not."""
+    found = start_time(pid)
+    if found is not None:
+        return found != started
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # another user's, of which this one may read nothing
+        return False
+    return True  # it has ended, but its parent has not noticed
+
+
 def stat(pid: int) -> list[str] | None:
     """Return the fields of /proc/PID/stat from the state on; ``None`` if the process has ended, reaped or not."""
     try:
@@ -244,6 +280,13 @@ def cpu_seconds(pids: Iterable[int]) -> dict[int, float]:
         ticks = sum(int(value) for fields in stats for value in fields[11:15])  # utime, stime, cutime, cstime
         used[pid] = ticks / os.sysconf("SC_CLK_TCK")
     return used
+
+
+def pid_scope() -> str:
+    """Return a name for the scope in which a pid and a start time identify a process; ``""`` if it is unknown."""
+    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as boot:
+        return f"{boot.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    return ""
 
 
 def machine() -> str:

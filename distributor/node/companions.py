@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distributor.machine import bootstrap, processes
+from distributor.text.wording import NOT_READY
 from distributor.values import layout
 from distributor.values.plan import Companion, CompanionOrder, NodeOrder
 
@@ -156,7 +157,7 @@ def describe(name: str, host: str, code: int, ready: bool, tail: str) -> str:
     'the companion head on host-b exited with code 3'
     """
     how = f"was killed by {processes.signal_name(-code)}" if code < 0 else f"exited with code {code}"
-    text = f"the companion {name} on {host} {how}{'' if ready else ' before it was ready'}"
+    text = f"the companion {name} on {host} {how}{'' if ready else f' {NOT_READY}'}"
     return f"{text}\n\nIts last lines:\n{tail}" if tail else text
 
 

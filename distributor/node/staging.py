@@ -114,8 +114,8 @@ def launcher_order(agent: AgentOrder, plan: Plan, site: Site) -> NodeOrder:
 
 
 def _check(site: Site) -> Call | None:
-    """Return what ranks call before their target. Later attempts start even if the place cannot be reached."""
-    if site.job.checkpoints is None or site.attempt > 0:
+    """Return what ranks call before their target. Ranks start again here even if the place is out of reach."""
+    if site.job.checkpoints is None or site.attempt > site.job.attempt:
         return None
     return Call("distributor.checkpoint.start", "check_place")
 

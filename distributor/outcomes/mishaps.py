@@ -55,12 +55,12 @@ def typed(error: BaseException) -> DistributorError:
 def context_stopped(run_id: str, by_user: bool) -> RunCancelledError:
     """Return the error of a run whose Spark context was stopped."""
     who = "spark.stop()" if by_user else "spark.stop(), or by Spark itself, whose log on the driver then says why"
-    return _final(RunCancelledError(f"run {run_id} was cancelled, because its Spark session was stopped by {who}"))
+    return final(RunCancelledError(f"run {run_id} was cancelled, because its Spark session was stopped by {who}"))
 
 
 def jvm_ended(run_id: str) -> NodeLostError:
     """Return the error of a run whose Spark driver's JVM has ended."""
-    return _final(
+    return final(
         NodeLostError(
             f"run {run_id} was lost, because Spark's JVM on the driver ended, and the executors with it (killed, out "
             "of memory, or crashed: see the driver's log). Restart Python or the notebook's kernel"
@@ -80,6 +80,7 @@ def _is_no_thread(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "start new thread" in str(error)
 
 
-def _final(error: E) -> E:
+def final(error: E) -> E:
+    """Mark an error as the one that explains everything: nothing replaces it, and no other attempt follows."""
     error._final = True  # type: ignore[attr-defined]
     return error

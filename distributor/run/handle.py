@@ -217,8 +217,11 @@ class Run:
             >>> run.snapshot().ranks_up  # doctest: +SKIP
             4
         """
-        about = self._supervisor.state
-        phase, now = about.phase, time.monotonic()
+        about, now = self._supervisor.state, time.monotonic()
+        phase = about.phase
+        if isinstance(phase, state.Ended) and about is not self._supervisor.state:  # another attempt has just followed
+            about = self._supervisor.state
+            phase = about.phase
         detail, lasting = self._preparing.step(about, self._supervisor.submission)
         if isinstance(phase, state.Stopping):
             left = phase.grace - (now - phase.since)
@@ -230,7 +233,7 @@ class Run:
             name=self.name,
             title=self._job.title,
             world_size=self._job.world_size,
-            status=about.status,
+            status=state.status_of(phase),
             seconds=self._times.seconds,
             since=now - phase.since,
             detail=detail,

@@ -66,7 +66,7 @@ class Nodes:
             self._importing.pop(name, None)
 
     def arrived(self, name: str, now: float) -> None:
-        """Record that a node is up and that its warm process has finished importing."""
+        """Record that a node has connected to the driver. If it was importing a module, that import has ended."""
         self._importing.pop(name, None)
         self.heard(name, now)
 

@@ -40,6 +40,9 @@ class Preparing:
 
     def _before_nodes(self, state: AttemptState, submission: Submission, waited: float) -> Step | None:
         """Return what the run does before anything is known about its nodes."""
+        job = submission.job
+        if job.identity is not None and job.fence is None:
+            return Step(f"waiting for the name {job.identity.name!r}")
         if state.unreached:
             return Step("Spark runs the tasks, but no node has reached the driver")
         server = submission.server

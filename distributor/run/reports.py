@@ -183,7 +183,10 @@ class Reports:
             return tuple((rank, REPORTS, self._streams[rank].offset) for rank in ranks if rank in self._streams)
 
     def new(self) -> tuple[News, ...]:
-        """Return the rows, checkpoints and ends of attempts since the last call; nothing at the first call."""
+        """Return what has arrived since the last call: rows of metrics, committed checkpoints and ended attempts.
+
+        The first call returns nothing: it begins the collection, so that a run without callbacks collects nothing.
+        """
         with self._lock:
             news, self._new = tuple(self._new or ()), []
             return news

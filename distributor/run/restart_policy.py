@@ -9,6 +9,7 @@ from distributor.outcomes.causes import Cause, RankFailed, Stalled
 from distributor.outcomes.failures import is_infrastructure, order_failures
 from distributor.outcomes.mishaps import is_final
 from distributor.outcomes.verdict import failures_of
+from distributor.text.wording import NOT_READY
 from distributor.values.options import Recovery
 from distributor.values.outcome import Failure
 
@@ -61,7 +62,7 @@ def again_in_new_job(error: BaseException, attempt: int, recovery: Recovery) -> 
     """
     if attempt >= recovery.max_restarts or is_final(error):
         return False
-    if isinstance(error, _NOT_STARTED):
+    if isinstance(error, _NOT_STARTED) or (isinstance(error, errors.CompanionError) and NOT_READY in str(error)):
         return attempt > 0
     if isinstance(error, errors.StallError | errors.CompanionError):
         return True

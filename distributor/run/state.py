@@ -265,6 +265,12 @@ Action = StopRanks | EndJob | Arm | AskScheduler | AskStacks | Announce | Warn |
 
 _ALIVE = (Waiting, Starting, Running)
 
+
+def status_of(phase: Phase) -> Status:
+    """Return the status that users see in a phase."""
+    return phase.status if isinstance(phase, Ended) else Status[type(phase).__name__.upper()]
+
+
 _TASK_ENDED = "its Spark task ended: the Python worker or the executor was killed, or the job was cancelled"
 
 
@@ -286,8 +292,8 @@ class AttemptState:
         self.began = now
         self.nodes = Nodes() if nodes is None else nodes
         self.phase: Phase = Waiting(now) if self.nodes.placement is None else Starting(now)
-        #: Whether the user wants the run to end, even if it is already stopping for another reason.
-        self.cancelled = False
+        #: The wish to end the run, even if it is already stopping for another reason.
+        self.wish: Cancel | Kill | None = None
         #: Whether the user wants the run to end at once, even if nodes are still bringing files.
         self.killed = False
         #: Whether the driver has warned that no node reaches it.
@@ -321,9 +327,7 @@ class AttemptState:
     @property
     def status(self) -> Status:
         """The status that users see."""
-        if isinstance(self.phase, Ended):
-            return self.phase.status
-        return Status[type(self.phase).__name__.upper()]
+        return status_of(self.phase)
 
     def on(self, event: Event, now: float) -> list[Action]:
         """Note an event and return the actions to perform, in order.
@@ -340,7 +344,7 @@ class AttemptState:
             case Lost():
                 return self._on_lost(event, now)
             case Cancel():
-                return self._on_cancel(event.why, now, event.told)
+                return self._on_cancel(event, now)
             case Kill():
                 return self._on_kill(now)
             case Due():
@@ -447,13 +451,14 @@ class AttemptState:
         """Ask for a decision on how the run continues, once no node has ranks left."""
         return [Rest(self.nodes.next_port)] if self.nodes.all_rest else []
 
-    def _on_cancel(self, why: str, now: float, told: str = "") -> list[Action]:
-        self.cancelled = True
-        return self._stop(Cancelled(told), why, now) if isinstance(self.phase, _ALIVE) else []
+    def _on_cancel(self, event: Cancel, now: float) -> list[Action]:
+        self.wish = self.wish or event
+        return self._stop(Cancelled(event.told), event.why, now) if isinstance(self.phase, _ALIVE) else []
 
     def _on_kill(self, now: float) -> list[Action]:
         self.killed = True
-        actions = self._on_cancel("killed", now)
+        actions = self._on_cancel(Cancel("killed"), now)
+        self.wish = Kill()
         if isinstance(self.phase, Stopping):
             self.phase = replace(self.phase, reason="killed", grace=0.0)
         return [*actions, StopRanks("killed", grace=False), Arm(Deadline.END, self._margins.kill)]
@@ -498,8 +503,8 @@ class AttemptState:
         return [
             Warn(
                 f"run {self._job.label}: its tasks have run for {self._margins.unreached:g} s, but no node has reached "
-                f"the driver at {asked.address}. The run goes on without live log lines and without restarts; results "
-                "and errors still arrive. If there is a firewall in between, pass driver_ports= and open these ports"
+                f"the driver at {asked.address}. The run goes on without live log lines; results and errors still "
+                "arrive. If there is a firewall in between, pass driver_ports= and open these ports"
             )
         ]
 

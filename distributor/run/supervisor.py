@@ -55,6 +55,7 @@ class Supervisor:
         self._margins = margins
         self._alarm = Alarm()
         self._dumps = Dumps(job.world_size)
+        self._stuck = False  # whether the run ends because its last attempts have come no further
         self._where: Dump | None = None  # the request whose answers are shown when the user interrupts the run
         self._stalling: Dump | None = None  # the request whose answers say whether and where the run stalls
         #: The job that runs now.
@@ -97,7 +98,7 @@ class Supervisor:
         """
         try:
             self._alarm.start()
-            with hold(self._job, lambda: not self.state.cancelled, self._displace) as tenure:
+            with hold(self._job, lambda: self.state.wish is None, self._displace) as tenure:
                 self.submission.job = tenure.job
                 with keep(self._job) as deposits:
                     result = self._run_jobs(submitted, deposits)
@@ -105,7 +106,7 @@ class Supervisor:
         except BaseException as error:
             result = self._judge(None, error)
         if result.error is not None:
-            add_history(result.error, self.reports.ended, stuck=self._is_stuck)
+            add_history(result.error, self.reports.ended, stuck=self._stuck)
         return result
 
     def _displace(self, by: str) -> None:
@@ -118,6 +119,7 @@ class Supervisor:
                 result = self._run_job(submitted, deposits)
                 if not self._submits_again(result.error):
                     return result
+                submitted = time.time()
         finally:
             for warning in () if deposits is None else deposits.warnings:
                 _log.warning("run %s: %s", self._job.label, warning)
@@ -125,6 +127,8 @@ class Supervisor:
     def _run_job(self, submitted: float, deposits: Deposits | None) -> Verdict:
         """Run the current job to its end."""
         timeout, tasks, submission = self._job.deadlines.heartbeat_timeout, self._job.num_tasks, self.submission
+        if deposits is not None:
+            deposits.begin()
         try:
             with ChannelServer(self, timeout, tasks, self._guard(), deposits) as submission.server:
                 self.attempt.begin()
@@ -143,15 +147,15 @@ class Supervisor:
         ended = self.attempt
         about, number = ended.state, ended.state.number + 1
         recovery = self._job.recovery
-        follows = error is not None and again_in_new_job(error, about.number, recovery) and not self._is_stuck
-        if about.cancelled or not follows:
+        follows = error is not None and again_in_new_job(error, about.number, recovery)
+        if about.wish is not None or not follows or self._gives_up():
             return False
         why = about.reason if isinstance(about.cause, NodeLost) else str(error).partition("\n")[0]
         try:
             job = replace(self._job, attempt=number, output_dir=held_now(self._job.output_dir))
             submission = Submission(job, self.submission.scheduler.again(job), self._alarm, self._margins)
         except Exception as failed:  # Spark's context may just have been stopped
-            _log.debug("run %s: cannot submit another job: %s", self._job.label, failed)
+            _log.warning("run %s: cannot start again in a new job: %s", self._job.label, failed)
             return False
         most, label = recovery.max_restarts, self._job.label
         _log.warning("run %s: starting again in a new job (restart %d of at most %d): %s", label, number, most, why)
@@ -159,7 +163,7 @@ class Supervisor:
         self._display.logs.begin_again()
         self._end_attempt(why)
         self.reports.begin_again()
-        self.submission = submission
+        self.submission, self.timings = submission, {}
         self._follow(ended, self._make_attempt(Nodes(about.nodes.placement), number))
         self._cancel_too(about)
         return True
@@ -170,9 +174,9 @@ class Supervisor:
         ended.on(state.JobEnded(Status.FAILED))
 
     def _cancel_too(self, ended: AttemptState) -> None:
-        """Cancel the current attempt if the previous one was cancelled just before it ended."""
-        if ended.cancelled:
-            self.on(state.Cancel("cancelled"))
+        """Cancel or kill the current attempt if that was asked of the previous one just before it ended."""
+        if ended.wish is not None:
+            self.on(ended.wish)
 
     def _guard(self) -> Guard:
         return Guard(
@@ -192,10 +196,11 @@ class Supervisor:
         self._dumps.close()
         self._tell_where()
 
-    @property
-    def _is_stuck(self) -> bool:
-        """Whether the last attempts have not come further than those before them."""
-        return is_stuck(self.reports.steps(self.state.number))
+    def _gives_up(self) -> bool:
+        """Return whether the last attempts have come no further. Without a channel, that is not known."""
+        reached = self.server is not None and self.server.reached
+        self._stuck = reached and is_stuck(self.reports.steps(self.state.number))
+        return self._stuck
 
     def _end_attempt(self, why: str | None) -> None:
         about, line = self.state, None if why is None else why.partition("\n")[0]
@@ -275,8 +280,8 @@ class Supervisor:
         about = ended.state
         assert server is not None
         recovery = self._job.recovery
-        follows = again(about.cause, about.failures, about.number, recovery) and not self._is_stuck
-        if port is None or about.cancelled or not follows:
+        follows = again(about.cause, about.failures, about.number, recovery)
+        if port is None or about.wish is not None or not follows or self._gives_up():
             server.end()
             return
         why = about.reason

@@ -22,15 +22,16 @@ class Stamp(NamedTuple):
 
 
 def stamps(folder: str, apart: Collection[str] = (), failed: list[OSError] | None = None) -> dict[str, Stamp]:
-    """Return the stamps of all files below a folder, by relative path with slashes.
+    """Return the size, modification time and inode of each file below a folder.
 
-    The following are left out: compiled Python files, folders that are never shipped
-    (:data:`~distributor.shipping.project.SKIPPED_DIRS`), links to folders, and links that lead out of the folder.
+    The keys of the result are paths relative to the folder, with slashes. Compiled Python files, folders that are never
+    shipped (:data:`~distributor.shipping.project.SKIPPED_DIRS`), links to folders, and links that lead out of the
+    folder are left out.
 
     Args:
         folder: the folder.
-        apart: real paths of folders that are left out.
-        failed: collects the errors of files and folders that cannot be read and are therefore missing.
+        apart: real paths of further folders to leave out.
+        failed: a list to which errors are appended. A file or folder that cannot be read is missing in the result.
     """
     top = os.path.realpath(folder)
     return dict(_below(top, "", top + os.sep, apart, [] if failed is None else failed))

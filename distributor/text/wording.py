@@ -135,6 +135,9 @@ def no_temporary_folder(host: str, why: str) -> str:
     )
 
 
+#: What the error of a companion says that has ended before the ranks could be started.
+NOT_READY = "before it was ready"
+
 #: The call that makes processes find each other, by framework; ``"torch"`` if there is no framework.
 _REMEDIES = {
     "pytorch_lightning": "Trainer() or Fabric() without devices=1, which asks for one device alone",

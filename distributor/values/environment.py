@@ -7,6 +7,7 @@ process that imports torch.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -17,6 +18,16 @@ NODE_ID = "DISTRIBUTOR_NODE_ID"
 def node_id(job_id: str, leader: int) -> str:
     """Return the ID that marks a node's processes; ``leader`` is the partition of the task that runs the agent."""
     return f"{job_id}.{leader}"
+
+
+def is_of_earlier_job(mark: str, run_id: str, attempt: int) -> bool:
+    """Return whether an ID marks processes of a run whose job began before the job with this first attempt.
+
+    >>> is_of_earlier_job("3f2a.0", "3f2a", 2), is_of_earlier_job("3f2a-2.0", "3f2a", 2)
+    (True, False)
+    """
+    found = re.fullmatch(rf"{re.escape(run_id)}(?:-(\d+))?\.\d+", mark)
+    return found is not None and int(found[1] or 0) < attempt
 
 
 #: Variables that the run sets and ``env=`` cannot: wrong values would hang or corrupt the other ranks.

@@ -1,9 +1,9 @@
 """Every message between the processes of a run, and its form on the wire.
 
-A message is a frozen dataclass. On the wire it is an object of plain values: its ``kind`` and its fields. The channel
-and the launcher's pipe carry it as JSON; private lines between processes of one user carry it as a pickle, so that it
-can hold bytes. :func:`decode` checks each value on arrival. A rank's output is not sent as a message, but as a
-:class:`~distributor.values.outcome.Log`.
+A message is a frozen dataclass. It is sent as an object of plain values: its ``kind`` and its fields. Connections to
+the driver (the channel) and the launcher's pipe use JSON. Sockets between processes of one user on one machine use
+pickle, since those messages can hold bytes. :func:`decode` checks each value on arrival. A rank's output is not sent as
+a message, but as a :class:`~distributor.values.outcome.Log`.
 
 Spark's workers use this module by value, so it is self-contained and uses the standard library only.
 """

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from distributor.channel import task as exchange
 from distributor.channel.server import ChannelServer
 from distributor.errors import DistributorError, RunCancelledError
+from distributor.outcomes import mishaps
 from distributor.schedulers.spark import checks, errors as spark_errors, slots as spark_slots
 from distributor.schedulers.spark.barrier import BarrierSession, Delivery
 from distributor.schedulers.spark.classic import ClassicSession
@@ -59,6 +60,7 @@ class SparkScheduler:
             ConnectSession(session) if is_connect(session) else ClassicSession(session, self._cluster)
         )
         self._job: Job | None = None  # set by check()
+        self._ends = False  # whether the run itself ends the job
 
     @property
     def omp_threads(self) -> int | None:
@@ -108,6 +110,7 @@ class SparkScheduler:
         return None if self._job is None else self._barrier.waiting_for(self._job)
 
     def cancel(self) -> bool:
+        self._ends = True
         return self._barrier.cancel()
 
     def run(self, job: Job, server: ChannelServer) -> Collected:
@@ -118,6 +121,8 @@ class SparkScheduler:
             raise
         except Exception as error:
             told = self._barrier.ended(job) or spark_errors.translate(error, job, self._barrier.failed_hosts())
+            if isinstance(told, RunCancelledError) and not self._ends:
+                told = mishaps.final(told)  # cancelled in Spark's UI, or by PySpark
             if (returned := server.returned(_patience(told))) is None:
                 raise told from None
             why = spark_errors.reason(str(error))

@@ -1,10 +1,10 @@
-"""The code that runs in a barrier task's Python worker.
+"""The code that runs in the Python worker of a barrier task. It uses only the standard library and pyspark.
 
-It uses only the standard library and pyspark, and is pickled by value.
+Each task sends facts about its machine to all other tasks. One task of each executor, the leader, then starts the
+executor's agent, which starts the ranks, and waits for the agent's report.
 
-The worker exchanges facts with all other tasks. If its task leads its executor, it runs the agent as a child. Spark
-reuses workers, so nothing stays behind: no environment variable is set, no module of this package stays imported.
-If a run fails, the holder (:mod:`holder`) makes sure that its Spark job fails as well.
+Spark reuses workers for other jobs. So this code is pickled by value, sets no environment variable, and leaves no
+module of this package imported. If a run fails, its Spark job must fail too; see :mod:`holder`.
 """
 
 from __future__ import annotations

@@ -161,7 +161,10 @@ def test_several_ranks_without_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigurationError, match="save makes 2 ranks work together, but they have no store of torch's"):
         connect(0, 2, "0", "save")
-    with pytest.raises(ConfigurationError, match=r"save makes 2 ranks work together: call torch.*init_process_group"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"save needs a process group, since all 2 ranks take part in it: call torch.*init_process_group",
+    ):
         connect_group(0, 2, "ab", "save")
 
 

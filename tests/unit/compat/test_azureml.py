@@ -141,7 +141,7 @@ def test_commands_that_are_run(line: str, program: Program) -> None:
         ("torchrun --nproc_per_node 2 a.py", "leave out torchrun, mpirun and other launchers"),
         ("python", "command must be 'python SCRIPT"),
         ("python -m", "command must be 'python SCRIPT"),
-        ("python -O a.py", "gives Python the option '-O'"),
+        ("python -O a.py", "passes the option '-O' to Python"),
         ("python a.py ${{inputs.lr}}", "names the input 'lr', but inputs has data: add the input to inputs"),
     ],
 )

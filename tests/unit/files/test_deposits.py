@@ -196,3 +196,18 @@ def test_a_change_that_fails_leaves_room_for_others(tmp_path: Path, monkeypatch:
         assert there(tmp_path) == {"a": b"123456"}
         assert bring(deposits, 0, "b", b"1234")[-1] == Received()
         assert isinstance(bring(deposits, 0, "c", b"1")[0], Refused)
+
+
+def test_each_job_has_an_event_loop_of_its_own(tmp_path: Path) -> None:
+    """Nodes bring files at the same time, in one job and in the next."""
+    deposits = Deposits(Folder(tmp_path), 1 << 20, 5.0)
+
+    async def bring_all(job: int) -> list[list[Message]]:
+        content = b"x" * 1000
+        told = [Deposit(entry(f"{job}-{number}", content)) for number in range(8)]
+        return await asyncio.gather(*(answers(deposits, 0, each, content) for each in told))
+
+    for job in range(2):
+        deposits.begin()
+        found = asyncio.run(bring_all(job))
+        assert all(isinstance(each[-1], Received) for each in found)

@@ -105,7 +105,7 @@ def test_two_runs_of_one_name(tmp_path: Path) -> None:
 def test_a_holder_that_has_ended_here_is_followed_at_once(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pid = process.pid
-    ended = Holder("z9", "host", processes.machine(), pid, "1")
+    ended = Holder("z9", "host", processes.pid_scope(), pid, "1")
     write(tmp_path, Claim(7, 3, "train", "code", {}, False, "z9", ended))
     patient = replace(TIMES, expire=10 * watch.DEADLINE)
     with held(job(tmp_path), times=patient) as made:
@@ -206,7 +206,7 @@ def test_a_place_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
         watch.until(lambda: record(tmp_path).sequence > before)
         down.set()
         made.settle(finished=True)
-    assert "cannot give its name back, so the next run of that name waits: the store is down" in caplog.text
+    assert "cannot give its name back, so the next run of that name waits, and goes on with the" in caplog.text
 
 
 def test_a_url(tmp_path: Path) -> None:
@@ -217,3 +217,32 @@ def test_a_url(tmp_path: Path) -> None:
         assert record(tmp_path).run == "a0"
         made.settle(finished=False)
     assert record(tmp_path).holder is None
+
+
+def test_a_name_that_could_not_be_given_back_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says that the training has finished as soon as the store takes it."""
+    write_file, fails = Folder.write, [True]
+
+    def failing(self: Folder, name: str, data: bytes) -> None:
+        if b'"holder": null' in data and fails:
+            fails.pop()
+            raise OSError("the store is down")
+        write_file(self, name, data)
+
+    monkeypatch.setattr(Folder, "write", failing)
+    with held(job(tmp_path), times=replace(TIMES, renew=watch.DEADLINE)) as made:
+        made.settle(finished=True)
+        assert not record(tmp_path).finished
+    assert (record(tmp_path).finished, record(tmp_path).holder) == (True, None)
+
+
+@pytest.mark.parametrize("unknown", ["machine", "started"])
+def test_what_a_system_does_not_tell_is_no_end(tmp_path: Path, unknown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without boot identifiers or start times, only silence means that a holder has ended."""
+    if unknown == "machine":
+        monkeypatch.setattr(processes, "pid_scope", lambda: "")
+    else:
+        monkeypatch.setattr(processes, "start_time", lambda pid: None)
+    with held(job(tmp_path)):
+        with pytest.raises(StartError, match="is held by run a0"), held(job(tmp_path, "b1")):
+            pass
