@@ -60,3 +60,13 @@ def test_the_deepspeed_benchmark_compares_with_its_launcher(deepspeed: None) -> 
     rows = {line[:8].strip(): line[8:].split() for line in told.splitlines()[-1:]}
     assert set(rows) == {"zero 3"}
     assert all(len(row) == 5 and min(map(float, row)) > 0 for row in rows.values())
+
+
+@pytest.mark.slow
+def test_the_recovery_benchmark_compares_and_names_targets() -> None:
+    told = run("recovery.py", "--rounds", "1", "--size", "1", "--master", "")
+    table = {line[:20].strip(): line[20:].split() for line in told.partition("kill of a")[2].splitlines()[1:]}
+    assert set(table) == {"rank, local", "rank, torchrun", "agent, local", "driver, local"}
+    for name in ("rank, local", "agent, local", "driver, local"):
+        assert table[name][0] == "1/1"
+        assert 0 < float(table[name][1]) == float(table[name][2])
