@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import accompanied
-import checkpointed
 import psutil
 import pytest
 import trainings
@@ -18,7 +17,6 @@ import watch
 from sessions import LOCAL, Make, Sessions
 
 from distributor import (
-    Checkpoints,
     CompanionError,
     NodeLostError,
     Run,
@@ -306,24 +304,6 @@ def test_only_a_later_attempt_may_fail_to_start(
     assert run.results(watch.DEADLINE) == [(2, 2.0)] * 2
     assert starts == [0, 1, 2]
     assert [ended.reason for ended in run.attempts][1:] == ["no process can be started", None]
-
-
-@pytest.mark.slow
-def test_a_training_goes_on_bit_by_bit_in_new_jobs(make: Make, tmp_path: Path) -> None:
-    """Three agents are killed at random steps; weights are as if nothing had happened."""
-    steps, kept = 30, Checkpoints(str(tmp_path / "runs"))
-    undisturbed = make(2, checkpoints=tmp_path / "undisturbed").run(checkpointed.train_digits, steps, None)
-    run = make(2, checkpoints=kept, max_restarts=3).submit(checkpointed.train_digits, steps, None, pause=0.05)
-    for step in (5, 12, 20):
-        watch.until(lambda step=step: max((s for s in checkpointed.committed(tmp_path / "runs")), default=0) >= step)
-        victims.part(run, "agent").kill()
-        watch.until(lambda: run.status is not Status.RUNNING)
-        watch.until(lambda: run.status is Status.RUNNING)
-    begun, weights, seen = run.result(watch.DEADLINE)
-    assert begun is not None and begun >= 20
-    assert (weights, seen) == (undisturbed[1], steps * 16)
-    assert len(run.attempts) == 4
-    watch.gone(run.id)
 
 
 def test_what_earlier_jobs_have_left_on_a_node_is_killed(make_local: Make, tmp_path: Path) -> None:

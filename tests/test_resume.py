@@ -74,7 +74,7 @@ def claim(folder: Path) -> Claim | None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", [LOCAL, pytest.param(MASTERS[-1], marks=pytest.mark.spark)])
+@pytest.mark.parametrize("mode", [LOCAL, pytest.param(MASTERS[-1], marks=[pytest.mark.spark, pytest.mark.long])])
 def test_a_driver_that_is_killed_twice(mode: str, tmp_path: Path, make_local: Make) -> None:
     """The same program again goes on bit by bit; when it has finished, it does not train again."""
     _, undisturbed, _ = make_local(2, checkpoints=tmp_path / "undisturbed").run(checkpointed.train_digits, STEPS)

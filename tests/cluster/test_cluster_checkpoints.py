@@ -6,6 +6,8 @@ from pathlib import Path
 
 import checkpointed
 import pytest
+import victims
+import watch
 from clusters import Cluster
 
 from distributor import TorchDistributor, TrainingError
@@ -26,3 +28,24 @@ def test_a_killed_training_goes_on_bit_by_bit(cluster: Cluster, tmp_path: Path) 
     begun, weights, _ = distributor.run(checkpointed.train_digits, 4, str(tmp_path / "once"))
     assert begun in (1, 2)
     assert weights == undisturbed
+
+
+def test_a_lost_node_is_a_new_job_bit_by_bit(cluster: Cluster, tmp_path: Path) -> None:
+    """An agent is killed, then an executor."""
+    cluster.session()
+    options = {"use_gpu": False, "max_processes_per_node": 1}
+    undisturbed = TorchDistributor(3, checkpoints=tmp_path / "undisturbed", **options)
+    _, weights, _ = undisturbed.run(checkpointed.train_digits, 24)
+    kept = tmp_path / "killed"
+    killed = TorchDistributor(3, checkpoints=kept, max_restarts=2, grace_period=1.0, **options)
+    run = killed.submit(checkpointed.train_digits, 24, pause=0.2)
+    for number, (find, step) in enumerate(
+        ((lambda: victims.part(run, "agent"), 4), (lambda: victims.executor_of(run), 12))
+    ):
+        watch.until(lambda step=step: max(checkpointed.committed(kept), default=0) >= step)  # type: ignore[misc]
+        find().kill()
+        watch.until(lambda number=number: len(run.attempts) > number)  # type: ignore[misc]
+    begun, found, _ = run.result(2 * watch.DEADLINE)
+    assert begun >= 12
+    assert found == weights
+    watch.gone(run.id)

@@ -101,7 +101,7 @@ def train_digits(
         optimizer.step()
         scheduler.step()
         state["seen"] += len(chosen)
-        runtime.report(step=step, loss=loss)
+        runtime.report(step=step, loss=loss, pid=os.getpid())
         runtime.save_checkpoint(state, step)
         time.sleep(pause)
         if kill is not None and step == steps // 2 and runtime.rank() == 1 and not os.path.exists(kill):
