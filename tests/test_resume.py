@@ -14,6 +14,7 @@ from typing import Any
 
 import checkpointed
 import pytest
+import victims
 import watch
 from sessions import LOCAL, MASTERS, Make
 
@@ -137,6 +138,35 @@ def save_after_a_loss(folder: str) -> None:
     taken = replace(found, sequence=found.sequence + 1000, run="z9", holder=replace(found.holder, run="z9"))
     place.write(claims.FILES[taken.sequence % 2], seal(taken))
     runtime.save_checkpoint({"value": 2}, 2, wait=True)
+
+
+def test_ranks_of_an_earlier_job_commit_nothing(tmp_path: Path) -> None:
+    """A node that was cut off reaches the place again while the run goes on elsewhere."""
+    run = named(tmp_path, max_restarts=1).submit(save_from_two_jobs, str(tmp_path))
+    watch.until((tmp_path / "ready").exists)
+    victims.part(run, "agent").kill()
+    assert run.result(watch.DEADLINE) == "attempt 1 of this run has begun"
+    assert checkpointed.committed(tmp_path / "digits" / "1") == [2, 1]
+
+
+def save_from_two_jobs(folder: str) -> str:
+    """Saves a step in each attempt. The second one plays the first, too, and returns what stops that."""
+    import time
+
+    from distributor import runtime
+    from distributor.checkpoint.session import current
+    from distributor.values.claims import CLAIM
+
+    runtime.save_checkpoint({"value": 1}, 1 + runtime.attempt(), wait=True)
+    if runtime.attempt() == 0:
+        Path(folder, "ready").touch()
+        time.sleep(600)
+    os.environ[CLAIM] = os.environ[CLAIM].replace('"attempt": 1', '"attempt": 0')
+    try:
+        current("save").check_fence()
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def named(folder: Path, **options: Any) -> Distributor:

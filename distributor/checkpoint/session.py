@@ -99,7 +99,8 @@ class Session:
         """Check that the run still holds its name.
 
         Raises:
-            OSError: another run holds it now, or the driver keeps the claim in another place.
+            OSError: another run holds it now, the run goes on in a later job, or the driver keeps the claim in another
+                place.
         """
         fence = fence_of(os.environ)
         if fence is None:
@@ -113,6 +114,8 @@ class Session:
             )
         if found.run != fence.run:
             raise OSError(f"{found.holder or f'run {found.run}'} holds the name of this run now")
+        if found.attempt != fence.attempt:
+            raise OSError(f"attempt {found.attempt} of this run has begun")
 
     def save_later(self, save: Callable[[], None]) -> None:
         """Call a function in a thread, after an earlier one has ended. The process does not end before the thread."""

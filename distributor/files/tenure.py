@@ -51,6 +51,17 @@ class Tenure:
         self.job = job
         self._keeper = keeper
 
+    def advance(self, job: Job) -> Job:
+        """Return a further job of the run. From now on, ranks of earlier jobs commit nothing more.
+
+        Raises:
+            OSError: the place cannot be used.
+        """
+        if self._keeper is None or job.fence is None:
+            return job
+        self._keeper.advance(job.attempt)
+        return replace(job, fence=replace(job.fence, attempt=job.attempt))
+
     def settle(self, *, finished: bool) -> None:
         """Give the name back at the end of the run. Do nothing for a run without a claim.
 
@@ -156,6 +167,12 @@ class Keeper:
                 if not warned:
                     _log.warning("run %s: cannot renew its hold of the name: %s", self._job.label, error)
                 warned = True
+
+    def advance(self, attempt: int) -> None:
+        """Record that the run has a further job; see :meth:`Tenure.advance`."""
+        with self._writing:
+            if self._claim is not None and self._other() is None:  # otherwise the run is about to end
+                self._write(self._claim.advanced(attempt))
 
     def _other(self) -> str | None:
         """Return which run holds the name now, in words; ``None`` if it is this one."""

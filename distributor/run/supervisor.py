@@ -11,7 +11,7 @@ from distributor.channel.guard import Guard
 from distributor.channel.server import ChannelServer
 from distributor.display.display import Display
 from distributor.files.deposits import Deposits, held_now, keep
-from distributor.files.tenure import hold
+from distributor.files.tenure import Tenure, hold
 from distributor.outcomes import advice, timings
 from distributor.outcomes.causes import Cancelled, Cause, NodeLost
 from distributor.outcomes.stacks import Stacks, summary
@@ -55,6 +55,7 @@ class Supervisor:
         self._margins = margins
         self._alarm = Alarm()
         self._dumps = Dumps(job.world_size)
+        self._tenure: Tenure | None = None  # once the run holds its name
         self._stuck = False  # whether the run ends because its last attempts have come no further
         self._where: Dump | None = None  # the request whose answers are shown when the user interrupts the run
         self._stalling: Dump | None = None  # the request whose answers say whether and where the run stalls
@@ -99,7 +100,7 @@ class Supervisor:
         try:
             self._alarm.start()
             with hold(self._job, lambda: self.state.wish is None, self._displace) as tenure:
-                self.submission.job = tenure.job
+                self._tenure, self.submission.job = tenure, tenure.job
                 with keep(self._job) as deposits:
                     result = self._run_jobs(submitted, deposits)
                 tenure.settle(finished=result.error is None)
@@ -153,6 +154,7 @@ class Supervisor:
         why = about.reason if isinstance(about.cause, NodeLost) else str(error).partition("\n")[0]
         try:
             job = replace(self._job, attempt=number, output_dir=held_now(self._job.output_dir))
+            job = job if self._tenure is None else self._tenure.advance(job)
             submission = Submission(job, self.submission.scheduler.again(job), self._alarm, self._margins)
         except Exception as failed:  # Spark's context may just have been stopped
             _log.warning("run %s: cannot start again in a new job: %s", self._job.label, failed)

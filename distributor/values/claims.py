@@ -79,6 +79,7 @@ class Claim:
         finished: whether the training has ended with success.
         run: identifier of the last run that held the name.
         holder: the run that holds the name now; ``None`` if none does.
+        attempt: number of the first attempt of that run's present job.
     """
 
     sequence: int
@@ -89,10 +90,15 @@ class Claim:
     finished: bool
     run: str
     holder: Holder | None
+    attempt: int = 0
 
     def renewed(self) -> Claim:
         """Return the next version of the record, with the same holder."""
         return replace(self, sequence=self.sequence + 1)
+
+    def advanced(self, attempt: int) -> Claim:
+        """Return the next version of the record, for a further job of the same run."""
+        return replace(self, sequence=self.sequence + 1, attempt=attempt)
 
     def released(self, *, finished: bool) -> Claim:
         """Return the next version of the record, without a holder."""
@@ -174,10 +180,13 @@ class Fence:
     Attributes:
         place: where the claim is kept.
         run: the run that must hold the name.
+        attempt: number of the first attempt of the job that may commit. An earlier job, whose nodes were cut off, may
+            not.
     """
 
     place: str
     run: str
+    attempt: int = 0
 
     def to_environ(self) -> dict[str, str]:
         """Return the environment variables that tell it to ranks."""
