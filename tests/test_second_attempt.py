@@ -30,8 +30,8 @@ def submit(make: Make, local: bool, mode: str, request: pytest.FixtureRequest) -
     def submitted(function: Any, *args: Any, **options: Any) -> Run:
         session = None if local else request.getfixturevalue("sessions").get(mode)
         scheduler = LocalScheduler(2) if local else choose_scheduler(session, use_gpu=False)
-        options = {"max_restarts": 1, "restart_on": "any", **options}
-        job = make(4, grace_period=1.0, **options).plan(function, *args)
+        options = {"max_restarts": 1, "restart_on": "any", "grace_period": 1.0, **options}
+        job = make(4, **options).plan(function, *args)
         scheduler.check(job)
         return Run(job, scheduler).start()
 
@@ -190,6 +190,46 @@ def wait_in_the_second(folder: str) -> None:
         raise ValueError("no")
     Path(folder, "second").touch()
     trainings.wait_for(str(Path(folder, "never")))
+
+
+def handle_sigterm(folder: str, how: str) -> int:
+    """In the first attempt, rank 1 is killed; the others do not end at SIGTERM, as if they waited in a collective."""
+    from distributor import runtime
+
+    rank = runtime.rank()
+    if runtime.attempt() > 0:
+        return runtime.attempt()
+    signal.signal(signal.SIGTERM, lambda *_: time.sleep(600))
+    log = open(Path(folder, f"log-{rank}"), "w")  # stays open, as logs do
+    log.write("begun\n")
+    Path(folder, f"up-{rank}").touch()
+    trainings.wait_for(str(Path(folder, "kill")))
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "write" and rank == 2:
+        with open(Path(folder, "large"), "wb") as file:
+            for number in range(40):
+                file.write(bytes([number]) * 1000)
+                file.flush()
+                end = time.monotonic() + 0.05
+                while time.monotonic() < end:  # a signal handler that sleeps would end this
+                    pass
+    time.sleep(600)
+    raise AssertionError
+
+
+@pytest.mark.slow_on_executors
+@pytest.mark.parametrize("how", ["wait", "write"])
+def test_ranks_that_would_wait_do_not_hold_up_the_next_attempt(submit: Submit, tmp_path: Path, how: str) -> None:
+    """A file that is being written is finished first, as far as the grace period lets it."""
+    run = submit(handle_sigterm, str(tmp_path), how, grace_period=10 * watch.DEADLINE, restart_on="infrastructure")
+    watch.until(lambda: len(list(tmp_path.glob("up-*"))) == 4)
+    (tmp_path / "kill").touch()
+    assert run.results(watch.DEADLINE) == [1] * 4
+    if how == "write":
+        assert (tmp_path / "large").stat().st_size == 40_000
+    assert run.attempts[0].reason == "rank 1 failed: killed by SIGKILL"
+    watch.gone(run.id)
 
 
 def hang_once() -> int:

@@ -223,15 +223,16 @@ class ChannelServer:
         """Return whether the previous tasks were refused. If they were, new tasks may send their facts."""
         return self._facts.start_again()
 
-    def stop(self, reason: str, *, grace: bool = True) -> None:
+    def stop(self, reason: str, *, grace: bool = True, hasty: bool = False) -> None:
         """Order all nodes to stop their ranks, including nodes that connect later.
 
         Args:
             reason: the reason, for people to read.
             grace: whether ranks get the grace period; ``False`` also ends a grace period that has already begun.
+            hasty: whether another attempt waits for the ranks' end.
         """
         with suppress(RuntimeError):  # the run has just ended, and the loop with it
-            self._loop.call_soon_threadsafe(self._order_stop, messages.Stop(reason[:_LONGEST_REASON], grace))
+            self._loop.call_soon_threadsafe(self._order_stop, messages.Stop(reason[:_LONGEST_REASON], grace, hasty))
 
     def begin(self, attempt: int, port: int) -> None:
         """Order all nodes to begin another attempt, including nodes that connect again later.
@@ -483,7 +484,7 @@ class ChannelServer:
 
     def _order_stop(self, order: messages.Stop) -> None:
         stop = self._standing.stop
-        if stop is None or (stop.grace and not order.grace):
+        if stop is None or (stop.grace and (not order.grace or (order.hasty and not stop.hasty))):
             self._standing.stop = order
             self._send_all(order)
             self.intake.abort()  # the agents connect again, and are told to stop

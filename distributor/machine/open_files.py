@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterable
+from contextlib import suppress
+from typing import NamedTuple
 
 _FLAGS = re.compile(rb"^flags:\s*([0-7]+)", re.MULTILINE)
 
@@ -29,6 +32,33 @@ def written(pids: Iterable[int], folder: str) -> dict[str, int]:
                     found[path] = pid
             except OSError:  # just closed
                 continue
+    return found
+
+
+class State(NamedTuple):
+    """The size of a file in bytes, and the time of its last change in nanoseconds since the epoch."""
+
+    size: int
+    mtime_ns: int
+
+
+def regular(pid: int, apart: str) -> dict[str, State]:
+    """Return the regular files that a process has open for writing. Shared memory does not count.
+
+    Args:
+        pid: the process; one that has ended has no files.
+        apart: the real path of a folder whose files are left out.
+    """
+    found: dict[str, State] = {}
+    with suppress(OSError):
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):  # just closed
+                path = os.readlink(f"/proc/{pid}/fd/{descriptor}")
+                if path.startswith((apart + os.sep, "/dev/")) or not _writes(pid, descriptor):
+                    continue
+                about = os.stat(f"/proc/{pid}/fd/{descriptor}")
+                if stat.S_ISREG(about.st_mode) and about.st_nlink:
+                    found[path] = State(about.st_size, about.st_mtime_ns)
     return found
 
 

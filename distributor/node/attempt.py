@@ -14,7 +14,7 @@ from typing import Any
 
 from distributor.channel.rank_slots import Slots
 from distributor.machine import folders, processes
-from distributor.node import activity, outcomes
+from distributor.node import activity, hurry, outcomes
 from distributor.node.companions import Companions
 from distributor.node.driver_link import DriverLink
 from distributor.node.launching import Launcher, SpawnedLauncher
@@ -22,7 +22,7 @@ from distributor.node.outcomes import Ends
 from distributor.node.ranks import Ranks
 from distributor.node.tailing import Tailing
 from distributor.text.wording import who
-from distributor.values import messages
+from distributor.values import layout, messages
 from distributor.values.environment import NODE_ID
 from distributor.values.outcome import Outcome
 from distributor.values.plan import NodeOrder
@@ -118,7 +118,9 @@ class Attempt:
         self._companions = Companions(order, self._on_companion_death)
         self._error: tuple[str, str] | None = None
         self._stopping = False
-        self._backstop: asyncio.TimerHandle | None = None
+        self._backstops: list[
+            asyncio.TimerHandle | asyncio.Future[None]
+        ] = []  # end ranks that do not end by themselves
 
     @property
     def _order(self) -> NodeOrder:
@@ -144,8 +146,8 @@ class Attempt:
         error = self._error or self._ranks.start_error(self._launcher, self._order, stopped)
         if not stopped and (error is not None or self._ranks.alive):
             self._link.tell(messages.Failed())
-        if self._backstop is not None:
-            self._backstop.cancel()
+        for backstop in self._backstops:
+            backstop.cancel()
         self._notes.times["exited"] = time.time()
         # Before reading the last log lines, kill what ranks left behind (data-loader workers, detached children).
         await loop.run_in_executor(None, self._kill_rest, successor.pid)
@@ -202,7 +204,7 @@ class Attempt:
         transport.close()
 
     def _on_event(self, event: messages.Message) -> None:
-        self._ranks.note(event)
+        event = self._ranks.note(event)
         if isinstance(event, messages.LauncherReady):
             self._notes.times["ready"] = event.time
             if isinstance(self._launcher, SpawnedLauncher):
@@ -238,7 +240,10 @@ class Attempt:
             if order.grace and self._dumps.pending:
                 self._dumps.then(self.stop)
             else:
-                self.stop(grace=order.grace)
+                self.stop(grace=order.grace, hasty=order.hasty)
+            if order.hasty:
+                folder, alive = os.path.realpath(self._order.folder), lambda: self._ranks.alive_pids
+                self._backstops.append(asyncio.ensure_future(hurry.kill_idle(alive, folder, self._ranks.hurried)))
         elif isinstance(order, messages.Dump):
             self._dumps.ask(order, self._ranks.alive_pids, self._ranks.exits)
 
@@ -282,8 +287,10 @@ class Attempt:
             self._link.orphan(succeeded=False)
             self.stop()
 
-    def stop(self, *, grace: bool = True) -> None:
+    def stop(self, *, grace: bool = True, hasty: bool = False) -> None:
         """Make the launcher stop its ranks within the grace period. Without grace, or if all ranks have ended, kill it.
+
+        If it is ``hasty``, ranks that run get no SIGTERM: the caller ends them.
 
         The launcher decides whether ranks get a grace period, since it may have started ranks that this agent has not
         heard of. The companions of a node without ranks serve ranks of other nodes, which may need the companions in
@@ -300,9 +307,10 @@ class Attempt:
         if grace and (self._ranks.alive or self._has_no_ranks or not self._ranks.started):
             serves_others = self._has_no_ranks and self._ranks.started and self._error is None
             if not serves_others:
-                self._launcher.send_signal(signal.SIGTERM)
+                self._launcher.send_signal(layout.HURRY_SIGNAL if hasty and self._ranks.alive else signal.SIGTERM)
             loop = asyncio.get_running_loop()
-            self._backstop = loop.call_later(self._order.grace_period + _STOP_MARGIN, self._launcher.kill)
+            end = self._order.grace_period + _STOP_MARGIN
+            self._backstops.append(loop.call_later(end, self._launcher.kill))
         else:
             self._launcher.kill()
 

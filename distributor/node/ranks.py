@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from distributor.channel.rank_slots import Slots
 from distributor.machine import processes
@@ -21,7 +22,8 @@ _IMPORTS_TORCH = re.compile(r'distributor/node/launcher\.py", line \d+, in <modu
 class Ranks:
     """What the launcher has reported about its ranks.
 
-    ``slots`` is the memory in which ranks report how they end, ``segments`` the shared memory that libraries create.
+    ``slots`` is the memory in which ranks report how they end, ``segments`` the shared memory that libraries create,
+    ``hurried`` the local ranks that the agent has killed because another attempt waits.
     """
 
     slots: Slots
@@ -29,11 +31,14 @@ class Ranks:
     started: bool = False
     exits: dict[int, messages.RankExited] = field(default_factory=dict)
     pids: dict[int, int] = field(default_factory=dict)
+    hurried: set[int] = field(default_factory=set)
     passed: bool = False
     error: messages.LauncherFailed | None = None
 
-    def note(self, event: messages.Message) -> None:
-        """Note a message from the launcher."""
+    def note(self, event: messages.Message) -> messages.Message:
+        """Note a message from the launcher, and return it. The launcher may not know that the agent killed a rank."""
+        if isinstance(event, messages.RankExited) and event.stopped is None and event.local_rank in self.hurried:
+            event = replace(event, stopped=event.moment) if event.code == -signal.SIGKILL else event
         if isinstance(event, messages.RanksStarted):
             self.started, self.pids = True, dict(enumerate(event.pids))
         elif isinstance(event, messages.RankExited):
@@ -42,6 +47,7 @@ class Ranks:
             self.passed = True
         elif isinstance(event, messages.LauncherFailed):
             self.error = event
+        return event
 
     @property
     def alive_pids(self) -> dict[int, int]:

@@ -25,7 +25,11 @@ from distributor.values import layout, messages
 from distributor.values.plan import NodeOrder
 
 #: Signals that stop the ranks.
-HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, layout.HURRY_SIGNAL)
+
+#: Number of seconds after a failure that a launcher with a spare waits for the agent's order before it stops its ranks.
+#: The order tells whether another attempt follows.
+_ORDER_PATIENCE = 1.0
 
 #: Number of seconds that the other thread has to tell the other nodes of a failure, once no rank is left.
 _TELL_PATIENCE = 1.0
@@ -52,12 +56,17 @@ class _Rank:
 
 @dataclass
 class _Wishes:
-    """Requests to the main thread: to begin, release or stop the ranks, or to end. :meth:`wake` wakes the thread."""
+    """Requests to the main thread: to begin, release or stop the ranks, or to end. :meth:`wake` wakes the thread.
+
+    ``ordered``: the agent wants the stop, rather than the other thread. ``hurry``: the agent ends the ranks itself.
+    """
 
     pipe: tuple[int, int] = field(default_factory=lambda: os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC))
     begin: bool = False
     release: bool = False
     stop: bool = False
+    ordered: bool = False
+    hurry: bool = False
     over: threading.Event = field(default_factory=threading.Event)
 
     def wake(self) -> None:
@@ -83,6 +92,7 @@ class Watch:
         self._begun = False
         self._told = False
         self._end: float | None = None  # end of the grace period, once ranks have been told to stop
+        self._held: float | None = None  # until when to wait for the agent's order
         self._wishes = _Wishes()
         self._files = limits.open_files()  # the limit that ranks get
         self._changed = threading.Condition()
@@ -97,8 +107,9 @@ class Watch:
         for number in HANDLED:
             signal.signal(number, self._note_signal)
 
-    def _note_signal(self, *_: Any) -> None:
-        self._wishes.stop = True
+    def _note_signal(self, number: int, _: Any) -> None:
+        self._wishes.hurry = self._wishes.hurry or number == layout.HURRY_SIGNAL
+        self._wishes.stop = self._wishes.ordered = True
 
     def fork_ranks(self) -> None:
         """Fork the ranks, which then wait until they may begin.
@@ -254,7 +265,8 @@ class Watch:
                 os.read(descriptor, 1 << 16)
 
     def _patience(self) -> float:
-        return _IDLE if self._end is None else max(0.0, self._end - time.monotonic())
+        next_look = self._held if self._end is None else self._end
+        return _IDLE if next_look is None else max(0.0, next_look - time.monotonic())
 
     def _reap(self, rank: _Rank) -> None:
         _, status = os.waitpid(rank.pid, 0)
@@ -270,13 +282,22 @@ class Watch:
     def _stop(self) -> None:
         """Send the ranks SIGTERM, and SIGKILL after the grace period. Ranks that have not begun get no grace period."""
         if self._end is None:
-            self._signal_running(signal.SIGTERM)
+            if self._awaits_order():
+                return
+            self._signal_running(None if self._wishes.hurry else signal.SIGTERM)
             self._end = time.monotonic() + (self._order.grace_period if self._begun else 0.0)
             with self._changed:
                 self._changed.notify_all()
         elif time.monotonic() >= self._end:
             self._end += _IDLE
             self._signal_running(signal.SIGKILL)
+
+    def _awaits_order(self) -> bool:
+        """Return whether to wait a moment, since the agent's order may be to end the ranks without SIGTERM."""
+        if self._wishes.ordered or self._order.spare_fd is None or not self._begun or self._wishes.release:
+            return False
+        self._held = time.monotonic() + _ORDER_PATIENCE if self._held is None else self._held
+        return time.monotonic() < self._held
 
     def _release(self) -> None:
         """Stop the remaining ranks, which count as succeeded."""
@@ -291,8 +312,10 @@ class Watch:
     def _running(self, left_out: Collection[int] = ()) -> list[_Rank]:
         return [rank for rank in self._ranks if rank.exit is None and rank.local_rank not in left_out]
 
-    def _signal_running(self, number: signal.Signals) -> None:
+    def _signal_running(self, number: signal.Signals | None) -> None:
+        """Note that the running ranks are told to stop, and send them a signal, if any."""
         for rank in self._running():
             if rank.stopped is None and rank.released is None:
                 rank.stopped = time.monotonic()
-            os.kill(rank.pid, number)
+            if number is not None:
+                os.kill(rank.pid, number)

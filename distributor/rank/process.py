@@ -91,7 +91,7 @@ def _live(order: NodeOrder, local_rank: int, launcher_pid: int, slots: int) -> N
 def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -> None:
     """Drop what this process has inherited from the launcher, and set up the rank's own environment."""
     os.setsid()  # a signal that user code sends to its own process group reaches this rank only
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGHUP, layout.HURRY_SIGNAL):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Spark's JVM blocks SIGQUIT in the processes that it starts

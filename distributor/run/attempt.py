@@ -68,7 +68,7 @@ class Attempt:
         for action in actions:
             match action:
                 case state.StopRanks():
-                    self._submission.stop_ranks(action.reason, grace=action.grace)
+                    self._submission.stop_ranks(action.reason, grace=action.grace, hasty=action.hasty)
                 case state.EndJob():
                     self._submission.end()
                 case state.Arm(deadline=deadline):

@@ -159,7 +159,8 @@ class Run:
         ========  =====================================================================================
 
         A phase ends when the last node or rank has ended it. Clocks of different hosts are compared without correction.
-        Local mode has no tasks, so Spark's phases take no time.
+        Local mode has no tasks, so Spark's phases take no time. If a run has submitted several jobs because it lost
+        nodes, the phases are those of the last job.
         """
         return dict(self._supervisor.timings)
 

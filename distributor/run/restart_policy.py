@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distributor import errors
-from distributor.outcomes.causes import Cause, RankFailed, Stalled
-from distributor.outcomes.failures import is_infrastructure, order_failures
+from distributor.outcomes.causes import Cause, NodeLost, RankFailed, Stalled
+from distributor.outcomes.failures import is_consequence, is_infrastructure, order_failures
 from distributor.outcomes.mishaps import is_final
 from distributor.outcomes.verdict import failures_of
 from distributor.text.wording import NOT_READY
@@ -72,6 +72,34 @@ def again_in_new_job(error: BaseException, attempt: int, recovery: Recovery) -> 
         return False
     lost = isinstance(error, errors.NodeLostError) and not error.failures
     return lost or _may_pass(error.failures, recovery)
+
+
+def surely_again(cause: Cause, attempt: int, recovery: Recovery) -> bool:
+    """Return whether another attempt follows, whatever else is heard of the one that is being stopped.
+
+    A broken connection does not suffice: the failure behind it may be the code's own.
+
+    Args:
+        cause: what is known so far.
+        attempt: number of the attempt, from 0.
+        recovery: the user's options.
+
+    >>> echo = Failure(1, 1, "host-a", "RuntimeError", "Connection closed by peer")
+    >>> surely_again(NodeLost(("host-b",), (echo,)), 0, Recovery(1)), surely_again(RankFailed((echo,)), 0, Recovery(1))
+    (True, False)
+    """
+    if attempt >= recovery.max_restarts:
+        return False
+    if isinstance(cause, Stalled):
+        return True
+    if not isinstance(cause, RankFailed | NodeLost):
+        return False
+    if any(failure.kind in _LASTING for failure in cause.failures):
+        return False
+    if recovery.restart_on == "any":
+        return True
+    killed = isinstance(cause, NodeLost) or any(failure.kind == "signal" for failure in cause.failures)
+    return killed and all(failure.kind == "signal" or is_consequence(failure) for failure in cause.failures)
 
 
 def _may_pass(failures: Sequence[Failure], recovery: Recovery) -> bool:

@@ -25,6 +25,7 @@ from distributor.outcomes.failures import order_failures
 from distributor.outcomes.stacks import Stacks
 from distributor.outcomes.verdict import failures_of
 from distributor.run.nodes import Nodes
+from distributor.run.restart_policy import surely_again
 from distributor.text.wording import alone, who
 from distributor.values import messages
 from distributor.values.job import Job, Status, Step
@@ -205,10 +206,11 @@ Event = Heard | Lost | Cancel | Kill | Due | Asked | Stood | Returned | JobEnded
 
 @dataclass(frozen=True)
 class StopRanks:
-    """Order all nodes to stop their ranks."""
+    """Order all nodes to stop their ranks. ``hasty``: another attempt waits for the ranks' end."""
 
     reason: str
     grace: bool = True
+    hasty: bool = False
 
 
 @dataclass(frozen=True)
@@ -471,7 +473,9 @@ class AttemptState:
         # Ranks that receive the order get their grace period, and reports about a lost node can still arrive. If no
         # node has ever connected, there is nothing to wait for.
         patience = self._job.deadlines.grace_period + self._margins.stop if self.nodes.placement is not None else 0.0
-        return [StopRanks(reason), Arm(Deadline.END, patience)]
+        told = self.phase.cause if isinstance(self.phase, Stopping) else cause
+        hasty = self.wish is None and surely_again(told, self.number, self._job.recovery)
+        return [StopRanks(reason, hasty=hasty), Arm(Deadline.END, patience)]
 
     def _on_due(self, deadline: Deadline, now: float) -> list[Action]:
         if deadline is Deadline.END:

@@ -37,10 +37,10 @@ class Submission:
         """Run the job to its end. Failures of ranks are returned as data; for what it raises, see the scheduler."""
         return self.scheduler.run(self.job, server)
 
-    def stop_ranks(self, reason: str, *, grace: bool) -> None:
+    def stop_ranks(self, reason: str, *, grace: bool, hasty: bool) -> None:
         """Order all nodes to stop their ranks."""
         if self.server is not None:
-            self.server.stop(reason, grace=grace)
+            self.server.stop(reason, grace=grace, hasty=hasty)
 
     def order(self, order: Message) -> None:
         """Send an order to all nodes that are connected now."""

@@ -15,6 +15,9 @@ ALL_STACKS_SIGNAL = signal.SIGRTMIN + 10
 
 MAIN_STACK_SIGNAL = signal.SIGRTMIN + 11
 
+#: The signal with which an agent tells its launcher that it ends the ranks itself, so that they get no SIGTERM.
+HURRY_SIGNAL = signal.SIGRTMIN + 12
+
 
 #: The streams of a rank, numbered from 1. The third is what Python prints for an uncaught exception; the fourth holds
 #: the rank's reports, which are not output.

@@ -315,11 +315,13 @@ class Farewell(Message):
 class Stop(Message):
     """Stop the ranks: first SIGTERM, then SIGKILL after the grace period.
 
-    Without ``grace``, kill them at once, even if a grace period has already begun.
+    Without ``grace``, kill them at once, even if a grace period has already begun. With ``hasty``, another attempt
+    waits for their end: kill them as soon as they are not writing a file.
     """
 
     reason: str
     grace: bool = True
+    hasty: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,60 @@
+"""Kill ranks for which another attempt waits, as soon as they are not writing a file."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from distributor.machine.open_files import State, regular
+
+#: Number of seconds between two looks at the files of ranks.
+_LOOK = 0.05
+
+#: Number of seconds without a change after which an open file, such as a log, counts as not being written.
+_QUIET = 1.0
+
+
+async def kill_idle(alive: Callable[[], Mapping[int, int]], folder: str, killed: set[int]) -> None:
+    """Kill each rank that has no regular file open for writing, or has not written to its files for a second.
+
+    The caller ends this when the grace period is over.
+
+    Args:
+        alive: returns the pids of living ranks, by local rank.
+        folder: the node's private folder, whose files do not count.
+        killed: gets the local ranks that are killed.
+    """
+    before: dict[int, dict[str, State]] = {}
+    while pids := alive():
+        for local_rank, pid in pids.items():
+            now = regular(pid, folder)
+            if not is_writing(before.get(local_rank), now, time.time()):
+                killed.add(local_rank)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            before[local_rank] = now
+        await asyncio.sleep(_LOOK)
+
+
+def is_writing(before: Mapping[str, State] | None, now: Mapping[str, State], clock: float) -> bool:
+    """Return whether a process seems to be writing any of its open files.
+
+    Args:
+        before: the files at the previous look; ``None`` at the first.
+        now: the files that it has open for writing.
+        clock: the time, in seconds since the epoch.
+
+    >>> is_writing(None, {"/data/log": State(10, 95 * 10**9)}, 100.0)
+    False
+    >>> is_writing({"/data/log": State(10, 95 * 10**9)}, {"/data/log": State(11, 95 * 10**9)}, 100.0)
+    True
+    """
+    for path, state in now.items():
+        changed = before is not None and before.get(path) != state
+        if changed or abs(clock - state.mtime_ns / 1e9) < _QUIET:
+            return True
+    return False
