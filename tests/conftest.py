@@ -52,6 +52,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         executors = item.get_closest_marker("spark") is not None
         if _uses_deepspeed(item) or (executors and item.get_closest_marker("slow_on_executors") is not None):
             item.add_marker(pytest.mark.slow)
+        if executors and item.get_closest_marker("long_on_executors") is not None:
+            item.add_marker(pytest.mark.long)
         if "frameworks" in item.path.parts and _session(item) is not None:
             item.add_marker(pytest.mark.long)  # make test-frameworks runs all of them
     items.sort(key=_place)

@@ -59,7 +59,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], st
     return train
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 @pytest.mark.parametrize("split", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["DDP", "FSDP2"])
 def test_a_killed_training_goes_on_bit_by_bit(
     make: Make, undisturbed: Callable[[bool], str], split: bool, tmp_path: Path
@@ -77,7 +77,7 @@ def test_a_killed_training_goes_on_bit_by_bit(
     assert not [name for name in os.listdir(tmp_path / "runs") if name.startswith((".", "tmp"))]
 
 
-@pytest.mark.slow_on_executors
+@pytest.mark.long_on_executors
 @pytest.mark.parametrize("split", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["DDP", "FSDP2"])
 def test_ranks_that_start_again_go_on_from_memory(
     make: Make, undisturbed: Callable[[bool], str], split: bool, tmp_path: Path
@@ -179,7 +179,9 @@ def test_libraries_that_write_their_own_files(name: str, tmp_path: Path, request
 @pytest.mark.slow
 @pytest.mark.timeout(6 * watch.DEADLINE)
 @pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.long)])
-@pytest.mark.parametrize("name", ["trainer", "lightning", pytest.param("deepspeed", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "name", ["trainer", *(pytest.param(name, marks=pytest.mark.long) for name in ("lightning", "deepspeed"))]
+)
 def test_frameworks_go_on_after_kills(name: str, kills: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Ranks are killed at random times while they save. The lines are those of docs/checkpoints.md."""
     package = {"trainer": "transformers.trainer", "lightning": "pytorch_lightning", "deepspeed": "deepspeed"}[name]

@@ -474,7 +474,7 @@ def test_the_driver_needs_no_deepspeed(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_example_trains_on_executors_as_function_and_as_script() -> None:
     import subprocess
 

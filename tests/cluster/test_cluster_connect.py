@@ -47,7 +47,7 @@ def url(cluster: Cluster) -> Iterator[str]:
     cluster.hosts.kill("connect")
 
 
-@pytest.fixture(params=["the-servers-machine", "another-host"])
+@pytest.fixture(params=[pytest.param("the-servers-machine", marks=pytest.mark.long), "another-host"])
 def client(request: pytest.FixtureRequest, cluster: Cluster, url: str, tmp_path: Path) -> Callable[[str], Any]:
     """Runs code in a process of its own, and returns what it answers, prints and warns of."""
     before = cluster.hosts.within("host-b") if request.param == "another-host" else []

@@ -102,6 +102,7 @@ def transformer(steps: int, save_every: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.long
 def test_fsdp_checkpoints_are_resumed_at_another_width(make: Make, mode: str, tmp_path: Path) -> None:
     """With ``output_dir``, shards of all nodes come together, and every node gets them all."""
     for name in ("work", "whole"):
