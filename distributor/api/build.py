@@ -168,7 +168,9 @@ def pack_output_dir(asked: Project, *, local: bool, view: View | None) -> Output
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigurationError(f"output_dir {where!r} cannot be used: {folder}: {error.strerror}") from error
+        raise ConfigurationError(
+            f"output_dir {where!r} cannot be used: the folder {folder} cannot be created: {error.strerror}"
+        ) from error
     sizes = tree.sizes(str(folder))
     held = sum(sizes.values())
     _check_held(where, held, limit)

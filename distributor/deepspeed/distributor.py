@@ -71,7 +71,12 @@ class DeepspeedTorchDistributor(TorchDistributor):
         extensions_timeout: float = 600.0,
         **options: Any,
     ) -> None:
-        for old, new in (("num_processes", "numGpus"), ("local_mode", "localMode"), ("use_gpu", "useGpu")):
+        if "num_processes" in options:
+            raise ConfigurationError(
+                "num_processes is not an option here: pass numGpus (ranks on each node) and nnodes, as with PySpark's "
+                "DeepspeedTorchDistributor"
+            )
+        for old, new in (("local_mode", "localMode"), ("use_gpu", "useGpu")):
             if old in options:
                 raise ConfigurationError(f"{old} is called {new} here, as in PySpark's DeepspeedTorchDistributor")
         if "launch" in options:

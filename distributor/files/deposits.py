@@ -214,7 +214,9 @@ class Deposits:
                 file.write(piece)
         if found.hexdigest() != entry.digest:
             self._store.discard(name)
-            raise OSError("the bytes that came through Spark are not those that the node announced")
+            raise OSError(
+                "its content has changed on the way through Spark, or while the node sent it (its SHA-256 differs)"
+            )
         self._store.finish(name, entry)
 
     @property

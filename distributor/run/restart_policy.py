@@ -26,12 +26,13 @@ _PATIENCE = 3
 def again(cause: Cause | None, failures: Sequence[Failure], attempt: int, recovery: Recovery) -> bool:
     """Return whether to start the ranks again on the same nodes after a failed attempt.
 
-    They are not started again there if the attempt was cancelled or started too late, nor if it lost a node, since too
-    few nodes are left.
+    They are after a stall and, as far as the user's options let them, after failures of ranks that another attempt may
+    not have. They are not if the run was cancelled, was not up within ``start_timeout``, or lost a node, since too few
+    nodes are left. A new job may follow then; see :func:`again_in_new_job`.
 
     Args:
         cause: why the driver stopped the attempt; ``None`` if it did not.
-        failures: the failures of ranks that nodes have told of.
+        failures: the failures of ranks that nodes have reported.
         attempt: number of the attempt that failed, from 0.
         recovery: the user's options.
 

@@ -140,7 +140,7 @@ def test_auto_without_a_configuration_is_refused() -> None:
     [
         ({"numGpus": 0}, "numGpus must be a positive integer, not 0"),
         ({"nnodes": "2"}, "nnodes must be a positive integer, not '2'"),
-        ({"num_processes": 2}, "num_processes is called numGpus here"),
+        ({"num_processes": 2}, "num_processes is not an option here: pass numGpus (ranks on each node) and nnodes"),
         ({"use_gpu": False}, "use_gpu is called useGpu here"),
         ({"extensions_timeout": 0}, "extensions_timeout must be a number of seconds from 1 to a year, not 0"),
         ({"deepspeedConfig": 3}, "deepspeedConfig must be a dict or the path of a JSON or YAML file, not int 3"),
