@@ -205,7 +205,7 @@ def launchers(driver: Driver) -> list[psutil.Process]:
 
 @pytest.mark.slow
 def test_companions_begin_again_with_a_second_attempt(tmp_path: Path) -> None:
-    launch = Accompanied("fail", {"when": "at once", "how": 3, "attempts": 1}, (1,))
+    launch = Accompanied("fail", {"when": "at once", "how": 3, "attempts": 1}, (1,), restarts=True)
     with driven(accompanied.attempt, launch=launch, max_restarts=1) as driver:
         port = driver.port_of_node_0()
         errors = [stopped.error for stopped in driver.heard(messages.Stopped) if stopped.error is not None]

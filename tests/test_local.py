@@ -29,7 +29,7 @@ from distributor import ResourceError, Run, StartError, Status, TorchDistributor
 from distributor.launch.torchrun import Torchrun
 from distributor.machine import processes
 from distributor.machine.folders import PREFIX
-from distributor.run.supervisor import Supervisor
+from distributor.run.submission import Submission
 from distributor.schedulers.local import LocalScheduler
 from distributor.shipping.payload import dump_function
 from distributor.values.job import Function
@@ -101,8 +101,8 @@ def test_a_failure_on_one_node_stops_the_others(tmp_path: Path) -> None:
 
 def test_a_failure_stops_other_nodes_without_the_channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rendezvous store carries the word where the driver cannot: it neither orders nor ends anything here."""
-    monkeypatch.setattr(Supervisor, "stop_ranks", lambda *_, **__: None)
-    monkeypatch.setattr(Supervisor, "end_job", lambda *_: None)
+    monkeypatch.setattr(Submission, "stop_ranks", lambda *_, **__: None)
+    monkeypatch.setattr(Submission, "end", lambda *_: None)
     run = submit_on_nodes(2, 2, fail_on_the_second_node, str(tmp_path / "never"))
     with pytest.raises(TrainingError, match="ValueError: on the second node"):
         run.result(timeout=watch.DEADLINE)

@@ -29,6 +29,7 @@ class Accompanied(BasePath):
         nodes: node ranks of the nodes with a companion.
         ports: number of ports to reserve for each rank.
         once: whether only node 0 has a rank.
+        restarts: whether the processes can be started again on the same nodes.
     """
 
     function: str
@@ -36,6 +37,7 @@ class Accompanied(BasePath):
     nodes: tuple[int, ...] = (0, 1)
     ports: int = 0  # type: ignore[misc]  # a number that tests choose
     once: bool = False  # type: ignore[misc]
+    restarts: bool = False  # type: ignore[misc]
     name: ClassVar[str] = "accompanied"
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
