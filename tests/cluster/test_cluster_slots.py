@@ -19,6 +19,7 @@ from distributor.schedulers.spark import slots
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.slow]
 
 
+@pytest.mark.long
 def test_cpus_of_a_run(cluster: Cluster) -> None:
     """Two CPUs for each rank of this run, where the session's own tasks have one; equal runs share a profile."""
     session = cluster.session()
