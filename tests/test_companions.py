@@ -180,7 +180,7 @@ def test_nodes_without_ranks_hear_of_a_failure_over_the_store(tmp_path: Path) ->
 def test_companions_of_nodes_without_ranks_stay_while_others_save(tmp_path: Path) -> None:
     launch = Accompanied("serve", {"folder": str(tmp_path)}, once=True)
     run = submit(accompanied.touch_and_save, str(tmp_path), launch=launch, grace_period=60.0)
-    watch.until(lambda: (tmp_path / "started").exists(), 2 * watch.DEADLINE)
+    watch.until(lambda: (tmp_path / "started").exists() and run.status is Status.RUNNING, 2 * watch.DEADLINE)
     run.cancel()
     with pytest.raises(RunCancelledError):
         run.result(timeout=watch.DEADLINE)  # once the rank has saved, nobody waits for the rest of the grace period
