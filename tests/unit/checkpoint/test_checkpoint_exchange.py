@@ -159,7 +159,7 @@ def test_one_rank_needs_no_store() -> None:
 def test_several_ranks_without_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MASTER_ADDR", "TORCHELASTIC_USE_AGENT_STORE"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ConfigurationError, match="save makes 2 ranks work together, but they have no store of torch's"):
+    with pytest.raises(ConfigurationError, match="all 2 ranks take part in save, but they have no store of torch's"):
         connect(0, 2, "0", "save")
     with pytest.raises(
         ConfigurationError,

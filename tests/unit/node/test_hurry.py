@@ -33,7 +33,8 @@ def test_which_files_count(tmp_path: Path) -> None:
     other.mkdir()
     (other / "read").write_text("x")
     with open(own / "log", "w"), open(other / "file", "w"), open(other / "read"), open("/dev/null", "w"):
-        assert list(regular(os.getpid(), str(own))) == [str(other / "file")]
+        found = [path for path in regular(os.getpid(), str(own)) if path.startswith(str(tmp_path))]
+    assert found == [str(other / "file")]
     assert regular(2**22 + 1, str(own)) == {}
 
 
