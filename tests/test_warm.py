@@ -314,6 +314,17 @@ def test_one_that_does_not_answer_is_replaced(make: Make, number: signal.Signals
     watch.until(lambda: not any(psutil.pid_exists(pid) for pid in forked_by))
 
 
+def test_one_whose_guard_was_killed_is_replaced(make_local: Make) -> None:
+    """Nobody would end what its agents leave behind when they are killed."""
+    unguarded = psutil.Process(make_local(1, env={"GUARDED": "no"}).run(started_by))
+    guard = unguarded.parent()
+    assert guard is not None and watch.part(guard) == "guard"
+    guard.kill()
+    watch.until(lambda: unguarded.parent() != guard)
+    assert make_local(1, env={"GUARDED": "no"}).run(started_by) not in (0, unguarded.pid)
+    watch.until(lambda: not unguarded.is_running())
+
+
 def test_its_end_does_not_disturb_the_run_that_goes(make: Make, tmp_path: Path) -> None:
     forked_by = make(1).run(started_by)
     run = make(1).submit(trainings.wait_for, str(tmp_path / "go"))

@@ -190,6 +190,7 @@ class _Warm:
         self._files = files
         self._notes = notes
         self._unfit = unfit
+        self._guard = os.getppid()
         self._agents: dict[int, int] = {}  # pids by process descriptor
 
     def run(self) -> None:
@@ -252,7 +253,13 @@ class _Warm:
                     os.close(descriptor)
 
     def _is_outdated(self) -> bool:
-        """Return whether a loaded module's file has changed, because a package was installed or the user edited it."""
+        """Return whether another process must take the place of this one.
+
+        A loaded module's file has changed, because a package was installed or the user edited it. Or the guard has been
+        killed, and nobody would clean up after a killed agent.
+        """
+        if os.getppid() != self._guard:
+            return True
         try:
             return any(_version(file) != version for file, version in self._files.items())
         except OSError:

@@ -13,7 +13,7 @@ def executor_of_this() -> int:
     pid = os.getpid()
     while (fields := stat(pid)) is not None and int(fields[1]) > 1:
         pid = int(fields[1])
-        with suppress(OSError), open(f"/proc/{pid}/comm") as name:
+        with suppress(OSError), open(f"/proc/{pid}/comm", errors="replace") as name:
             if name.read().startswith("java"):
                 return pid
     return os.getppid()

@@ -145,8 +145,9 @@ def test_wait_gone_returns_at_once_for_who_is_gone(spawn):
 
 
 def test_start_time_tells_processes_apart(spawn, tmp_path):
-    # The kernel shows the name of the program in the same line: spaces and brackets in it must not shift the fields.
-    program = tmp_path / "a) R 1 (b"
+    # The kernel shows the name of the program in the same line: spaces and brackets in it must not shift the fields. It
+    # may be any bytes.
+    program = tmp_path / os.fsdecode(b"a) R 1 (b\xff")
     shutil.copy(shutil.which("sleep"), program)
     plain, odd = spawn(SLEEP), spawn([str(program), "1000"])
     own = processes.start_time(os.getpid())
