@@ -91,6 +91,10 @@ MEASURES = {"page faults": ".0f", "switches": ".0f", "system": ".2f", "MiB": ".0
 
 _PROCESSES = 2
 
+#: How often a program is started. At their exit, about one in a hundred ranks is aborted by one of torch's threads
+#: ("terminate called without an active exception"), after all has been measured.
+_TRIES = 3
+
 System = Callable[[list[str]], object]
 
 
@@ -148,8 +152,12 @@ class Steps:
 
     def _start(self, module: str, *options: str, args: list[str]) -> None:
         command = [sys.executable, "-m", module, *options, str(self._script), *args]
-        environ = {name: value for name, value in os.environ.items() if name != "RANK"}
-        subprocess.run(command, check=True, capture_output=True, env={**environ, **self._env})
+        environ = {name: value for name, value in os.environ.items() if name != "RANK"} | self._env
+        for _ in range(_TRIES):
+            ended = subprocess.run(command, capture_output=True, env=environ, text=True)
+            if ended.returncode == 0:
+                return
+        sys.exit(f"{module} ended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}")
 
 
 def report(loop: str, rounds: list[dict[str, dict[str, float]]]) -> str:
