@@ -70,8 +70,7 @@ def steps(folder: Path, training: int = 1) -> list[int]:
 
 
 def claim(folder: Path) -> Claim | None:
-    place = Folder(folder / "digits")
-    return claims.read((place.read(FILES[0]), place.read(FILES[1])))
+    return claims.find(Folder(folder / "digits").read)
 
 
 @pytest.mark.slow
@@ -98,7 +97,7 @@ def test_a_driver_that_is_killed_twice(mode: str, tmp_path: Path, make_local: Ma
 def test_a_driver_that_stands_still_loses_its_name(tmp_path: Path, make_local: Make) -> None:
     """Another goes on in its place. When it wakes up, it ends, and has committed nothing more."""
     _, undisturbed, _ = make_local(2, checkpoints=tmp_path / "undisturbed").run(checkpointed.train_digits, STEPS)
-    with driver(LOCAL, tmp_path, pause=0.5) as frozen:
+    with driver(LOCAL, tmp_path, pause=1.0) as frozen:  # its ranks go on, and must not finish before it has expired
         watch.until(lambda: max(steps(tmp_path), default=0) >= 3, 2 * watch.DEADLINE)
         os.kill(frozen.pid, signal.SIGSTOP)
         with driver(LOCAL, tmp_path, pause=0.5) as other:
@@ -133,7 +132,7 @@ def save_after_a_loss(folder: str) -> None:
 
     runtime.save_checkpoint({"value": 1}, 1, wait=True)
     place = Folder(Path(folder, "digits"))
-    found = claims.read((place.read(claims.FILES[0]), place.read(claims.FILES[1])))
+    found = claims.find(place.read)
     assert found is not None and found.holder is not None
     taken = replace(found, sequence=found.sequence + 1000, run="z9", holder=replace(found.holder, run="z9"))
     place.write(claims.FILES[taken.sequence % 2], seal(taken))
@@ -154,16 +153,16 @@ def save_from_two_jobs(folder: str) -> str:
     import time
 
     from distributor import runtime
-    from distributor.checkpoint.session import current
-    from distributor.values.claims import CLAIM
+    from distributor.checkpoint.session import Session
+    from distributor.values.checkpoints import SETTINGS, from_environ
 
     runtime.save_checkpoint({"value": 1}, 1 + runtime.attempt(), wait=True)
     if runtime.attempt() == 0:
         Path(folder, "ready").touch()
         time.sleep(600)
-    os.environ[CLAIM] = os.environ[CLAIM].replace('"attempt": 1', '"attempt": 0')
+    settings = from_environ({SETTINGS: os.environ[SETTINGS].replace('"attempt": 1', '"attempt": 0')})
     try:
-        current("save").check_fence()
+        Session(settings).check_fence()
     except OSError as error:
         return str(error)
     return ""

@@ -34,11 +34,13 @@ class Catalog:
     Args:
         place: holds the checkpoints.
         checkpoints: how many of them stay.
+        sole: whether no other run can commit any more, because this one holds the name of the training.
     """
 
-    def __init__(self, place: Place, checkpoints: Checkpoints) -> None:
+    def __init__(self, place: Place, checkpoints: Checkpoints, *, sole: bool = False) -> None:
         self._place = place
         self._checkpoints = checkpoints
+        self._sole = sole
         self._known: list[Manifest] | None = None  # the newest first; None until they have been read
         self._sequence = 0
         self._number = 0  # of the last commit that was tried
@@ -121,7 +123,7 @@ class Catalog:
             self._place.remove_folder(folder)
 
     def _abandoned(self, origin: str) -> list[str]:
-        """Return the folders that were never committed, and to which nobody writes any more."""
+        """Return the folders that were never committed, and never will be."""
         assert self._known is not None
         known, before = {each.folder for each in self._known}, time.time() - _ABANDONED
         run = origin.rpartition("-")[0]
@@ -131,7 +133,8 @@ class Catalog:
             maker = records.origin_of(folder)
             if maker is None or folder in known:
                 continue
-            is_over = maker in earlier or (changed is not None and changed < before)
+            of_another = self._sole and maker.rpartition("-")[0] != run
+            is_over = of_another or maker in earlier or (changed is not None and changed < before)
             if is_over and self._place.read(f"{folder}/{MANIFEST}") is None:
                 found.append(folder)
         return found

@@ -20,7 +20,6 @@ from distributor.machine.places import Place, open_place
 from distributor.text import notices
 from distributor.values import claims
 from distributor.values.checkpoints import PLACE, Settings, from_environ
-from distributor.values.claims import fence_of
 from distributor.values.environment import NODE_ID
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class Session:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.place: Place = open_place(settings.checkpoints.dir)
-        self.catalog = Catalog(self.place, settings.checkpoints)
+        self.catalog = Catalog(self.place, settings.checkpoints, sole=settings.fence is not None)
         self.last: str | None = None  # the folder of the checkpoint that this attempt has committed last
         self.memory: Memory | None = None  # after the first call that needs it
         self._exchange: tuple[Exchange, str] | None = None
@@ -102,11 +101,10 @@ class Session:
             OSError: another run holds it now, the run goes on in a later job, or the driver keeps the claim in another
                 place.
         """
-        fence = fence_of(os.environ)
+        fence = self.settings.fence
         if fence is None:
             return
-        place = open_place(fence.place)
-        found = claims.read((place.read(claims.FILES[0]), place.read(claims.FILES[1])))
+        found = claims.find(open_place(fence.place).read)
         if found is None:
             raise OSError(
                 f"{fence.place!r} does not hold the claim that the driver has written there: the driver must see the "

@@ -95,7 +95,7 @@ class Keeper:
 
     def read(self) -> Claim | None:
         """Return the claim as it is now; ``None`` if there is none."""
-        return claims.read((self._place.read(FILES[0]), self._place.read(FILES[1])))
+        return claims.find(self._place.read)
 
     def _write(self, claim: Claim) -> None:
         self._place.write(FILES[claim.sequence % 2], seal(claim))

@@ -125,8 +125,7 @@ def _checkpoint_env(agent: AgentOrder, site: Site) -> dict[str, str]:
     if site.job.checkpoints is None:
         return {}
     hosts = {node.node_rank: node.host for node in site.placement.nodes}
-    fence = {} if site.job.fence is None else site.job.fence.to_environ()
-    return {**checkpoints.to_environ(site.job.checkpoints, agent.folder, hosts, site.memory), **fence}
+    return checkpoints.to_environ(site.job.checkpoints, agent.folder, hosts, site.memory, site.job.fence)
 
 
 def shipped(job: Job, agent: AgentOrder) -> tuple[tuple[str, str], ...]:

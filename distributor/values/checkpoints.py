@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from distributor.errors import ConfigurationError
 from distributor.values.checks import check_count, check_place
+from distributor.values.claims import Fence
 
 #: The environment variable that names the folder or URL of checkpoints. Outside a run, users may set it.
 PLACE = "DISTRIBUTOR_CHECKPOINTS"
@@ -98,7 +99,11 @@ class SharedMemory:
 
 
 def to_environ(
-    checkpoints: Checkpoints, staging: str, hosts: Mapping[int, str], memory: SharedMemory | None = None
+    checkpoints: Checkpoints,
+    staging: str,
+    hosts: Mapping[int, str],
+    memory: SharedMemory | None = None,
+    fence: Fence | None = None,
 ) -> dict[str, str]:
     """Return the environment variables that tell the ranks of a node where and how to keep checkpoints.
 
@@ -107,6 +112,7 @@ def to_environ(
         staging: a private folder of the node, for files on their way to a URL.
         hosts: the name of each node's host by node rank, for errors.
         memory: where the newest states are kept in memory, if they are.
+        fence: the claim on which commits depend, if they depend on one.
     """
     settings = {
         "keep": checkpoints.keep,
@@ -114,6 +120,7 @@ def to_environ(
         "staging": staging,
         "hosts": {str(node): host for node, host in hosts.items()},
         "memory": None if memory is None else asdict(memory),
+        "fence": None if fence is None else asdict(fence),
     }
     return {PLACE: checkpoints.dir, SETTINGS: json.dumps(settings)}
 
@@ -128,6 +135,7 @@ class Settings:
         hosts: the name of each node's host by node rank; empty outside a run.
         is_given: whether a run or the user has named the place.
         memory: where the newest states are kept in memory; ``None`` if they are not.
+        fence: the claim on which commits depend; ``None`` if they depend on none.
     """
 
     checkpoints: Checkpoints
@@ -135,6 +143,7 @@ class Settings:
     hosts: Mapping[int, str]
     is_given: bool
     memory: SharedMemory | None = None
+    fence: Fence | None = None
 
 
 def from_environ(environ: Mapping[str, str]) -> Settings:
@@ -145,13 +154,14 @@ def from_environ(environ: Mapping[str, str]) -> Settings:
     """
     told = json.loads(environ.get(SETTINGS, "{}"))
     place = environ.get(PLACE) or "checkpoints"
-    best, memory = told.get("best"), told.get("memory")
+    best, memory, fence = told.get("best"), told.get("memory"), told.get("fence")
     return Settings(
         Checkpoints(place, told.get("keep", 3), None if best is None else (best[0], best[1]), memory is not None),
         told.get("staging"),
         {int(node): host for node, host in told.get("hosts", {}).items()},
         bool(environ.get(PLACE)),
         None if memory is None else SharedMemory(**memory),
+        None if fence is None else Fence(**fence),
     )
 
 

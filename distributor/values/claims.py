@@ -7,9 +7,8 @@ listed or overwritten atomically.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -18,9 +17,6 @@ from distributor.values import sealed
 
 #: The names of the two files of a claim.
 FILES = ("claim-0.json", "claim-1.json")
-
-#: The environment variable that tells ranks which claim their commits depend on, as JSON. Runs set it.
-CLAIM = "DISTRIBUTOR_CLAIM"
 
 Resume = Literal["auto", "must", "never"]
 
@@ -105,6 +101,11 @@ class Claim:
         return replace(self, sequence=self.sequence + 1, finished=finished, holder=None)
 
 
+def find(fetch: Callable[[str], bytes | None]) -> Claim | None:
+    """Return the newest claim in a place; ``None`` if it holds none. ``fetch`` returns the content of a file."""
+    return read((fetch(FILES[0]), fetch(FILES[1])))
+
+
 def read(files: tuple[bytes | None, bytes | None]) -> Claim | None:
     """Return the newest claim in the contents of :data:`FILES`; ``None`` if neither holds one."""
     found = [claim for data in files if (claim := sealed.unseal(data, _build)) is not None]
@@ -187,16 +188,6 @@ class Fence:
     place: str
     run: str
     attempt: int = 0
-
-    def to_environ(self) -> dict[str, str]:
-        """Return the environment variables that tell it to ranks."""
-        return {CLAIM: json.dumps(asdict(self))}
-
-
-def fence_of(environ: Mapping[str, str]) -> Fence | None:
-    """Return the claim on which this process's commits depend; ``None`` if they depend on none."""
-    told = environ.get(CLAIM)
-    return None if told is None else Fence(**json.loads(told))
 
 
 def training_folder(place: str, training: int) -> str:

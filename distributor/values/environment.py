@@ -15,6 +15,15 @@ from contextlib import suppress
 NODE_ID = "DISTRIBUTOR_NODE_ID"
 
 
+def job_id(run_id: str, attempt: int) -> str:
+    """Return the ID of a job of a run, whose nodes begin with an attempt. A run's first job has the run's own ID.
+
+    >>> job_id("3f2a", 0), job_id("3f2a", 2)
+    ('3f2a', '3f2a-2')
+    """
+    return f"{run_id}-{attempt}" if attempt else run_id
+
+
 def node_id(job_id: str, leader: int) -> str:
     """Return the ID that marks a node's processes; ``leader`` is the partition of the task that runs the agent."""
     return f"{job_id}.{leader}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 from distributor.values.checkpoints import Checkpoints
 from distributor.values.claims import Fence, Identity
+from distributor.values.environment import job_id
 from distributor.values.options import Deadlines, Network, Output, Recovery, Resources, Startup, Training
 
 if TYPE_CHECKING:
@@ -166,8 +167,8 @@ class Job:
 
     @property
     def job_id(self) -> str:
-        """Identifier of this job among all jobs of all runs. A run's first job has the identifier of the run."""
-        return f"{self.run_id}-{self.attempt}" if self.attempt else self.run_id
+        """Identifier of this job among all jobs of all runs."""
+        return job_id(self.run_id, self.attempt)
 
     @property
     def world_size(self) -> int:

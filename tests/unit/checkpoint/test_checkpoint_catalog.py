@@ -184,6 +184,16 @@ def test_what_nobody_writes_to_any_more_is_removed(tmp_path: Path) -> None:
     assert (tmp_path / other).exists()
 
 
+def test_a_run_that_holds_a_name_removes_what_other_runs_have_not_committed(tmp_path: Path) -> None:
+    place = open_place(str(tmp_path))
+    torn, own, whole = folder_name(3, "aa-0", 3), folder_name(3, "3f-0", 3), folder_name(1, "aa-0", 1)
+    save(place, 1, origin="aa-0")
+    for name in (torn, own):
+        place.write(f"{name}/model.pt", b"torn")
+    Catalog(place, KEEP, sole=True).commit(Draft(folder_name(2, "3f-0", 2), 2, 1, "3f-0", (), {}))
+    assert [name for name in (torn, own, whole) if (tmp_path / name).exists()] == [own, whole]
+
+
 def test_a_checkpoint_that_cannot_be_committed_is_removed(opened: Callable[[], Place]) -> None:
     place = opened()
     place.write("step-1-3f-0-1/model.pt", b"x")

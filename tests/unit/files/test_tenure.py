@@ -45,8 +45,7 @@ def held(
 
 
 def record(place: Path) -> Claim:
-    folder = Folder(place / "gpt")
-    found = claims.read((folder.read(FILES[0]), folder.read(FILES[1])))
+    found = claims.find(Folder(place / "gpt").read)
     assert found is not None
     return found
 

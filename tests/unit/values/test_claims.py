@@ -8,6 +8,7 @@ import pytest
 
 from distributor.errors import ConfigurationError
 from distributor.values import claims
+from distributor.values.checkpoints import Checkpoints, from_environ, to_environ
 from distributor.values.claims import Claim, Fence, Holder, Identity
 from distributor.values.sealed import seal
 
@@ -70,5 +71,5 @@ def test_names_stay_below_the_place() -> None:
 
 def test_ranks_hear_of_the_claim() -> None:
     fence = Fence("s3://bucket/gpt", "a0")
-    assert claims.fence_of(fence.to_environ()) == fence
-    assert claims.fence_of({}) is None
+    assert from_environ(to_environ(Checkpoints("runs"), "/tmp/node", {}, None, fence)).fence == fence
+    assert from_environ({}).fence is None

@@ -1,0 +1,29 @@
+"""What a node prepares for its ranks."""
+
+from __future__ import annotations
+
+from jobs import make_job
+
+from distributor import Checkpoints
+from distributor.launch.placement import place
+from distributor.node.staging import launcher_order
+from distributor.values.job import Module
+from distributor.values.placement import NodeFacts, Placement
+from distributor.values.plan import AgentOrder, Call, Site
+
+
+def check(first: int, attempt: int, kept: bool = True) -> Call | None:
+    """What ranks of an attempt call before their target, on a node whose job begins with another one."""
+    checkpoints = Checkpoints("/shared") if kept else None
+    job = make_job("3f2a", 1, Module("train"), False, attempt=first, checkpoints=checkpoints)
+    who: Placement = place([NodeFacts(0, "a", "host-a", "127.0.0.1", 4000, cpus=1)], job)
+    site = Site(job, who, who.nodes[0], {}, {}, "/tmp/node", attempt)
+    agent = AgentOrder(b"", "a", [], "/tmp/node", "/", [], None, on_driver=True)
+    return launcher_order(agent, job.launch.plan(site), site).check
+
+
+def test_new_nodes_look_whether_they_see_the_place_for_checkpoints() -> None:
+    """Those of the first job and of later ones; not those that only start their ranks again."""
+    looks = Call("distributor.checkpoint.start", "check_place")
+    assert [check(0, 0), check(0, 1), check(2, 2), check(2, 3)] == [looks, None, looks, None]
+    assert check(0, 0, kept=False) is None
