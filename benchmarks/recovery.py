@@ -1,9 +1,10 @@
 """Measure how long a training stands still after a kill: this package, torchrun and Ray Train, in turn.
 
-    python benchmarks/recovery.py [--ranks 2] [--size 100] [--rounds 5] [--master "local-cluster[2,2,1024]"]
+    python benchmarks/recovery.py [--ranks 2] [--size 100] [--rounds 5] [--master "local-cluster[2,1,1024]"] [--ray]
 
 Each training saves its state once, kills one of its own processes, and goes on from that state. A round measures the
-seconds from the kill to the first new step of all ranks. Ray Train takes part if Ray is installed.
+seconds from the kill to the first new step of all ranks. With ``--ray``, Ray Train takes part, which must be
+installed.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python examples/resume.py /tmp/runs
 
 One of its ranks is killed after 100 of 300 steps, and training goes on from there. Kill the whole program with
-``kill -9``, and start it again: it goes on as well. On a cluster,
-pass a folder that all nodes and the driver see, or a URL.
+``kill -9``, and start it again: it goes on as well. On a cluster, pass a folder that all nodes and the driver see, or a
+URL.
 """
 
 from __future__ import annotations

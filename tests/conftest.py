@@ -184,6 +184,18 @@ def make_local() -> Make:
 
 
 @pytest.fixture
+def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver listens, but nodes are told of a port where nobody is."""
+    listen = ChannelServer.listen
+
+    def elsewhere(self: ChannelServer, bind: str, advertise: str, *_: object) -> Endpoint:
+        real = listen(self, bind, advertise)
+        return Endpoint("127.0.0.1", 1, real.certificate, real.token)
+
+    monkeypatch.setattr(ChannelServer, "listen", elsewhere)
+
+
+@pytest.fixture
 def leftovers() -> Leftovers:
     """Tells what is left of the test's runs."""
     return Leftovers()

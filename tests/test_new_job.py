@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from distributor import (
     TrainingError,
 )
 from distributor.channel.server import ChannelServer
-from distributor.values.plan import Endpoint
+from distributor.values.environment import NODE_ID, node_id
 
 Find = Callable[[Run, Path, int], psutil.Process]
 
@@ -190,14 +191,7 @@ def save_for_ever(folder: str) -> None:
 
 
 @pytest.mark.slow
-def test_without_a_channel_each_attempt_is_a_job(one_jvm: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    listen = ChannelServer.listen
-
-    def elsewhere(self: ChannelServer, bind: str, advertise: str, *_: object) -> Endpoint:
-        real = listen(self, bind, advertise)
-        return Endpoint("127.0.0.1", 1, real.certificate, real.token)
-
-    monkeypatch.setattr(ChannelServer, "listen", elsewhere)
+def test_without_a_channel_each_attempt_is_a_job(one_jvm: Any, unreachable: None) -> None:
     run = TorchDistributor(2, False, False, max_restarts=1).submit(kill_once)
     assert run.results(watch.DEADLINE) == [1, 1]
     assert run.attempts[0].reason is not None and "killed by SIGKILL" in run.attempts[0].reason
@@ -307,28 +301,10 @@ def test_only_a_later_attempt_may_fail_to_start(
 
 
 def test_what_earlier_jobs_have_left_on_a_node_is_killed(make_local: Make, tmp_path: Path) -> None:
-    """A process of the first job, which has left the run's sight, would hold its GPU."""
-    run = make_local(1, max_restarts=1).submit(leave_a_process, str(tmp_path))
-    assert run.result(watch.DEADLINE) is True
+    """A process of another node of the first job, which nobody else ends. Otherwise, it would hold its GPU."""
+    run = make_local(2, max_restarts=1).submit(wait_to_be_killed, str(tmp_path))
+    with subprocess.Popen(["/bin/sleep", "600"], env={NODE_ID: node_id(run.id, 7)}) as left:
+        kill(run, tmp_path, "agent")
+        assert run.results(watch.DEADLINE) == [(1, 2.0)] * 2
+        assert left.wait(watch.DEADLINE) == -signal.SIGKILL
     watch.gone(run.id)
-
-
-def leave_a_process(folder: str) -> bool:
-    """Starts a process whose agent and guard do not end it. The second attempt: whether it is gone."""
-    import subprocess
-
-    import psutil
-
-    from distributor import runtime
-
-    left = Path(folder, "left")
-    if runtime.attempt() > 0:
-        pid = int(left.read_text())
-        return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    this = psutil.Process()
-    process = subprocess.Popen(["/bin/sleep", "600"], start_new_session=True)
-    left.write_text(str(process.pid))
-    agents = [each for each in this.parents() if "agent" in each.cmdline()[4:5]]
-    for each in [*agents, *(guard for guard in agents[-1].parents() if "guard" in " ".join(guard.cmdline()))]:
-        each.kill()
-    raise AssertionError

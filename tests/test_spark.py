@@ -118,7 +118,7 @@ def test_sparks_own_ways_to_cancel_end_the_ranks(one_jvm: Any, how: str, tmp_pat
     if how == "group":
         context.setJobGroup("a-cell", "a notebook cell")
     try:
-        run = on_executors(2, grace_period=1).submit(trainings.wait_for, str(tmp_path / "never"))
+        run = on_executors(2, grace_period=1, max_restarts=1).submit(trainings.wait_for, str(tmp_path / "never"))
         watch.until(lambda: run.status is Status.RUNNING)
         if how == "group":
             context.cancelJobGroup("a-cell")
@@ -132,6 +132,7 @@ def test_sparks_own_ways_to_cancel_end_the_ranks(one_jvm: Any, how: str, tmp_pat
         with pytest.raises(RunCancelledError) as caught:
             run.result(timeout=watch.DEADLINE)
         assert "\tat " not in str(caught.value)
+        assert len(run.attempts) == 1  # what somebody has cancelled does not start again
         watch.gone(run.id)
     finally:
         context.setLocalProperty("spark.jobGroup.id", None)
@@ -210,18 +211,8 @@ def test_resources_of_a_run_where_there_is_no_stage_level_scheduling(one_jvm: An
 
 
 def test_a_run_without_the_channel_still_ends_in_the_truth(
-    one_jvm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    one_jvm: Any, unreachable: None, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    """The driver listens, but nodes are told of a port where nobody is."""
-    from distributor.channel.server import ChannelServer, Endpoint
-
-    listen = ChannelServer.listen
-
-    def elsewhere(self: ChannelServer, bind: str, advertise: str, *_: object) -> Endpoint:
-        real = listen(self, bind, advertise)
-        return Endpoint("127.0.0.1", 1, real.certificate, real.token)
-
-    monkeypatch.setattr(ChannelServer, "listen", elsewhere)
     assert on_executors(2).submit(trainings.all_reduce).results() == [3.0, 3.0]
     assert "cannot reach the driver at 127.0.0.1:1" in caplog.text
     run = on_executors(2).submit(trainings.fail_on_rank_1, "exit", str(tmp_path / "stamp"))

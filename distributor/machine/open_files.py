@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -19,20 +19,7 @@ def written(pids: Iterable[int], folder: str) -> dict[str, int]:
         pids: the processes; processes that have ended or belong to other users are left out.
         folder: the real path of the folder.
     """
-    found: dict[str, int] = {}
-    for pid in pids:
-        try:
-            descriptors = os.listdir(f"/proc/{pid}/fd")
-        except OSError:
-            continue
-        for descriptor in descriptors:
-            try:
-                path = os.readlink(f"/proc/{pid}/fd/{descriptor}")
-                if path.startswith(folder + os.sep) and _writes(pid, descriptor):
-                    found[path] = pid
-            except OSError:  # just closed
-                continue
-    return found
+    return {path: pid for pid in pids for path, _ in _open(pid) if path.startswith(folder + os.sep)}
 
 
 class State(NamedTuple):
@@ -50,16 +37,25 @@ def regular(pid: int, apart: str) -> dict[str, State]:
         apart: the real path of a folder whose files are left out.
     """
     found: dict[str, State] = {}
+    for path, descriptor in _open(pid):
+        with suppress(OSError):  # just closed
+            about = os.stat(descriptor)
+            if stat.S_ISREG(about.st_mode) and about.st_nlink and not path.startswith((apart + os.sep, "/dev/")):
+                found[path] = State(about.st_size, about.st_mtime_ns)
+    return found
+
+
+def _open(pid: int) -> Iterator[tuple[str, str]]:
+    """Yield the path of each file that a process has open for writing, and the path of its descriptor.
+
+    There are none if the process has ended or belongs to another user.
+    """
     with suppress(OSError):
         for descriptor in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):  # just closed
                 path = os.readlink(f"/proc/{pid}/fd/{descriptor}")
-                if path.startswith((apart + os.sep, "/dev/")) or not _writes(pid, descriptor):
-                    continue
-                about = os.stat(f"/proc/{pid}/fd/{descriptor}")
-                if stat.S_ISREG(about.st_mode) and about.st_nlink:
-                    found[path] = State(about.st_size, about.st_mtime_ns)
-    return found
+                if _writes(pid, descriptor):
+                    yield path, f"/proc/{pid}/fd/{descriptor}"
 
 
 def _writes(pid: int, descriptor: str) -> bool:

@@ -151,12 +151,7 @@ def kill_earlier(run_id: str, attempt: int, deadline: float = 10.0) -> None:
         attempt: number of the first attempt of the run's present job.
         deadline: number of seconds to try.
     """
-    end = time.monotonic() + deadline
-    while (left := _marked(lambda mark: is_of_earlier_job(mark, run_id, attempt))) and time.monotonic() < end:
-        for pid in left:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        wait_gone(left, 1.0)
+    _kill(lambda: set(_marked(lambda mark: is_of_earlier_job(mark, run_id, attempt))), deadline)
 
 
 def kill_node(
@@ -174,10 +169,18 @@ def kill_node(
     Returns:
         The pids of processes that are still left.
     """
+
+    def find() -> set[int]:
+        return {*processes_of(node_id), *(descendants(ancestor) if ancestor is not None else ())} - set(keep)
+
+    return _kill(find, deadline)
+
+
+def _kill(find: Callable[[], set[int]], deadline: float) -> list[int]:
+    """Send SIGKILL to the processes that a function finds, until it finds none. Return the pids of those still left."""
     start = time.monotonic()
     while True:
-        found = {*processes_of(node_id), *(descendants(ancestor) if ancestor is not None else ())}
-        left = sorted(found - set(keep))
+        left = sorted(find())
         if not left or time.monotonic() - start > deadline:
             return left
         patient = time.monotonic() - start < _TRACKER_PATIENCE
@@ -255,7 +258,7 @@ def has_ended(pid: int, started: str) -> bool:
 def stat(pid: int) -> list[str] | None:
     """Return the fields of /proc/PID/stat from the state on; ``None`` if the process has ended, reaped or not."""
     try:
-        with open(f"/proc/{pid}/stat") as stat:
+        with open(f"/proc/{pid}/stat", errors="replace") as stat:  # a process's name may be any bytes
             fields = stat.read().rpartition(")")[2].split()
     except OSError:
         return None
@@ -323,7 +326,7 @@ def inherited() -> dict[str, str]:
     (proc(5)).
     """
     found = {}
-    with open("/proc/thread-self/status") as status:
+    with open("/proc/thread-self/status", errors="replace") as status:
         for line in status:
             name, _, value = line.partition(":")
             if _INHERITED.fullmatch(name):

@@ -135,7 +135,8 @@ class _Agent:
             The report, the small return values by rank, and whether the run has failed.
         """
         if self._job.attempt:
-            processes.kill_earlier(self._job.run_id, self._job.attempt)
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(None, processes.kill_earlier, self._job.run_id, self._job.attempt)
         site = self._site()
         staging.unpack(self._job, self._order)
         attempt = self._prepare(site)

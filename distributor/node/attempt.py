@@ -118,9 +118,8 @@ class Attempt:
         self._companions = Companions(order, self._on_companion_death)
         self._error: tuple[str, str] | None = None
         self._stopping = False
-        self._backstops: list[
-            asyncio.TimerHandle | asyncio.Future[None]
-        ] = []  # end ranks that do not end by themselves
+        #: They end ranks that do not end by themselves.
+        self._backstops: list[asyncio.TimerHandle | asyncio.Future[None]] = []
 
     @property
     def _order(self) -> NodeOrder:

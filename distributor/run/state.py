@@ -296,8 +296,6 @@ class AttemptState:
         self.phase: Phase = Waiting(now) if self.nodes.placement is None else Starting(now)
         #: The wish to end the run, even if it is already stopping for another reason.
         self.wish: Cancel | Kill | None = None
-        #: Whether the user wants the run to end at once, even if nodes are still bringing files.
-        self.killed = False
         #: Whether the driver has warned that no node reaches it.
         self.unreached = False
         #: The failures of ranks that nodes have told of at the end of the attempt.
@@ -306,6 +304,11 @@ class AttemptState:
         self._margins = Margins() if margins is None else margins
         self._tasks_since: float | None = None
         self._warned: set[tuple[str, str]] = set()
+
+    @property
+    def killed(self) -> bool:
+        """Whether the user wants the run to end at once, even if nodes are still bringing files."""
+        return isinstance(self.wish, Kill)
 
     @property
     def reason(self) -> str:
@@ -458,7 +461,6 @@ class AttemptState:
         return self._stop(Cancelled(event.told), event.why, now) if isinstance(self.phase, _ALIVE) else []
 
     def _on_kill(self, now: float) -> list[Action]:
-        self.killed = True
         actions = self._on_cancel(Cancel("killed"), now)
         self.wish = Kill()
         if isinstance(self.phase, Stopping):

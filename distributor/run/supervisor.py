@@ -159,16 +159,20 @@ class Supervisor:
         except Exception as failed:  # Spark's context may just have been stopped
             _log.warning("run %s: cannot start again in a new job: %s", self._job.label, failed)
             return False
-        most, label = recovery.max_restarts, self._job.label
-        _log.warning("run %s: starting again in a new job (restart %d of at most %d): %s", label, number, most, why)
-        self._display.logs.release(())
+        self._leave(about, "starting again in a new job", why)
         self._display.logs.begin_again()
-        self._end_attempt(why)
         self.reports.begin_again()
         self.submission, self.timings = submission, {}
         self._follow(ended, self._make_attempt(Nodes(about.nodes.placement), number))
         self._cancel_too(about)
         return True
+
+    def _leave(self, ended: AttemptState, what: str, why: str) -> None:
+        """Say that another attempt follows the one that has ended, and note the end."""
+        number, most = ended.number + 1, self._job.recovery.max_restarts
+        _log.warning("run %s: %s (restart %d of at most %d): %s", self._job.label, what, number, most, why)
+        self._display.logs.release(())
+        self._end_attempt(why)
 
     def _follow(self, ended: Attempt, following: Attempt) -> None:
         """Make an attempt the current one."""
@@ -286,12 +290,8 @@ class Supervisor:
         if port is None or about.wish is not None or not follows or self._gives_up():
             server.end()
             return
-        why = about.reason
         number = about.number + 1
-        most, label = recovery.max_restarts, self._job.label
-        _log.warning("run %s: restarting its ranks (restart %d of at most %d): %s", label, number, most, why)
-        self._display.logs.release(())
-        self._end_attempt(why)
+        self._leave(about, "restarting its ranks", about.reason)
         about.nodes.again()
         following = self._make_attempt(about.nodes, number)
         self._follow(ended, following)

@@ -13,6 +13,8 @@ from jobs import make_job
 from distributor.errors import ConfigurationError
 from distributor.jax import cluster
 from distributor.launch import Jax, Mpi, MpiEnv, Ray, TensorFlow
+from distributor.launch.accelerate import AccelerateRanks
+from distributor.launch.deepspeed import DeepspeedRanks
 from distributor.launch.mpi import MpiNodes
 from distributor.launch.placement import place
 from distributor.launch.ray import RayNodes
@@ -267,3 +269,9 @@ def test_ray_counts_the_cpus_of_tasks_that_have_several_ranks() -> None:
 def test_advice(launch: Any, failure: dict[str, str], told: str) -> None:
     advice = launch.advise(Failure(0, 0, "host", "ValueError", **failure), job(launch, 2))
     assert told in advice and bool(told) == bool(advice)
+
+
+def test_which_paths_start_again_on_the_same_nodes() -> None:
+    """The others get a new job: their programs on other nodes know the first processes only."""
+    again = {Torchrun, DeepspeedRanks, AccelerateRanks}
+    assert {path for path in (*again, RayNodes, MpiNodes, MpiEnv, TensorFlow, Jax) if path.restarts} == again

@@ -17,6 +17,7 @@ from distributor.errors import ConfigurationError, RunCancelledError, StartError
 from distributor.launch import Jax, TensorFlow
 from distributor.launch.ray import RayNodes
 from distributor.launch.torchrun import Torchrun
+from distributor.outcomes.mishaps import is_final
 from distributor.schedulers.spark import checks, classic, connect, scheduler, task
 from distributor.schedulers.spark.barrier import Delivery
 from distributor.schedulers.spark.progress import Progress
@@ -359,3 +360,22 @@ def test_barrier_mode_rules_out_dynamic_allocation() -> None:
         checks.check_barrier_mode(Settings("spark://a:7077", **dynamic))
     checks.check_barrier_mode(Settings("local[2]", **dynamic))
     checks.check_barrier_mode(Settings("spark://a:7077"))
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_what_somebody_else_has_cancelled_is_final(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that the run itself ends, for example after a lost node, may be followed by another one."""
+    monkeypatch.setattr("distributor.schedulers.spark.slots.cluster_of", lambda _: CLUSTER)
+    made = scheduler.SparkScheduler(type("SparkSession", (), {"__module__": "pyspark.sql.session"})())
+    made._barrier = SimpleNamespace(cancel=lambda: False, ended=lambda job: None, failed_hosts=list)  # type: ignore[assignment]
+
+    def run(*_: Any) -> Collected:
+        if own:
+            made.cancel()
+        raise RuntimeError("Job 3 cancelled as part of cancellation of all jobs")
+
+    monkeypatch.setattr(made, "_run", run)
+    server: Any = SimpleNamespace(returned=lambda patience: None, forget_returned=lambda: None)
+    with pytest.raises(RunCancelledError) as caught:
+        made.run(JOB, server)
+    assert is_final(caught.value) is not own
