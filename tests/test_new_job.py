@@ -85,6 +85,9 @@ def test_a_run_goes_on_after_the_loss_of(
 ) -> None:
     ranks = 2 if mode == LOCAL else 4
     run = make(ranks, max_restarts=1, log_dir=tmp_path / "logs").submit(wait_to_be_killed, str(tmp_path))
+    assert run.log_folder is not None
+    logs = [run.log_folder / f"rank-{rank}.stdout" for rank in range(ranks)]
+    watch.until(lambda: all(log.exists() and "waiting" in log.read_text() for log in logs))  # a killed agent sends no more
     kill(run, tmp_path, victim, ranks=ranks)
     assert run.results(watch.DEADLINE) == [(1, float(ranks))] * ranks
     assert run.status is Status.SUCCEEDED
@@ -93,10 +96,8 @@ def test_a_run_goes_on_after_the_loss_of(
     assert (lost.number, lost.step, last.number, last.step, last.reason) == (0, 0, 1, 1, None)
     assert lost.reason is not None and lost.reason.startswith("lost the node on ")
     assert sorted((row.attempt, row.rank) for row in run.metrics) == [(a, r) for a in (0, 1) for r in range(ranks)]
-    assert run.log_folder is not None
-    for rank in range(ranks):
-        text = (run.log_folder / f"rank-{rank}.stdout").read_text()
-        assert text == f"rank {rank} in attempt 0\nwaiting\nrank {rank} in attempt 1\n"
+    for rank, log in enumerate(logs):
+        assert log.read_text() == f"rank {rank} in attempt 0\nwaiting\nrank {rank} in attempt 1\n"
     watch.gone(run.id)
     if mode != LOCAL:
         tracker = sessions.get(mode).sparkContext._jsc.sc().statusTracker()

@@ -133,7 +133,7 @@ def test_sparks_own_ways_to_cancel_end_the_ranks(one_jvm: Any, how: str, tmp_pat
             run.result(timeout=watch.DEADLINE)
         assert "\tat " not in str(caught.value)
         assert len(run.attempts) == 1  # what somebody has cancelled does not start again
-        watch.gone(run.id)
+        watch.gone(run.id, watch.ORPHAN_DEADLINE)  # Spark gives tasks two seconds before it kills them
     finally:
         context.setLocalProperty("spark.jobGroup.id", None)
     assert on_executors(2).run(trainings.all_reduce) == 3.0
