@@ -15,13 +15,14 @@ machine if there is no session. From a shell: distributor run --help.
     DeepspeedTorchDistributor, zero, suggest_zero, autotune
                            the same with DeepSpeed, and its configuration
     Checkpoints            where a run keeps checkpoints, and how many
-    Run                    what submit returns: results, stacks, cancel
+    Run                    what submit returns: results, stacks, stop
     Status                 the status of a run
     DistributorError       base class of all errors: ConfigurationError
                            (its subclasses: PayloadError, ResourceError),
                            StartError, CompanionError, TrainingError
                            (NodeLostError, StallError), GroupError,
-                           ResultError, RunCancelledError
+                           PreemptionError, StopError, ResultError,
+                           RunCancelledError
     runtime                functions for use inside a rank
     launch                 launch paths with options, for launch=
     deepspeed_checkpoint   DeepSpeed checkpoints that can be loaded with
@@ -48,11 +49,13 @@ if TYPE_CHECKING:
         GroupError as GroupError,
         NodeLostError as NodeLostError,
         PayloadError as PayloadError,
+        PreemptionError as PreemptionError,
         ResourceError as ResourceError,
         ResultError as ResultError,
         RunCancelledError as RunCancelledError,
         StallError as StallError,
         StartError as StartError,
+        StopError as StopError,
         TrainingError as TrainingError,
     )
     from distributor.run.handle import Run as Run
@@ -77,6 +80,8 @@ _WHERE = {
             "ConfigurationError",
             "DistributorError",
             "GroupError",
+            "PreemptionError",
+            "StopError",
             "NodeLostError",
             "PayloadError",
             "ResourceError",

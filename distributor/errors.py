@@ -12,6 +12,8 @@
     │   ├── NodeLostError                 a node was lost with its ranks
     │   └── StallError                    no rank was active for stall_timeout; holds the stacks of every rank
     ├── GroupError                        ranks trained, but not together (only with require_group=True)
+    ├── PreemptionError                   ranks were asked to end, and stopped together (should_stop)
+    ├── StopError                         ranks did not stop at the same step
     ├── ResultError                       ranks succeeded, but a return value could not be brought to the driver
     └── RunCancelledError                 the run was cancelled
 
@@ -153,6 +155,17 @@ class TrainingError(DistributorError):
 
 class GroupError(DistributorError):
     """Ranks trained, but never joined a process group of all ranks, although ``require_group=True`` demands it."""
+
+
+class PreemptionError(DistributorError):
+    """A rank got SIGTERM, and all ranks have stopped at the same step, as ``runtime.should_stop`` told them.
+
+    What they returned is dropped, since the training had not finished.
+    """
+
+
+class StopError(DistributorError):
+    """Ranks that were asked to stop together have not stopped at the same step."""
 
 
 class NodeLostError(TrainingError):

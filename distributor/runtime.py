@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from distributor.errors import ConfigurationError
 from distributor.launch.deepspeed import CONFIG_PATH
-from distributor.rank import reports
+from distributor.rank import halting, reports
 
 if TYPE_CHECKING:
     from distributor.checkpoint.loading import Checkpoint
@@ -120,6 +120,32 @@ def report(
             f"report(): values need names, as in report(loss=0.5) or report({{'val/loss': 0.5}}), not {metrics!r:.100}"
         )
     reports.add({**metrics, **values} if metrics is not None else values, step, total_steps)
+
+
+def should_stop(step: int) -> bool:
+    """Return whether all ranks stop at this step, because of ``run.stop()`` or because a rank is about to be ended.
+
+    Each rank calls it in each step, with a number that is the same on all ranks and grows. No rank waits for the
+    others: it turns true on all ranks at the same step. Save a checkpoint then, and return. A rank may call it less
+    often than others, in a thread, or not at all.
+
+    After the first call, SIGTERM no longer ends the rank, unless user code handles the signal. Instead, all ranks are
+    asked to stop together. What they return is dropped, and the run goes on in a new attempt if it has
+    ``max_restarts``, without counting this one; otherwise, it ends with a ``PreemptionError``. Outside a run, and
+    without a channel to the driver, the result is always ``False``.
+
+    Args:
+        step: the step of the training, from 0 on.
+
+    Raises:
+        ConfigurationError: ``step`` is not a whole number, or less than 0.
+        StopError: the rank has reached the step at which to stop, and did not hear within 60 s whether all ranks agree.
+
+    Example:
+        >>> should_stop(step=1)  # outside a run
+        False
+    """
+    return halting.should_stop(step)
 
 
 def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) -> None:

@@ -93,6 +93,25 @@ def test_a_run_that_has_lost_a_node_goes_on_in_a_new_job(tmp_path: Path) -> None
     watch.gone(run.id)
 
 
+def test_a_run_that_is_asked_to_stop_succeeds() -> None:
+    run = on_executors(2).submit(count_until_stopped)
+    watch.until(lambda: run.progress is not None)
+    run.stop()
+    (step,) = {*run.results(watch.DEADLINE)}
+    assert step is not None
+
+
+def count_until_stopped() -> int | None:
+    from distributor import runtime
+
+    for step in range(1_000_000):
+        runtime.report(step=step)
+        if runtime.should_stop(step):
+            return step
+        time.sleep(0.01)
+    return None
+
+
 def save_then_wait(saved: str) -> int:
     """What the second attempt finds of the first, which stays until it is ended."""
     from distributor import runtime

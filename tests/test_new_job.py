@@ -87,7 +87,9 @@ def test_a_run_goes_on_after_the_loss_of(
     run = make(ranks, max_restarts=1, log_dir=tmp_path / "logs").submit(wait_to_be_killed, str(tmp_path))
     assert run.log_folder is not None
     logs = [run.log_folder / f"rank-{rank}.stdout" for rank in range(ranks)]
-    watch.until(lambda: all(log.exists() and "waiting" in log.read_text() for log in logs))  # a killed agent sends no more
+    watch.until(
+        lambda: all(log.exists() and "waiting" in log.read_text() for log in logs)
+    )  # a killed agent sends no more
     kill(run, tmp_path, victim, ranks=ranks)
     assert run.results(watch.DEADLINE) == [(1, float(ranks))] * ranks
     assert run.status is Status.SUCCEEDED

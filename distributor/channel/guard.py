@@ -222,6 +222,8 @@ class Guard:
                 self._check_stopped(node, message)
             case messages.Finished():
                 self._check_finished(node, message)
+            case messages.Reached() | messages.Preempted() | messages.Halted():
+                self._check_halting(node, message)
             case messages.Importing():
                 if message.node != node:
                     raise ProtocolError(f"the sender is not node {message.node!r}")
@@ -304,6 +306,15 @@ class Guard:
             raise ProtocolError(f"node {node!r} cannot have {beat.alive} living ranks")
         if beat.idle is not None and not 0 <= beat.idle < math.inf:
             raise ProtocolError(f"no rank is idle for {beat.idle} s")
+
+    def _check_halting(self, node: str, told: messages.Halting) -> None:
+        if isinstance(told, messages.Reached):
+            _check_number("the number of a proposal", told.number)
+            _check_number("a step", max(told.step, 0))
+            return
+        self._check_rank(node, told.rank)
+        if isinstance(told, messages.Halted):
+            _check_number("a step", told.step)
 
     def _check_failure(self, node: str, failure: Failure | None) -> None:
         if failure is not None:

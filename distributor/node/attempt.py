@@ -9,14 +9,18 @@ import signal
 import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from distributor.channel import board
+from distributor.channel.board import Board
 from distributor.channel.rank_slots import Slots
 from distributor.machine import folders, processes
 from distributor.node import activity, hurry, outcomes
 from distributor.node.companions import Companions
 from distributor.node.driver_link import DriverLink
+from distributor.node.halting import Halting
 from distributor.node.launching import Launcher, SpawnedLauncher
 from distributor.node.outcomes import Ends
 from distributor.node.ranks import Ranks
@@ -112,9 +116,11 @@ class Attempt:
         self._link = link
         self._logs = logs
         self._notes = notes
-        self._ranks = Ranks(Slots(order.plan.node.local_world_size))
+        node = order.plan.node
+        halting = Halting(Board(layout.board(order.folder)), node.first_rank, link.tell, link.send)
+        self._ranks = Ranks(Slots(node.local_world_size), halting)
         self._activity: activity.Activity | None = None
-        self._dumps = activity.Dumps(order.folder, order.plan.node.first_rank, link.send)
+        self._dumps = activity.Dumps(order.folder, node.first_rank, link.send)
         self._companions = Companions(order, self._on_companion_death)
         self._error: tuple[str, str] | None = None
         self._stopping = False
@@ -139,7 +145,10 @@ class Attempt:
         """Run the launcher until it ends, kill all processes that it leaves behind, and return how the ranks ended."""
         loop = asyncio.get_running_loop()
         oom_before = processes.oom_kills()
-        following = asyncio.ensure_future(self._logs.follow())
+        board.create(
+            layout.board(self._order.folder), self._order.plan.node.local_world_size, linked=self._link.is_open
+        )
+        following = asyncio.gather(self._logs.follow(), self._ranks.halting.follow())
         successor = await self._run_processes()
         stopped = self._stopping  # read now: reporting a failure leads to an order to stop
         error = self._error or self._ranks.start_error(self._launcher, self._order, stopped)
@@ -152,6 +161,7 @@ class Attempt:
         await loop.run_in_executor(None, self._kill_rest, successor.pid)
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
+        self._ranks.halting.look()
         await self._link.unless_orphaned(self._logs.drain())
         self._warn_of_killed()
         ended, values = self._endings(stopped, processes.oom_kills() > oom_before)
@@ -234,7 +244,7 @@ class Attempt:
         return messages.Beat(alive, self._activity.look(self._logs.seen))
 
     def on_order(self, order: messages.Message) -> None:
-        """Obey an order from the driver to stop the ranks or to send their stacks."""
+        """Obey an order from the driver: to stop the ranks, now or together, or to send their stacks."""
         if isinstance(order, messages.Stop):
             if order.grace and self._dumps.pending:
                 self._dumps.then(self.stop)
@@ -243,6 +253,8 @@ class Attempt:
             if order.hasty:
                 folder, alive = os.path.realpath(self._order.folder), lambda: self._ranks.alive_pids
                 self._backstops.append(asyncio.ensure_future(hurry.kill_idle(alive, folder, self._ranks.hurried)))
+        elif isinstance(order, messages.Propose | messages.Agree):
+            self._ranks.halting.on_order(order)
         elif isinstance(order, messages.Dump):
             self._dumps.ask(order, self._ranks.alive_pids, self._ranks.exits)
 
@@ -300,6 +312,7 @@ class Attempt:
             return
         self._stopping = True
         self._ranks.segments.look(processes.processes_of(self.node_id))
+        unhandled = self._ranks.halting.stop(self._ranks.alive_pids)
         self._companions.interrupt()
         if not grace:
             self._companions.send_signal(signal.SIGKILL)
@@ -307,11 +320,19 @@ class Attempt:
             serves_others = self._has_no_ranks and self._ranks.started and self._error is None
             if not serves_others:
                 self._launcher.send_signal(layout.HURRY_SIGNAL if hasty and self._ranks.alive else signal.SIGTERM)
+                self._kill({} if hasty else unhandled)
             loop = asyncio.get_running_loop()
             end = self._order.grace_period + _STOP_MARGIN
             self._backstops.append(loop.call_later(end, self._launcher.kill))
         else:
             self._launcher.kill()
+
+    def _kill(self, pids: Mapping[int, int]) -> None:
+        """Kill ranks, by local rank, in place of SIGTERM."""
+        for local_rank, pid in pids.items():
+            self._ranks.hurried.add(local_rank)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _on_companion_death(self, code: int, text: str) -> None:
         """End the attempt because a companion has ended, unless it was no longer needed.
@@ -361,6 +382,8 @@ class Attempt:
         node, ends = self._order.plan.node, self._ends(stopped=stopped, tails=self._logs.tails, oom=oom)
         said = [outcomes.read(self._ranks.slots, local_rank) for local_rank in range(node.local_world_size)]
         ended = [outcomes.outcome_of(self._order, local_rank, each, ends) for local_rank, each in enumerate(said)]
+        halted = self._ranks.halting.halted()
+        ended = [replace(each, halted=halted.get(local_rank)) for local_rank, each in enumerate(ended)]
         values = {node.first_rank + at: each.value for at, each in enumerate(said) if each and each.value is not None}
         return outcomes.within(ended, _MOST_EXCEPTIONS), values
 

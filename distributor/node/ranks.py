@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from distributor.channel.rank_slots import Slots
 from distributor.machine import processes
 from distributor.machine.shared_memory import Segments
+from distributor.node.halting import Halting
 from distributor.node.launching import Launcher
 from distributor.values import layout, messages
 from distributor.values.plan import NodeOrder
@@ -23,10 +24,12 @@ class Ranks:
     """What the launcher has reported about its ranks.
 
     ``slots`` is the memory in which ranks report how they end, ``segments`` the shared memory that libraries create,
-    ``hurried`` the local ranks that the agent has killed because another attempt waits.
+    ``hurried`` the local ranks that the agent has killed, because another attempt waits or nothing in them handles
+    SIGTERM. ``halting`` speaks for the ranks when all ranks of the run stop together.
     """
 
     slots: Slots
+    halting: Halting
     segments: Segments = field(default_factory=Segments)
     started: bool = False
     exits: dict[int, messages.RankExited] = field(default_factory=dict)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from distributor.outcomes.stacks import Stacks
-from distributor.text.wording import no_temporary_folder
+from distributor.text.wording import no_temporary_folder, who
 from distributor.values.job import Step
 from distributor.values.outcome import Failure
 
@@ -71,14 +72,34 @@ class NodeLost:
     failures: tuple[Failure, ...] = ()
 
 
-Cause = Cancelled | Stalled | StartTimeout | Unfit | RankFailed | NodeLost
+@dataclass(frozen=True)
+class Preempted:
+    """All ranks were asked to stop together, although the training had not finished.
+
+    Attributes:
+        why: the reason, in words.
+        kept: what is known of the last checkpoint: a sentence.
+    """
+
+    why: str
+    kept: str
+
+
+@dataclass(frozen=True)
+class Disagreed:
+    """Ranks that were asked to stop together were told to do so at different steps; ``message`` says at which."""
+
+    message: str
+
+
+Cause = Cancelled | Stalled | Disagreed | StartTimeout | Unfit | RankFailed | NodeLost
 
 
 def joined(first: Cause, then: Cause) -> Cause:
     """Return the cause of a stop that began because of ``first``, after ``then`` has been reported too.
 
-    A run that was cancelled, stalls or does not start keeps its cause. Failed ranks and lost nodes are both kept, since
-    it is chance which of them the driver hears of first.
+    A run that was cancelled, stalls, disagrees or does not start keeps its cause. Failed ranks and lost nodes are both
+    kept, since it is chance which of them the driver hears of first.
 
     >>> joined(RankFailed(), NodeLost(("host-b",)))
     NodeLost(nodes=('host-b',), failures=())
@@ -89,3 +110,23 @@ def joined(first: Cause, then: Cause) -> Cause:
     failures = (*first.failures, *(failure for failure in then.failures if failure.rank not in known))
     nodes = tuple(name for cause in (first, then) if isinstance(cause, NodeLost) for name in cause.nodes)
     return NodeLost(nodes, failures) if nodes else replace(first, failures=failures)
+
+
+def disagreement(halted: Mapping[int, int]) -> str | None:
+    """Return what is wrong if ranks have stopped at different steps; ``None`` if they have not.
+
+    Args:
+        halted: the step at which each rank has stopped, by rank.
+
+    >>> disagreement({0: 7, 1: 7})
+    >>> disagreement({0: 7, 1: 8, 2: 8})
+    'rank 0 was told to stop at step 7, and ranks 1-2 at step 8: call should_stop() with the same steps on all ranks'
+    """
+    steps = sorted({*halted.values()})
+    if len(steps) < 2:
+        return None
+    first, last = ([rank for rank, step in sorted(halted.items()) if step == at] for at in (steps[0], steps[-1]))
+    return (
+        f"{who(first)} {'was' if len(first) == 1 else 'were'} told to stop at step {steps[0]}, and {who(last)} at step "
+        f"{steps[-1]}: call should_stop() with the same steps on all ranks"
+    )

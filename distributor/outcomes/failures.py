@@ -103,10 +103,10 @@ def is_echo(failure: Failure) -> bool:
 def is_infrastructure(failure: Failure) -> bool:
     """Return whether a failure came from a process, a machine or the network, and not from the user's code.
 
-    An exception counts if its type is one of torch.distributed's own, or if a collective or the store raised it. What
-    C++ raises has a last frame that is no ``raise`` statement.
+    An exception counts if its type is one of torch.distributed's own, if a collective or the store raised it, or if
+    ``runtime.should_stop`` did. What C++ raises has a last frame that is no ``raise`` statement.
     """
-    if failure.kind in ("signal", "lost", *_TORCH_KINDS):
+    if failure.kind in ("signal", "lost", "StopError", *_TORCH_KINDS):
         return True
     lines = failure.traceback.splitlines()
     frames = [(found["path"], line) for line, text in enumerate(lines) if (found := _FRAME.match(text))]

@@ -13,7 +13,18 @@ from types import MappingProxyType
 from typing import Any
 
 from distributor import errors
-from distributor.outcomes.causes import Cancelled, Cause, NodeLost, RankFailed, Stalled, StartTimeout, Unfit
+from distributor.outcomes.causes import (
+    Cancelled,
+    Cause,
+    Disagreed,
+    NodeLost,
+    Preempted,
+    RankFailed,
+    Stalled,
+    StartTimeout,
+    Unfit,
+    disagreement,
+)
 from distributor.outcomes.failures import describe, has_cause, is_echo, order_failures
 from distributor.outcomes.mishaps import is_final, typed
 from distributor.shipping import payload
@@ -25,6 +36,15 @@ from distributor.values.outcome import Collected, Failure
 #: Number of seconds by which the clocks of two hosts must seem to differ before they count as different. The driver
 #: hears of a failure a little later than it happens.
 _APART = 1.0
+
+#: Errors that explain the end of a run by themselves.
+_TRUE = (
+    errors.StartError,
+    errors.CompanionError,
+    errors.GroupError,
+    errors.PreemptionError,
+    errors.StopError,
+)
 
 #: Returns advice on a failure, or ``""`` if there is nothing to add.
 Advise = Callable[[Failure], str]
@@ -54,6 +74,7 @@ def verdict(
     world_size: int,
     advise: Advise = lambda failure: "",
     local: bool = False,
+    preempted: Preempted | None = None,
 ) -> Verdict:
     """Decide between a run's values and the exception that best explains why there are none.
 
@@ -65,6 +86,7 @@ def verdict(
         world_size: number of ranks.
         advise: returns advice on the root failure.
         local: whether the run was on this machine, without Spark.
+        preempted: why ranks that stopped together had not finished; ``None`` if the user wanted them to stop.
 
     Example:
         >>> verdict(Cancelled(), None, None, run_id="3f2a", world_size=2).error
@@ -76,11 +98,15 @@ def verdict(
         return Verdict(error=errors.RunCancelledError(f"run {run_id} was cancelled{why}"))
     if isinstance(cause, Stalled):
         return Verdict(error=errors.StallError(cause.message, stacks=cause.stacks))
+    if isinstance(cause, Disagreed):
+        return Verdict(error=errors.StopError(cause.message))
     if isinstance(cause, StartTimeout | Unfit):
         return Verdict(error=errors.StartError(cause.message))
     if collected is not None:
         try:
-            return Verdict(_judged(cause, collected, world_size, advise, local))
+            found = _judged(cause, collected, world_size, advise, local)
+            _check_halt(collected, preempted)
+            return Verdict(found)
         except BaseException as raised:
             error = raised
     assert error is not None
@@ -99,6 +125,18 @@ def _judged(
     return values(collected, world_size, advise, () if cause is None else cause.failures, local)
 
 
+def _check_halt(collected: Collected, preempted: Preempted | None) -> None:
+    """Raise an exception if ranks that succeeded did so because they were told to stop, against the user's wish."""
+    halted = {o.rank: o.halted for report in collected.reports for o in report.outcomes if o.halted is not None}
+    if (wrong := disagreement(halted)) is not None:
+        raise errors.StopError(wrong)
+    if halted and preempted is not None:
+        step = next(iter(halted.values()))
+        raise errors.PreemptionError(
+            f"the run was preempted: {preempted.why}, and its ranks have stopped at step {step}. {preempted.kept}"
+        )
+
+
 def _is_whole(collected: Collected, world_size: int) -> bool:
     """Return whether all ranks have succeeded and all their results are here, whatever was lost after that.
 
@@ -112,7 +150,7 @@ def _is_whole(collected: Collected, world_size: int) -> bool:
 
 def _best(cause: RankFailed | NodeLost | None, error: BaseException, advise: Advise, local: bool) -> BaseException:
     """Return the exception that best explains a run that ended with ``error``."""
-    if isinstance(error, (errors.StartError, errors.CompanionError, errors.GroupError)):
+    if isinstance(error, _TRUE):
         return error
     if isinstance(error, errors.TrainingError) and not isinstance(error, errors.NodeLostError):
         return error

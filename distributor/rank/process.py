@@ -32,7 +32,7 @@ from distributor.channel.rank_slots import Slot
 from distributor.errors import GroupError
 from distributor.machine import allocator
 from distributor.machine.processes import die_with_parent
-from distributor.rank import by_host, lightning, lookups, parting, reports, spark, spawning, trainers
+from distributor.rank import by_host, halting, lightning, lookups, parting, reports, spark, spawning, trainers
 from distributor.rank.company import Company
 from distributor.rank.ending import PATIENCE, Account, deadline
 from distributor.shipping import modules, payload
@@ -110,6 +110,7 @@ def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -
     os.environ.update(env)
     path = layout.rank_log(order.folder, local_rank, "reports")
     reports.begin(path, order.placement.world_size, int(env.get("TORCHELASTIC_RESTART_COUNT", 0)))
+    halting.begin(layout.board(order.folder), local_rank)
     if order.plan.keep_memory:
         allocator.keep_memory(os.environ)
     if order.cwd is not None:

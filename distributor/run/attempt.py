@@ -69,6 +69,8 @@ class Attempt:
             match action:
                 case state.StopRanks():
                     self._submission.stop_ranks(action.reason, grace=action.grace, hasty=action.hasty)
+                case state.TellNodes():
+                    self._submission.order(action.order)
                 case state.EndJob():
                     self._submission.end()
                 case state.Arm(deadline=deadline):

@@ -27,6 +27,7 @@ from distributor.run.metrics import Metrics
 from distributor.run.preparing import Preparing
 from distributor.run.supervisor import Supervisor
 from distributor.schedulers.base import Scheduler
+from distributor.values.checks import check_seconds
 from distributor.values.job import Job, Status
 from distributor.values.placement import Placement
 from distributor.values.reports import Progress
@@ -293,6 +294,26 @@ class Run:
         if say_where:
             self._supervisor.say_where()
         self._supervisor.on(state.Cancel(why))
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Ask all ranks to save and return. Returns at once; use ``result`` or ``wait`` to wait for the end.
+
+        ``runtime.should_stop`` turns true on all ranks at the same step. What the ranks then return is the result of
+        the run. If an attempt fails after this call, no other one follows.
+
+        Args:
+            timeout: number of seconds after which the run is cancelled if it has not ended; ``None`` (default) waits
+                without a limit. A function that never calls ``runtime.should_stop`` goes on as before. If nodes cannot
+                reach the driver, ranks cannot be asked.
+
+        Raises:
+            ConfigurationError: ``timeout`` is not a number of seconds.
+
+        Example:
+            >>> run.stop(timeout=60)  # doctest: +SKIP
+            >>> run.result()  # doctest: +SKIP
+        """
+        self._supervisor.halt(None if timeout is None else check_seconds("timeout", timeout, 0.0))
 
     def kill(self) -> None:
         """Kill all ranks without the grace period, or without the rest of it. Returns at once.

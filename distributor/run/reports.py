@@ -85,6 +85,8 @@ class Reports:
         self._new: list[News] | None = None  # the news for the next call of new(), from its first call on
         self._ended: list[EndedAttempt] = []
         self._steps: dict[int, int] = {}  # by attempt, the last step that was reported or committed
+        #: The checkpoint that was committed last, as far as the driver has heard; ``None`` without one.
+        self.last_committed: Committed | None = None
         self._told = False  # whether the warning about dropped reports was given
         self._lock = threading.Lock()
 
@@ -107,6 +109,7 @@ class Reports:
             return
         if (committed := reports.parse_committed(line)) is not None:
             self._note_step(committed.attempt, committed.step)
+            self.last_committed = committed
             self._add_news(committed)
             return
         report = reports.parse(line)
@@ -129,6 +132,11 @@ class Reports:
         """Take what arrives from now on for the reports of new nodes, after what has arrived so far."""
         with self._lock:
             self._streams.clear()
+
+    def expect_another(self) -> None:
+        """Take reports of one more attempt than there was to be."""
+        with self._lock:
+            self._attempts += 1
 
     def end_attempt(self, number: int, seconds: float, reason: str | None) -> None:
         """Take note of the end of an attempt; see :class:`~distributor.run.ended.EndedAttempt`."""

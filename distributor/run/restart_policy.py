@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distributor import errors
-from distributor.outcomes.causes import Cause, NodeLost, RankFailed, Stalled
+from distributor.outcomes.causes import Cause, Disagreed, NodeLost, RankFailed, Stalled
 from distributor.outcomes.failures import is_consequence, is_infrastructure, order_failures
 from distributor.outcomes.mishaps import is_final
 from distributor.outcomes.verdict import failures_of
@@ -26,9 +26,10 @@ _PATIENCE = 3
 def again(cause: Cause | None, failures: Sequence[Failure], attempt: int, recovery: Recovery) -> bool:
     """Return whether to start the ranks again on the same nodes after a failed attempt.
 
-    They are after a stall and, as far as the user's options let them, after failures of ranks that another attempt may
-    not have. They are not if the run was cancelled, was not up within ``start_timeout``, or lost a node, since too few
-    nodes are left. A new job may follow then; see :func:`again_in_new_job`.
+    They are after a stall, after ranks have stopped at different steps and, as far as the user's options let them,
+    after failures of ranks that another attempt may not have. They are not if the run was cancelled, was not up within
+    ``start_timeout``, or lost a node, since too few nodes are left. A new job may follow then; see
+    :func:`again_in_new_job`.
 
     Args:
         cause: why the driver stopped the attempt; ``None`` if it did not.
@@ -42,7 +43,7 @@ def again(cause: Cause | None, failures: Sequence[Failure], attempt: int, recove
     """
     if attempt >= recovery.max_restarts:
         return False
-    if isinstance(cause, Stalled):
+    if isinstance(cause, Stalled | Disagreed):
         return True
     if not (cause is None or isinstance(cause, RankFailed)):
         return False
@@ -61,11 +62,13 @@ def again_in_new_job(error: BaseException, attempt: int, recovery: Recovery) -> 
     >>> again_in_new_job(lost, 0, Recovery(1)), again_in_new_job(errors.StartError("no torch"), 0, Recovery(1))
     (True, False)
     """
+    if isinstance(error, errors.PreemptionError):
+        return recovery.max_restarts > 0  # it does not count
     if attempt >= recovery.max_restarts or is_final(error):
         return False
     if isinstance(error, _NOT_STARTED) or (isinstance(error, errors.CompanionError) and NOT_READY in str(error)):
         return attempt > 0
-    if isinstance(error, errors.StallError | errors.CompanionError):
+    if isinstance(error, errors.StallError | errors.CompanionError | errors.StopError):
         return True
     if isinstance(error, errors.ResultError):
         return recovery.restart_on == "any"
@@ -91,7 +94,7 @@ def surely_again(cause: Cause, attempt: int, recovery: Recovery) -> bool:
     """
     if attempt >= recovery.max_restarts:
         return False
-    if isinstance(cause, Stalled):
+    if isinstance(cause, Stalled | Disagreed):
         return True
     if not isinstance(cause, RankFailed | NodeLost):
         return False

@@ -14,6 +14,7 @@ from distributor.channel import frames
 from distributor.outcomes.causes import (
     Cancelled,
     Cause,
+    Disagreed,
     NodeLost,
     RankFailed,
     Stalled,
@@ -24,6 +25,7 @@ from distributor.outcomes.causes import (
 from distributor.outcomes.failures import order_failures
 from distributor.outcomes.stacks import Stacks
 from distributor.outcomes.verdict import failures_of
+from distributor.run.halting import Agreement
 from distributor.run.nodes import Nodes
 from distributor.run.restart_policy import surely_again
 from distributor.text.wording import alone, who
@@ -50,6 +52,7 @@ class Margins:
         patience: time until the scheduler is asked what a run waits for.
         ask: time between two such questions.
         again: time until the scheduler is asked again to end a job that it could not end at that moment.
+        repeat: time between two orders of one kind to ranks that stop together, since an order may get lost.
         view: time to wait for a display that hangs.
     """
 
@@ -64,6 +67,7 @@ class Margins:
     patience: float = 2.0
     ask: float = 0.5
     again: float = 0.2
+    repeat: float = 0.5
     view: float = 2.0
 
 
@@ -118,6 +122,7 @@ class Deadline(enum.Enum):
     START = "the ranks must be up"
     REACH = "a node should have reached the driver"
     END = "the job must have ended"
+    HALT = "the ranks should have stopped together"
 
 
 # Events.
@@ -151,6 +156,11 @@ class Cancel:
 @dataclass(frozen=True)
 class Kill:
     """The user wants the run to end at once."""
+
+
+@dataclass(frozen=True)
+class Halt:
+    """The user wants the ranks to save, stop together, and return."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +208,7 @@ class JobEnded:
     status: Status
 
 
-Event = Heard | Lost | Cancel | Kill | Due | Asked | Stood | Returned | JobEnded
+Event = Heard | Lost | Cancel | Kill | Halt | Due | Asked | Stood | Returned | JobEnded
 
 
 # Actions.
@@ -211,6 +221,13 @@ class StopRanks:
     reason: str
     grace: bool = True
     hasty: bool = False
+
+
+@dataclass(frozen=True)
+class TellNodes:
+    """Send an order to all nodes that are connected now."""
+
+    order: Message
 
 
 @dataclass(frozen=True)
@@ -263,7 +280,7 @@ class Rest:
     port: int | None
 
 
-Action = StopRanks | EndJob | Arm | AskScheduler | AskStacks | Announce | Warn | Rest
+Action = StopRanks | TellNodes | EndJob | Arm | AskScheduler | AskStacks | Announce | Warn | Rest
 
 _ALIVE = (Waiting, Starting, Running)
 
@@ -295,7 +312,9 @@ class AttemptState:
         self.nodes = Nodes() if nodes is None else nodes
         self.phase: Phase = Waiting(now) if self.nodes.placement is None else Starting(now)
         #: The wish to end the run, even if it is already stopping for another reason.
-        self.wish: Cancel | Kill | None = None
+        self.wish: Cancel | Kill | Halt | None = None
+        #: The agreement of all ranks on a step at which they stop.
+        self.agreement = Agreement()
         #: Whether the driver has warned that no node reaches it.
         self.unreached = False
         #: The failures of ranks that nodes have told of at the end of the attempt.
@@ -352,6 +371,8 @@ class AttemptState:
                 return self._on_cancel(event, now)
             case Kill():
                 return self._on_kill(now)
+            case Halt():
+                return self._on_halt()
             case Due():
                 return self._on_due(event.deadline, now)
             case Asked(deadline=Deadline.START):
@@ -377,8 +398,7 @@ class AttemptState:
         match message:
             case messages.Started():
                 nodes.started(node)
-                if nodes.all_up and isinstance(self.phase, (Waiting, Starting)):
-                    self.phase = Running(now)
+                return self._if_all_up(now)
             case messages.Beat():
                 nodes.beat(node, message.alive, message.idle)
                 limit = self._job.deadlines.stall_timeout
@@ -386,8 +406,8 @@ class AttemptState:
                     return [AskStacks()]
             case messages.Warnings():
                 return self._warn({text: [message.host] for text in message.texts})
-            case messages.Unfit():
-                return self._stop(Unfit(message.host, message.why), f"the node on {message.host} cannot start", now)
+            case messages.Unfit(host=host, why=why):
+                return self._stop(Unfit(host, why), f"the node on {host} cannot start", now)
             case messages.Dead():
                 return self._on_lost(Lost(node, "its agent died"), now)
             case messages.Orphaned(succeeded=True):
@@ -396,6 +416,8 @@ class AttemptState:
                 return self._on_lost(Lost(node, _TASK_ENDED), now)
             case messages.Failed():
                 return self._on_failed(message.failure, now)
+            case messages.Preempted() | messages.Reached() | messages.Halted():
+                return self._on_halting(node, message, now)
             case messages.Keeping():
                 nodes.keeps(node, message.bringing)
             case messages.Stopped():
@@ -404,6 +426,12 @@ class AttemptState:
                 nodes.ended(node)
                 return [*self._if_all_gone(), *self._if_all_rest()]
         return []
+
+    def _if_all_up(self, now: float) -> list[Action]:
+        if not self.nodes.all_up or not isinstance(self.phase, (Waiting, Starting)):
+            return []
+        self.phase = Running(now)
+        return self._agree()
 
     def _on_stopped(self, node: str, stopped: messages.Stopped) -> list[Action]:
         self.failures += [each.failure for each in stopped.outcomes if each.failure is not None]
@@ -456,8 +484,41 @@ class AttemptState:
         """Ask for a decision on how the run continues, once no node has ranks left."""
         return [Rest(self.nodes.next_port)] if self.nodes.all_rest else []
 
+    def _on_halt(self) -> list[Action]:
+        self.wish = self.wish or Halt()
+        look = [] if self.unreached or self.nodes.known else [Arm(Deadline.REACH, 0.0)]
+        return [*look, *self._warn_if_unreached(), *self._agree()]
+
+    def _warn_if_unreached(self) -> list[Action]:
+        if not self.unreached or not isinstance(self.wish, Halt):
+            return []
+        told = "its ranks cannot be asked to stop, since no node reaches the driver; run.cancel() ends it"
+        return [Warn(f"run {self._job.label}: {told}")]
+
+    def _agree(self) -> list[Action]:
+        """Ask all ranks to stop together, if that is wanted and they are up."""
+        agreement, placement = self.agreement, self.nodes.placement
+        wanted = agreement.preempted or isinstance(self.wish, Halt)
+        if not wanted or agreement.begun or placement is None or not isinstance(self.phase, Running):
+            return []
+        agreement.begin(node.executor for node in placement.nodes)
+        return [TellNodes(agreement.order), Arm(Deadline.HALT, self._margins.repeat)]
+
+    def _on_halting(self, node: str, told: messages.Halting, now: float) -> list[Action]:
+        agreement = self.agreement
+        match told:
+            case messages.Preempted():
+                why = f"rank {told.rank} on {self.nodes.host_of(told.rank)} got SIGTERM"
+                agreement.preempted = agreement.preempted or why
+                return self._agree()
+            case messages.Reached():
+                return [TellNodes(agreement.order)] if agreement.on_reached(node, told) else []
+            case messages.Halted():
+                wrong = agreement.on_halted(told)
+                return [] if wrong is None else self._stop(Disagreed(wrong), wrong, now)
+
     def _on_cancel(self, event: Cancel, now: float) -> list[Action]:
-        self.wish = self.wish or event
+        self.wish = event if self.wish is None or isinstance(self.wish, Halt) else self.wish
         return self._stop(Cancelled(event.told), event.why, now) if isinstance(self.phase, _ALIVE) else []
 
     def _on_kill(self, now: float) -> list[Action]:
@@ -484,6 +545,9 @@ class AttemptState:
             return [Arm(Deadline.END, self._margins.stop)] if self.nodes.keeping and not self.killed else [EndJob()]
         if deadline is Deadline.REACH:
             return [AskScheduler(deadline)] if isinstance(self.phase, _ALIVE) else []
+        if deadline is Deadline.HALT:
+            going = isinstance(self.phase, Running)
+            return [TellNodes(self.agreement.order), Arm(deadline, self._margins.repeat)] if going else []
         if self.nodes.delayed:
             return self._late(self.nodes.step or Step("starting ranks"), now)
         if self.nodes.known:
@@ -503,15 +567,17 @@ class AttemptState:
             self._tasks_since = None
         elif self._tasks_since is None:
             self._tasks_since = now
-        if self._tasks_since is None or now - self._tasks_since < self._margins.unreached:
+        patience = self._margins.look if isinstance(self.wish, Halt) else self._margins.unreached
+        if self._tasks_since is None or now - self._tasks_since < patience:
             return [Arm(Deadline.REACH, self._margins.look)]
         self.unreached = True
         return [
             Warn(
-                f"run {self._job.label}: its tasks have run for {self._margins.unreached:g} s, but no node has reached "
+                f"run {self._job.label}: its tasks have run for {patience:g} s, but no node has reached "
                 f"the driver at {asked.address}. The run goes on without live log lines; results and errors still "
                 "arrive. If there is a firewall in between, pass driver_ports= and open these ports"
-            )
+            ),
+            *self._warn_if_unreached(),
         ]
 
     def _on_stood(self, stacks: Stacks, now: float) -> list[Action]:

@@ -10,10 +10,11 @@ from dataclasses import replace
 from distributor.channel.guard import Guard
 from distributor.channel.server import ChannelServer
 from distributor.display.display import Display
+from distributor.errors import PreemptionError
 from distributor.files.deposits import Deposits, held_now, keep
 from distributor.files.tenure import Tenure, hold
 from distributor.outcomes import advice, timings
-from distributor.outcomes.causes import Cancelled, Cause, NodeLost
+from distributor.outcomes.causes import Cancelled, Cause, NodeLost, Preempted
 from distributor.outcomes.stacks import Stacks, summary
 from distributor.outcomes.verdict import Verdict, verdict
 from distributor.run import state
@@ -152,14 +153,17 @@ class Supervisor:
         if about.wish is not None or not follows or self._gives_up():
             return False
         why = about.reason if isinstance(about.cause, NodeLost) else str(error).partition("\n")[0]
+        if isinstance(error, PreemptionError):  # does not count
+            recovery = replace(recovery, max_restarts=recovery.max_restarts + 1)
+            self.reports.expect_another()
         try:
-            job = replace(self._job, attempt=number, output_dir=held_now(self._job.output_dir))
+            job = replace(self._job, attempt=number, recovery=recovery, output_dir=held_now(self._job.output_dir))
             job = job if self._tenure is None else self._tenure.advance(job)
             submission = Submission(job, self.submission.scheduler.again(job), self._alarm, self._margins)
         except Exception as failed:  # Spark's context may just have been stopped
             _log.warning("run %s: cannot start again in a new job: %s", self._job.label, failed)
             return False
-        self._leave(about, "starting again in a new job", why)
+        self._leave(about, "starting again in a new job", why, counts=recovery is self._job.recovery)
         self._display.logs.begin_again()
         self.reports.begin_again()
         self.submission, self.timings = submission, {}
@@ -167,10 +171,10 @@ class Supervisor:
         self._cancel_too(about)
         return True
 
-    def _leave(self, ended: AttemptState, what: str, why: str) -> None:
+    def _leave(self, ended: AttemptState, what: str, why: str, *, counts: bool = True) -> None:
         """Say that another attempt follows the one that has ended, and note the end."""
-        number, most = ended.number + 1, self._job.recovery.max_restarts
-        _log.warning("run %s: %s (restart %d of at most %d): %s", self._job.label, what, number, most, why)
+        limit = f" (restart {ended.number + 1} of at most {self._job.recovery.max_restarts})" if counts else ""
+        _log.warning("run %s: %s%s: %s", self._job.label, what, limit, why)
         self._display.logs.release(())
         self._end_attempt(why)
 
@@ -222,7 +226,19 @@ class Supervisor:
             world_size=self._job.world_size,
             advise=self._advise,
             local=self.submission.scheduler.on_driver,
+            preempted=self._preempted(),
         )
+
+    def _preempted(self) -> Preempted | None:
+        """Return why ranks were asked to stop together, unless the user has asked them to."""
+        about = self.state
+        if isinstance(about.wish, state.Halt):
+            return None
+        last = self.reports.last_committed
+        kept = (
+            "There is no checkpoint" if last is None else f"The last checkpoint is of step {last.step}, in {last.path}"
+        )
+        return Preempted(about.agreement.preempted, kept)
 
     def _advise(self, failure: Failure) -> str:
         try:
@@ -237,6 +253,13 @@ class Supervisor:
             self.on_log(log)
         self.on(state.Returned(collected))
         self.timings = timings.phases(submitted, collected, time.time())
+
+    def halt(self, timeout: float | None) -> None:
+        """Ask all ranks to stop together. Cancel the run if it has not ended after ``timeout`` seconds."""
+        self.on(state.Halt())
+        if timeout is not None:
+            late = f"its ranks had not ended {timeout:g} s after run.stop()"
+            self._alarm.after(timeout, lambda: self.on(state.Cancel(late, late)))
 
     # Stacks.
 

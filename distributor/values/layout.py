@@ -63,6 +63,11 @@ def stacks(folder: Folder, local_rank: int) -> Path:
     return Path(folder, f"rank-{local_rank}.stacks")
 
 
+def board(folder: Folder) -> Path:
+    """Return the path of the :class:`~distributor.channel.board.Board` of the node's ranks."""
+    return Path(folder, "board")
+
+
 def value(folder: Folder, rank: int) -> Path:
     """Return the path of a rank's pickled return value."""
     return Path(folder, f"value-{rank}.pickle")

@@ -220,6 +220,38 @@ class Keeping(Message):
 
 
 @dataclass(frozen=True)
+class Reached(Message):
+    """The answer to the :class:`Propose` with the same number.
+
+    Either no rank of the node has reached the proposed step, and none will pass it (``accepted``), or one has: ``step``
+    is the highest step that a rank of the node has named, -1 if none has named a step.
+    """
+
+    number: int
+    accepted: bool
+    step: int
+
+
+@dataclass(frozen=True)
+class Preempted(Message):
+    """A rank got SIGTERM, and goes on until all ranks stop together."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class Halted(Message):
+    """A rank was told to stop at a step."""
+
+    rank: int
+    step: int
+
+
+#: What a node says while all ranks agree on a step at which they stop.
+Halting = Reached | Preempted | Halted
+
+
+@dataclass(frozen=True)
 class Unfit(Message):
     """A task reports that its node cannot create a private folder, and therefore has no agent. ``why`` says why."""
 
@@ -335,6 +367,22 @@ class Begin(Message):
 @dataclass(frozen=True)
 class End(Message):
     """There is no further attempt."""
+
+
+@dataclass(frozen=True)
+class Propose(Message):
+    """The ranks are to stop together at ``step``, if no rank has reached it. ``number`` grows with each proposal."""
+
+    number: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Agree(Message):
+    """All nodes have accepted the proposal with this number and step."""
+
+    number: int
+    step: int
 
 
 @dataclass(frozen=True)
@@ -503,6 +551,7 @@ _KINDS = {
     for kind in (
         *(TaskFacts, Importing, Value, Deposit, Withdraw, Fetch),
         *(Hello, Started, Beat, Stacks, Warnings, Skipped, Failed, Stopped, Finished, Keeping, Unfit, Dead, Orphaned),
+        *(Reached, Preempted, Halted, Propose, Agree),
         *(Bye, AllFacts, Gather, Proceed, Received, Refused, Offer, Welcome, Heard, Farewell, Stop, Begin, End, Dump),
         *(StartRanks, LauncherReady, RanksStarted, RankExited, AllPassed, LauncherWarning, LauncherFailed),
         *(Fork, Retire, NodeResult),

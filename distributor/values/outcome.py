@@ -50,7 +50,7 @@ class Outcome:
     run was cancelled), or ``"unreturned"`` (it finished, but its value could not be pickled or written; ``failure``
     says why). ``called`` and ``returned`` are the times when its function, script or module began and ended, in seconds
     since the epoch. If the rank trained without the other ranks, ``alone`` names the framework that it used, or
-    ``"torch"`` if it used no framework.
+    ``"torch"`` if it used no framework. ``halted`` is the step at which ``runtime.should_stop`` told it to stop.
     """
 
     rank: int
@@ -60,6 +60,7 @@ class Outcome:
     called: float | None = None
     returned: float | None = None
     alone: str | None = None
+    halted: int | None = None
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 import distributor
+from distributor.channel.board import Board
 from distributor.channel.rank_slots import Slots
 from distributor.node import ranks
+from distributor.node.halting import Halting
 from distributor.values import layout
 
 
@@ -26,7 +28,8 @@ def started_without(folder: Path, *options: str) -> tuple[str, str] | None:
         done = subprocess.run([sys.executable, *options, "-c", import_it], stderr=log, cwd=folder, check=False)
     launcher: Any = SimpleNamespace(returncode=done.returncode)
     order: Any = SimpleNamespace(host="host-b", folder=str(folder))
-    return ranks.Ranks(Slots(1)).start_error(launcher, order, stopping=False)
+    unheard = Halting(Board(folder / "board"), 0, print, print)
+    return ranks.Ranks(Slots(1), unheard).start_error(launcher, order, stopping=False)
 
 
 def test_a_python_without_torch_is_a_sentence(tmp_path: Path) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from distributor.channel.board import Board
 from distributor.channel.rank_slots import Slots
+from distributor.node.halting import Halting
 from distributor.node.ranks import Ranks
 from distributor.values.messages import RankExited, RanksStarted
+
+UNHEARD = Halting(Board(Path("none")), 0, print, print)
 
 
 @pytest.mark.parametrize(
@@ -20,7 +26,7 @@ from distributor.values.messages import RankExited, RanksStarted
     ],
 )
 def test_whether_all_ranks_have_succeeded(exits: tuple[RankExited, ...], succeeded: bool) -> None:
-    ranks = Ranks(Slots(2))
+    ranks = Ranks(Slots(2), UNHEARD)
     assert not ranks.succeeded
     ranks.note(RanksStarted((4711, 4712), 0.5))
     for each in exits:
@@ -30,7 +36,7 @@ def test_whether_all_ranks_have_succeeded(exits: tuple[RankExited, ...], succeed
 
 
 def test_a_node_without_ranks_succeeds_with_the_others_only() -> None:
-    ranks = Ranks(Slots(0))
+    ranks = Ranks(Slots(0), UNHEARD)
     ranks.note(RanksStarted((), 0.5))
     assert not ranks.succeeded
     ranks.slots.close()

@@ -10,7 +10,16 @@ import pytest
 
 from distributor import errors
 from distributor.outcomes import mishaps
-from distributor.outcomes.causes import Cancelled, NodeLost, RankFailed, Stalled, StartTimeout, Unfit
+from distributor.outcomes.causes import (
+    Cancelled,
+    Disagreed,
+    NodeLost,
+    Preempted,
+    RankFailed,
+    Stalled,
+    StartTimeout,
+    Unfit,
+)
 from distributor.outcomes.stacks import Stacks
 from distributor.outcomes.verdict import Verdict, verdict
 from distributor.values.job import Status, Step
@@ -143,3 +152,47 @@ def test_what_is_lost_after_all_is_here_is_no_loss() -> None:
     one = replace(FINE.reports[0], outcomes=(Outcome(0, "host-a", "unreturned"),))
     other = replace(one, node_rank=1, outcomes=(Outcome(1, "host-a", "finished"),), passed=False)
     assert isinstance(decide(LOST, Collected((one, other), FINE.values)).error, errors.NodeLostError)
+
+
+HALTED = passed(report(Outcome(0, "host-a", "finished", halted=7), Outcome(1, "host-a", "finished", halted=7)))
+APART = passed(report(Outcome(0, "host-a", "finished", halted=7), Outcome(1, "host-a", "finished", halted=8)))
+PREEMPTED = Preempted("rank 1 on host-a got SIGTERM", "There is no checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("preempted", "collected", "expected"),
+    [
+        (None, HALTED, None),
+        (PREEMPTED, FINE, None),  # it was over before anybody could stop it
+        (
+            PREEMPTED,
+            HALTED,
+            errors.PreemptionError(
+                "the run was preempted: rank 1 on host-a got SIGTERM, and its ranks have stopped at step 7. There is "
+                "no checkpoint"
+            ),
+        ),
+        *(
+            (
+                preempted,
+                APART,
+                errors.StopError(
+                    "rank 0 was told to stop at step 7, and rank 1 at step 8: call should_stop() with the same "
+                    "steps on all ranks"
+                ),
+            )
+            for preempted in (None, PREEMPTED)
+        ),
+    ],
+)
+def test_ranks_that_were_told_to_stop(
+    preempted: Preempted | None, collected: Collected, expected: BaseException | None
+) -> None:
+    error = verdict(None, collected, None, run_id="3f2a", world_size=2, preempted=preempted).error
+    assert repr(error) == repr(expected)
+    lost = verdict(LOST, collected, None, run_id="3f2a", world_size=2, preempted=preempted).error
+    assert repr(lost) == repr(expected), "the node has ended after its ranks"
+
+
+def test_ranks_that_disagree_while_they_run() -> None:
+    assert repr(decide(Disagreed("apart"), STOPPED).error) == "StopError('apart')"

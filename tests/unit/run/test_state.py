@@ -10,7 +10,7 @@ from jobs import make_job
 
 from distributor import Status
 from distributor.launch.torchrun import Torchrun
-from distributor.outcomes.causes import Cancelled, NodeLost, RankFailed, Stalled, StartTimeout, joined
+from distributor.outcomes.causes import Cancelled, Disagreed, NodeLost, RankFailed, Stalled, StartTimeout, joined
 from distributor.outcomes.stacks import Stacks
 from distributor.run.restart_policy import again
 from distributor.run.state import (
@@ -25,6 +25,7 @@ from distributor.run.state import (
     Due,
     Ended,
     EndJob,
+    Halt,
     Heard,
     JobEnded,
     Kill,
@@ -37,11 +38,13 @@ from distributor.run.state import (
     Stood,
     Stopping,
     StopRanks,
+    TellNodes,
     Waiting,
     Warn,
 )
 from distributor.values import messages
 from distributor.values.job import Module, Step
+from distributor.values.messages import Agree, Halted, Preempted, Propose, Reached
 from distributor.values.options import Recovery
 from distributor.values.outcome import Collected, Failure, NodeReport
 from distributor.values.placement import Node, Placement
@@ -351,6 +354,7 @@ KILLED = Failure(1, 1, "host-b", "signal", "killed by SIGKILL", signal="SIGKILL"
         (Cancelled(), 0, Recovery(1, "any"), False),
         (StartTimeout(1.0, Step("starting ranks")), 0, Recovery(1, "any"), False),
         (Stalled(1.0, Stacks({})), 0, Recovery(1), True),
+        (Disagreed(""), 0, Recovery(1), True),
     ],
 )
 def test_when_ranks_start_again(cause: Any, attempt: int, recovery: Recovery, expected: bool) -> None:
@@ -365,3 +369,50 @@ def test_a_node_that_cannot_start_its_ranks_is_not_tried_again() -> None:
 def test_what_nodes_tell_at_the_end_of_an_attempt_counts() -> None:
     assert again(RankFailed(), [KILLED], 0, Recovery(1))
     assert not again(RankFailed((KILLED,)), [replace(ERROR, time=0.0)], 0, Recovery(1))
+
+
+def test_ranks_are_asked_to_stop_once_they_are_up() -> None:
+    made = after(HELLO_A, HELLO_B, STARTED_A, Halt())
+    assert not made.agreement.begun
+    assert made.on(STARTED_B, 2.0) == [TellNodes(Propose(1, 0)), Arm(Deadline.HALT, MARGINS.repeat)]
+    assert made.on(Halt(), 3.0) == [], "it was asked already"
+    assert made.on(Due(Deadline.HALT), 3.0) == [TellNodes(Propose(1, 0)), Arm(Deadline.HALT, MARGINS.repeat)]
+    assert made.on(Heard("a", Reached(1, False, 4)), 4.0) == [TellNodes(Propose(2, 5))]
+    assert made.on(Heard("a", Reached(2, True, 4)), 4.0) == []
+    assert made.on(Heard("b", Reached(2, True, 4)), 4.0) == [TellNodes(Agree(2, 5))]
+    assert made.on(Heard("a", Halted(0, 5)), 5.0) == []
+    made.on(Cancel("cancelled"), 6.0)
+    assert made.on(Due(Deadline.HALT), 7.0) == []
+
+
+def test_a_rank_that_gets_sigterm_makes_all_stop() -> None:
+    made = after(*UP)
+    assert made.on(Heard("b", Preempted(2)), 2.0)[0] == TellNodes(Propose(1, 0))
+    assert made.on(Heard("b", Preempted(3)), 2.0) == []
+    assert made.agreement.preempted == "rank 2 on host-b got SIGTERM"
+    assert made.wish is None
+
+
+def test_ranks_that_stop_at_different_steps_are_stopped() -> None:
+    made = after(*UP, Halt(), Heard("a", Halted(0, 5)))
+    (stop, _) = made.on(Heard("b", Halted(2, 6)), 2.0)
+    told = "rank 0 was told to stop at step 5, and rank 2 at step 6: "
+    assert isinstance(stop, StopRanks) and stop.reason.startswith(told)
+    assert isinstance(made.cause, Disagreed) and made.cause.message.startswith(told)
+
+
+@pytest.mark.parametrize("wish", [Cancel("cancelled"), Kill()])
+def test_a_cancel_counts_more_than_a_stop(wish: Any) -> None:
+    assert after(*UP, Halt(), wish).wish == wish
+    assert after(*UP, wish, Halt()).wish == wish
+
+
+def test_a_stop_soon_says_that_no_node_is_reached() -> None:
+    made = state()
+    assert made.on(Halt(), 1.0) == [Arm(Deadline.REACH, 0.0)]
+    asked = Asked(Deadline.REACH, None, "10.0.0.1:1", False)
+    assert made.on(asked, 2.0) == [Arm(Deadline.REACH, MARGINS.look)]
+    first, second = made.on(asked, 2.0 + MARGINS.look)
+    assert isinstance(first, Warn) and "its tasks have run for 5 s, but no node" in first.text
+    assert isinstance(second, Warn) and "cannot be asked to stop, since no node reaches the driver" in second.text
+    assert made.on(Halt(), 9.0) == [second]

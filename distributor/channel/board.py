@@ -1,0 +1,157 @@
+"""A small file in which the ranks of a node and its agent tell each other what they need in order to stop together.
+
+Each look is made under a lock (fcntl(2), of the process), so that a rank that names its step and an agent that proposes
+a step never pass each other unseen: whichever comes second sees the other.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+#: In place of a step: there is none.
+NONE = -1
+
+#: The head of the file: the proposed step, the step that was agreed upon, whether the driver can be reached, and
+#: whether the agent is stopping the ranks. The driver can be reached if the third number is 1.
+_HEAD = struct.Struct("=qqqq")
+
+#: A rank's part: its last step, the step at which it has stopped, whether it got SIGTERM, and whether it handles it.
+_SEAT = struct.Struct("=qqqq")
+
+_NUMBER = struct.Struct("=q")
+
+
+@dataclass(frozen=True)
+class Head:
+    """What the agent tells the ranks.
+
+    Attributes:
+        proposed: the step at which to stop, once it is agreed upon; :data:`NONE` if none is proposed.
+        agreed: the step that all nodes have agreed upon; :data:`NONE` if there is none yet.
+        linked: whether the driver can be reached.
+        ending: whether the agent is stopping the ranks.
+    """
+
+    proposed: int = NONE
+    agreed: int = NONE
+    linked: bool = False
+    ending: bool = False
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What a rank tells the agent.
+
+    Attributes:
+        step: the last step that it has named; :data:`NONE` before the first.
+        halted: the step at which it was told to stop; :data:`NONE` if it was not.
+        preempted: whether it got SIGTERM.
+        handles: whether SIGTERM does not end it, since it waits for a step at which to stop.
+    """
+
+    step: int = NONE
+    halted: int = NONE
+    preempted: bool = False
+    handles: bool = False
+
+
+def create(path: Path, ranks: int, *, linked: bool) -> None:
+    """Create the file, or replace it.
+
+    Args:
+        path: its path.
+        ranks: number of ranks of the node.
+        linked: whether the driver can be reached.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    head = _HEAD.pack(NONE, NONE, linked, False)
+    new = path.with_name(f"{path.name}.new")
+    new.write_bytes(head + _SEAT.pack(NONE, NONE, False, False) * ranks)
+    os.replace(new, path)
+
+
+class Board:
+    """The file, as a rank or the agent sees it. It is opened at the first use.
+
+    Args:
+        path: its path.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor, self._identity = -1, (0, 0)
+
+    def _open(self) -> int:
+        """Return the file's descriptor. User code may have closed it, and its number may now belong to another file."""
+        with suppress(OSError):
+            found = os.fstat(self._descriptor)
+            if (found.st_dev, found.st_ino) == self._identity:
+                return self._descriptor
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        found = os.fstat(self._descriptor)
+        self._identity = (found.st_dev, found.st_ino)
+        return self._descriptor
+
+    def close(self) -> None:
+        """Close the file."""
+        with suppress(OSError):
+            os.close(self._descriptor)
+        self._descriptor, self._identity = -1, (0, 0)
+
+    @contextmanager
+    def locked(self, *, wait: bool = True) -> Iterator[None]:
+        """Keep other processes from looking meanwhile.
+
+        Raises:
+            BlockingIOError: another process looks just now, and the caller does not wait.
+            OSError: the file is gone.
+        """
+        descriptor = self._open()
+        fcntl.lockf(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            yield
+        finally:
+            fcntl.lockf(descriptor, fcntl.LOCK_UN)
+
+    def head(self) -> Head:
+        """Return what the agent tells."""
+        proposed, agreed, linked, ending = _HEAD.unpack(os.pread(self._open(), _HEAD.size, 0))
+        return Head(proposed, agreed, bool(linked), bool(ending))
+
+    def seats(self) -> list[Seat]:
+        """Return what each rank tells, by local rank."""
+        data = os.pread(self._open(), os.fstat(self._open()).st_size - _HEAD.size, _HEAD.size)
+        return [Seat(step, halted, bool(got), bool(handles)) for step, halted, got, handles in _SEAT.iter_unpack(data)]
+
+    def propose(self, step: int) -> None:
+        self._write(0, step)
+
+    def agree(self, step: int) -> None:
+        self._write(1, step)
+
+    def end(self) -> None:
+        """Tell the ranks that they are being stopped."""
+        self._write(3, True)
+
+    def name_step(self, local_rank: int, step: int) -> None:
+        self._write(4 + 4 * local_rank, step)
+
+    def halt(self, local_rank: int, step: int) -> None:
+        self._write(5 + 4 * local_rank, step)
+
+    def preempt(self, local_rank: int) -> None:
+        self._write(6 + 4 * local_rank, True)
+
+    def handle(self, local_rank: int, handles: bool) -> None:
+        self._write(7 + 4 * local_rank, handles)
+
+    def _write(self, place: int, number: int) -> None:
+        os.pwrite(self._open(), _NUMBER.pack(number), place * _NUMBER.size)

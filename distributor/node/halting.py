@@ -1,0 +1,108 @@
+"""Speaks for a node's ranks when all ranks of the run stop together; see :mod:`distributor.rank.halting`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from distributor.channel.board import NONE, Board
+from distributor.values import messages
+from distributor.values.messages import Message
+
+#: Number of seconds between two looks at what the ranks tell.
+_LOOK = 0.1
+
+#: Number of seconds until another try, if a rank looks at the board just now.
+_BUSY = 0.005
+
+
+class Halting:
+    """The node's part in the agreement on a step.
+
+    Args:
+        board: the board of the node's ranks.
+        first_rank: global rank of local rank 0.
+        tell: sends a message that must reach the driver.
+        send: sends a message once; it may get lost.
+    """
+
+    def __init__(
+        self, board: Board, first_rank: int, tell: Callable[[Message], None], send: Callable[[Message], None]
+    ) -> None:
+        self._board = board
+        self._first_rank = first_rank
+        self._tell = tell
+        self._send = send
+        self._number = 0
+        self._told: set[Message] = set()
+
+    def on_order(self, order: messages.Propose | messages.Agree) -> None:
+        """Obey an order from the driver, now or as soon as no rank looks at the board. Orders may come twice."""
+        try:
+            with self._board.locked(wait=False):
+                answer = self._answer(order)
+        except BlockingIOError:
+            asyncio.get_running_loop().call_later(_BUSY, self.on_order, order)
+            return
+        except OSError:  # the folder is gone: the node ends
+            return
+        if answer is not None:
+            self._send(answer)
+
+    def _answer(self, order: messages.Propose | messages.Agree) -> messages.Reached | None:
+        """Write an order to the board, and return the answer. The board is locked."""
+        if order.number < self._number:
+            return None
+        self._number = order.number
+        head = self._board.head()
+        if isinstance(order, messages.Agree):
+            if head.proposed == order.step:
+                self._board.agree(order.step)
+            return None
+        highest = max((seat.step for seat in self._board.seats()), default=NONE)
+        accepted = highest < order.step or head.proposed == order.step
+        if accepted:
+            self._board.propose(order.step)
+        return messages.Reached(order.number, accepted, highest)
+
+    async def follow(self) -> None:
+        """Tell the driver which ranks got SIGTERM, and at which step each rank has stopped, until this is cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(_LOOK)
+
+    def look(self) -> None:
+        """Tell the driver what is new."""
+        with suppress(OSError):
+            for rank, seat in enumerate(self._board.seats(), start=self._first_rank):
+                if seat.preempted:
+                    self._tell_once(messages.Preempted(rank))
+                if seat.halted != NONE:
+                    self._tell_once(messages.Halted(rank, seat.halted))
+
+    def _tell_once(self, message: Message) -> None:
+        if message not in self._told:
+            self._told.add(message)
+            self._tell(message)
+
+    def stop(self, alive: Mapping[int, int]) -> dict[int, int]:
+        """Tell the ranks that they are being stopped.
+
+        Args:
+            alive: pids of the living ranks, by local rank.
+
+        Returns:
+            The ranks that SIGTERM would have ended before they first asked whether to stop: nobody else handles it.
+        """
+        with suppress(OSError):
+            self._board.end()
+            seats = self._board.seats()
+            return {local_rank: pid for local_rank, pid in alive.items() if seats[local_rank].handles}
+        return {}
+
+    def halted(self) -> dict[int, int]:
+        """Return the step at which each rank has stopped, by local rank."""
+        with suppress(OSError):
+            return {local_rank: seat.halted for local_rank, seat in enumerate(self._board.seats()) if seat.halted >= 0}
+        return {}

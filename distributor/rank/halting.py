@@ -1,0 +1,139 @@
+"""Lets all ranks stop at the same step, without a collective.
+
+Before a rank goes on with a step, it names the step to its agent. Once the driver has proposed a step that lies ahead
+of all ranks, and each agent has accepted it, all ranks stop there.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from distributor.channel.board import NONE, Board, Head
+from distributor.errors import ConfigurationError, StopError
+
+#: Number of seconds that a rank waits at a proposed step to hear whether it was agreed upon.
+PATIENCE = 60.0
+
+#: Number of seconds between two looks meanwhile.
+_LOOK = 0.005
+
+_LARGEST = 1 << 62
+
+
+def answer(step: int, head: Head) -> bool | None:
+    """Return whether a rank stops at a step; ``None`` if that is not agreed upon yet.
+
+    >>> answer(7, Head()), answer(7, Head(proposed=8)), answer(8, Head(proposed=8)), answer(9, Head(8, agreed=8))
+    (False, False, None, True)
+    """
+    if head.proposed == NONE or step < head.proposed:
+        return False
+    return True if head.agreed == head.proposed else None
+
+
+class Stopper:
+    """What a rank needs to know whether to stop.
+
+    Args:
+        board: the board of the rank's node.
+        local_rank: the rank.
+        patience: number of seconds to wait at a proposed step.
+    """
+
+    def __init__(self, board: Board, local_rank: int, patience: float = PATIENCE) -> None:
+        self._board = board
+        self._local_rank = local_rank
+        self._patience = patience
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._handles = False
+        self._halted = False
+
+    def should_stop(self, step: int) -> bool:
+        """Return whether the rank stops at a step. A fork of the rank never does.
+
+        Raises:
+            StopError: it is not known in time whether the other ranks stop here.
+            OSError: the node's folder is gone.
+        """
+        if os.getpid() != self._owner:
+            return False
+        self._watch_signal()
+        end: float | None = None
+        while (stops := self._ask(step)) is None:
+            end = time.monotonic() + self._patience if end is None else end
+            if time.monotonic() > end:
+                raise StopError(
+                    f"the ranks were asked to stop at step {step} or before, but the driver did not say within "
+                    f"{self._patience:g} s whether all agree"
+                )
+            time.sleep(_LOOK)
+        return stops
+
+    def _ask(self, step: int) -> bool | None:
+        with self._lock, self._board.locked():
+            self._board.name_step(self._local_rank, step)
+            stops = answer(step, self._board.head())
+            if stops and not self._halted:
+                self._board.halt(self._local_rank, step)
+                self._halted = True
+            return stops
+
+    def _watch_signal(self) -> None:
+        """From now on, take SIGTERM for a request to stop together, unless user code handles it."""
+        handler = signal.getsignal(signal.SIGTERM)
+        if handler is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._on_signal)
+            handler = self._on_signal
+        handles = handler == self._on_signal
+        if handles != self._handles:
+            self._handles = handles
+            self._board.handle(self._local_rank, handles)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() == self._owner:
+            head = self._board.head()
+            if head.linked and not head.ending:
+                self._board.preempt(self._local_rank)
+                return
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+_stopper: Stopper | None = None
+
+
+def begin(path: Path, local_rank: int) -> None:
+    """Note where this process, which is now a rank, hears when to stop."""
+    global _stopper
+    _stopper = Stopper(Board(path), local_rank)
+
+
+def should_stop(step: Any) -> bool:
+    """Return whether this rank stops at a step; ``False`` if this process is no rank.
+
+    Raises:
+        ConfigurationError: the step is not a whole number from 0 on.
+        StopError: as for :meth:`Stopper.should_stop`.
+    """
+    if type(step) is not int:
+        step = _whole(step)
+    if not 0 <= step < _LARGEST:
+        raise ConfigurationError(f"should_stop(): step must be 0 or more, not {step!r}")
+    return _stopper is not None and _stopper.should_stop(step)
+
+
+def _whole(step: Any) -> int:
+    try:
+        number = step.item() if callable(getattr(step, "item", None)) else step
+        if int(number) == number:
+            return int(number)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor of several elements
+        pass
+    raise ConfigurationError(f"should_stop(): step must be a whole number, not {step!r:.100}")

@@ -1,0 +1,62 @@
+"""The driver's part in the agreement of all ranks on a step at which they stop. Pure.
+
+The driver proposes a step to all nodes. A node accepts it if none of its ranks has reached the step; from then on, its
+ranks wait at that step for the outcome. Once all nodes have accepted, the proposal holds. If a node does not accept, it
+says how far its ranks are, and the driver proposes a later step. Messages may get lost or come late: orders are
+repeated, and answers to earlier proposals do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from distributor.outcomes.causes import disagreement
+from distributor.values.messages import Agree, Halted, Propose, Reached
+
+
+class Agreement:
+    """The agreement of one attempt."""
+
+    def __init__(self) -> None:
+        #: Why the ranks are asked to stop, in words; ``""`` if that is the user's wish or they are not asked.
+        self.preempted = ""
+        self._nodes: frozenset[str] = frozenset()
+        self._accepted: set[str] = set()
+        self._proposal = Propose(1, 0)  # accepted if no rank has named a step yet
+        self._ahead = 1
+        self._halted: dict[int, int] = {}
+
+    def begin(self, nodes: Iterable[str]) -> None:
+        """Begin to ask the ranks of these nodes."""
+        self._nodes = frozenset(nodes)
+
+    @property
+    def begun(self) -> bool:
+        """Whether the ranks are asked."""
+        return bool(self._nodes)
+
+    @property
+    def order(self) -> Propose | Agree:
+        """The order that holds now, for all nodes."""
+        holds = self._accepted == self._nodes
+        return Agree(self._proposal.number, self._proposal.step) if holds else self._proposal
+
+    def on_reached(self, node: str, reached: Reached) -> bool:
+        """Take a node's answer, and return whether there is another order now.
+
+        Each new proposal is twice as far ahead of the ranks, since they go on while messages travel.
+        """
+        if reached.number != self._proposal.number or node not in self._nodes or isinstance(self.order, Agree):
+            return False
+        if reached.accepted:
+            self._accepted.add(node)
+            return isinstance(self.order, Agree)
+        step = max(reached.step, self._proposal.step) + self._ahead
+        self._proposal, self._ahead = Propose(self._proposal.number + 1, step), 2 * self._ahead
+        self._accepted.clear()
+        return True
+
+    def on_halted(self, halted: Halted) -> str | None:
+        """Take note of where a rank has stopped. Return what is wrong in words if others have stopped elsewhere."""
+        self._halted[halted.rank] = halted.step
+        return disagreement(self._halted)

@@ -1,0 +1,221 @@
+"""All ranks stop at the same step: because the user wants it, or because one of them is about to be ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import watch
+from sessions import Make
+
+from distributor import (
+    ConfigurationError,
+    PreemptionError,
+    Run,
+    RunCancelledError,
+    Status,
+    StopError,
+    TorchDistributor,
+)
+
+FOR_EVER = 1_000_000
+
+
+def train(steps: int, asks: str = "all", stride: int = 1) -> tuple[int, int | None]:
+    """Counts steps, with a collective in each. Where it began, and the step at which it was told to stop, if it was.
+
+    ``asks``: which ranks ask whether to stop. If only rank 0 does, it tells the others. ``stride``: in which steps.
+    """
+    import torch
+    import torch.distributed as dist
+
+    from distributor import runtime
+
+    dist.init_process_group("gloo")
+    state = {"step": 0}
+    runtime.load_checkpoint(state)
+    begun = state["step"]
+    for step in range(begun + 1, steps + 1):
+        stops = torch.zeros(1)
+        if asks == "all" or (asks == "rank 0" and dist.get_rank() == 0):
+            stops += step % stride == 0 and runtime.should_stop(step)
+        dist.all_reduce(stops, op=dist.ReduceOp.MAX)
+        state["step"] = step
+        runtime.report(step=step, pid=os.getpid())
+        if stops:
+            runtime.save_checkpoint(state, step, wait=True)
+            return begun, step
+        time.sleep(0.002)
+    return begun, None
+
+
+def go_apart(steps: int) -> int:
+    """Each rank counts for itself: those of rank 1 are odd, those of rank 0 are even."""
+    from distributor import runtime
+
+    for step in range(runtime.rank(), steps, 2):
+        runtime.report(step=step, pid=os.getpid())
+        if runtime.should_stop(step):
+            return step
+        time.sleep(0.002)
+    return -1
+
+
+def await_steps(run: Run, attempt: int = 0) -> None:
+    """Waits until ranks of an attempt train."""
+    watch.until(lambda: any(row.attempt == attempt and row.step for row in run.metrics))
+
+
+def preempt(run: Run, attempt: int = 0) -> None:
+    """Sends SIGTERM to a rank of an attempt."""
+    await_steps(run, attempt)
+    row = next(row for row in run.metrics if row.attempt == attempt)
+    os.kill(int(row.values["pid"]), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("asks", ["all", pytest.param("rank 0", marks=pytest.mark.slow_on_executors)])
+def test_a_run_that_is_asked_to_stop_succeeds(make: Make, asks: str, tmp_path: Path) -> None:
+    run = make(4, checkpoints=tmp_path).submit(train, FOR_EVER, asks)
+    await_steps(run)
+    run.stop()
+    (found,) = {*run.results(watch.DEADLINE)}
+    assert run.status is Status.SUCCEEDED
+    assert found[1] is not None
+    again = make(4, checkpoints=tmp_path).run(train, found[1] + 3, asks)
+    assert again == (found[1], None)
+
+
+def test_a_run_may_be_asked_before_it_has_begun(make_local: Make, tmp_path: Path) -> None:
+    run = make_local(2, checkpoints=tmp_path).submit(train, FOR_EVER)
+    run.stop(timeout=watch.DEADLINE)
+    assert run.results(watch.DEADLINE) == [(0, 1), (0, 1)]
+
+
+def test_strides_of_steps_are_no_hindrance(make_local: Make, tmp_path: Path) -> None:
+    run = make_local(2, checkpoints=tmp_path).submit(train, FOR_EVER, "all", 10)
+    await_steps(run)
+    run.stop()
+    (found,) = {*run.results(watch.DEADLINE)}
+    assert found[1] is not None and found[1] % 10 == 0
+
+
+def test_a_function_that_never_asks_is_cancelled(make_local: Make, tmp_path: Path) -> None:
+    run = make_local(2, checkpoints=tmp_path, grace_period=1).submit(train, FOR_EVER, "none")
+    await_steps(run)
+    run.stop(timeout=0.1)
+    told = rf"run {run.id} was cancelled: its ranks had not ended 0\.1 s after run\.stop\(\)"
+    with pytest.raises(RunCancelledError, match=told):
+        run.result(watch.DEADLINE)
+    watch.gone(run.id)
+
+
+@pytest.mark.parametrize("timeout", [-1, "soon", float("nan")])
+def test_a_time_out_is_a_number(make_local: Make, timeout: Any) -> None:
+    run = make_local(1).submit(print)
+    with pytest.raises(ConfigurationError, match="timeout must be a number of seconds from 0.0 to a year, not "):
+        run.stop(timeout)
+    run.result(watch.DEADLINE)
+
+
+def test_a_cancel_waits_for_no_step(make_local: Make, tmp_path: Path) -> None:
+    """SIGTERM would only ask the ranks, one of which waits in a collective."""
+    run = make_local(2, checkpoints=tmp_path, grace_period=1000).submit(train, FOR_EVER)
+    await_steps(run)
+    run.cancel()
+    with pytest.raises(RunCancelledError):
+        run.result(watch.DEADLINE)
+    watch.gone(run.id)
+
+
+def test_a_preempted_run_ends_with_the_checkpoint(make: Make, tmp_path: Path) -> None:
+    run = make(4, checkpoints=tmp_path).submit(train, FOR_EVER)
+    preempt(run)
+    told = (
+        r"the run was preempted: rank \d on \S+ got SIGTERM, and its ranks have stopped at step (\d+)\. "
+        rf"The last checkpoint is of step \1, in {tmp_path}"
+    )
+    with pytest.raises(PreemptionError, match=told):
+        run.result(watch.DEADLINE)
+    assert run.status is Status.FAILED
+
+
+def test_without_a_checkpoint_a_preempted_run_says_so(make_local: Make) -> None:
+    run = make_local(2).submit(go_together, FOR_EVER)
+    preempt(run)
+    with pytest.raises(PreemptionError, match=r"have stopped at step \d+\. There is no checkpoint"):
+        run.result(watch.DEADLINE)
+
+
+def go_together(steps: int) -> int:
+    """Both ranks stop at the same step, and save nothing."""
+    from distributor import runtime
+
+    for step in range(steps):
+        runtime.report(step=step, pid=os.getpid())
+        if runtime.should_stop(step):
+            return step
+        time.sleep(0.01)
+    return -1
+
+
+@pytest.mark.slow_on_executors
+def test_a_preempted_run_goes_on_and_does_not_count_it(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = make(4, checkpoints=tmp_path, max_restarts=1).submit(train, FOR_EVER)
+    for attempt in range(3):
+        preempt(run, attempt)
+    await_steps(run, 3)
+    run.stop()
+    (found,) = {*run.results(watch.DEADLINE)}
+    steps = [each.step for each in run.attempts]
+    assert found == (steps[2], steps[3])
+    assert [each.reason is None for each in run.attempts] == [False, False, False, True]
+    assert caplog.text.count("starting again in a new job: the run was preempted: rank ") == 3
+
+
+@pytest.mark.parametrize("wished", [True, False])
+def test_ranks_that_stop_at_different_steps_fail(make_local: Make, wished: bool) -> None:
+    run = make_local(2, max_restarts=1).submit(go_apart, FOR_EVER)
+    await_steps(run)
+    if wished:
+        run.stop()
+    else:
+        preempt(run)
+        preempt(run, 1)
+    told = r"rank \d was told to stop at step \d+, and rank \d at step \d+: call should_stop\(\) with the same steps"
+    with pytest.raises(StopError, match=told):
+        run.result(watch.DEADLINE)
+    assert len(run.attempts) == (1 if wished else 2)
+    watch.gone(run.id)
+
+
+@pytest.mark.slow
+def test_without_a_channel_nothing_stops(
+    one_jvm: Any, unreachable: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SIGTERM then ends a rank as ever."""
+    run = TorchDistributor(2, False, False, grace_period=1).submit(ask, str(tmp_path))
+    watch.until(lambda: all((tmp_path / str(rank)).exists() for rank in range(2)))
+    run.stop()
+    watch.until(lambda: "its ranks cannot be asked to stop, since no node reaches the driver" in caplog.text)
+    os.kill(int((tmp_path / "0").read_text()), signal.SIGTERM)
+    with pytest.raises(RuntimeError, match="rank 0 on .* failed: killed by SIGTERM"):
+        run.result(watch.DEADLINE)
+
+
+def ask(folder: str) -> None:
+    """Asks for ever, and says so once."""
+    from distributor import runtime
+
+    for step in range(FOR_EVER):
+        assert not runtime.should_stop(step)
+        if step == 1:
+            new = Path(folder, f"{runtime.rank()}.new")
+            new.write_text(str(os.getpid()))
+            new.rename(Path(folder, str(runtime.rank())))
+        time.sleep(0.01)
