@@ -8,6 +8,7 @@ import secrets
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -22,13 +23,14 @@ from distributor.text.wording import size
 from distributor.values.checkpoints import absolute
 from distributor.values.environment import CONTRACT
 from distributor.values.files import WITH_THE_JOB, own
-from distributor.values.job import Job, OutputDir, Target, WorkingDir
+from distributor.values.job import Job, OutputDir, Target, Widths, WorkingDir
 from distributor.values.launch import LaunchPath
 from distributor.values.options import Project, Variables
 
 
 def build_job(
     options: Options,
+    widths: Widths,
     launch: LaunchPath,
     target: Target,
     folders: tuple[WorkingDir | None, OutputDir | None],
@@ -40,6 +42,7 @@ def build_job(
 
     Args:
         options: what the user asks for.
+        widths: the smallest and the largest number of processes. The job has the smallest one.
         launch: the launch path, resolved for this run.
         target: what each rank runs.
         folders: the project folder and the folder for new files, packed if they must travel.
@@ -52,7 +55,7 @@ def build_job(
         ResourceError: the scheduler cannot provide the resources.
     """
     check_path(launch, options)
-    resources = options.resources
+    resources = replace(options.resources, num_processes=widths.least)
     ranks_per_task, task_profile = (1, None) if scheduler is None else scheduler.shape(resources)
     return Job(
         run_id=secrets.token_hex(6),
@@ -76,6 +79,7 @@ def build_job(
         output_dir=folders[1],
         checkpoints=None if options.project.checkpoints is None else absolute(options.project.checkpoints),
         collect=collect,
+        widths=None if widths.fixed else widths,
     )
 
 

@@ -23,7 +23,8 @@ from distributor.errors import DistributorError, show_shortly
 from distributor.run.handle import Run
 from distributor.text import notices
 from distributor.values.checkpoints import Checkpoints
-from distributor.values.job import Job
+from distributor.values.checks import check_range
+from distributor.values.job import Job, Widths
 from distributor.values.launch import Launch, LaunchPath
 
 if TYPE_CHECKING:
@@ -43,7 +44,10 @@ class Distributor:
     lacks are keyword-only.
 
     Args:
-        num_processes: the world size, which is the number of ranks that train together.
+        num_processes: the world size, which is the number of ranks that train together. With a range such as
+            ``(4, 16)``, a run starts with as many ranks as there are free slots for. After the loss of a node, it goes
+            on with as many as are left, if ``max_restarts`` allows another attempt. Once a minute, it looks for free
+            slots, and goes on with more ranks if they stop for that (``runtime.should_stop``).
         local_mode: ``True`` trains on this machine, without Spark or Java. ``False`` trains as tasks of the active
             Spark session. ``None`` (default) trains on the session's executors if the active session is on a cluster
             (standalone, YARN, Kubernetes, ``local-cluster``, Spark Connect), otherwise on this machine.
@@ -150,7 +154,7 @@ class Distributor:
 
     def __init__(
         self,
-        num_processes: int = 1,
+        num_processes: int | tuple[int, int] = 1,
         local_mode: bool | None = None,
         use_gpu: bool = True,
         *,
@@ -188,13 +192,15 @@ class Distributor:
         resume: Literal["auto", "must", "never"] | None = None,
         callbacks: Sequence[object] = (),
     ) -> None:
-        self._options = options = Options.of(**{name: value for name, value in locals().items() if name != "self"})
-        self._launch: LaunchPath = options.request.launch.resolve(self.num_processes, self.use_gpu)
-        check_gpus(self.local_mode, options.resources)
+        self._widths = widths = Widths(*check_range("num_processes", num_processes))
+        given = {name: value for name, value in locals().items() if name not in ("self", "widths")}
+        self._options = options = Options.of(**{**given, "num_processes": widths.most})
+        self._launch: LaunchPath = self._launch_of(widths.least)
+        check_gpus(self.local_mode, replace(options.resources, num_processes=widths.least))
 
     @property
     def num_processes(self) -> int:
-        """The world size."""
+        """The world size; the largest, if a range was given."""
         return self._options.resources.num_processes
 
     @property
@@ -310,9 +316,23 @@ class Distributor:
             log_folder=log_folder,
             announce=view is not None and view.announces and session is not None,
             view=view,
+            resize=None if job.widths is None else self._resized,
             callbacks=self._options.request.callbacks,
         )
         return run, () if view is None else self._notes(session, log_folder)
+
+    def _resized(self, job: Job, width: int) -> Job:
+        """Return the job with another number of ranks.
+
+        Raises:
+            ConfigurationError: the launch path cannot start that many.
+        """
+        if width == job.resources.num_processes:
+            return job
+        return replace(job, resources=replace(job.resources, num_processes=width), launch=self._launch_of(width))
+
+    def _launch_of(self, width: int) -> LaunchPath:
+        return self._options.request.launch.resolve(width, self.use_gpu)
 
     def _notes(self, session: SparkSession | None, log_folder: Path | None) -> list[str]:
         """Return notes on what may surprise the user when the run starts."""
@@ -372,7 +392,7 @@ class Distributor:
             pack_working_dir(asked, local=local, view=view),
             pack_output_dir(asked, local=local, view=view),
         )
-        job = build_job(self._options, self._launch, target, folders, scheduler, os.environ, collect)
+        job = build_job(self._options, self._widths, self._launch, target, folders, scheduler, os.environ, collect)
         if job.name is None or job.checkpoints is None:
             return job
         identity = identify(job.name, job.recovery.resume or "auto", target, train_object, args, kwargs)

@@ -116,6 +116,8 @@ def _with_open_ports(plan: Plan) -> Plan:
 def _counted(job: Job) -> str:
     """Return the number of ranks, or of slots for Ray's workers, in words."""
     number = job.resources.num_processes
+    if job.widths is not None:
+        return f"{job.widths.least} to {count(job.widths.most, 'rank')}"
     return f"slots for {count(number, 'Ray worker')}" if job.launch.once else count(number, "rank")
 
 

@@ -89,8 +89,20 @@ def _click_option(name: str, option: Option, flag: Flag) -> Decorator:
 def _type(kind: Kind) -> Any:
     if isinstance(kind, tuple):
         return click.Choice(kind)
-    types = {"text": str, "integer": int, "number": float, "path": click.Path()}
+    types = {"text": str, "integer": int, "range": _Range(), "number": float, "path": click.Path()}
     return types.get(kind, click.Path(exists=True, file_okay=False))
+
+
+class _Range(click.ParamType[int | tuple[int, int]]):
+    """A whole number, or two with a colon between them."""
+
+    name = "range"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | tuple[int, int]:
+        found = re.fullmatch(r"(-?\d+)(?::(\d+))?", str(value))
+        if found is None:
+            self.fail(f"{value!r} is not a number, nor a range such as 4:16", param, ctx)
+        return int(found[1]) if found[2] is None else (int(found[1]), int(found[2]))
 
 
 def _logs(text: str) -> str | list[int]:

@@ -79,10 +79,18 @@ class Preempted:
     Attributes:
         why: the reason, in words.
         kept: what is known of the last checkpoint: a sentence.
+        widens: whether the run goes on with more ranks.
     """
 
     why: str
     kept: str
+    widens: bool = False
+
+    def message(self, step: int) -> str:
+        """Return the text of the error, if the ranks have stopped at a step."""
+        if self.widens:
+            return f"{self.why}, so its ranks have stopped at step {step}. {self.kept}"
+        return f"the run was preempted: {self.why}, and its ranks have stopped at step {step}. {self.kept}"
 
 
 @dataclass(frozen=True)

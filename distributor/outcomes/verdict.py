@@ -131,10 +131,7 @@ def _check_halt(collected: Collected, preempted: Preempted | None) -> None:
     if (wrong := disagreement(halted)) is not None:
         raise errors.StopError(wrong)
     if halted and preempted is not None:
-        step = next(iter(halted.values()))
-        raise errors.PreemptionError(
-            f"the run was preempted: {preempted.why}, and its ranks have stopped at step {step}. {preempted.kept}"
-        )
+        raise errors.PreemptionError(preempted.message(next(iter(halted.values()))))
 
 
 def _is_whole(collected: Collected, world_size: int) -> bool:

@@ -9,9 +9,10 @@ from functools import partial
 from typing import Protocol
 
 from distributor.display.display import Display
-from distributor.run import state
+from distributor.run import events, state
 from distributor.run.alarm import Alarm
-from distributor.run.state import AttemptState, Deadline, Event
+from distributor.run.events import Deadline, Event
+from distributor.run.state import AttemptState
 from distributor.run.submission import Submission
 from distributor.text import notices
 
@@ -64,24 +65,29 @@ class Attempt:
     def _ask_scheduler(self, deadline: Deadline) -> None:
         self.on(self._submission.ask_scheduler(deadline))
 
-    def _perform(self, actions: list[state.Action]) -> None:
+    def _ask_room(self) -> None:
+        self.on(self._submission.look_for_room())
+
+    def _perform(self, actions: list[events.Action]) -> None:
         for action in actions:
             match action:
-                case state.StopRanks():
+                case events.StopRanks():
                     self._submission.stop_ranks(action.reason, grace=action.grace, hasty=action.hasty)
-                case state.TellNodes():
+                case events.TellNodes():
                     self._submission.order(action.order)
-                case state.EndJob():
+                case events.EndJob():
                     self._submission.end()
-                case state.Arm(deadline=deadline):
-                    self._alarm.after(action.after, partial(self.on, state.Due(deadline)), key=(self, deadline))
-                case state.AskScheduler(deadline=deadline):
+                case events.Arm(deadline=deadline):
+                    self._alarm.after(action.after, partial(self.on, events.Due(deadline)), key=(self, deadline))
+                case events.AskScheduler(deadline=deadline):
                     self._alarm.after(0.0, partial(self._ask_scheduler, deadline), key=(self, deadline, "ask"))
-                case state.AskStacks():
+                case events.AskRoom():
+                    self._alarm.after(0.0, self._ask_room, key=(self, action))
+                case events.AskStacks():
                     self._line.ask_stacks(self.on)
-                case state.Rest():
+                case events.Rest():
                     self._line.rest(action.port)
-                case state.Announce():
+                case events.Announce():
                     self._display.announce(action.text)
-                case state.Warn():
+                case events.Warn():
                     _log.warning("%s", action.text)

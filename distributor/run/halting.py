@@ -20,6 +20,8 @@ class Agreement:
     def __init__(self) -> None:
         #: Why the ranks are asked to stop, in words; ``""`` if that is the user's wish or they are not asked.
         self.preempted = ""
+        #: Whether they are asked so that the run can go on with more ranks.
+        self.widens = False
         self._nodes: frozenset[str] = frozenset()
         self._accepted: set[str] = set()
         self._proposal = Propose(1, 0)  # accepted if no rank has named a step yet

@@ -20,11 +20,12 @@ from distributor.errors import DistributorError, RunCancelledError, TrainingErro
 from distributor.outcomes.mishaps import typed
 from distributor.outcomes.stacks import Stacks
 from distributor.outcomes.verdict import Verdict
-from distributor.run import state
+from distributor.run import events, state
 from distributor.run.callbacks import Callbacks
 from distributor.run.ended import EndedAttempt
 from distributor.run.metrics import Metrics
 from distributor.run.preparing import Preparing
+from distributor.run.submission import Resize
 from distributor.run.supervisor import Supervisor
 from distributor.schedulers.base import Scheduler
 from distributor.values.checks import check_seconds
@@ -53,8 +54,9 @@ class Run:
         log_folder: Path | None = None,
         announce: bool = False,
         view: View | None = None,
-        margins: state.Margins | None = None,
+        margins: events.Margins | None = None,
         callbacks: Sequence[Any] = (),
+        resize: Resize | None = None,
     ) -> None:
         self.id = job.run_id
         #: The user's name for the run; ``None`` if it has no name.
@@ -62,10 +64,10 @@ class Run:
         #: The folder that receives every rank's whole output; ``None`` without ``log_dir``.
         self.log_folder = log_folder
         self._job = job
-        margins = state.Margins() if margins is None else margins
-        logs = make_logs(lambda rank: supervisor.state.nodes.host_of(rank), job.world_size, job.output, log_folder)
+        margins = events.Margins() if margins is None else margins
+        logs = make_logs(lambda rank: supervisor.state.nodes.host_of(rank), job.most_ranks, job.output, log_folder)
         self._display = Display(logs, view, announce=announce, look=self._look)
-        self._supervisor = supervisor = Supervisor(job, scheduler, self._display, margins)
+        self._supervisor = supervisor = Supervisor(job, scheduler, self._display, margins, resize)
         self._callbacks = Callbacks(callbacks, job.label, self._supervisor.reports.new)
         self._preparing = Preparing(margins)
         self._callers = _Callers()
@@ -107,7 +109,7 @@ class Run:
 
     def __repr__(self) -> str:
         progress = f", {far(self.progress)}" if self.progress is not None else ""
-        return f"<Run {self._job.label}: {self._job.resources.num_processes} processes, {self.status.value}{progress}>"
+        return f"<Run {self._job.label}: {self.num_processes} processes, {self.status.value}{progress}>"
 
     def _ipython_display_(self) -> None:
         """Show the live status in this cell too if the view can do that; otherwise let IPython ask for the HTML."""
@@ -124,6 +126,11 @@ class Run:
     def status(self) -> Status:
         """The current status of the run."""
         return self._supervisor.state.status
+
+    @property
+    def num_processes(self) -> int:
+        """The number of processes of the current attempt; before the first one, the smallest number of the range."""
+        return self._supervisor.submission.job.resources.num_processes
 
     @property
     def placement(self) -> Placement | None:
@@ -234,7 +241,7 @@ class Run:
             run_id=self.id,
             name=self.name,
             title=self._job.title,
-            world_size=self._job.world_size,
+            world_size=self._supervisor.submission.job.world_size,
             status=state.status_of(phase),
             seconds=self._times.seconds,
             since=now - phase.since,
@@ -276,9 +283,12 @@ class Run:
         return self._verdict.values.get(0)
 
     def results(self, timeout: float | None = None) -> list[Any]:
-        """Wait for the run and return every rank's return value, in rank order. Raises the errors of :meth:`result`."""
+        """Wait for the run and return the return value of every rank of the last attempt, in rank order.
+
+        Raises the errors of :meth:`result`.
+        """
         self._await(timeout)
-        return [self._verdict.values.get(rank) for rank in range(self._job.world_size)]
+        return [self._verdict.values.get(rank) for rank in range(self._supervisor.submission.job.world_size)]
 
     def cancel(self, why: str = "cancelled", *, say_where: bool = False) -> None:
         """Stop all ranks with SIGTERM and, after the grace period, SIGKILL.
@@ -293,7 +303,7 @@ class Run:
         """
         if say_where:
             self._supervisor.say_where()
-        self._supervisor.on(state.Cancel(why))
+        self._supervisor.on(events.Cancel(why))
 
     def stop(self, timeout: float | None = None) -> None:
         """Ask all ranks to save and return. Returns at once; use ``result`` or ``wait`` to wait for the end.
@@ -320,7 +330,7 @@ class Run:
 
         A node that the driver cannot reach is stopped through Spark, and still gives its ranks the grace period.
         """
-        self._supervisor.on(state.Kill())
+        self._supervisor.on(events.Kill())
 
     def dump_stacks(self, timeout: float = 10.0, *, all_threads: bool = True) -> Stacks:
         """Return what every rank is doing now: the Python stacks of its threads, by rank.

@@ -50,20 +50,21 @@ def again(cause: Cause | None, failures: Sequence[Failure], attempt: int, recove
     return _may_pass(failures_of(cause, failures), recovery)
 
 
-def again_in_new_job(error: BaseException, attempt: int, recovery: Recovery) -> bool:
+def again_in_new_job(error: BaseException, attempt: int, recovery: Recovery, *, widens: bool = False) -> bool:
     """Return whether to submit a new job after a job that has ended with an error.
 
     Args:
         error: the error with which the run would end.
         attempt: number of the job's last attempt, from 0.
         recovery: the user's options.
+        widens: whether ranks have stopped so that more of them can go on.
 
     >>> lost = errors.NodeLostError("lost the node on host-b")
     >>> again_in_new_job(lost, 0, Recovery(1)), again_in_new_job(errors.StartError("no torch"), 0, Recovery(1))
     (True, False)
     """
     if isinstance(error, errors.PreemptionError):
-        return recovery.max_restarts > 0  # it does not count
+        return widens or recovery.max_restarts > 0  # it does not count
     if attempt >= recovery.max_restarts or is_final(error):
         return False
     if isinstance(error, _NOT_STARTED) or (isinstance(error, errors.CompanionError) and NOT_READY in str(error)):

@@ -18,10 +18,10 @@ class Dumps:
     """The requests for stacks in one run. Any thread may make a request or bring an answer.
 
     Args:
-        world_size: number of ranks that answer each request.
+        world_size: returns the number of ranks that answer each request.
     """
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: Callable[[], int]) -> None:
         self._world_size = world_size
         self._numbers = itertools.count()
         self._answers: dict[int, dict[int, str]] = {}
@@ -46,10 +46,10 @@ class Dumps:
         """Note a rank's answer. Ignore it if the rank has already answered, or nobody waits for it any more."""
         with self._changed:
             answers = self._answers.get(answer.number)
-            if answers is None or answer.rank in answers or answer.rank not in range(self._world_size):
+            if answers is None or answer.rank in answers or answer.rank not in range(self._world_size()):
                 return
             answers[answer.rank] = cells.readable(answer.text)
-            complete = len(answers) == self._world_size
+            complete = len(answers) == self._world_size()
             then = self._then[answer.number]
             self._changed.notify_all()
         if complete:
@@ -73,9 +73,9 @@ class Dumps:
             self._changed.notify_all()
 
     def _is_over(self, request: Dump) -> bool:
-        return self._closed or len(self._answers[request.number]) == self._world_size
+        return self._closed or len(self._answers[request.number]) == self._world_size()
 
     def _taken(self, request: Dump) -> Stacks:
         answers = self._answers.pop(request.number)
         del self._then[request.number]
-        return Stacks({rank: answers.get(rank, _SILENT) for rank in range(self._world_size)})
+        return Stacks({rank: answers.get(rank, _SILENT) for rank in range(self._world_size())})

@@ -6,9 +6,8 @@ Pure: nothing here waits, asks for the time, or touches a thread, a process or a
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from distributor.channel import frames
 from distributor.outcomes.causes import (
@@ -25,6 +24,33 @@ from distributor.outcomes.causes import (
 from distributor.outcomes.failures import order_failures
 from distributor.outcomes.stacks import Stacks
 from distributor.outcomes.verdict import failures_of
+from distributor.run.events import (
+    Action,
+    Announce,
+    Arm,
+    Asked,
+    AskRoom,
+    AskScheduler,
+    AskStacks,
+    Cancel,
+    Deadline,
+    Due,
+    EndJob,
+    Event,
+    Halt,
+    Heard,
+    JobEnded,
+    Kill,
+    Lost,
+    Margins,
+    Rest,
+    Returned,
+    Room,
+    Stood,
+    StopRanks,
+    TellNodes,
+    Warn,
+)
 from distributor.run.halting import Agreement
 from distributor.run.nodes import Nodes
 from distributor.run.restart_policy import surely_again
@@ -34,42 +60,6 @@ from distributor.values.job import Job, Status, Step
 from distributor.values.messages import Message
 from distributor.values.outcome import Collected, Failure
 from distributor.values.placement import Placement
-
-
-@dataclass(frozen=True)
-class Margins:
-    """The time limits and intervals of a run, in seconds, that users cannot set.
-
-    Attributes:
-        stop: time from the end of the grace period until a run that has not stopped is ended through the scheduler.
-        kill: time for nodes to kill their ranks and report, before the scheduler ends nodes and ranks together.
-        lost: time for a job that has lost a node to end by itself, after all other nodes have ended too.
-        unreached: time that tasks run without any of them reaching the driver, before a warning.
-        look: time between checks of whether the scheduler runs the tasks.
-        stall_answer: time for ranks to report their stacks before a stalled run is stopped.
-        last_words: time for ranks to report their stacks before an interrupted run is stopped.
-        transfer: time for the transfer of the ranks' answers, added to the time that they get to answer.
-        patience: time until the scheduler is asked what a run waits for.
-        ask: time between two such questions.
-        again: time until the scheduler is asked again to end a job that it could not end at that moment.
-        repeat: time between two orders of one kind to ranks that stop together, since an order may get lost.
-        view: time to wait for a display that hangs.
-    """
-
-    stop: float = 5.0
-    kill: float = 2.0
-    lost: float = 2.0
-    unreached: float = 60.0
-    look: float = 5.0
-    stall_answer: float = 5.0
-    last_words: float = 0.25
-    transfer: float = 2.0
-    patience: float = 2.0
-    ask: float = 0.5
-    again: float = 0.2
-    repeat: float = 0.5
-    view: float = 2.0
-
 
 # Phases. ``since`` is a time of the caller's clock, in seconds.
 
@@ -115,172 +105,6 @@ class Ended:
 
 Phase = Waiting | Starting | Running | Stopping | Ended
 
-
-class Deadline(enum.Enum):
-    """What a deadline is for."""
-
-    START = "the ranks must be up"
-    REACH = "a node should have reached the driver"
-    END = "the job must have ended"
-    HALT = "the ranks should have stopped together"
-
-
-# Events.
-
-
-@dataclass(frozen=True)
-class Heard:
-    """A node, or a task whose node is not up yet, has sent a message."""
-
-    node: str
-    message: Message
-
-
-@dataclass(frozen=True)
-class Lost:
-    """A node has gone away. ``wrote`` is the last line of each rank that has written one."""
-
-    node: str
-    why: str
-    wrote: Mapping[int, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Cancel:
-    """The run is to end; ``why`` is text for users. ``told`` is text for the error, if it is not the user's wish."""
-
-    why: str
-    told: str = ""
-
-
-@dataclass(frozen=True)
-class Kill:
-    """The user wants the run to end at once."""
-
-
-@dataclass(frozen=True)
-class Halt:
-    """The user wants the ranks to save, stop together, and return."""
-
-
-@dataclass(frozen=True)
-class Due:
-    """A deadline has passed."""
-
-    deadline: Deadline
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The scheduler has said what it waits for.
-
-    Attributes:
-        deadline: the deadline because of which the scheduler was asked.
-        step: what the scheduler waits for; ``None`` if tasks run.
-        address: where the driver listens for nodes; ``None`` if it does not listen.
-        reached: whether any node has reached the driver.
-    """
-
-    deadline: Deadline
-    step: Step | None
-    address: str | None
-    reached: bool
-
-
-@dataclass(frozen=True)
-class Stood:
-    """The ranks of an attempt that seems to stall have reported their stacks."""
-
-    stacks: Stacks
-
-
-@dataclass(frozen=True)
-class Returned:
-    """The job has brought back the reports of its nodes."""
-
-    collected: Collected
-
-
-@dataclass(frozen=True)
-class JobEnded:
-    """The attempt is over: the job has ended, or another attempt follows."""
-
-    status: Status
-
-
-Event = Heard | Lost | Cancel | Kill | Halt | Due | Asked | Stood | Returned | JobEnded
-
-
-# Actions.
-
-
-@dataclass(frozen=True)
-class StopRanks:
-    """Order all nodes to stop their ranks. ``hasty``: another attempt waits for the ranks' end."""
-
-    reason: str
-    grace: bool = True
-    hasty: bool = False
-
-
-@dataclass(frozen=True)
-class TellNodes:
-    """Send an order to all nodes that are connected now."""
-
-    order: Message
-
-
-@dataclass(frozen=True)
-class EndJob:
-    """End the job through the scheduler, without regard for the grace period."""
-
-
-@dataclass(frozen=True)
-class Arm:
-    """Report :class:`Due` after a number of seconds."""
-
-    deadline: Deadline
-    after: float
-
-
-@dataclass(frozen=True)
-class AskScheduler:
-    """Ask the scheduler what it waits for, and report :class:`Asked`."""
-
-    deadline: Deadline
-
-
-@dataclass(frozen=True)
-class AskStacks:
-    """Ask all ranks for their stacks, and report :class:`Stood`."""
-
-
-@dataclass(frozen=True)
-class Announce:
-    """Say which ranks run where."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Warn:
-    """Log a warning."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Rest:
-    """All nodes have stopped their ranks, and can begin another attempt or end.
-
-    ``port`` is where node 0 would listen in that attempt; ``None`` if a node is lost or could not start its ranks,
-    since no attempt can follow then.
-    """
-
-    port: int | None
-
-
-Action = StopRanks | TellNodes | EndJob | Arm | AskScheduler | AskStacks | Announce | Warn | Rest
 
 _ALIVE = (Waiting, Starting, Running)
 
@@ -379,6 +203,8 @@ class AttemptState:
                 return [] if event.step is None else self._late(event.step, now)
             case Asked():
                 return self._on_reach(event, now)
+            case Room():
+                return self._on_room(event.ranks)
             case Stood():
                 return self._on_stood(event.stacks, now)
             case Returned():
@@ -431,6 +257,25 @@ class AttemptState:
         if not self.nodes.all_up or not isinstance(self.phase, (Waiting, Starting)):
             return []
         self.phase = Running(now)
+        return [*self._agree(), *self._look_for_room()]
+
+    def fit(self, job: Job) -> None:
+        """Note the job with as many ranks as it gets."""
+        self._job = job
+
+    def _look_for_room(self) -> list[Action]:
+        widths = self._job.widths
+        may = widths is not None and self._job.resources.num_processes < widths.most
+        return [Arm(Deadline.WIDEN, self._margins.widen)] if may and not self.agreement.begun else []
+
+    def _on_room(self, ranks: int) -> list[Action]:
+        """Ask all ranks to stop together if more ranks can go on in another job."""
+        job, now = self._job, self._job.resources.num_processes
+        most = now if job.widths is None else min(now + ranks, job.widths.most)
+        if most < now + job.ranks_per_task or self.agreement.begun or self.wish is not None:
+            return self._look_for_room()
+        self.agreement.widens = True
+        self.agreement.preempted = f"there are slots for {most} ranks instead of {now}"
         return self._agree()
 
     def _on_stopped(self, node: str, stopped: messages.Stopped) -> list[Action]:
@@ -545,6 +390,8 @@ class AttemptState:
             return [Arm(Deadline.END, self._margins.stop)] if self.nodes.keeping and not self.killed else [EndJob()]
         if deadline is Deadline.REACH:
             return [AskScheduler(deadline)] if isinstance(self.phase, _ALIVE) else []
+        if deadline is Deadline.WIDEN:
+            return [AskRoom()] if isinstance(self.phase, Running) else []
         if deadline is Deadline.HALT:
             going = isinstance(self.phase, Running)
             return [TellNodes(self.agreement.order), Arm(deadline, self._margins.repeat)] if going else []

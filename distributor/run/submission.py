@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from distributor.channel.server import ChannelServer
-from distributor.run import state
+from distributor.errors import ConfigurationError
+from distributor.run import events
 from distributor.run.alarm import Alarm
-from distributor.run.state import Deadline, Event, Margins
+from distributor.run.events import Deadline, Event, Margins
+from distributor.run.width import widths
 from distributor.schedulers.base import Scheduler
 from distributor.text import notices
 from distributor.values.job import Job, Step
@@ -13,6 +18,12 @@ from distributor.values.messages import Message
 from distributor.values.outcome import Collected
 
 _log = notices.logger
+
+#: Number of seconds between two looks for free slots.
+_LOOK = 0.5
+
+#: Returns a job with another number of ranks. Raises a ``ConfigurationError`` if it cannot have that many.
+Resize = Callable[[Job, int], Job]
 
 
 class Submission:
@@ -23,15 +34,60 @@ class Submission:
         scheduler: runs the job, and no other.
         alarm: makes the calls that may block.
         margins: the run's time limits and intervals that users cannot set.
+        resize: changes the number of ranks, if it may change.
     """
 
-    def __init__(self, job: Job, scheduler: Scheduler, alarm: Alarm, margins: Margins) -> None:
+    def __init__(
+        self, job: Job, scheduler: Scheduler, alarm: Alarm, margins: Margins, resize: Resize | None = None
+    ) -> None:
         self.job = job
         self.scheduler = scheduler
         #: The channel to the job's nodes; ``None`` until the job runs.
         self.server: ChannelServer | None = None
         self._alarm = alarm
         self._margins = margins
+        self._resize = resize
+
+    def following(self, job: Job) -> Submission:
+        """Return the submission of another job of the run."""
+        return Submission(job, self.scheduler.again(job), self._alarm, self._margins, self._resize)
+
+    def fit(self, wanted: Callable[[], bool]) -> None:
+        """Give the job as many ranks as there are slots for. Wait until there are enough, or it is no longer wanted.
+
+        Raises:
+            ConfigurationError: the launch path cannot start as many ranks as there are slots for.
+        """
+        if self._resize is None or self.job.widths is None:
+            return
+        self._change(self._resize(self.job, self.job.widths.least))
+        began = time.monotonic()
+        while wanted():
+            room = self.scheduler.room(self.job)
+            refused: ConfigurationError | None = None
+            for width in widths(room, self.job.widths, self.job.ranks_per_task, time.monotonic() - began):
+                try:
+                    self._change(self._resize(self.job, width))
+                except ConfigurationError as error:
+                    refused = error
+                else:
+                    return
+            if refused is not None:
+                raise refused
+            time.sleep(_LOOK)
+
+    def _change(self, job: Job) -> None:
+        if job is not self.job:
+            self.job, self.scheduler = job, self.scheduler.again(job)
+
+    def look_for_room(self) -> Event:
+        """Return for how many further ranks there are free slots. May block while it calls Spark."""
+        room = None
+        try:
+            room = self.scheduler.room(self.job)
+        except Exception as error:  # Spark's context may be stopping
+            _log.debug("run %s: cannot look for free slots: %s", self.job.run_id, error)
+        return events.Room(room or 0)
 
     def run(self, server: ChannelServer) -> Collected:
         """Run the job to its end. Failures of ranks are returned as data; for what it raises, see the scheduler."""
@@ -58,12 +114,13 @@ class Submission:
     def ask_scheduler(self, deadline: Deadline) -> Event:
         """Ask the scheduler what it waits for, and return its answer. May block while it calls Spark."""
         server = self.server
-        assert server is not None
         reach, step = deadline is Deadline.REACH, None
-        if not (reach and server.reached):
+        reached = server is not None and server.reached
+        if not (reach and reached):
             try:
                 step = self.scheduler.waiting_for()
             except Exception as error:  # Spark's context may be stopping
                 _log.debug("run %s: cannot tell what it waits for: %s", self.job.run_id, error)
                 step = Step("") if reach else None
-        return state.Asked(deadline, step, server.address, server.reached)
+        address = None if server is None else server.address
+        return events.Asked(deadline, step, address, reached or (server is not None and server.reached))

@@ -14,19 +14,20 @@ from distributor.errors import PreemptionError
 from distributor.files.deposits import Deposits, held_now, keep
 from distributor.files.tenure import Tenure, hold
 from distributor.outcomes import advice, timings
-from distributor.outcomes.causes import Cancelled, Cause, NodeLost, Preempted
+from distributor.outcomes.causes import Cancelled, Cause, NodeLost, Preempted, StartTimeout
 from distributor.outcomes.stacks import Stacks, summary
 from distributor.outcomes.verdict import Verdict, verdict
-from distributor.run import state
+from distributor.run import events, state
 from distributor.run.alarm import Alarm
 from distributor.run.attempt import Attempt
 from distributor.run.ended import add_history
+from distributor.run.events import Event, Margins
 from distributor.run.nodes import Nodes
 from distributor.run.reports import Reports
 from distributor.run.restart_policy import again, again_in_new_job, is_stuck
 from distributor.run.stack_dump import Dumps
-from distributor.run.state import AttemptState, Event, Margins
-from distributor.run.submission import Submission
+from distributor.run.state import AttemptState
+from distributor.run.submission import Resize, Submission
 from distributor.schedulers.base import Scheduler
 from distributor.text import notices
 from distributor.values import messages
@@ -45,23 +46,26 @@ class Supervisor:
         scheduler: runs the job.
         display: shows what ranks write and what happens.
         margins: the run's time limits and intervals that users cannot set.
+        resize: changes the number of ranks, if it may change.
     """
 
-    def __init__(self, job: Job, scheduler: Scheduler, display: Display, margins: Margins) -> None:
+    def __init__(
+        self, job: Job, scheduler: Scheduler, display: Display, margins: Margins, resize: Resize | None = None
+    ) -> None:
         #: Duration of each phase in seconds; empty until the job has ended.
         self.timings: dict[str, float] = {}
         #: What ranks have reported.
-        self.reports = Reports(job.world_size, job.recovery.max_restarts + 1)
+        self.reports = Reports(job.most_ranks, job.recovery.max_restarts + 1)
         self._display = display
         self._margins = margins
         self._alarm = Alarm()
-        self._dumps = Dumps(job.world_size)
+        self._dumps = Dumps(lambda: self._job.world_size)
         self._tenure: Tenure | None = None  # once the run holds its name
         self._stuck = False  # whether the run ends because its last attempts have come no further
         self._where: Dump | None = None  # the request whose answers are shown when the user interrupts the run
         self._stalling: Dump | None = None  # the request whose answers say whether and where the run stalls
         #: The job that runs now.
-        self.submission = Submission(job, scheduler, self._alarm, margins)
+        self.submission = Submission(job, scheduler, self._alarm, margins, resize)
         self.attempt = self._make_attempt(Nodes(), 0)
 
     def _make_attempt(self, nodes: Nodes, number: int) -> Attempt:
@@ -113,7 +117,7 @@ class Supervisor:
 
     def _displace(self, by: str) -> None:
         """End the run: another run has taken its name."""
-        self.on(state.Cancel(by, by))
+        self.on(events.Cancel(by, by))
 
     def _run_jobs(self, submitted: float, deposits: Deposits | None) -> Verdict:
         try:
@@ -128,14 +132,17 @@ class Supervisor:
 
     def _run_job(self, submitted: float, deposits: Deposits | None) -> Verdict:
         """Run the current job to its end."""
-        timeout, tasks, submission = self._job.deadlines.heartbeat_timeout, self._job.num_tasks, self.submission
+        submission = self.submission
         if deposits is not None:
             deposits.begin()
         try:
+            self.attempt.begin()
+            submission.fit(lambda: self.state.cause is None)
+            self.state.fit(submission.job)
+            timeout, tasks = self._job.deadlines.heartbeat_timeout, self._job.num_tasks
             with ChannelServer(self, timeout, tasks, self._guard(), deposits) as submission.server:
-                self.attempt.begin()
-                cancelled = isinstance(self.state.cause, Cancelled)
-                collected = Collected() if cancelled else submission.run(submission.server)
+                over = isinstance(self.state.cause, Cancelled | StartTimeout)
+                collected = Collected() if over else submission.run(submission.server)
                 result = self._judge(collected, None)
                 self._note(collected, submitted)
             if deposits is not None:
@@ -149,7 +156,8 @@ class Supervisor:
         ended = self.attempt
         about, number = ended.state, ended.state.number + 1
         recovery = self._job.recovery
-        follows = error is not None and again_in_new_job(error, about.number, recovery)
+        widens = about.agreement.widens
+        follows = error is not None and again_in_new_job(error, about.number, recovery, widens=widens)
         if about.wish is not None or not follows or self._gives_up():
             return False
         why = about.reason if isinstance(about.cause, NodeLost) else str(error).partition("\n")[0]
@@ -159,7 +167,7 @@ class Supervisor:
         try:
             job = replace(self._job, attempt=number, recovery=recovery, output_dir=held_now(self._job.output_dir))
             job = job if self._tenure is None else self._tenure.advance(job)
-            submission = Submission(job, self.submission.scheduler.again(job), self._alarm, self._margins)
+            submission = self.submission.following(job)
         except Exception as failed:  # Spark's context may just have been stopped
             _log.warning("run %s: cannot start again in a new job: %s", self._job.label, failed)
             return False
@@ -181,7 +189,7 @@ class Supervisor:
     def _follow(self, ended: Attempt, following: Attempt) -> None:
         """Make an attempt the current one."""
         self.attempt = following
-        ended.on(state.JobEnded(Status.FAILED))
+        ended.on(events.JobEnded(Status.FAILED))
 
     def _cancel_too(self, ended: AttemptState) -> None:
         """Cancel or kill the current attempt if that was asked of the previous one just before it ended."""
@@ -200,7 +208,7 @@ class Supervisor:
 
     def end(self, result: Verdict) -> None:
         """Stop all activity: the run has ended with this verdict."""
-        self.on(state.JobEnded(result.status))
+        self.on(events.JobEnded(result.status))
         self._end_attempt(None if result.error is None else str(result.error))
         self._alarm.close()
         self._dumps.close()
@@ -232,13 +240,13 @@ class Supervisor:
     def _preempted(self) -> Preempted | None:
         """Return why ranks were asked to stop together, unless the user has asked them to."""
         about = self.state
-        if isinstance(about.wish, state.Halt):
+        if isinstance(about.wish, events.Halt):
             return None
         last = self.reports.last_committed
         kept = (
             "There is no checkpoint" if last is None else f"The last checkpoint is of step {last.step}, in {last.path}"
         )
-        return Preempted(about.agreement.preempted, kept)
+        return Preempted(about.agreement.preempted, kept, about.agreement.widens)
 
     def _advise(self, failure: Failure) -> str:
         try:
@@ -251,15 +259,15 @@ class Supervisor:
         """Take note of everything else that the job has brought back: output, warnings, times."""
         for log in collected.logs:
             self.on_log(log)
-        self.on(state.Returned(collected))
+        self.on(events.Returned(collected))
         self.timings = timings.phases(submitted, collected, time.time())
 
     def halt(self, timeout: float | None) -> None:
         """Ask all ranks to stop together. Cancel the run if it has not ended after ``timeout`` seconds."""
-        self.on(state.Halt())
+        self.on(events.Halt())
         if timeout is not None:
             late = f"its ranks had not ended {timeout:g} s after run.stop()"
-            self._alarm.after(timeout, lambda: self.on(state.Cancel(late, late)))
+            self._alarm.after(timeout, lambda: self.on(events.Cancel(late, late)))
 
     # Stacks.
 
@@ -298,7 +306,7 @@ class Supervisor:
             self._stalling = None
             stacks = None if request is None else self._dumps.take(request)
             if stacks is not None:
-                then(state.Stood(stacks))
+                then(events.Stood(stacks))
 
         request = self._stalling = self._ask(patience, all_threads=True, then=lambda: self._alarm.after(0.0, report))
         if request is not None:
@@ -344,7 +352,7 @@ class Supervisor:
             self._display.logs.skip(message.rank, message.stream, message.lines, message.offset)
         if isinstance(message, messages.Failed) and message.failure is not None:
             message = replace(message, failure=replace(message.failure, time=time.time() - message.age))
-        self.on(state.Heard(node, message))
+        self.on(events.Heard(node, message))
 
     def on_lost(self, node: str, why: str) -> None:
-        self.on(state.Lost(node, why, self._display.logs.last_lines))
+        self.on(events.Lost(node, why, self._display.logs.last_lines))

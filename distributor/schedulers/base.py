@@ -79,6 +79,12 @@ class Scheduler(Protocol):
             Otherwise ``False``.
         """
 
+    def room(self, job: Job) -> int | None:
+        """Return for how many ranks of a job there are free slots now; ``None`` if it is not known.
+
+        Slots that the job itself has are not free. Spark may raise any exception while its context stops.
+        """
+
     def again(self, job: Job) -> Scheduler:
         """Return a scheduler for a further job of a run whose job has ended. The job counts as checked."""
 

@@ -160,6 +160,19 @@ class LocalScheduler:
     def thread(self, target: Callable[[], None]) -> threading.Thread:
         return threading.Thread(target=target, name="distributor-run")
 
+    def room(self, job: Job) -> int | None:
+        if self._agents:
+            return 0
+        asked = job.resources
+        rooms = [] if asked.max_processes_per_node is None else [asked.max_processes_per_node]
+        if asked.cpus_per_process is not None:
+            rooms.append(processes.cpu_count() // asked.cpus_per_process)
+        if asked.memory_per_process is not None:
+            rooms.append(limits.total_memory() // asked.memory_per_process)
+        if asked.use_gpu:
+            rooms.append(len(self._gpus or ()) // asked.gpus_each)
+        return min(rooms, default=None)
+
     def again(self, job: Job) -> LocalScheduler:
         return LocalScheduler(self._nodes, self._gpus)
 

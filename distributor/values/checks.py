@@ -52,6 +52,19 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
     return operator.index(value)
 
 
+def check_range(name: str, value: Any) -> tuple[int, int]:
+    """Accept a positive integer, or a pair of them with the lower one first. Return a pair."""
+    if not isinstance(value, (tuple, list)):
+        count = check_count(name, value)
+        return count, count
+    if len(value) != 2:
+        raise ConfigurationError(f"{name} must be a number or a pair such as (4, 16), not {value!r}")
+    least, most = (check_count(f"each number of {name}", each) for each in value)
+    if least > most:
+        raise ConfigurationError(f"{name}={value!r} must have the lower number first")
+    return least, most
+
+
 def check_gpus(name: str, value: Any) -> int:
     """Accept a positive integer. For a fraction, the error says why ranks cannot share a GPU."""
     if isinstance(value, float) and not value.is_integer():

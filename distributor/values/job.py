@@ -112,6 +112,18 @@ class TaskProfile:
     gpus: int = 0
 
 
+class Widths(NamedTuple):
+    """The smallest and the largest number of processes that a run may have."""
+
+    least: int
+    most: int
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the number cannot change."""
+        return self.least == self.most
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """One requested job: the same value for the local and the Spark scheduler.
@@ -136,6 +148,7 @@ class Job:
         identity: what a run with a name and checkpoints trains; ``None`` for other runs.
         fence: the claim on which commits of ranks depend; ``None`` until the run holds its name.
         collect: which return values are sent back: ``"rank0"`` for rank 0's only, ``"all"`` for those of all ranks.
+        widths: the smallest and the largest number of processes, if it may change; ``None`` if it may not.
         attempt: number of the first attempt that the job's nodes make. It is above 0 if an earlier job of the run has
             failed.
     """
@@ -163,6 +176,7 @@ class Job:
     identity: Identity | None = None
     fence: Fence | None = None
     collect: Literal["rank0", "all"] = "rank0"
+    widths: Widths | None = None
     attempt: int = 0
 
     @property
@@ -174,6 +188,12 @@ class Job:
     def world_size(self) -> int:
         """The number of ranks."""
         return 1 if self.launch.once else self.resources.num_processes
+
+    @property
+    def most_ranks(self) -> int:
+        """The largest number of ranks that the run may have."""
+        most = self.resources.num_processes if self.widths is None else self.widths.most
+        return 1 if self.launch.once else most
 
     @property
     def num_tasks(self) -> int:

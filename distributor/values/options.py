@@ -42,7 +42,7 @@ from distributor.values.checks import (
 WHAT, WHERE, RANKS, OUTPUT, LIMITS = "What to run", "Where", "Each rank", "Output", "Time limits"
 PANELS = (WHAT, WHERE, RANKS, OUTPUT, LIMITS)
 
-Kind = Literal["text", "integer", "number", "switch", "path", "folder"] | tuple[str, ...]
+Kind = Literal["text", "integer", "range", "number", "switch", "path", "folder"] | tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ class Resources(Group):
         1,
         check_count,
         "World size: the number of ranks.",
-        Flag(panel=WHERE, kind="integer", names=("-n", "--num-processes")),
+        Flag(panel=WHERE, kind="range", names=("-n", "--num-processes"), metavar="N or MIN:MAX"),
     )
     use_gpu: bool = option(
         True,

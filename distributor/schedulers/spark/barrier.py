@@ -75,6 +75,9 @@ class BarrierSession(Protocol):
     def waiting_for(self, job: Job) -> Step | None:
         """Return what the run's tasks wait for; ``None`` if they run or it is not known."""
 
+    def room(self, job: Job) -> int | None:
+        """Return how many free slots there are for further tasks like those of a job; ``None`` if it is not known."""
+
     def cancel(self) -> bool:
         """End the wait for slots, and cancel the Spark job if there is one.
 

@@ -138,6 +138,9 @@ class ClassicSession:
             f"waiting for Spark to start {count(job.num_tasks, 'task')}" if stages else "sending the job to Spark"
         )
 
+    def room(self, job: Job) -> int | None:
+        return Slots(self._session, self._cluster, job).free()
+
     def cancel(self) -> bool:
         self._cancelled.set()
         if not self._tag:

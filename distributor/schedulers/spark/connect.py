@@ -20,7 +20,7 @@ from distributor.schedulers.spark.barrier import Delivery
 from distributor.schedulers.spark.progress import Progress
 from distributor.schedulers.spark.rows import Task, sort
 from distributor.schedulers.spark.session import conf, set_connect_python
-from distributor.schedulers.spark.slots import profile
+from distributor.schedulers.spark.slots import Slots, cluster_of, profile
 from distributor.shipping import package as shipping
 from distributor.text.wording import size
 from distributor.values.job import Job, Step
@@ -85,6 +85,10 @@ class ConnectSession:
             return self._held_up
         busy = self._query is not None and self._query.waiting
         return Step("waiting for task slots", ": other jobs may hold them") if busy else None
+
+    def room(self, job: Job) -> int | None:
+        """Return how many slots the settings give, until the run has a query: Connect does not report slots."""
+        return Slots(self._session, cluster_of(self._session), job).most() if not self._tag else 0
 
     def cancel(self) -> bool:
         if not self._tag:

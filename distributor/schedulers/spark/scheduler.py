@@ -101,6 +101,10 @@ class SparkScheduler:
     def thread(self, target: Callable[[], None]) -> threading.Thread:
         return self._barrier.thread(target)
 
+    def room(self, job: Job) -> int | None:
+        slots = self._barrier.room(job)
+        return None if slots is None else slots * job.ranks_per_task
+
     def again(self, job: Job) -> SparkScheduler:
         made = SparkScheduler(self._session)
         made._job = job

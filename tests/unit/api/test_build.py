@@ -12,7 +12,7 @@ from distributor.errors import ConfigurationError
 from distributor.launch.deepspeed import DeepspeedRanks
 from distributor.launch.ray import RayNodes
 from distributor.launch.torchrun import Torchrun
-from distributor.values.job import Job, Module, OutputDir, TaskProfile, WorkingDir, warmth
+from distributor.values.job import Job, Module, OutputDir, TaskProfile, Widths, WorkingDir, warmth
 from distributor.values.options import Resources, Variables
 
 
@@ -32,7 +32,8 @@ class Wide:
 def built(launch: Any = Torchrun(), scheduler: Any = None, environ: Any = None, **options: Any) -> Job:
     folders = WorkingDir("/project"), OutputDir("/out", 10)
     asked = Options.of(use_gpu=False, **options)
-    return build_job(asked, launch, Module("train"), folders, scheduler, environ or {}, "all")
+    widths = Widths(asked.resources.num_processes, asked.resources.num_processes)
+    return build_job(asked, widths, launch, Module("train"), folders, scheduler, environ or {}, "all")
 
 
 def test_a_job_holds_the_groups() -> None:

@@ -216,7 +216,8 @@ def test_under_spark_submit_its_session_decides(fake: type[Fake], monkeypatch: p
     ("arguments", "told"),
     [
         ("run", "Missing argument 'SCRIPT'"),
-        ("run -n x train.py", "'x' is not a valid integer"),
+        ("run -n x train.py", "'x' is not a number, nor a range such as 4:16"),
+        ("run --local --no-gpu -n 4:2 train.py", "--num-processes (4, 2) must have the lower number first"),
         ("run --no-such-option train.py", "No such option"),
         ("walk", "No such command 'walk'"),
         ("run --local --master yarn train.py", "--local and --master yarn exclude each other: leave one of them out"),
@@ -423,6 +424,11 @@ def test_a_dry_run_on_spark_tells_what_is_known(
     assert "8 ranks, on CPUs\n" in out
     assert "\n  CUDA_VISIBLE_DEVICES=''\n" in out
     assert "\n  OMP_NUM_THREADS=4\n" in out
+
+
+def test_a_dry_run_with_a_range_of_ranks(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.call(["run", "-n", "2:4", "--local", "--no-gpu", "--dry-run", script]) == 0
+    assert "this machine: 2 to 4 ranks, on CPUs" in capsys.readouterr().out
 
 
 def test_what_is_wrong_is_found_by_a_dry_run(script: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,22 +8,20 @@ from typing import Any
 import pytest
 from jobs import make_job
 
-from distributor import Status
+from distributor import PreemptionError, Status
 from distributor.launch.torchrun import Torchrun
 from distributor.outcomes.causes import Cancelled, Disagreed, NodeLost, RankFailed, Stalled, StartTimeout, joined
 from distributor.outcomes.stacks import Stacks
-from distributor.run.restart_policy import again
-from distributor.run.state import (
+from distributor.run.events import (
     Announce,
     Arm,
     Asked,
+    AskRoom,
     AskScheduler,
     AskStacks,
-    AttemptState,
     Cancel,
     Deadline,
     Due,
-    Ended,
     EndJob,
     Halt,
     Heard,
@@ -33,17 +31,16 @@ from distributor.run.state import (
     Margins,
     Rest,
     Returned,
-    Running,
-    Starting,
+    Room,
     Stood,
-    Stopping,
     StopRanks,
     TellNodes,
-    Waiting,
     Warn,
 )
+from distributor.run.restart_policy import again, again_in_new_job
+from distributor.run.state import AttemptState, Ended, Running, Starting, Stopping, Waiting
 from distributor.values import messages
-from distributor.values.job import Module, Step
+from distributor.values.job import Module, Step, Widths
 from distributor.values.messages import Agree, Halted, Preempted, Propose, Reached
 from distributor.values.options import Recovery
 from distributor.values.outcome import Collected, Failure, NodeReport
@@ -399,6 +396,37 @@ def test_ranks_that_stop_at_different_steps_are_stopped() -> None:
     told = "rank 0 was told to stop at step 5, and rank 2 at step 6: "
     assert isinstance(stop, StopRanks) and stop.reason.startswith(told)
     assert isinstance(made.cause, Disagreed) and made.cause.message.startswith(told)
+
+
+def test_a_run_goes_on_wider_when_there_is_room() -> None:
+    made = after(HELLO_A, HELLO_B, STARTED_A, widths=Widths(2, 8), ranks_per_task=2)
+    look = Arm(Deadline.WIDEN, MARGINS.widen)
+    assert made.on(STARTED_B, 2.0) == [look]
+    assert made.on(Due(Deadline.WIDEN), 3.0) == [AskRoom()]
+    assert made.on(Room(0), 3.0) == made.on(Room(1), 4.0) == [look]
+    assert made.on(Room(6), 5.0)[0] == TellNodes(Propose(1, 0))
+    assert made.agreement.preempted == "there are slots for 8 ranks instead of 4"
+    assert made.agreement.widens
+    assert made.on(Room(6), 6.0) == []
+
+
+@pytest.mark.parametrize("widths", [None, Widths(2, 4)])
+def test_a_run_that_is_as_wide_as_it_may_be_does_not_look(widths: Widths | None) -> None:
+    assert after(HELLO_A, HELLO_B, STARTED_A, widths=widths).on(STARTED_B, 2.0) == []
+
+
+def test_a_run_that_is_asked_to_stop_does_not_widen() -> None:
+    made = after(HELLO_A, HELLO_B, STARTED_A, Halt(), STARTED_B, widths=Widths(2, 8))
+    made.on(Room(4), 5.0)
+    assert not made.agreement.widens
+
+
+@pytest.mark.parametrize(
+    ("most", "attempt", "widens", "expected"),
+    [(0, 0, False, False), (1, 0, False, True), (1, 1, False, True), (0, 0, True, True)],
+)
+def test_a_preempted_run_goes_on_if_it_may_start_again(most: int, attempt: int, widens: bool, expected: bool) -> None:
+    assert again_in_new_job(PreemptionError(""), attempt, Recovery(most), widens=widens) is expected
 
 
 @pytest.mark.parametrize("wish", [Cancel("cancelled"), Kill()])

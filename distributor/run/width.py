@@ -1,0 +1,34 @@
+"""Chooses how many ranks the next job of a run has, if the user gives a range. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distributor.values.job import Widths
+
+#: Number of seconds to wait for more slots once there are enough: executors come up one after the other, and tasks of
+#: a job that has just ended hold theirs for a moment.
+SETTLE = 5.0
+
+
+def widths(room: int | None, asked: Widths, ranks_per_task: int, waited: float) -> Iterator[int]:
+    """Yield the numbers of ranks that the next job may have, the largest first; none if it should wait for slots.
+
+    Args:
+        room: number of ranks for which there are free slots; ``None`` if it is not known.
+        asked: what the user asks for.
+        ranks_per_task: number of ranks of each task.
+        waited: number of seconds since the run began to wait for slots.
+
+    >>> asked = Widths(4, 16)
+    >>> [list(widths(room, asked, 2, 0.0)) for room in (3, 6, 20)]
+    [[], [], [16, 14, 12, 10, 8, 6, 4]]
+    >>> list(widths(7, asked, 2, 6.0)), next(widths(None, asked, 1, 0.0))
+    ([6, 4], 16)
+    """
+    most = asked.most if room is None else min(room, asked.most)
+    if most < asked.most and waited < SETTLE:
+        return
+    for width in range(most, asked.least - 1, -1):
+        if width % ranks_per_task == 0:
+            yield width

@@ -1,0 +1,152 @@
+"""Runs whose number of ranks is a range: they take the slots that there are, and go on with fewer or more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trainings
+import victims
+import watch
+from sessions import Make
+
+from distributor import ConfigurationError, Distributor, Run, RunCancelledError, StartError, Status
+from distributor.run import handle
+from distributor.run.events import Margins
+
+FOR_EVER = 1_000_000
+
+
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks for free slots every second instead of every minute."""
+    monkeypatch.setattr(handle.events, "Margins", partial(Margins, widen=1.0))
+
+
+def train(steps: int) -> tuple[int, int]:
+    """Counts steps together with the other ranks; how many there were, and the last step."""
+    import torch
+    import torch.distributed as dist
+
+    from distributor import runtime
+
+    dist.init_process_group("gloo")
+    state = {"step": 0}
+    runtime.load_checkpoint(state)
+    step = state["step"]
+    for step in range(step + 1, steps + 1):
+        dist.all_reduce(torch.ones(1))
+        state["step"] = step
+        runtime.report(step=step, width=dist.get_world_size())
+        if runtime.should_stop(step):
+            runtime.save_checkpoint(state, step, wait=True)
+            break
+        time.sleep(0.005)
+    return dist.get_world_size(), step
+
+
+def widths(run: Run) -> list[int]:
+    """The width of each attempt that has reported, in order."""
+    found = {row.attempt: int(row.values["width"]) for row in run.metrics}
+    return [found[attempt] for attempt in sorted(found)]
+
+
+@contextmanager
+def slots_held(number: int, folder: Path) -> Iterator[None]:
+    """Another run that holds some of the slots."""
+    other = Distributor(number, False, False).submit(trainings.wait_for, str(folder / "go"))
+    watch.until(lambda: other.status is Status.RUNNING)
+    try:
+        yield
+    finally:
+        (folder / "go").touch()
+        other.result(watch.DEADLINE)
+
+
+def test_this_machine_has_room_for_as_many_as_asked_for(make_local: Make) -> None:
+    run = make_local((2, 3)).submit(trainings.all_reduce)
+    assert run.results(watch.DEADLINE) == [6.0] * 3
+    assert run.num_processes == 3
+
+
+def test_this_machine_has_no_room_for_more_cpus_than_it_has(make_local: Make) -> None:
+    import os
+
+    there = len(os.sched_getaffinity(0))
+    run = make_local((1, there + 1), cpus_per_process=1).submit(trainings.all_reduce)
+    assert len(run.results(watch.DEADLINE)) == there
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ((4, 2), r"num_processes=\(4, 2\) must have the lower number first"),
+        ((0, 2), "each number of num_processes must be a positive integer, not 0"),
+        ((1, 2, 3), r"num_processes must be a number or a pair such as \(4, 16\), not \(1, 2, 3\)"),
+        ("4", "num_processes must be a positive integer, not '4'"),
+    ],
+)
+def test_a_range_that_is_none(given: Any, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        Distributor(given, True, False)
+
+
+def test_ranks_beyond_the_smallest_number_may_be_shown(make_local: Make) -> None:
+    assert make_local((1, 2), logs=[1]).run(trainings.all_reduce) == 3.0
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_a_run_takes_what_is_free_and_widens(one_jvm: Any, tmp_path: Path) -> None:
+    with slots_held(2, tmp_path):
+        run = Distributor((1, 4), False, False, checkpoints=tmp_path).submit(train, FOR_EVER)
+        watch.until(lambda: widths(run) == [2])
+        assert run.num_processes == 2
+    watch.until(lambda: widths(run) == [2, 4])
+    assert run.num_processes == 4
+    run.stop()
+    found = run.results(watch.DEADLINE)
+    assert len(found) == 4 and found[0][0] == 4 and len({*found}) == 1
+    (narrow, _) = run.attempts
+    assert narrow.reason is not None
+    assert narrow.reason.startswith("there are slots for 4 ranks instead of 2, so its ranks have stopped at step ")
+    assert f"The last checkpoint is of step {narrow.step}, in " in narrow.reason
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_impatient")
+def test_a_run_goes_on_with_what_is_left(two_executors: Any, tmp_path: Path) -> None:
+    run = Distributor((2, 4), False, False, checkpoints=tmp_path, max_restarts=1).submit(train, FOR_EVER)
+    watch.until(lambda: widths(run) == [4])
+    victims.executor_of(run).kill()
+    watch.until(lambda: len(widths(run)) > 1 and widths(run)[-1] == 4, 2 * watch.DEADLINE)  # Spark starts another one
+    run.stop()
+    assert {width for width, _ in run.results(watch.DEADLINE)} == {4}
+    assert len(run.results()) == 4
+
+
+@pytest.mark.slow
+def test_too_few_slots_are_waited_for(one_jvm: Any, tmp_path: Path) -> None:
+    distributor = Distributor((3, 4), False, False, start_timeout=3)
+    with slots_held(2, tmp_path):
+        with pytest.raises(StartError, match="did not start within start_timeout=3 s: it was waiting for 3 task slots"):
+            distributor.run(trainings.all_reduce)
+        run = distributor.submit(trainings.all_reduce)
+        watch.until(lambda: "waiting for 3 task slots" in run.snapshot().detail)
+        run.cancel()
+        with pytest.raises(RunCancelledError):
+            run.result(watch.DEADLINE)
+
+
+def test_widths_that_a_launch_path_cannot_have_are_passed_over(make_local: Make) -> None:
+    pytest.importorskip("deepspeed")
+    from distributor.launch import DeepSpeed
+
+    launch = DeepSpeed({"train_batch_size": 8, "gradient_accumulation_steps": 1})
+    assert Distributor((1, 3), True, False, launch=launch).run(trainings.all_reduce) == 3.0
+    with pytest.raises(ConfigurationError, match="train_batch_size 8 is not a multiple of"):
+        Distributor((3, 4), True, False, launch=launch)
