@@ -172,7 +172,8 @@ def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) 
     """
     from distributor.checkpoint.saving import save_checkpoint as save
 
-    save(state, step, wait=wait)
+    with reports.spending("saving"):
+        save(state, step, wait=wait)
 
 
 def load_checkpoint(state: Mapping[str, Any], *, weights_only: bool = True) -> int | None:
@@ -198,11 +199,13 @@ def load_checkpoint(state: Mapping[str, Any], *, weights_only: bool = True) -> i
     """
     from distributor.checkpoint.loading import load_checkpoint as load
 
-    return load(state, weights_only=weights_only)
+    with reports.spending("loading"):
+        return load(state, weights_only=weights_only)
 
 
-def checkpoint_folder(step: int) -> AbstractContextManager[Path]:
-    """Return a context that yields an empty folder for the files of a checkpoint. All ranks enter it together.
+@contextmanager
+def checkpoint_folder(step: int) -> Iterator[Path]:
+    """Yield an empty folder for the files of a checkpoint. All ranks enter it together.
 
     Each rank gets a folder of its own, and may write any files into it, also with ``torch.distributed.checkpoint``.
     When all ranks have left the block, the files of all ranks are put into one folder, and the checkpoint is committed.
@@ -223,7 +226,8 @@ def checkpoint_folder(step: int) -> AbstractContextManager[Path]:
     """
     from distributor.checkpoint.folder import checkpoint_folder as write
 
-    return write(step)
+    with reports.spending("saving"), write(step) as folder:
+        yield folder
 
 
 def latest_checkpoint() -> Checkpoint | None:

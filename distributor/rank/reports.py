@@ -10,14 +10,24 @@ import numbers
 import os
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from distributor.errors import ConfigurationError
 from distributor.text.wording import size
-from distributor.values.reports import LONGEST, Committed, Report, is_number, pack, pack_committed, room
+from distributor.values.reports import (
+    LONGEST,
+    Committed,
+    Report,
+    Spent,
+    is_number,
+    pack,
+    pack_committed,
+    pack_spent,
+    room,
+)
 
 
 class Writer:
@@ -65,6 +75,12 @@ class Writer:
         """Write the news of a checkpoint."""
         with self._lock:
             self._write(pack_committed(Committed(self._attempt, time.time(), step, path)))
+
+    def spent(self, what: str, seconds: float) -> None:
+        """Write how long a call has taken. Do nothing in a fork of the rank."""
+        if os.getpid() == self._owner:
+            with self._lock:
+                self._write(pack_spent(Spent(self._attempt, what, seconds)))
 
     def finish(self) -> None:
         """Write the last report if it was left out: it shows how training has ended."""
@@ -143,6 +159,17 @@ def committed(step: int, path: str) -> None:
     """Tell the driver that a checkpoint has been committed, if this process is a rank."""
     if _writer is not None:
         _writer.committed(step, path)
+
+
+@contextmanager
+def spending(what: str) -> Iterator[None]:
+    """Tell the driver how long the block takes, if this process is a rank."""
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        if _writer is not None:
+            _writer.spent(what, time.monotonic() - began)
 
 
 def latest() -> dict[str, float]:

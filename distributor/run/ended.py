@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from distributor.errors import RunCancelledError
+from distributor.run.goodput import Goodput
 
 #: Maximum number of earlier attempts that an error names: the first one and the last ones.
 _MOST = 10
@@ -20,12 +21,14 @@ class EndedAttempt:
         seconds: how long it took.
         reason: why it ended, in one line; ``None`` if it succeeded.
         step: the last step that a rank has reported or committed; ``None`` without such a step.
+        goodput: where its time went.
     """
 
     number: int
     seconds: float
     reason: str | None
     step: int | None = None
+    goodput: Goodput = field(default_factory=Goodput)
 
     def __str__(self) -> str:
         """Return the end in one line.

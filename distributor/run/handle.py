@@ -23,6 +23,7 @@ from distributor.outcomes.verdict import Verdict
 from distributor.run import events, state
 from distributor.run.callbacks import Callbacks
 from distributor.run.ended import EndedAttempt
+from distributor.run.goodput import Goodput
 from distributor.run.metrics import Metrics
 from distributor.run.preparing import Preparing
 from distributor.run.submission import Resize
@@ -181,6 +182,16 @@ class Run:
             ['rank 1 failed: killed by SIGKILL', None]
         """
         return self._supervisor.reports.ended
+
+    @property
+    def goodput(self) -> Goodput:
+        """Where the time of the run went so far: into training, waiting for slots, starting, saving, and so on.
+
+        Example:
+            >>> print(run.goodput)  # doctest: +SKIP
+            81 % of 2 min 05 s in training; starting 12 s, saving 3.0 s, redoing 8.1 s
+        """
+        return self._supervisor.goodput
 
     @property
     def metrics(self) -> Metrics:

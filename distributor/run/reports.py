@@ -8,15 +8,16 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from distributor.run.ended import EndedAttempt
+from distributor.run.goodput import Course, Goodput
 from distributor.run.metrics import Metrics, Row
 from distributor.text.wording import size
 from distributor.values import reports
 from distributor.values.messages import Offset
 from distributor.values.outcome import REPORTS, Log
-from distributor.values.reports import LONGEST, Committed, Progress, Report
+from distributor.values.reports import LONGEST, Committed, Progress, Report, Spent
 
 #: Number of seconds over which the number of steps per second is measured.
 _WINDOW = 30.0
@@ -84,7 +85,7 @@ class Reports:
         self._newest: dict[str, tuple[int, float]] = {}  # rank and value by name, in the latest attempt
         self._new: list[News] | None = None  # the news for the next call of new(), from its first call on
         self._ended: list[EndedAttempt] = []
-        self._steps: dict[int, int] = {}  # by attempt, the last step that was reported or committed
+        self._courses: dict[int, Course] = {}  # by attempt
         #: The checkpoint that was committed last, as far as the driver has heard; ``None`` without one.
         self.last_committed: Committed | None = None
         self._told = False  # whether the warning about dropped reports was given
@@ -108,9 +109,12 @@ class Reports:
         if len(line) > LONGEST:
             return
         if (committed := reports.parse_committed(line)) is not None:
-            self._note_step(committed.attempt, committed.step)
+            self._note_step(committed.attempt, committed.step, committed.time)
             self.last_committed = committed
             self._add_news(committed)
+            return
+        if rank == 0 and (spent := reports.parse_spent(line)) is not None:
+            self._note_spent(spent)
             return
         report = reports.parse(line)
         if report is None or report.attempt >= self._attempts:
@@ -118,7 +122,7 @@ class Reports:
         if report.attempt > self._attempt:
             self._attempt = report.attempt
             self._newest.clear()
-        self._note_step(report.attempt, report.step)
+        self._note_step(report.attempt, report.step, report.time)
         kept = self._kept.setdefault((report.attempt, rank), _Kept())
         if kept.size + len(line) >= self._room and report.stage <= kept.stage:
             kept.made = max(kept.made, report.number + 1)
@@ -138,17 +142,23 @@ class Reports:
         with self._lock:
             self._attempts += 1
 
-    def end_attempt(self, number: int, seconds: float, reason: str | None) -> None:
+    def end_attempt(self, number: int, reason: str | None, goodput: Goodput) -> None:
         """Take note of the end of an attempt; see :class:`~distributor.run.ended.EndedAttempt`."""
         with self._lock:
-            ended = EndedAttempt(number, seconds, reason, self._steps.get(number))
+            course = self._courses.get(number, Course())
+            ended = EndedAttempt(number, goodput.total, reason, course.step, goodput)
             self._ended.append(ended)
             self._add_news(ended)
 
     def steps(self, number: int) -> list[int | None]:
         """Return the last step of each attempt up to a number; ``None`` for an attempt without steps."""
         with self._lock:
-            return [self._steps.get(each) for each in range(number + 1)]
+            return [self._courses.get(each, Course()).step for each in range(number + 1)]
+
+    def course(self, number: int) -> Course:
+        """Return what ranks have told so far about the course of an attempt."""
+        with self._lock:
+            return replace(self._courses.get(number, Course()))
 
     @property
     def ended(self) -> tuple[EndedAttempt, ...]:
@@ -161,9 +171,17 @@ class Reports:
             self._new.append(news)
             del self._new[: max(0, len(self._new) - _MOST_NEW)]
 
-    def _note_step(self, attempt: int, step: int | None) -> None:
+    def _note_step(self, attempt: int, step: int | None, time: float) -> None:
         if step is not None and attempt < self._attempts:
-            self._steps[attempt] = max(step, self._steps.get(attempt, step))
+            earlier = [course.step for number, course in self._courses.items() if number < attempt]
+            before = max((each for each in earlier if each is not None), default=None)
+            self._courses.setdefault(attempt, Course()).note(step, time, before)
+
+    def _note_spent(self, spent: Spent) -> None:
+        if spent.attempt < self._attempts:
+            course = self._courses.setdefault(spent.attempt, Course())
+            course.saving += spent.seconds if spent.what == "saving" else 0.0
+            course.loading += spent.seconds if spent.what == "loading" else 0.0
 
     def _note_newest(self, rank: int, report: Report) -> None:
         for name, value in report.values.items():

@@ -51,6 +51,7 @@ from distributor.run.events import (
     TellNodes,
     Warn,
 )
+from distributor.run.goodput import Moments
 from distributor.run.halting import Agreement
 from distributor.run.nodes import Nodes
 from distributor.run.restart_policy import surely_again
@@ -132,9 +133,12 @@ class AttemptState:
         self, job: Job, now: float, margins: Margins | None = None, nodes: Nodes | None = None, number: int = 0
     ) -> None:
         self.number = number
-        self.began = now
+        #: When the attempt reached each phase.
+        self.moments = Moments(now)
         self.nodes = Nodes() if nodes is None else nodes
-        self.phase: Phase = Waiting(now) if self.nodes.placement is None else Starting(now)
+        self.phase: Phase = Waiting(now)
+        if self.nodes.placement is not None:
+            self._enter(Starting(now))
         #: The wish to end the run, even if it is already stopping for another reason.
         self.wish: Cancel | Kill | Halt | None = None
         #: The agreement of all ranks on a step at which they stop.
@@ -256,12 +260,16 @@ class AttemptState:
     def _if_all_up(self, now: float) -> list[Action]:
         if not self.nodes.all_up or not isinstance(self.phase, (Waiting, Starting)):
             return []
-        self.phase = Running(now)
+        self._enter(Running(now))
         return [*self._agree(), *self._look_for_room()]
 
     def fit(self, job: Job) -> None:
         """Note the job with as many ranks as it gets."""
         self._job = job
+
+    def _enter(self, phase: Starting | Running | Stopping) -> None:
+        self.phase = phase
+        setattr(self.moments, type(phase).__name__.lower(), phase.since)
 
     def _look_for_room(self) -> list[Action]:
         widths = self._job.widths
@@ -294,7 +302,7 @@ class AttemptState:
             told = f"the node on {self.nodes.describe(node)} has now reached the driver: its log lines follow"
             actions = [Warn(f"run {self._job.label}: {told}")]
         if isinstance(self.phase, Waiting):
-            self.phase = Starting(now)
+            self._enter(Starting(now))
         return [*actions, Announce(f"run {self._job.label}: {self.nodes}")]
 
     def _on_failed(self, failure: Failure | None, now: float) -> list[Action]:
@@ -377,7 +385,7 @@ class AttemptState:
         if isinstance(self.phase, Stopping):
             self.phase = replace(self.phase, cause=joined(self.phase.cause, cause))
         else:
-            self.phase = Stopping(now, cause, reason, self._job.deadlines.grace_period)
+            self._enter(Stopping(now, cause, reason, self._job.deadlines.grace_period))
         # Ranks that receive the order get their grace period, and reports about a lost node can still arrive. If no
         # node has ever connected, there is nothing to wait for.
         patience = self._job.deadlines.grace_period + self._margins.stop if self.nodes.placement is not None else 0.0

@@ -14,7 +14,7 @@ from distributor.errors import PreemptionError
 from distributor.files.deposits import Deposits, held_now, keep
 from distributor.files.tenure import Tenure, hold
 from distributor.outcomes import advice, timings
-from distributor.outcomes.causes import Cancelled, Cause, NodeLost, Preempted, StartTimeout
+from distributor.outcomes.causes import Cancelled, Cause, NodeLost, Preempted, Stalled, StartTimeout
 from distributor.outcomes.stacks import Stacks, summary
 from distributor.outcomes.verdict import Verdict, verdict
 from distributor.run import events, state
@@ -22,6 +22,7 @@ from distributor.run.alarm import Alarm
 from distributor.run.attempt import Attempt
 from distributor.run.ended import add_history
 from distributor.run.events import Event, Margins
+from distributor.run.goodput import Goodput, goodput
 from distributor.run.nodes import Nodes
 from distributor.run.reports import Reports
 from distributor.run.restart_policy import again, again_in_new_job, is_stuck
@@ -222,7 +223,19 @@ class Supervisor:
 
     def _end_attempt(self, why: str | None) -> None:
         about, line = self.state, None if why is None else why.partition("\n")[0]
-        self.reports.end_attempt(about.number, time.monotonic() - about.began, line)
+        self.reports.end_attempt(about.number, line, self._goodput(about))
+
+    @property
+    def goodput(self) -> Goodput:
+        """Where the time of the run went so far."""
+        about, ended = self.state, self.reports.ended
+        now = Goodput() if any(each.number == about.number for each in ended) else self._goodput(about)
+        return sum((each.goodput for each in ended), now)
+
+    def _goodput(self, about: AttemptState) -> Goodput:
+        now, cause = time.monotonic(), about.cause
+        stall = cause.limit if isinstance(cause, Stalled) else 0.0
+        return goodput(about.moments, self.reports.course(about.number), now, ahead=time.time() - now, stall=stall)
 
     def _judge(self, collected: Collected | None, error: BaseException | None) -> Verdict:
         cause: Cause | None = self.state.cause

@@ -141,6 +141,52 @@ def parse_committed(line: bytes) -> Committed | None:
 
 
 @dataclass(frozen=True)
+class Spent:
+    """How long a rank has been held up by a call.
+
+    Attributes:
+        attempt: number of the attempt.
+        what: ``"saving"`` or ``"loading"`` a checkpoint.
+        seconds: number of seconds.
+    """
+
+    attempt: int
+    what: str
+    seconds: float
+
+
+#: The first element of a line about the time of a call.
+_SPENT = "spent"
+
+
+def pack_spent(told: Spent) -> bytes:
+    """Return the time of a call as a line.
+
+    >>> pack_spent(Spent(0, "saving", 0.25))
+    b'["spent",0,"saving",0.25]\\n'
+    """
+    return _encode([_SPENT, told.attempt, told.what, told.seconds]).encode() + b"\n"
+
+
+def parse_spent(line: bytes) -> Spent | None:
+    """Return the time of a call in a line; ``None`` if the line holds something else.
+
+    >>> parse_spent(pack_spent(Spent(0, "saving", 0.25))).seconds
+    0.25
+    """
+    if not line.startswith(b'["'):
+        return None
+    try:
+        kind, attempt, what, seconds = json.loads(line)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    whole = type(attempt) is int and 0 <= attempt < _LARGEST
+    if kind != _SPENT or not whole or what not in ("saving", "loading") or not is_number(seconds):
+        return None
+    return Spent(attempt, what, float(seconds)) if 0 <= seconds < _LARGEST else None
+
+
+@dataclass(frozen=True)
 class Progress:
     """The progress of a training, according to the lowest rank that reports steps.
 

@@ -1,0 +1,142 @@
+"""Says where the time of a run went. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass, fields
+
+from distributor.text.wording import duration
+
+
+@dataclass
+class Moments:
+    """When an attempt reached each phase, in seconds on the driver's clock; ``None`` until it does.
+
+    Attributes:
+        began: when it began.
+        starting: when the first node was up.
+        running: when all ranks were up.
+        stopping: when the driver began to stop the ranks.
+    """
+
+    began: float
+    starting: float | None = None
+    running: float | None = None
+    stopping: float | None = None
+
+
+@dataclass
+class Course:
+    """What ranks tell about the course of an attempt.
+
+    Attributes:
+        step: the last step that was reported or committed; ``None`` without one.
+        first: when the first step was reported or committed, in seconds since the epoch.
+        passed: when the first step that no earlier attempt had reached was.
+        saving, loading: number of seconds that rank 0 has spent in calls that save and load checkpoints.
+    """
+
+    step: int | None = None
+    first: float | None = None
+    passed: float | None = None
+    saving: float = 0.0
+    loading: float = 0.0
+
+    def note(self, step: int, time: float, before: int | None) -> None:
+        """Note a step, and the last step of the earlier attempts."""
+        self.step = step if self.step is None else max(step, self.step)
+        self.first = time if self.first is None else self.first
+        if self.passed is None and (before is None or step > before):
+            self.passed = time
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """Where the time went, in seconds. The parts add up to the whole.
+
+    Attributes:
+        training: in steps that no earlier attempt had done.
+        waiting: for slots, and for the nodes to come up.
+        starting: from then until the first step of each attempt, without loading.
+        loading: in calls that load checkpoints, on rank 0.
+        saving: in calls that save checkpoints, on rank 0.
+        redoing: in steps that an earlier attempt had done, and lost.
+        stalled: without activity of any rank, before ``stall_timeout`` ended an attempt.
+        stopping: from the failure of an attempt until its ranks had ended.
+
+    Example:
+        >>> print(Goodput(training=90.0, starting=8.0, saving=2.0))
+        90 % of 1 min 40 s in training; starting 8.0 s, saving 2.0 s
+    """
+
+    training: float = 0.0
+    waiting: float = 0.0
+    starting: float = 0.0
+    loading: float = 0.0
+    saving: float = 0.0
+    redoing: float = 0.0
+    stalled: float = 0.0
+    stopping: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """The whole time, in seconds."""
+        return sum(self._parts())
+
+    @property
+    def share(self) -> float:
+        """The share of the whole time that went into training, from 0 to 1."""
+        return self.training / self.total if self.total else 0.0
+
+    def __add__(self, other: Goodput) -> Goodput:
+        return Goodput(*map(sum, zip(self._parts(), other._parts())))
+
+    def __str__(self) -> str:
+        rest = zip([each.name for each in fields(self)], self._parts())
+        told = ", ".join(f"{name} {duration(each)}" for name, each in rest if name != "training" and each >= 0.05)
+        return f"{100 * self.share:.0f} % of {duration(self.total)} in training{told and f'; {told}'}"
+
+    def _parts(self) -> tuple[float, ...]:
+        return astuple(self)
+
+
+def goodput(moments: Moments, course: Course, now: float, *, ahead: float, stall: float = 0.0) -> Goodput:
+    """Return where the time of one attempt went.
+
+    Args:
+        moments: when it reached each phase.
+        course: what its ranks have told.
+        now: the current time, or when it ended.
+        ahead: how much the clock since the epoch is ahead of the driver's clock.
+        stall: number of seconds without activity, if it was stopped for that.
+
+    >>> told = Course(30, 120.0, 124.0, saving=1.0, loading=2.0)
+    >>> print(goodput(Moments(0.0, 5.0, 10.0, 50.0), told, 50.0, ahead=100.0))
+    50 % of 50 s in training; waiting 5.0 s, starting 13 s, loading 2.0 s, saving 1.0 s, redoing 4.0 s
+    """
+    stop = _between(moments.began, moments.stopping, now)
+    start = _between(moments.began, moments.starting, stop)
+    up = _between(start, moments.running, stop)
+    first = up
+    if course.first is not None:  # without a channel, it is all that is known
+        first = _between(moments.began if moments.running is None else up, course.first - ahead, stop)
+        start = min(start, first)
+    loading, saving = min(course.loading, first - start), min(course.saving, stop - first)
+    left = stop - first - saving
+    redone = 0.0
+    if course.first is not None:
+        redone = left if course.passed is None else min(left, max(0.0, course.passed - course.first))
+    stalled = min(stall, left - redone)
+    return Goodput(
+        training=left - redone - stalled,
+        waiting=start - moments.began,
+        starting=first - start - loading,
+        loading=loading,
+        saving=saving,
+        redoing=redone,
+        stalled=stalled,
+        stopping=now - stop,
+    )
+
+
+def _between(least: float, moment: float | None, most: float) -> float:
+    return most if moment is None else min(max(least, moment), most)

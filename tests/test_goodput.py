@@ -1,0 +1,53 @@
+"""Where the time of a real run went."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import watch
+from sessions import Make
+
+from distributor.run.goodput import Goodput
+
+STEP = 0.05
+
+
+def lose_steps(steps: int) -> None:
+    """Saves the fifth step, and is killed after the tenth."""
+    from distributor import runtime
+
+    state = {"step": 0}
+    runtime.load_checkpoint(state)
+    for step in range(state["step"] + 1, steps + 1):
+        time.sleep(STEP)
+        state["step"] = step
+        runtime.report(step=step)
+        if step == 5:
+            runtime.save_checkpoint(state, step, wait=True)
+        if step == 10 and runtime.attempt() == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow_on_executors
+def test_lost_steps_are_redone(make: Make, tmp_path: Path) -> None:
+    run = make(1, checkpoints=tmp_path, max_restarts=1).submit(lose_steps, 15)
+    assert run.wait(watch.DEADLINE)
+    first, last = (attempt.goodput for attempt in run.attempts)
+    whole = run.goodput
+    assert whole == first + last
+    assert whole.total == pytest.approx(run.snapshot().seconds, abs=1.0)
+    assert first.redoing == 0.0 and first.training >= 8 * STEP and first.saving > 0.0
+    assert last.redoing >= 4 * STEP and last.training >= 4 * STEP and last.loading > 0.0
+    assert last.waiting == 0.0, "its nodes were there"
+
+
+def test_a_run_without_steps_trains_from_the_start(make_local: Make) -> None:
+    run = make_local(1).submit(time.sleep, 0.5)
+    watch.until(lambda: run.goodput.training > 0.0)
+    run.result(watch.DEADLINE)
+    assert run.goodput == run.attempts[0].goodput
+    assert run.goodput != Goodput()
