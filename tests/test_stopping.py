@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 import watch
-from sessions import Make
+from sessions import MASTERS, Make, Sessions
 
 from distributor import (
     ConfigurationError,
@@ -176,6 +177,24 @@ def test_a_preempted_run_goes_on_and_does_not_count_it(
     assert found == (steps[2], steps[3])
     assert [each.reason is None for each in run.attempts] == [False, False, False, True]
     assert caplog.text.count("starting again in a new job: the run was preempted: rank ") == 3
+
+
+@pytest.mark.slow
+def test_an_executor_that_spark_decommissions_makes_all_stop(sessions: Sessions, tmp_path: Path) -> None:
+    """The run goes on where Spark still starts tasks."""
+    session = sessions.get(MASTERS[-1], **{"spark.decommission.enabled": "true"})
+    run = TorchDistributor((2, 4), False, False, checkpoints=tmp_path, max_restarts=1).submit(train, FOR_EVER)
+    await_steps(run)
+    assert run.num_processes == 4
+    jvm, scala = session.sparkContext._jvm, session.sparkContext._jsc.sc()
+    info = jvm.org.apache.spark.scheduler.ExecutorDecommissionInfo("a spot instance", jvm.scala.Option.empty())
+    assert scala.schedulerBackend().decommissionExecutor("0", info, False, False)
+    await_steps(run, 1)
+    assert run.num_processes in (2, 4)  # Spark may have started another executor by now
+    run.stop()
+    run.result(watch.DEADLINE)
+    told = run.attempts[0].reason
+    assert told is not None and re.match(r"the run was preempted: Spark is about to end the executor on \S+, and", told)
 
 
 @pytest.mark.parametrize("wished", [True, False])

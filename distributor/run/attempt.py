@@ -65,9 +65,6 @@ class Attempt:
     def _ask_scheduler(self, deadline: Deadline) -> None:
         self.on(self._submission.ask_scheduler(deadline))
 
-    def _ask_room(self) -> None:
-        self.on(self._submission.look_for_room())
-
     def _perform(self, actions: list[events.Action]) -> None:
         for action in actions:
             match action:
@@ -82,7 +79,9 @@ class Attempt:
                 case events.AskScheduler(deadline=deadline):
                     self._alarm.after(0.0, partial(self._ask_scheduler, deadline), key=(self, deadline, "ask"))
                 case events.AskRoom():
-                    self._alarm.after(0.0, self._ask_room, key=(self, action))
+                    self._alarm.after(0.0, lambda: self.on(self._submission.look_for_room()), key=(self, action))
+                case events.AskLeaving():
+                    self._alarm.after(0.0, lambda: self.on(self._submission.look_for_leaving()), key=(self, action))
                 case events.AskStacks():
                     self._line.ask_stacks(self.on)
                 case events.Rest():

@@ -57,6 +57,7 @@ class Deadline(enum.Enum):
     END = "the job must have ended"
     HALT = "the ranks should have stopped together"
     WIDEN = "there may be slots for more ranks"
+    LEAVE = "a node may be about to be ended"
 
 
 # Events.
@@ -129,6 +130,13 @@ class Room:
 
 
 @dataclass(frozen=True)
+class Leaving:
+    """The cluster is about to end the node on a host; ``None`` if it is about to end none."""
+
+    host: str | None
+
+
+@dataclass(frozen=True)
 class Stood:
     """The ranks of an attempt that seems to stall have reported their stacks."""
 
@@ -149,7 +157,7 @@ class JobEnded:
     status: Status
 
 
-Event = Heard | Lost | Cancel | Kill | Halt | Due | Asked | Room | Stood | Returned | JobEnded
+Event = Heard | Lost | Cancel | Kill | Halt | Due | Asked | Room | Leaving | Stood | Returned | JobEnded
 
 
 # Actions.
@@ -197,6 +205,11 @@ class AskRoom:
 
 
 @dataclass(frozen=True)
+class AskLeaving:
+    """Look whether the cluster is about to end a node, and report :class:`Leaving`."""
+
+
+@dataclass(frozen=True)
 class AskStacks:
     """Ask all ranks for their stacks, and report :class:`Stood`."""
 
@@ -226,4 +239,4 @@ class Rest:
     port: int | None
 
 
-Action = StopRanks | TellNodes | EndJob | Arm | AskScheduler | AskRoom | AskStacks | Announce | Warn | Rest
+Action = StopRanks | TellNodes | EndJob | Arm | AskScheduler | AskRoom | AskLeaving | AskStacks | Announce | Warn | Rest

@@ -29,6 +29,7 @@ from distributor.run.events import (
     Announce,
     Arm,
     Asked,
+    AskLeaving,
     AskRoom,
     AskScheduler,
     AskStacks,
@@ -41,6 +42,7 @@ from distributor.run.events import (
     Heard,
     JobEnded,
     Kill,
+    Leaving,
     Lost,
     Margins,
     Rest,
@@ -209,6 +211,8 @@ class AttemptState:
                 return self._on_reach(event, now)
             case Room():
                 return self._on_room(event.ranks)
+            case Leaving():
+                return self._on_leaving(event.host)
             case Stood():
                 return self._on_stood(event.stacks, now)
             case Returned():
@@ -261,7 +265,7 @@ class AttemptState:
         if not self.nodes.all_up or not isinstance(self.phase, (Waiting, Starting)):
             return []
         self._enter(Running(now))
-        return [*self._agree(), *self._look_for_room()]
+        return [*self._agree(), *self._look_for_room(), *self._on_leaving(None)]
 
     def fit(self, job: Job) -> None:
         """Note the job with as many ranks as it gets."""
@@ -275,6 +279,12 @@ class AttemptState:
         widths = self._job.widths
         may = widths is not None and self._job.resources.num_processes < widths.most
         return [Arm(Deadline.WIDEN, self._margins.widen)] if may and not self.agreement.begun else []
+
+    def _on_leaving(self, host: str | None) -> list[Action]:
+        if host is None:
+            return [] if self.agreement.begun else [Arm(Deadline.LEAVE, self._margins.look)]
+        self.agreement.preempted = self.agreement.preempted or f"Spark is about to end the executor on {host}"
+        return self._agree()
 
     def _on_room(self, ranks: int) -> list[Action]:
         """Ask all ranks to stop together if more ranks can go on in another job."""
@@ -398,8 +408,9 @@ class AttemptState:
             return [Arm(Deadline.END, self._margins.stop)] if self.nodes.keeping and not self.killed else [EndJob()]
         if deadline is Deadline.REACH:
             return [AskScheduler(deadline)] if isinstance(self.phase, _ALIVE) else []
-        if deadline is Deadline.WIDEN:
-            return [AskRoom()] if isinstance(self.phase, Running) else []
+        if deadline in (Deadline.WIDEN, Deadline.LEAVE):
+            look = AskRoom() if deadline is Deadline.WIDEN else AskLeaving()
+            return [look] if isinstance(self.phase, Running) else []
         if deadline is Deadline.HALT:
             going = isinstance(self.phase, Running)
             return [TellNodes(self.agreement.order), Arm(deadline, self._margins.repeat)] if going else []

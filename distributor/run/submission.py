@@ -89,6 +89,15 @@ class Submission:
             _log.debug("run %s: cannot look for free slots: %s", self.job.run_id, error)
         return events.Room(room or 0)
 
+    def look_for_leaving(self) -> Event:
+        """Return whether the cluster is about to end a node. May block while it calls Spark."""
+        host = None
+        try:
+            host = self.scheduler.leaving()
+        except Exception as error:  # Spark's context may be stopping
+            _log.debug("run %s: cannot look for nodes that are about to end: %s", self.job.run_id, error)
+        return events.Leaving(host)
+
     def run(self, server: ChannelServer) -> Collected:
         """Run the job to its end. Failures of ranks are returned as data; for what it raises, see the scheduler."""
         return self.scheduler.run(self.job, server)

@@ -85,6 +85,12 @@ class Scheduler(Protocol):
         Slots that the job itself has are not free. Spark may raise any exception while its context stops.
         """
 
+    def leaving(self) -> str | None:
+        """Return the host of a node that is about to be ended by its cluster; ``None`` if no such node is known.
+
+        Spark may raise any exception while its context stops.
+        """
+
     def again(self, job: Job) -> Scheduler:
         """Return a scheduler for a further job of a run whose job has ended. The job counts as checked."""
 

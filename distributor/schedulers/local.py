@@ -173,6 +173,9 @@ class LocalScheduler:
             rooms.append(len(self._gpus or ()) // asked.gpus_each)
         return min(rooms, default=None)
 
+    def leaving(self) -> str | None:
+        return None
+
     def again(self, job: Job) -> LocalScheduler:
         return LocalScheduler(self._nodes, self._gpus)
 

@@ -78,6 +78,9 @@ class BarrierSession(Protocol):
     def room(self, job: Job) -> int | None:
         """Return how many free slots there are for further tasks like those of a job; ``None`` if it is not known."""
 
+    def leaving(self) -> str | None:
+        """Return the host of an executor that runs tasks of the run and is being decommissioned, if there is one."""
+
     def cancel(self) -> bool:
         """End the wait for slots, and cancel the Spark job if there is one.
 

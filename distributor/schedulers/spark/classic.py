@@ -141,6 +141,9 @@ class ClassicSession:
     def room(self, job: Job) -> int | None:
         return Slots(self._session, self._cluster, job).free()
 
+    def leaving(self) -> str | None:
+        return status.decommissioned(self._session, self._tag)
+
     def cancel(self) -> bool:
         self._cancelled.set()
         if not self._tag:

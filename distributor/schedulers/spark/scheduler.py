@@ -105,6 +105,9 @@ class SparkScheduler:
         slots = self._barrier.room(job)
         return None if slots is None else slots * job.ranks_per_task
 
+    def leaving(self) -> str | None:
+        return self._barrier.leaving()
+
     def again(self, job: Job) -> SparkScheduler:
         made = SparkScheduler(self._session)
         made._job = job

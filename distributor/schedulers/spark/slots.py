@@ -96,12 +96,15 @@ def cluster_of(session: SparkSession) -> Cluster:
 
 
 def executors(session: SparkSession) -> Iterator[tuple[int, int]]:
-    """Yield the cores and the number of running tasks of each live executor. Classic sessions only."""
+    """Yield the cores and the number of running tasks of each live executor that takes tasks. Classic sessions only."""
     scala = session.sparkContext._jsc.sc()
-    running = scala.taskScheduler().runningTasksByExecutors()
+    scheduler = scala.taskScheduler()
+    running = scheduler.runningTasksByExecutors()
     listed = scala.statusStore().executorList(True)
     for index in range(listed.size()):
         executor = listed.apply(index)
+        if scheduler.getExecutorDecommissionState(executor.id()).isDefined():
+            continue
         tasks = running.get(executor.id())
         yield int(executor.totalCores()), int(tasks.get()) if tasks.isDefined() else 0  # a cluster's driver has 0 cores
 

@@ -67,6 +67,22 @@ def times(session: SparkSession, tag: str) -> dict[str, float]:
     return {}
 
 
+def decommissioned(session: SparkSession, tag: str) -> str | None:
+    """Return the host of an executor that Spark is decommissioning while it runs a task of the run.
+
+    Source: ``TaskScheduler.getExecutorDecommissionState``, https://spark.apache.org/docs/latest/configuration.html
+    (``spark.decommission.enabled``).
+    """
+    scala = session.sparkContext._jsc.sc()
+    listed, scheduler = scala.statusStore().executorList(True), scala.taskScheduler()
+    ids = [str(listed.apply(index).id()) for index in range(listed.size())]
+    leaving = {name for name in ids if scheduler.getExecutorDecommissionState(name).isDefined()}
+    if not leaving:
+        return None
+    tasks = [task for task in _tasks(session, tag) if task.status() == "RUNNING"]
+    return next((str(task.host()) for task in tasks if str(task.executorId()) in leaving), None)
+
+
 def _failed_tasks(session: SparkSession, tag: str) -> list[Any]:
     """Return Spark's records of the failed tasks of the run, as far as it has any."""
     return [task for task in _tasks(session, tag) if task.status() == "FAILED"]

@@ -16,6 +16,7 @@ from distributor.run.events import (
     Announce,
     Arm,
     Asked,
+    AskLeaving,
     AskRoom,
     AskScheduler,
     AskStacks,
@@ -27,6 +28,7 @@ from distributor.run.events import (
     Heard,
     JobEnded,
     Kill,
+    Leaving,
     Lost,
     Margins,
     Rest,
@@ -401,7 +403,7 @@ def test_ranks_that_stop_at_different_steps_are_stopped() -> None:
 def test_a_run_goes_on_wider_when_there_is_room() -> None:
     made = after(HELLO_A, HELLO_B, STARTED_A, widths=Widths(2, 8), ranks_per_task=2)
     look = Arm(Deadline.WIDEN, MARGINS.widen)
-    assert made.on(STARTED_B, 2.0) == [look]
+    assert made.on(STARTED_B, 2.0) == [look, Arm(Deadline.LEAVE, MARGINS.look)]
     assert made.on(Due(Deadline.WIDEN), 3.0) == [AskRoom()]
     assert made.on(Room(0), 3.0) == made.on(Room(1), 4.0) == [look]
     assert made.on(Room(6), 5.0)[0] == TellNodes(Propose(1, 0))
@@ -412,7 +414,17 @@ def test_a_run_goes_on_wider_when_there_is_room() -> None:
 
 @pytest.mark.parametrize("widths", [None, Widths(2, 4)])
 def test_a_run_that_is_as_wide_as_it_may_be_does_not_look(widths: Widths | None) -> None:
-    assert after(HELLO_A, HELLO_B, STARTED_A, widths=widths).on(STARTED_B, 2.0) == []
+    begun = after(HELLO_A, HELLO_B, STARTED_A, widths=widths).on(STARTED_B, 2.0)
+    assert begun == [Arm(Deadline.LEAVE, MARGINS.look)]
+
+
+def test_an_executor_that_is_about_to_end_makes_all_stop() -> None:
+    made = after(*UP)
+    assert made.on(Due(Deadline.LEAVE), 2.0) == [AskLeaving()]
+    assert made.on(Leaving(None), 2.0) == [Arm(Deadline.LEAVE, MARGINS.look)]
+    assert made.on(Leaving("host-b"), 3.0)[0] == TellNodes(Propose(1, 0))
+    assert made.agreement.preempted == "Spark is about to end the executor on host-b"
+    assert made.on(Leaving("host-b"), 4.0) == made.on(Leaving(None), 4.0) == []
 
 
 def test_a_run_that_is_asked_to_stop_does_not_widen() -> None:
