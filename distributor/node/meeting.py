@@ -57,6 +57,9 @@ _FAILED_POLL = 1.0
 #: Number of seconds between checks of ``_ALL_DONE_KEY``.
 _DONE_POLL = 0.1
 
+#: Number of seconds for which nodes wait for each other longer than the driver does. It knows what the run waits for.
+_DRIVER_FIRST = 10.0
+
 #: The type of a function that sends the agent a message.
 Tell = Callable[[messages.Message], None]
 
@@ -121,7 +124,7 @@ class _PlacedRendezvous(RendezvousHandler):
             master.port,
             is_master=bool(listener),
             wait_for_workers=False,
-            timeout=timedelta(seconds=self._order.start_timeout),
+            timeout=timedelta(seconds=self._order.start_timeout + _DRIVER_FIRST),
             **listener,  # type: ignore[arg-type]
         )
         text = lookups.warning(time.monotonic() - before, master.address) if listener else None
