@@ -125,14 +125,13 @@ def report(
 def should_stop(step: int) -> bool:
     """Return whether all ranks stop at this step, because of ``run.stop()`` or because a rank is about to be ended.
 
-    Each rank calls it in each step, with a number that is the same on all ranks and grows. No rank waits for the
-    others: it turns true on all ranks at the same step. Save a checkpoint then, and return. A rank may call it less
-    often than others, in a thread, or not at all.
+    Each rank calls it in the same steps, with numbers that grow. No rank waits for the others: it turns true on all
+    ranks at the same step. Save a checkpoint then, and return. A rank that never calls it holds up nobody.
 
-    After the first call, SIGTERM no longer ends the rank, unless user code handles the signal. Instead, all ranks are
-    asked to stop together. What they return is dropped, and the run goes on in a new attempt if it has
-    ``max_restarts``, without counting this one; otherwise, it ends with a ``PreemptionError``. Outside a run, and
-    without a channel to the driver, the result is always ``False``.
+    After the first call in the main thread, SIGTERM no longer ends the rank, unless user code handles the signal.
+    Instead, all ranks are asked to stop together. What they return is dropped, and the run goes on in a new attempt if
+    it has ``max_restarts``, without counting this one; otherwise, it ends with a ``PreemptionError``. Outside a run,
+    and without a channel to the driver, the result is always ``False``.
 
     Args:
         step: the step of the training, from 0 on.

@@ -96,6 +96,38 @@ def test_a_run_may_be_asked_before_it_has_begun(make_local: Make, tmp_path: Path
     assert run.results(watch.DEADLINE) == [(0, 1), (0, 1)]
 
 
+def test_a_training_that_was_stopped_has_not_finished(make_local: Make, tmp_path: Path) -> None:
+    """The same call goes on with it."""
+    named = make_local(2, checkpoints=tmp_path, name="digits")
+    run = named.submit(train, FOR_EVER)
+    await_steps(run)
+    run.stop()
+    (_, stopped) = run.result(watch.DEADLINE)
+    run = named.submit(train, FOR_EVER)
+    run.stop()
+    assert run.result(watch.DEADLINE) == (stopped, stopped + 1)
+
+
+def test_preemptions_without_progress_come_to_an_end(make_local: Make) -> None:
+    run = make_local(1, max_restarts=1).submit(preempt_itself)
+    with pytest.raises(PreemptionError, match="The last three attempts came no further than those before them"):
+        run.result(watch.DEADLINE)
+    steps = [each.step for each in run.attempts]
+    assert len(steps) >= 4 and all(step is not None and step > 5 for step in steps)
+
+
+def preempt_itself() -> None:
+    """Gets SIGTERM in the same step of each attempt, and saves nothing."""
+    from distributor import runtime
+
+    for step in range(FOR_EVER):
+        if runtime.should_stop(step):
+            return
+        if step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.5 if step >= 5 else 0.0)
+
+
 def test_strides_of_steps_are_no_hindrance(make_local: Make, tmp_path: Path) -> None:
     run = make_local(2, checkpoints=tmp_path).submit(train, FOR_EVER, "all", 10)
     await_steps(run)
@@ -147,7 +179,7 @@ def test_a_preempted_run_ends_with_the_checkpoint(make: Make, tmp_path: Path) ->
 def test_without_a_checkpoint_a_preempted_run_says_so(make_local: Make) -> None:
     run = make_local(2).submit(go_together, FOR_EVER)
     preempt(run)
-    with pytest.raises(PreemptionError, match=r"have stopped at step \d+\. There is no checkpoint"):
+    with pytest.raises(PreemptionError, match=r"have stopped at step \d+\. This run has committed no checkpoint"):
         run.result(watch.DEADLINE)
 
 

@@ -130,6 +130,17 @@ def test_a_run_goes_on_with_what_is_left(two_executors: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_impatient")
+def test_slots_that_the_limit_per_node_rules_out_are_no_room(two_executors: Any, tmp_path: Path) -> None:
+    run = Distributor((1, 4), False, False, checkpoints=tmp_path, max_processes_per_node=1).submit(train, FOR_EVER)
+    watch.until(lambda: widths(run) == [2])
+    assert not run.wait(4.0)
+    assert widths(run) == [2]
+    run.stop()
+    assert len(run.results(watch.DEADLINE)) == 2
+
+
+@pytest.mark.slow
 def test_too_few_slots_are_waited_for(one_jvm: Any, tmp_path: Path) -> None:
     distributor = Distributor((3, 4), False, False, start_timeout=3)
     with slots_held(2, tmp_path):

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
@@ -316,20 +317,24 @@ class Distributor:
             log_folder=log_folder,
             announce=view is not None and view.announces and session is not None,
             view=view,
-            resize=None if job.widths is None else self._resized,
+            resize=None if job.widths is None else self._resize(),
             callbacks=self._options.request.callbacks,
         )
         return run, () if view is None else self._notes(session, log_folder)
 
-    def _resized(self, job: Job, width: int) -> Job:
-        """Return the job with another number of ranks.
+    def _resize(self) -> Callable[[Job, int], Job]:
+        """Return a function that gives a job another number of ranks.
 
-        Raises:
-            ConfigurationError: the launch path cannot start that many.
+        It raises a ``ConfigurationError`` if the launch path cannot start that many.
         """
-        if width == job.resources.num_processes:
-            return job
-        return replace(job, resources=replace(job.resources, num_processes=width), launch=self._launch_of(width))
+        launch_of = cache(self._launch_of)  # files of the launch path are read once
+
+        def resized(job: Job, width: int) -> Job:
+            if width == job.resources.num_processes:
+                return job
+            return replace(job, resources=replace(job.resources, num_processes=width), launch=launch_of(width))
+
+        return resized
 
     def _launch_of(self, width: int) -> LaunchPath:
         return self._options.request.launch.resolve(width, self.use_gpu)

@@ -81,6 +81,7 @@ class Logs:
                 self._before[key] = self._before.get(key, 0) + offset
             self._offsets.clear()
             self._open.clear()
+            self.last_lines.clear()
 
     def note(self, text: str) -> None:
         """Show a line that comes from this package and not from a rank."""

@@ -230,6 +230,7 @@ class _Agent:
             staging.shipped(self._job, self._order),
             watch=self._job.deadlines.stall_timeout is not None,
             spare=self._restarts.spare and self._job.startup.start_method == "fork",
+            number=site.attempt,
         )
         self._attempt = Attempt(assignment, self._launcher, self._link, self._logs, self._notes)
         return self._attempt

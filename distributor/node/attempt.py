@@ -59,6 +59,7 @@ class Assignment:
         shipped: the path of each shipped file on this node and on the driver.
         watch: whether to measure how active the ranks are.
         spare: whether the launcher forks a spare, the launcher of a possible next attempt.
+        number: the number of the attempt.
     """
 
     order: NodeOrder
@@ -66,6 +67,7 @@ class Assignment:
     shipped: Sequence[tuple[str, str]]
     watch: bool
     spare: bool
+    number: int
 
 
 @dataclass
@@ -117,7 +119,7 @@ class Attempt:
         self._logs = logs
         self._notes = notes
         node = order.plan.node
-        halting = Halting(Board(layout.board(order.folder)), node.first_rank, link.tell, link.send)
+        halting = Halting(Board(layout.board(order.folder)), node.first_rank, assignment.number, link.tell, link.send)
         self._ranks = Ranks(Slots(node.local_world_size), halting)
         self._activity: activity.Activity | None = None
         self._dumps = activity.Dumps(order.folder, node.first_rank, link.send)
@@ -166,6 +168,7 @@ class Attempt:
         self._warn_of_killed()
         ended, values = self._endings(stopped, processes.oom_kills() > oom_before)
         self._ranks.slots.close()
+        self._ranks.halting.close()
         failed_here = error is not None or any(outcome.state in ("failed", "stopped") for outcome in ended)
         return Ended(ended, values, error, failed_here or not self._ranks.passed, successor)
 

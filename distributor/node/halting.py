@@ -23,22 +23,34 @@ class Halting:
     Args:
         board: the board of the node's ranks.
         first_rank: global rank of local rank 0.
+        attempt: number of the attempt.
         tell: sends a message that must reach the driver.
         send: sends a message once; it may get lost.
     """
 
     def __init__(
-        self, board: Board, first_rank: int, tell: Callable[[Message], None], send: Callable[[Message], None]
+        self,
+        board: Board,
+        first_rank: int,
+        attempt: int,
+        tell: Callable[[Message], None],
+        send: Callable[[Message], None],
     ) -> None:
         self._board = board
         self._first_rank = first_rank
+        self._attempt = attempt
         self._tell = tell
         self._send = send
         self._number = 0
         self._told: set[Message] = set()
 
     def on_order(self, order: messages.Propose | messages.Agree) -> None:
-        """Obey an order from the driver, now or as soon as no rank looks at the board. Orders may come twice."""
+        """Obey an order from the driver, now or as soon as no rank looks at the board.
+
+        Orders may come twice, and after the end of their attempt.
+        """
+        if order.attempt != self._attempt:
+            return
         try:
             with self._board.locked(wait=False):
                 answer = self._answer(order)
@@ -100,6 +112,10 @@ class Halting:
             seats = self._board.seats()
             return {local_rank: pid for local_rank, pid in alive.items() if seats[local_rank].handles}
         return {}
+
+    def close(self) -> None:
+        """Close the board."""
+        self._board.close()
 
     def halted(self) -> dict[int, int]:
         """Return the step at which each rank has stopped, by local rank."""

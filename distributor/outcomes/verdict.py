@@ -52,7 +52,7 @@ Advise = Callable[[Failure], str]
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a run: the return values by rank, or why there are none."""
+    """The result of a run: the return values by rank, or why there are none or they do not count."""
 
     values: Mapping[int, Any] = field(default_factory=dict)
     error: BaseException | None = None
@@ -105,8 +105,7 @@ def verdict(
     if collected is not None:
         try:
             found = _judged(cause, collected, world_size, advise, local)
-            _check_halt(collected, preempted)
-            return Verdict(found)
+            return Verdict(found, _cut_short(collected, preempted))
         except BaseException as raised:
             error = raised
     assert error is not None
@@ -125,13 +124,18 @@ def _judged(
     return values(collected, world_size, advise, () if cause is None else cause.failures, local)
 
 
-def _check_halt(collected: Collected, preempted: Preempted | None) -> None:
-    """Raise an exception if ranks that succeeded did so because they were told to stop, against the user's wish."""
+def _cut_short(collected: Collected, preempted: Preempted | None) -> errors.PreemptionError | None:
+    """Return the error of ranks that have succeeded because they were told to stop, unless the user wished that.
+
+    Raises:
+        StopError: they have stopped at different steps.
+    """
     halted = {o.rank: o.halted for report in collected.reports for o in report.outcomes if o.halted is not None}
     if (wrong := disagreement(halted)) is not None:
         raise errors.StopError(wrong)
     if halted and preempted is not None:
-        raise errors.PreemptionError(preempted.message(next(iter(halted.values()))))
+        return errors.PreemptionError(preempted.message(next(iter(halted.values()))))
+    return None
 
 
 def _is_whole(collected: Collected, world_size: int) -> bool:

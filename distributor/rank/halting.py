@@ -88,7 +88,8 @@ class Stopper:
     def _watch_signal(self) -> None:
         """From now on, take SIGTERM for a request to stop together, unless user code handles it."""
         handler = signal.getsignal(signal.SIGTERM)
-        if handler is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
+        may = threading.current_thread() is threading.main_thread() and self._board.head().linked
+        if handler is signal.SIG_DFL and may:
             signal.signal(signal.SIGTERM, self._on_signal)
             handler = self._on_signal
         handles = handler == self._on_signal

@@ -110,7 +110,8 @@ def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -
     os.environ.update(env)
     path = layout.rank_log(order.folder, local_rank, "reports")
     reports.begin(path, order.placement.world_size, int(env.get("TORCHELASTIC_RESTART_COUNT", 0)))
-    halting.begin(layout.board(order.folder), local_rank)
+    if local_rank not in order.plan.serving_here:  # a rank that serves others ends after them
+        halting.begin(layout.board(order.folder), local_rank)
     if order.plan.keep_memory:
         allocator.keep_memory(os.environ)
     if order.cwd is not None:

@@ -124,7 +124,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Room:
-    """There are free slots for this number of further ranks."""
+    """This number of further ranks could go on in another job."""
 
     ranks: int
 

@@ -12,19 +12,25 @@ from collections.abc import Iterable
 
 from distributor.outcomes.causes import disagreement
 from distributor.values.messages import Agree, Halted, Propose, Reached
+from distributor.values.outcome import Outcome
 
 
 class Agreement:
-    """The agreement of one attempt."""
+    """The agreement of one attempt.
 
-    def __init__(self) -> None:
+    Args:
+        attempt: number of the attempt.
+    """
+
+    def __init__(self, attempt: int = 0) -> None:
+        self._attempt = attempt
         #: Why the ranks are asked to stop, in words; ``""`` if that is the user's wish or they are not asked.
         self.preempted = ""
         #: Whether they are asked so that the run can go on with more ranks.
         self.widens = False
         self._nodes: frozenset[str] = frozenset()
         self._accepted: set[str] = set()
-        self._proposal = Propose(1, 0)  # accepted if no rank has named a step yet
+        self._proposal = Propose(1, 0, attempt)  # accepted if no rank has named a step yet
         self._ahead = 1
         self._halted: dict[int, int] = {}
 
@@ -41,7 +47,7 @@ class Agreement:
     def order(self) -> Propose | Agree:
         """The order that holds now, for all nodes."""
         holds = self._accepted == self._nodes
-        return Agree(self._proposal.number, self._proposal.step) if holds else self._proposal
+        return Agree(self._proposal.number, self._proposal.step, self._attempt) if holds else self._proposal
 
     def on_reached(self, node: str, reached: Reached) -> bool:
         """Take a node's answer, and return whether there is another order now.
@@ -54,9 +60,18 @@ class Agreement:
             self._accepted.add(node)
             return isinstance(self.order, Agree)
         step = max(reached.step, self._proposal.step) + self._ahead
-        self._proposal, self._ahead = Propose(self._proposal.number + 1, step), 2 * self._ahead
+        self._proposal, self._ahead = Propose(self._proposal.number + 1, step, self._attempt), 2 * self._ahead
         self._accepted.clear()
         return True
+
+    def note_outcomes(self, outcomes: Iterable[Outcome]) -> None:
+        """Take note of where ranks have stopped, according to their outcomes."""
+        self._halted.update({each.rank: each.halted for each in outcomes if each.halted is not None})
+
+    @property
+    def halted(self) -> bool:
+        """Whether any rank was told to stop."""
+        return bool(self._halted)
 
     def on_halted(self, halted: Halted) -> str | None:
         """Take note of where a rank has stopped. Return what is wrong in words if others have stopped elsewhere."""

@@ -146,7 +146,7 @@ class Run:
     @property
     def deepspeed_config(self) -> dict[str, Any] | None:
         """The final DeepSpeed configuration, with "auto" filled in where possible; ``None`` for a run without one."""
-        config: str | None = getattr(self._job.launch, "config", None)
+        config: str | None = getattr(self._supervisor.submission.job.launch, "config", None)
         return None if config is None else json.loads(config)
 
     @property

@@ -6,6 +6,7 @@ Callbacks are told of them, and of the ends of attempts.
 from __future__ import annotations
 
 import threading
+import time
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -149,6 +150,11 @@ class Reports:
             ended = EndedAttempt(number, goodput.total, reason, course.step, goodput)
             self._ended.append(ended)
             self._add_news(ended)
+
+    def reached(self, attempt: int, step: int) -> None:
+        """Note a step that ranks have reached, although they need not have reported it."""
+        with self._lock:
+            self._note_step(attempt, step, time.time())
 
     def steps(self, number: int) -> list[int | None]:
         """Return the last step of each attempt up to a number; ``None`` for an attempt without steps."""

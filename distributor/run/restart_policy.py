@@ -50,7 +50,9 @@ def again(cause: Cause | None, failures: Sequence[Failure], attempt: int, recove
     return _may_pass(failures_of(cause, failures), recovery)
 
 
-def again_in_new_job(error: BaseException, attempt: int, recovery: Recovery, *, widens: bool = False) -> bool:
+def again_in_new_job(
+    error: BaseException, attempt: int, recovery: Recovery, *, widens: bool = False, excused: int = 0
+) -> bool:
     """Return whether to submit a new job after a job that has ended with an error.
 
     Args:
@@ -58,13 +60,14 @@ def again_in_new_job(error: BaseException, attempt: int, recovery: Recovery, *, 
         attempt: number of the job's last attempt, from 0.
         recovery: the user's options.
         widens: whether ranks have stopped so that more of them can go on.
+        excused: number of restarts that ``recovery`` allows beyond the user's, for attempts that do not count.
 
     >>> lost = errors.NodeLostError("lost the node on host-b")
     >>> again_in_new_job(lost, 0, Recovery(1)), again_in_new_job(errors.StartError("no torch"), 0, Recovery(1))
     (True, False)
     """
     if isinstance(error, errors.PreemptionError):
-        return widens or recovery.max_restarts > 0  # it does not count
+        return widens or recovery.max_restarts > excused  # it does not count
     if attempt >= recovery.max_restarts or is_final(error):
         return False
     if isinstance(error, _NOT_STARTED) or (isinstance(error, errors.CompanionError) and NOT_READY in str(error)):

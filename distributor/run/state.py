@@ -144,7 +144,7 @@ class AttemptState:
         #: The wish to end the run, even if it is already stopping for another reason.
         self.wish: Cancel | Kill | Halt | None = None
         #: The agreement of all ranks on a step at which they stop.
-        self.agreement = Agreement()
+        self.agreement = Agreement(number)
         #: Whether the driver has warned that no node reaches it.
         self.unreached = False
         #: The failures of ranks that nodes have told of at the end of the attempt.
@@ -288,12 +288,11 @@ class AttemptState:
 
     def _on_room(self, ranks: int) -> list[Action]:
         """Ask all ranks to stop together if more ranks can go on in another job."""
-        job, now = self._job, self._job.resources.num_processes
-        most = now if job.widths is None else min(now + ranks, job.widths.most)
-        if most < now + job.ranks_per_task or self.agreement.begun or self.wish is not None:
+        now = self._job.resources.num_processes
+        if not ranks or self.agreement.begun or self.wish is not None:
             return self._look_for_room()
         self.agreement.widens = True
-        self.agreement.preempted = f"there are slots for {most} ranks instead of {now}"
+        self.agreement.preempted = f"there are slots for {now + ranks} ranks instead of {now}"
         return self._agree()
 
     def _on_stopped(self, node: str, stopped: messages.Stopped) -> list[Action]:
@@ -349,14 +348,15 @@ class AttemptState:
 
     def _on_halt(self) -> list[Action]:
         self.wish = self.wish or Halt()
-        look = [] if self.unreached or self.nodes.known else [Arm(Deadline.REACH, 0.0)]
-        return [*look, *self._warn_if_unreached(), *self._agree()]
+        look: list[Action] = [] if self.unreached or self.nodes.known else [Arm(Deadline.REACH, 0.0)]
+        if self.nodes.known and not isinstance(self.phase, Running):
+            look = [Arm(Deadline.HALT, self._margins.unreached)]
+        return [*look, *(self._cannot_halt("no node reaches") if self.unreached else []), *self._agree()]
 
-    def _warn_if_unreached(self) -> list[Action]:
-        if not self.unreached or not isinstance(self.wish, Halt):
-            return []
-        told = "its ranks cannot be asked to stop, since no node reaches the driver; run.cancel() ends it"
-        return [Warn(f"run {self._job.label}: {told}")]
+    def _cannot_halt(self, which: str) -> list[Action]:
+        """Return a warning that ranks cannot be asked to stop, if the user has asked them to."""
+        told = f"its ranks cannot be asked to stop, since {which} the driver; run.cancel() ends it"
+        return [Warn(f"run {self._job.label}: {told}")] if isinstance(self.wish, Halt) else []
 
     def _agree(self) -> list[Action]:
         """Ask all ranks to stop together, if that is wanted and they are up."""
@@ -412,6 +412,8 @@ class AttemptState:
             look = AskRoom() if deadline is Deadline.WIDEN else AskLeaving()
             return [look] if isinstance(self.phase, Running) else []
         if deadline is Deadline.HALT:
+            if isinstance(self.phase, Waiting | Starting):
+                return self._cannot_halt("not all nodes reach")
             going = isinstance(self.phase, Running)
             return [TellNodes(self.agreement.order), Arm(deadline, self._margins.repeat)] if going else []
         if self.nodes.delayed:
@@ -429,6 +431,8 @@ class AttemptState:
         """Warn early that no node reaches the driver. Nodes report it only at the end, which may be days later."""
         if asked.reached:
             return []
+        if asked.address is None and asked.step is None and isinstance(self.wish, Halt):
+            return self._cannot_halt("no node reaches")
         if asked.address is None or asked.step is not None:
             self._tasks_since = None
         elif self._tasks_since is None:
@@ -443,7 +447,7 @@ class AttemptState:
                 f"the driver at {asked.address}. The run goes on without live log lines; results and errors still "
                 "arrive. If there is a firewall in between, pass driver_ports= and open these ports"
             ),
-            *self._warn_if_unreached(),
+            *self._cannot_halt("no node reaches"),
         ]
 
     def _on_stood(self, stacks: Stacks, now: float) -> list[Action]:
@@ -457,6 +461,7 @@ class AttemptState:
         if self.nodes.placement is None:  # no node has reached the channel
             self.nodes.placement = next((report.placement for report in collected.reports if report.placement), None)
         warnings: dict[str, list[str]] = {}
+        self.agreement.note_outcomes(each for report in collected.reports for each in report.outcomes)
         for report in collected.reports:
             for text in report.warnings:
                 warnings.setdefault(text, []).append(report.host)

@@ -10,7 +10,7 @@ from distributor.errors import ConfigurationError
 from distributor.run import events
 from distributor.run.alarm import Alarm
 from distributor.run.events import Deadline, Event, Margins
-from distributor.run.width import widths
+from distributor.run.width import SETTLE, widths
 from distributor.schedulers.base import Scheduler
 from distributor.text import notices
 from distributor.values.job import Job, Step
@@ -47,10 +47,14 @@ class Submission:
         self._alarm = alarm
         self._margins = margins
         self._resize = resize
+        #: The number of ranks of the job before this one, if that ended so that this one could have more.
+        self._narrower: int | None = None
 
-    def following(self, job: Job) -> Submission:
-        """Return the submission of another job of the run."""
-        return Submission(job, self.scheduler.again(job), self._alarm, self._margins, self._resize)
+    def following(self, job: Job, *, wider: bool = False) -> Submission:
+        """Return the submission of another job of the run. ``wider``: it should get more ranks than this one had."""
+        made = Submission(job, self.scheduler.again(job), self._alarm, self._margins, self._resize)
+        made._narrower = self.job.resources.num_processes if wider else None
+        return made
 
     def fit(self, wanted: Callable[[], bool]) -> None:
         """Give the job as many ranks as there are slots for. Wait until there are enough, or it is no longer wanted.
@@ -61,33 +65,49 @@ class Submission:
         if self._resize is None or self.job.widths is None:
             return
         self._change(self._resize(self.job, self.job.widths.least))
-        began = time.monotonic()
+        most, since = self.job.widths.least - 1, time.monotonic()
         while wanted():
-            room = self.scheduler.room(self.job)
-            refused: ConfigurationError | None = None
-            for width in widths(room, self.job.widths, self.job.ranks_per_task, time.monotonic() - began):
-                try:
-                    self._change(self._resize(self.job, width))
-                except ConfigurationError as error:
-                    refused = error
-                else:
-                    return
-            if refused is not None:
-                raise refused
+            room, now = self.scheduler.room(self.job), time.monotonic()
+            if room is not None and room > most:
+                most, since = room, now
+            settles = self.scheduler.slots_may_come
+            if (found := self._widest(room, now - since if settles else SETTLE)) is not None:
+                self._change(found)
+                return
             time.sleep(_LOOK)
+
+    def _widest(self, room: int | None, waited: float = SETTLE) -> Job | None:
+        """Return the job with as many ranks as there is room for; ``None`` if it should wait for more room.
+
+        Raises:
+            ConfigurationError: the launch path can start none of the numbers of ranks.
+        """
+        assert self._resize is not None and self.job.widths is not None
+        refused: ConfigurationError | None = None
+        for width in widths(room, self.job.widths, self.job.ranks_per_task, waited):
+            try:
+                return self._resize(self.job, width)
+            except ConfigurationError as error:
+                refused = error
+        if refused is not None:
+            raise refused
+        return None
 
     def _change(self, job: Job) -> None:
         if job is not self.job:
             self.job, self.scheduler = job, self.scheduler.again(job)
 
     def look_for_room(self) -> Event:
-        """Return for how many further ranks there are free slots. May block while it calls Spark."""
-        room = None
+        """Return how many further ranks could go on in another job. May block while it calls Spark."""
+        now = wider = self.job.resources.num_processes
         try:
             room = self.scheduler.room(self.job)
+            if room and (self._narrower is None or now > self._narrower):
+                found = self._widest(now + room)
+                wider = now if found is None else found.resources.num_processes
         except Exception as error:  # Spark's context may be stopping
             _log.debug("run %s: cannot look for free slots: %s", self.job.run_id, error)
-        return events.Room(room or 0)
+        return events.Room(max(0, wider - now))
 
     def look_for_leaving(self) -> Event:
         """Return whether the cluster is about to end a node. May block while it calls Spark."""

@@ -109,7 +109,7 @@ class Supervisor:
                 self._tenure, self.submission.job = tenure, tenure.job
                 with keep(self._job) as deposits:
                     result = self._run_jobs(submitted, deposits)
-                tenure.settle(finished=result.error is None)
+                tenure.settle(finished=result.error is None and not self.state.agreement.halted)
         except BaseException as error:
             result = self._judge(None, error)
         if result.error is not None:
@@ -125,7 +125,8 @@ class Supervisor:
             while True:
                 result = self._run_job(submitted, deposits)
                 if not self._submits_again(result.error):
-                    return result
+                    wished = isinstance(result.error, PreemptionError) and isinstance(self.state.wish, events.Halt)
+                    return Verdict(result.values) if wished else result
                 submitted = time.time()
         finally:
             for warning in () if deposits is None else deposits.warnings:
@@ -157,18 +158,20 @@ class Supervisor:
         ended = self.attempt
         about, number = ended.state, ended.state.number + 1
         recovery = self._job.recovery
-        widens = about.agreement.widens
-        follows = error is not None and again_in_new_job(error, about.number, recovery, widens=widens)
+        widens, excused = about.agreement.widens, self._job.excused
+        follows = error is not None and again_in_new_job(error, about.number, recovery, widens=widens, excused=excused)
         if about.wish is not None or not follows or self._gives_up():
             return False
         why = about.reason if isinstance(about.cause, NodeLost) else str(error).partition("\n")[0]
         if isinstance(error, PreemptionError):  # does not count
             recovery = replace(recovery, max_restarts=recovery.max_restarts + 1)
+            excused += 1
             self.reports.expect_another()
         try:
-            job = replace(self._job, attempt=number, recovery=recovery, output_dir=held_now(self._job.output_dir))
+            held = held_now(self._job.output_dir)
+            job = replace(self._job, attempt=number, recovery=recovery, excused=excused, output_dir=held)
             job = job if self._tenure is None else self._tenure.advance(job)
-            submission = self.submission.following(job)
+            submission = self.submission.following(job, wider=widens)
         except Exception as failed:  # Spark's context may just have been stopped
             _log.warning("run %s: cannot start again in a new job: %s", self._job.label, failed)
             return False
@@ -257,7 +260,9 @@ class Supervisor:
             return None
         last = self.reports.last_committed
         kept = (
-            "There is no checkpoint" if last is None else f"The last checkpoint is of step {last.step}, in {last.path}"
+            "This run has committed no checkpoint"
+            if last is None
+            else f"The last checkpoint is of step {last.step}, in {last.path}"
         )
         return Preempted(about.agreement.preempted, kept, about.agreement.widens)
 
@@ -363,6 +368,8 @@ class Supervisor:
             self._dumps.answer(message)
         elif isinstance(message, messages.Skipped):
             self._display.logs.skip(message.rank, message.stream, message.lines, message.offset)
+        elif isinstance(message, messages.Halted):
+            self.reports.reached(self.state.number, message.step)
         if isinstance(message, messages.Failed) and message.failure is not None:
             message = replace(message, failure=replace(message.failure, time=time.time() - message.age))
         self.on(events.Heard(node, message))

@@ -11,23 +11,24 @@ from distributor.values.job import Widths
 SETTLE = 5.0
 
 
-def widths(room: int | None, asked: Widths, ranks_per_task: int, waited: float) -> Iterator[int]:
+def widths(room: int | None, asked: Widths, ranks_per_task: int, waited: float = SETTLE) -> Iterator[int]:
     """Yield the numbers of ranks that the next job may have, the largest first; none if it should wait for slots.
 
     Args:
-        room: number of ranks for which there are free slots; ``None`` if it is not known.
+        room: number of ranks for which there are free slots; ``None`` if it is not known. The smallest number is then
+            the only one for which there surely are.
         asked: what the user asks for.
         ranks_per_task: number of ranks of each task.
-        waited: number of seconds since the run began to wait for slots.
+        waited: number of seconds since slots were last added to those that suffice; by default, no more are awaited.
 
     >>> asked = Widths(4, 16)
     >>> [list(widths(room, asked, 2, 0.0)) for room in (3, 6, 20)]
     [[], [], [16, 14, 12, 10, 8, 6, 4]]
-    >>> list(widths(7, asked, 2, 6.0)), next(widths(None, asked, 1, 0.0))
-    ([6, 4], 16)
+    >>> list(widths(7, asked, 2, 6.0)), list(widths(None, asked, 1, 0.0))
+    ([6, 4], [4])
     """
-    most = asked.most if room is None else min(room, asked.most)
-    if most < asked.most and waited < SETTLE:
+    most = asked.least if room is None else min(room, asked.most)
+    if room is not None and most < asked.most and waited < SETTLE:
         return
     for width in range(most, asked.least - 1, -1):
         if width % ranks_per_task == 0:

@@ -83,7 +83,14 @@ class Scheduler(Protocol):
         """Return for how many ranks of a job there are free slots now; ``None`` if it is not known.
 
         Slots that the job itself has are not free. Spark may raise any exception while its context stops.
+
+        Raises:
+            RunCancelledError, NodeLostError: the session in which the job would run has ended.
         """
+
+    @property
+    def slots_may_come(self) -> bool:
+        """Whether ``room`` may soon return more."""
 
     def leaving(self) -> str | None:
         """Return the host of a node that is about to be ended by its cluster; ``None`` if no such node is known.

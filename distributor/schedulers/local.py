@@ -164,14 +164,16 @@ class LocalScheduler:
         if self._agents:
             return 0
         asked = job.resources
-        rooms = [] if asked.max_processes_per_node is None else [asked.max_processes_per_node]
+        rooms = [job.most_ranks] if asked.max_processes_per_node is None else [asked.max_processes_per_node]
         if asked.cpus_per_process is not None:
             rooms.append(processes.cpu_count() // asked.cpus_per_process)
         if asked.memory_per_process is not None:
             rooms.append(limits.total_memory() // asked.memory_per_process)
         if asked.use_gpu:
             rooms.append(len(self._gpus or ()) // asked.gpus_each)
-        return min(rooms, default=None)
+        return min(rooms)
+
+    slots_may_come = False
 
     def leaving(self) -> str | None:
         return None

@@ -149,6 +149,8 @@ class Job:
         fence: the claim on which commits of ranks depend; ``None`` until the run holds its name.
         collect: which return values are sent back: ``"rank0"`` for rank 0's only, ``"all"`` for those of all ranks.
         widths: the smallest and the largest number of processes, if it may change; ``None`` if it may not.
+        excused: number of earlier attempts that do not count as failed ones. ``recovery`` allows as many more restarts
+            than the user does.
         attempt: number of the first attempt that the job's nodes make. It is above 0 if an earlier job of the run has
             failed.
     """
@@ -177,6 +179,7 @@ class Job:
     fence: Fence | None = None
     collect: Literal["rank0", "all"] = "rank0"
     widths: Widths | None = None
+    excused: int = 0
     attempt: int = 0
 
     @property

@@ -371,10 +371,14 @@ class End(Message):
 
 @dataclass(frozen=True)
 class Propose(Message):
-    """The ranks are to stop together at ``step``, if no rank has reached it. ``number`` grows with each proposal."""
+    """The ranks are to stop together at ``step``, if no rank has reached it.
+
+    ``number`` grows with each proposal of an attempt.
+    """
 
     number: int
     step: int
+    attempt: int = 0
 
 
 @dataclass(frozen=True)
@@ -383,6 +387,7 @@ class Agree(Message):
 
     number: int
     step: int
+    attempt: int = 0
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,10 @@ class BarrierSession(Protocol):
     def room(self, job: Job) -> int | None:
         """Return how many free slots there are for further tasks like those of a job; ``None`` if it is not known."""
 
+    @property
+    def slots_may_come(self) -> bool:
+        """Whether :meth:`room` may soon return more, since executors come up one after the other."""
+
     def leaving(self) -> str | None:
         """Return the host of an executor that runs tasks of the run and is being decommissioned, if there is one."""
 

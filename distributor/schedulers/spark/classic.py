@@ -139,7 +139,12 @@ class ClassicSession:
         )
 
     def room(self, job: Job) -> int | None:
-        return Slots(self._session, self._cluster, job).free()
+        slots = Slots(self._session, self._cluster, job)
+        free = slots.free()
+        # The tasks of the run itself may be larger than Spark's settings say, so they count by their number.
+        return max(0, min(free, slots.total() - job.num_tasks)) if self._tag else free
+
+    slots_may_come = True
 
     def leaving(self) -> str | None:
         return status.decommissioned(self._session, self._tag)

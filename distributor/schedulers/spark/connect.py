@@ -90,6 +90,8 @@ class ConnectSession:
         """Return how many slots the settings give, until the run has a query: Connect does not report slots."""
         return Slots(self._session, cluster_of(self._session), job).most() if not self._tag else 0
 
+    slots_may_come = False
+
     def leaving(self) -> str | None:
         """Return ``None``: Connect does not report executors."""
         return None

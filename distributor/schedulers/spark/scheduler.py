@@ -102,8 +102,17 @@ class SparkScheduler:
         return self._barrier.thread(target)
 
     def room(self, job: Job) -> int | None:
-        slots = self._barrier.room(job)
+        try:
+            slots = self._barrier.room(job)
+        except Exception:
+            if (ended := self._barrier.ended(job)) is not None:
+                raise ended from None
+            raise
         return None if slots is None else slots * job.ranks_per_task
+
+    @property
+    def slots_may_come(self) -> bool:
+        return self._barrier.slots_may_come
 
     def leaving(self) -> str | None:
         return self._barrier.leaving()

@@ -28,7 +28,7 @@ def started_without(folder: Path, *options: str) -> tuple[str, str] | None:
         done = subprocess.run([sys.executable, *options, "-c", import_it], stderr=log, cwd=folder, check=False)
     launcher: Any = SimpleNamespace(returncode=done.returncode)
     order: Any = SimpleNamespace(host="host-b", folder=str(folder))
-    unheard = Halting(Board(folder / "board"), 0, print, print)
+    unheard = Halting(Board(folder / "board"), 0, 0, print, print)
     return ranks.Ranks(Slots(1), unheard).start_error(launcher, order, stopping=False)
 
 

@@ -12,7 +12,7 @@ from distributor.node.halting import Halting
 from distributor.node.ranks import Ranks
 from distributor.values.messages import RankExited, RanksStarted
 
-UNHEARD = Halting(Board(Path("none")), 0, print, print)
+UNHEARD = Halting(Board(Path("none")), 0, 0, print, print)
 
 
 @pytest.mark.parametrize(

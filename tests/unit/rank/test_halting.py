@@ -42,7 +42,7 @@ class Agent:
     def __init__(self, path: Path) -> None:
         self.told: list[Message] = []
         self.answers: list[Message] = []
-        self.halting = Halting(Board(path), 10, self.told.append, self.answers.append)
+        self.halting = Halting(Board(path), 10, 0, self.told.append, self.answers.append)
 
 
 def test_a_rank_stops_where_all_have_agreed(path: Path) -> None:

@@ -110,7 +110,7 @@ class Node:
         ranks = world.random.randint(1, 3)
         self.world, self.name = world, str(number)
         self.board = Memory(ranks)
-        self.halting = Halting(self.board, 0, self._told, self._answered)
+        self.halting = Halting(self.board, 0, 0, self._told, self._answered)
         self.halted = [NONE] * ranks
         for rank in range(ranks):
             world.after(world.random.uniform(0.0, 5 * world.pace), lambda rank=rank: self.step(rank, 1))  # type: ignore[misc]

@@ -45,7 +45,7 @@ from distributor.values import messages
 from distributor.values.job import Module, Step, Widths
 from distributor.values.messages import Agree, Halted, Preempted, Propose, Reached
 from distributor.values.options import Recovery
-from distributor.values.outcome import Collected, Failure, NodeReport
+from distributor.values.outcome import Collected, Failure, NodeReport, Outcome
 from distributor.values.placement import Node, Placement
 
 A, B = Node(0, "a", "host-a", "10.0.0.1", 1, 0, 0, 2), Node(1, "b", "host-b", "10.0.0.2", 1, 2, 2, 2)
@@ -405,17 +405,38 @@ def test_a_run_goes_on_wider_when_there_is_room() -> None:
     look = Arm(Deadline.WIDEN, MARGINS.widen)
     assert made.on(STARTED_B, 2.0) == [look, Arm(Deadline.LEAVE, MARGINS.look)]
     assert made.on(Due(Deadline.WIDEN), 3.0) == [AskRoom()]
-    assert made.on(Room(0), 3.0) == made.on(Room(1), 4.0) == [look]
-    assert made.on(Room(6), 5.0)[0] == TellNodes(Propose(1, 0))
-    assert made.agreement.preempted == "there are slots for 8 ranks instead of 4"
+    assert made.on(Room(0), 3.0) == [look]
+    assert made.on(Room(2), 5.0)[0] == TellNodes(Propose(1, 0))
+    assert made.agreement.preempted == "there are slots for 6 ranks instead of 4"
     assert made.agreement.widens
-    assert made.on(Room(6), 6.0) == []
+    assert made.on(Room(2), 6.0) == []
 
 
 @pytest.mark.parametrize("widths", [None, Widths(2, 4)])
 def test_a_run_that_is_as_wide_as_it_may_be_does_not_look(widths: Widths | None) -> None:
     begun = after(HELLO_A, HELLO_B, STARTED_A, widths=widths).on(STARTED_B, 2.0)
     assert begun == [Arm(Deadline.LEAVE, MARGINS.look)]
+
+
+def test_a_stop_says_that_the_driver_cannot_listen() -> None:
+    made = after(Halt())
+    (told,) = made.on(Asked(Deadline.REACH, None, None, False), 2.0)
+    assert isinstance(told, Warn) and "since no node reaches the driver" in told.text
+
+
+def test_a_stop_says_that_not_all_nodes_are_reached() -> None:
+    made = after(HELLO_A, STARTED_A)
+    assert made.on(Halt(), 2.0) == [Arm(Deadline.HALT, MARGINS.unreached)]
+    (told,) = made.on(Due(Deadline.HALT), 62.0)
+    assert isinstance(told, Warn) and "since not all nodes reach the driver" in told.text
+
+
+def test_where_ranks_have_stopped_comes_with_their_outcomes_too() -> None:
+    made = after(*UP)
+    assert not made.agreement.halted
+    ended = NodeReport(0, "host-a", (Outcome(0, "host-a", "finished", halted=7),))
+    made.on(Returned(Collected((ended,))), 2.0)
+    assert made.agreement.halted
 
 
 def test_an_executor_that_is_about_to_end_makes_all_stop() -> None:
@@ -434,11 +455,21 @@ def test_a_run_that_is_asked_to_stop_does_not_widen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("most", "attempt", "widens", "expected"),
-    [(0, 0, False, False), (1, 0, False, True), (1, 1, False, True), (0, 0, True, True)],
+    ("most", "attempt", "widens", "excused", "expected"),
+    [
+        (0, 0, False, 0, False),
+        (1, 0, False, 0, True),
+        (1, 1, False, 0, True),
+        (0, 0, True, 0, True),
+        (1, 1, False, 1, False),  # it has widened once, and may not start again
+        (2, 1, False, 1, True),
+    ],
 )
-def test_a_preempted_run_goes_on_if_it_may_start_again(most: int, attempt: int, widens: bool, expected: bool) -> None:
-    assert again_in_new_job(PreemptionError(""), attempt, Recovery(most), widens=widens) is expected
+def test_a_preempted_run_goes_on_if_it_may_start_again(
+    most: int, attempt: int, widens: bool, excused: int, expected: bool
+) -> None:
+    error = PreemptionError("")
+    assert again_in_new_job(error, attempt, Recovery(most), widens=widens, excused=excused) is expected
 
 
 @pytest.mark.parametrize("wish", [Cancel("cancelled"), Kill()])
