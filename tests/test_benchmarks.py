@@ -63,6 +63,15 @@ def test_the_deepspeed_benchmark_compares_with_its_launcher(deepspeed: None) -> 
 
 
 @pytest.mark.slow
+def test_the_goodput_benchmark_calibrates_and_computes() -> None:
+    told = run("goodput.py", "--runs", "4", "--nodes", "8", "10000", "--days", "2")
+    assert re.search(r"error \d+\.\d %; target at most 5 %: ", told)
+    few, many = (re.findall(r"([\d.]+) %", line) for line in told.splitlines()[-2:])
+    assert float(few[0]) > float(many[0]) > 0
+    assert all(99 < sum(map(float, row)) < 101 for row in (few, many))
+
+
+@pytest.mark.slow
 def test_the_recovery_benchmark_compares_and_names_targets() -> None:
     told = run("recovery.py", "--rounds", "1", "--size", "1", "--master", "")
     table = {line[:20].strip(): line[20:].split() for line in told.partition("kill of a")[2].splitlines()[1:]}
