@@ -137,8 +137,8 @@ def _compare_sizes(plans: Sequence[SavePlan]) -> None:
             about = (item.tensor_data.size, item.tensor_data.properties.dtype)
             if seen.setdefault(item.index.fqn, about) != about:
                 raise ValueError(
-                    f"ranks have tensors {item.index.fqn!r} of different sizes or types: if each rank has a model of "
-                    "its own, name the entries by rank"
+                    f"the tensor {item.index.fqn!r} has different sizes or types on different ranks: if each rank has "
+                    "a model of its own, put the rank into the name of its entry in state: {f'model-{rank()}': model}"
                 )
 
 

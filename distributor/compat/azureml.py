@@ -85,7 +85,7 @@ class PyTorchDistribution(_Counts):
         others: further arguments, such as ``node_count``; accepted without effect, with a warning.
 
     Raises:
-        ConfigurationError: a number is wrong, now or when it is set later.
+        ConfigurationError: a number is invalid, here or when it is assigned to an attribute later.
 
     Example:
         >>> PyTorchDistribution(process_count_per_instance=4).processes(instance_count=2)
@@ -141,7 +141,7 @@ class TensorFlowDistribution(_Counts):
         others: further arguments; accepted without effect, with a warning.
 
     Raises:
-        ConfigurationError: a number is wrong, now or when it is set later.
+        ConfigurationError: a number is invalid, here or when it is assigned to an attribute later.
 
     Example:
         >>> TensorFlowDistribution(parameter_server_count=1, worker_count=3).processes(instance_count=2)

@@ -178,9 +178,10 @@ def task_python(master: str, environ: Mapping[str, str], configured: str | None,
 
 
 def context_for_tasks(session: SparkSession) -> SparkContext:
-    """Return a classic session's context, whose tasks run the Python of :func:`task_python`.
+    """Return a classic session's context, whose tasks run the Python interpreter of :func:`task_python`.
 
-    If Spark would choose another Python, return a second view of the same context, so that the user's jobs keep theirs.
+    If Spark would choose another interpreter, return a second view of the same context, so that the user's own jobs
+    keep the interpreter that Spark has chosen.
     """
     context = session.sparkContext
     python = task_python(master_of(session), os.environ, conf(session, "spark.pyspark.python"), sys.executable)
