@@ -97,7 +97,7 @@ def test_what_the_checkpoint_does_not_have_is_not_passed_over(missing: str) -> N
 
 
 def test_random_states_are_those_of_the_save() -> None:
-    import numpy
+    import numpy.random  # numpy loads it at its first use only
 
     found = state.collect({})
     drawn = random.random(), numpy.random.rand(), torch.rand(1).item()
