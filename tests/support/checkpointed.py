@@ -153,14 +153,23 @@ def save_until_killed(ready: str) -> None:
                 file.write(f"{step}\n")
 
 
+#: The attempt of each step that this process has ended.
+_ended: list[int] = []
+
+
 def kill_soon(kills: int) -> None:
-    """One of two ranks is killed at a random time within a moment, in each of the first so many attempts."""
+    """At the end of a step: one of two ranks is killed within a moment, in each of the first so many attempts.
+
+    It comes at a random time, but after three steps at the latest, so that steps are left for all kills. Every second
+    attempt first commits a checkpoint, however slow the machine: a run that comes no further is not started again.
+    """
     from distributor import runtime
 
-    attempt = runtime.attempt()
-    if attempt < kills and runtime.rank() == attempt % 2:
-        delay = random.Random(attempt).uniform(0.0, 0.2)
-        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    _ended.append(runtime.attempt())
+    if len(_ended) == 1 + runtime.attempt() % 2:
+        _kill(kills, random.Random(runtime.attempt()).uniform(0.0, 0.2))
+    elif len(_ended) == 3:
+        _kill(kills, 0.0)
 
 
 def wait_for_kills(kills: int) -> None:
@@ -168,8 +177,17 @@ def wait_for_kills(kills: int) -> None:
     from distributor import runtime
 
     if runtime.attempt() < kills:
-        kill_soon(kills)
+        _kill(kills, 0.0)
         time.sleep(60)
+
+
+def _kill(kills: int, delay: float) -> None:
+    """Kill the rank whose turn it is, in so many seconds."""
+    from distributor import runtime
+
+    attempt = runtime.attempt()
+    if attempt < kills and runtime.rank() == attempt % 2:
+        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
 
 
 def train_with_trainer(folder: str, steps: int, kills: int) -> tuple[int, str]:
