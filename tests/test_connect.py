@@ -44,7 +44,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         started.stop()
 
 
-def on_executors(num_processes: int = 2, **options: Any) -> TorchDistributor:
+def on_executors(num_processes: int | tuple[int, int] = 2, **options: Any) -> TorchDistributor:
     return TorchDistributor(num_processes, use_gpu=False, **options)
 
 
@@ -99,6 +99,11 @@ def test_a_run_that_is_asked_to_stop_succeeds() -> None:
     run.stop()
     (step,) = {*run.results(watch.DEADLINE)}
     assert step is not None
+
+
+def test_a_range_takes_what_the_settings_give() -> None:
+    run = on_executors((1, 8)).submit(trainings.all_reduce)
+    assert len(run.results(watch.DEADLINE)) == 4
 
 
 def count_until_stopped() -> int | None:

@@ -6,15 +6,18 @@ import os
 import re
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import watch
 from sessions import MASTERS, Make, Sessions
 
 from distributor import (
     ConfigurationError,
+    NodeLostError,
     PreemptionError,
     Run,
     RunCancelledError,
@@ -209,6 +212,17 @@ def test_a_preempted_run_goes_on_and_does_not_count_it(
     assert found == (steps[2], steps[3])
     assert [each.reason is None for each in run.attempts] == [False, False, False, True]
     assert caplog.text.count("starting again in a new job: the run was preempted: rank ") == 3
+
+
+def test_a_node_all_of_whose_processes_get_sigterm_is_lost(make_local: Make) -> None:
+    run = make_local(2).submit(go_together, FOR_EVER)
+    await_steps(run)
+    for process in watch.processes(run.id):
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+    with pytest.raises(NodeLostError):
+        run.result(watch.DEADLINE)
+    watch.gone(run.id, watch.ORPHAN_DEADLINE)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from sessions import Make
 from distributor import ConfigurationError, Distributor, Run, RunCancelledError, StartError, Status
 from distributor.machine import processes
 from distributor.run import handle
-from distributor.run.events import Margins
+from distributor.run.margins import Margins
 
 FOR_EVER = 1_000_000
 
@@ -26,7 +26,7 @@ FOR_EVER = 1_000_000
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks for free slots every second instead of every minute."""
-    monkeypatch.setattr(handle.events, "Margins", partial(Margins, widen=1.0))
+    monkeypatch.setattr(handle, "Margins", partial(Margins, widen=1.0))
 
 
 def train(steps: int) -> tuple[int, int]:

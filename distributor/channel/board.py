@@ -10,19 +10,17 @@ import fcntl
 import os
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from distributor.machine.own_file import OwnFile
 
 #: In place of a step: there is none.
 NONE = -1
 
-#: The head of the file: the proposed step, the step that was agreed upon, whether the driver can be reached, and
-#: whether the agent is stopping the ranks. The driver can be reached if the third number is 1.
-_HEAD = struct.Struct("=qqqq")
-
-#: A rank's part: its last step, the step at which it has stopped, whether it got SIGTERM, and whether it handles it.
-_SEAT = struct.Struct("=qqqq")
+#: The head of the file, and the part of each rank after it: the fields of :class:`Head` and :class:`Seat` as numbers.
+_HEAD = _SEAT = struct.Struct("=qqqq")
 
 _NUMBER = struct.Struct("=q")
 
@@ -86,25 +84,11 @@ class Board:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._descriptor, self._identity = -1, (0, 0)
-
-    def _open(self) -> int:
-        """Return the file's descriptor. User code may have closed it, and its number may now belong to another file."""
-        with suppress(OSError):
-            found = os.fstat(self._descriptor)
-            if (found.st_dev, found.st_ino) == self._identity:
-                return self._descriptor
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-        found = os.fstat(self._descriptor)
-        self._identity = (found.st_dev, found.st_ino)
-        return self._descriptor
+        self._file = OwnFile(path, os.O_RDWR)
 
     def close(self) -> None:
         """Close the file."""
-        with suppress(OSError):
-            os.close(self._descriptor)
-        self._descriptor, self._identity = -1, (0, 0)
+        self._file.close()
 
     @contextmanager
     def locked(self, *, wait: bool = True) -> Iterator[None]:
@@ -114,7 +98,7 @@ class Board:
             BlockingIOError: another process looks just now, and the caller does not wait.
             OSError: the file is gone.
         """
-        descriptor = self._open()
+        descriptor = self._file.descriptor()
         fcntl.lockf(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
             yield
@@ -123,12 +107,13 @@ class Board:
 
     def head(self) -> Head:
         """Return what the agent tells."""
-        proposed, agreed, linked, ending = _HEAD.unpack(os.pread(self._open(), _HEAD.size, 0))
+        proposed, agreed, linked, ending = _HEAD.unpack(os.pread(self._file.descriptor(), _HEAD.size, 0))
         return Head(proposed, agreed, bool(linked), bool(ending))
 
     def seats(self) -> list[Seat]:
         """Return what each rank tells, by local rank."""
-        data = os.pread(self._open(), os.fstat(self._open()).st_size - _HEAD.size, _HEAD.size)
+        descriptor = self._file.descriptor()
+        data = os.pread(descriptor, os.fstat(descriptor).st_size - _HEAD.size, _HEAD.size)
         return [Seat(step, halted, bool(got), bool(handles)) for step, halted, got, handles in _SEAT.iter_unpack(data)]
 
     def propose(self, step: int) -> None:
@@ -154,4 +139,4 @@ class Board:
         self._write(7 + 4 * local_rank, handles)
 
     def _write(self, place: int, number: int) -> None:
-        os.pwrite(self._open(), _NUMBER.pack(number), place * _NUMBER.size)
+        os.pwrite(self._file.descriptor(), _NUMBER.pack(number), place * _NUMBER.size)

@@ -9,7 +9,6 @@ import signal
 import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -323,19 +322,13 @@ class Attempt:
             serves_others = self._has_no_ranks and self._ranks.started and self._error is None
             if not serves_others:
                 self._launcher.send_signal(layout.HURRY_SIGNAL if hasty and self._ranks.alive else signal.SIGTERM)
-                self._kill({} if hasty else unhandled)
+                for local_rank, pid in () if hasty else unhandled.items():
+                    hurry.kill(local_rank, pid, self._ranks.hurried)
             loop = asyncio.get_running_loop()
             end = self._order.grace_period + _STOP_MARGIN
             self._backstops.append(loop.call_later(end, self._launcher.kill))
         else:
             self._launcher.kill()
-
-    def _kill(self, pids: Mapping[int, int]) -> None:
-        """Kill ranks, by local rank, in place of SIGTERM."""
-        for local_rank, pid in pids.items():
-            self._ranks.hurried.add(local_rank)
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
 
     def _on_companion_death(self, code: int, text: str) -> None:
         """End the attempt because a companion has ended, unless it was no longer needed.

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from distributor.channel.board import NONE, Board
+from distributor.channel.board import NONE, Board, Seat
 from distributor.values import messages
 from distributor.values.messages import Message
 
@@ -86,12 +86,17 @@ class Halting:
 
     def look(self) -> None:
         """Tell the driver what is new."""
+        for rank, seat in enumerate(self._seats(), start=self._first_rank):
+            if seat.preempted:
+                self._tell_once(messages.Preempted(rank))
+            if seat.halted != NONE:
+                self._tell_once(messages.Halted(rank, seat.halted))
+
+    def _seats(self) -> list[Seat]:
+        """Return what the ranks tell; nothing if the folder is gone, since the node ends."""
         with suppress(OSError):
-            for rank, seat in enumerate(self._board.seats(), start=self._first_rank):
-                if seat.preempted:
-                    self._tell_once(messages.Preempted(rank))
-                if seat.halted != NONE:
-                    self._tell_once(messages.Halted(rank, seat.halted))
+            return self._board.seats()
+        return []
 
     def _tell_once(self, message: Message) -> None:
         if message not in self._told:
@@ -109,9 +114,8 @@ class Halting:
         """
         with suppress(OSError):
             self._board.end()
-            seats = self._board.seats()
-            return {local_rank: pid for local_rank, pid in alive.items() if seats[local_rank].handles}
-        return {}
+        handling = {local_rank for local_rank, seat in enumerate(self._seats()) if seat.handles}
+        return {local_rank: pid for local_rank, pid in alive.items() if local_rank in handling}
 
     def close(self) -> None:
         """Close the board."""
@@ -119,6 +123,4 @@ class Halting:
 
     def halted(self) -> dict[int, int]:
         """Return the step at which each rank has stopped, by local rank."""
-        with suppress(OSError):
-            return {local_rank: seat.halted for local_rank, seat in enumerate(self._board.seats()) if seat.halted >= 0}
-        return {}
+        return {local_rank: seat.halted for local_rank, seat in enumerate(self._seats()) if seat.halted != NONE}

@@ -33,11 +33,16 @@ async def kill_idle(alive: Callable[[], Mapping[int, int]], folder: str, killed:
         for local_rank, pid in pids.items():
             now = regular(pid, folder)
             if not is_writing(before.get(local_rank), now, time.time()):
-                killed.add(local_rank)
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                kill(local_rank, pid, killed)
             before[local_rank] = now
         await asyncio.sleep(_LOOK)
+
+
+def kill(local_rank: int, pid: int, killed: set[int]) -> None:
+    """Kill a rank, and add it to ``killed``, so that its end does not count as a failure of its own."""
+    killed.add(local_rank)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def is_writing(before: Mapping[str, State] | None, now: Mapping[str, State], clock: float) -> bool:

@@ -38,13 +38,7 @@ from distributor.values.outcome import Collected, Failure
 _APART = 1.0
 
 #: Errors that explain the end of a run by themselves.
-_TRUE = (
-    errors.StartError,
-    errors.CompanionError,
-    errors.GroupError,
-    errors.PreemptionError,
-    errors.StopError,
-)
+_TRUE = (errors.StartError, errors.CompanionError, errors.GroupError, errors.StopError)
 
 #: Returns advice on a failure, or ``""`` if there is nothing to add.
 Advise = Callable[[Failure], str]
@@ -130,7 +124,7 @@ def _cut_short(collected: Collected, preempted: Preempted | None) -> errors.Pree
     Raises:
         StopError: they have stopped at different steps.
     """
-    halted = {o.rank: o.halted for report in collected.reports for o in report.outcomes if o.halted is not None}
+    halted = collected.halted
     if (wrong := disagreement(halted)) is not None:
         raise errors.StopError(wrong)
     if halted and preempted is not None:

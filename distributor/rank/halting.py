@@ -16,6 +16,7 @@ from typing import Any
 
 from distributor.channel.board import NONE, Board, Head
 from distributor.errors import ConfigurationError, StopError
+from distributor.values.checks import as_whole
 
 #: Number of seconds that a rank waits at a proposed step to hear whether it was agreed upon.
 PATIENCE = 60.0
@@ -88,8 +89,8 @@ class Stopper:
     def _watch_signal(self) -> None:
         """From now on, take SIGTERM for a request to stop together, unless user code handles it."""
         handler = signal.getsignal(signal.SIGTERM)
-        may = threading.current_thread() is threading.main_thread() and self._board.head().linked
-        if handler is signal.SIG_DFL and may:
+        is_main = threading.current_thread() is threading.main_thread()
+        if handler is signal.SIG_DFL and is_main and self._board.head().linked:
             signal.signal(signal.SIGTERM, self._on_signal)
             handler = self._on_signal
         handles = handler == self._on_signal
@@ -123,18 +124,9 @@ def should_stop(step: Any) -> bool:
         ConfigurationError: the step is not a whole number from 0 on.
         StopError: as for :meth:`Stopper.should_stop`.
     """
-    if type(step) is not int:
-        step = _whole(step)
-    if not 0 <= step < _LARGEST:
-        raise ConfigurationError(f"should_stop(): step must be 0 or more, not {step!r}")
-    return _stopper is not None and _stopper.should_stop(step)
-
-
-def _whole(step: Any) -> int:
-    try:
-        number = step.item() if callable(getattr(step, "item", None)) else step
-        if int(number) == number:
-            return int(number)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor of several elements
-        pass
-    raise ConfigurationError(f"should_stop(): step must be a whole number, not {step!r:.100}")
+    number = step if type(step) is int else as_whole(step)
+    if number is None:
+        raise ConfigurationError(f"should_stop(): step must be a whole number, not {step!r:.100}")
+    if not 0 <= number < _LARGEST:
+        raise ConfigurationError(f"should_stop(): step must be 0 or more, not {number!r}")
+    return _stopper is not None and _stopper.should_stop(number)

@@ -6,7 +6,6 @@ a break of the connection. Lines that are missing at the end come through Spark.
 
 from __future__ import annotations
 
-import numbers
 import os
 import threading
 import time
@@ -16,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from distributor.errors import ConfigurationError
+from distributor.machine.own_file import OwnFile
 from distributor.text.wording import size
+from distributor.values.checks import as_number, as_whole
 from distributor.values.reports import (
     LONGEST,
     Committed,
@@ -40,13 +41,12 @@ class Writer:
     """
 
     def __init__(self, path: Path, room: int, attempt: int) -> None:
-        self._path = path
+        self._file = OwnFile(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._room = room
         self._attempt = attempt
         self._lock = threading.Lock()
         self._owner = os.getpid()
         self._number = self._stage = self._written = 0
-        self._descriptor, self._identity = -1, (0, 0)
         self._torn = False  # the last line is not complete
         self._left_out: Report | None = None
 
@@ -93,7 +93,7 @@ class Writer:
         """Append a line. If the disk is full, the report is lost, and training goes on."""
         data = b"\n" + line if self._torn else line
         try:
-            done = os.write(self._open(), data)
+            done = os.write(self._file.descriptor(), data)
         except OSError:
             return
         self._torn = done < len(data)
@@ -101,17 +101,6 @@ class Writer:
         if self._written > self._room:
             self._stage += 1
             self._written //= 2
-
-    def _open(self) -> int:
-        """Return the file's descriptor. User code may have closed it, and its number may now belong to another file."""
-        with suppress(OSError):
-            found = os.fstat(self._descriptor)
-            if (found.st_dev, found.st_ino) == self._identity:
-                return self._descriptor
-        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        found = os.fstat(self._descriptor)
-        self._identity = (found.st_dev, found.st_ino)
-        return self._descriptor
 
 
 _writer: Writer | None = None
@@ -133,7 +122,7 @@ def begin(path: Path, world_size: int, attempt: int) -> None:
     global _writer
     _writer = Writer(path, room(world_size), attempt)
     with suppress(OSError):
-        _writer._open()  # created now, so that the agent need not keep looking for it
+        _writer._file.descriptor()  # created now, so that the agent need not keep looking for it
 
 
 def add(values: dict[str, Any], step: Any, total_steps: Any) -> None:
@@ -191,14 +180,10 @@ def _name(name: Any) -> str:
 
 def _number(name: str, value: Any) -> float:
     """Return a value as a number. The value may be a tensor or an array of one element."""
-    try:
-        if callable(getattr(value, "item", None)):
-            value = value.item()
-        if isinstance(value, numbers.Real):
-            number = int(value) if isinstance(value, numbers.Integral) else float(value)
+    number = as_number(value)
+    if number is not None:
+        with suppress(OverflowError):
             return number if is_number(number) else float(number)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # several elements
-        pass
     raise ConfigurationError(f"report(): {name} must be a number or a tensor of one element, not {_described(value)}")
 
 
@@ -208,7 +193,7 @@ def _described(value: Any) -> str:
 
 
 def _whole(name: str, value: Any) -> int:
-    found = _number(name, value)
-    if int(found) != found:
+    found = as_whole(_number(name, value))
+    if found is None:
         raise ConfigurationError(f"report(): {name} must be a whole number, not {value!r}")
-    return int(found)
+    return found

@@ -8,11 +8,10 @@ repeated, and answers to earlier proposals do not count.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from distributor.outcomes.causes import disagreement
 from distributor.values.messages import Agree, Halted, Propose, Reached
-from distributor.values.outcome import Outcome
 
 
 class Agreement:
@@ -33,6 +32,11 @@ class Agreement:
         self._proposal = Propose(1, 0, attempt)  # accepted if no rank has named a step yet
         self._ahead = 1
         self._halted: dict[int, int] = {}
+
+    def preempt(self, why: str, *, widens: bool = False) -> None:
+        """Note why the ranks are to stop, unless there was a reason before. ``widens``: more ranks could go on."""
+        if not self.preempted:
+            self.preempted, self.widens = why, widens
 
     def begin(self, nodes: Iterable[str]) -> None:
         """Begin to ask the ranks of these nodes."""
@@ -64,9 +68,9 @@ class Agreement:
         self._accepted.clear()
         return True
 
-    def note_outcomes(self, outcomes: Iterable[Outcome]) -> None:
-        """Take note of where ranks have stopped, according to their outcomes."""
-        self._halted.update({each.rank: each.halted for each in outcomes if each.halted is not None})
+    def note_outcomes(self, halted: Mapping[int, int]) -> None:
+        """Take note of where ranks have stopped, according to their outcomes: the step by rank."""
+        self._halted.update(halted)
 
     @property
     def halted(self) -> bool:

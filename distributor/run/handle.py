@@ -24,6 +24,7 @@ from distributor.run import events, state
 from distributor.run.callbacks import Callbacks
 from distributor.run.ended import EndedAttempt
 from distributor.run.goodput import Goodput
+from distributor.run.margins import Margins
 from distributor.run.metrics import Metrics
 from distributor.run.preparing import Preparing
 from distributor.run.submission import Resize
@@ -55,7 +56,7 @@ class Run:
         log_folder: Path | None = None,
         announce: bool = False,
         view: View | None = None,
-        margins: events.Margins | None = None,
+        margins: Margins | None = None,
         callbacks: Sequence[Any] = (),
         resize: Resize | None = None,
     ) -> None:
@@ -65,7 +66,7 @@ class Run:
         #: The folder that receives every rank's whole output; ``None`` without ``log_dir``.
         self.log_folder = log_folder
         self._job = job
-        margins = events.Margins() if margins is None else margins
+        margins = Margins() if margins is None else margins
         logs = make_logs(lambda rank: supervisor.state.nodes.host_of(rank), job.most_ranks, job.output, log_folder)
         self._display = Display(logs, view, announce=announce, look=self._look)
         self._supervisor = supervisor = Supervisor(job, scheduler, self._display, margins, resize)
@@ -129,9 +130,14 @@ class Run:
         return self._supervisor.state.status
 
     @property
+    def _current(self) -> Job:
+        """The job that runs now, or has run last."""
+        return self._supervisor.submission.job
+
+    @property
     def num_processes(self) -> int:
         """The number of processes of the current attempt; before the first one, the smallest number of the range."""
-        return self._supervisor.submission.job.resources.num_processes
+        return self._current.resources.num_processes
 
     @property
     def placement(self) -> Placement | None:
@@ -146,7 +152,7 @@ class Run:
     @property
     def deepspeed_config(self) -> dict[str, Any] | None:
         """The final DeepSpeed configuration, with "auto" filled in where possible; ``None`` for a run without one."""
-        config: str | None = getattr(self._supervisor.submission.job.launch, "config", None)
+        config: str | None = getattr(self._current.launch, "config", None)
         return None if config is None else json.loads(config)
 
     @property
@@ -252,7 +258,7 @@ class Run:
             run_id=self.id,
             name=self.name,
             title=self._job.title,
-            world_size=self._supervisor.submission.job.world_size,
+            world_size=self._current.world_size,
             status=state.status_of(phase),
             seconds=self._times.seconds,
             since=now - phase.since,
@@ -299,7 +305,7 @@ class Run:
         Raises the errors of :meth:`result`.
         """
         self._await(timeout)
-        return [self._verdict.values.get(rank) for rank in range(self._supervisor.submission.job.world_size)]
+        return [self._verdict.values.get(rank) for rank in range(self._current.world_size)]
 
     def cancel(self, why: str = "cancelled", *, say_where: bool = False) -> None:
         """Stop all ranks with SIGTERM and, after the grace period, SIGKILL.

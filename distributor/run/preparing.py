@@ -6,7 +6,7 @@ import threading
 import time
 from contextlib import suppress
 
-from distributor.run.events import Margins
+from distributor.run.margins import Margins
 from distributor.run.state import AttemptState, Starting, Waiting
 from distributor.run.submission import Submission
 from distributor.values.job import Step

@@ -179,15 +179,19 @@ class Reports:
 
     def _note_step(self, attempt: int, step: int | None, time: float) -> None:
         if step is not None and attempt < self._attempts:
-            earlier = [course.step for number, course in self._courses.items() if number < attempt]
-            before = max((each for each in earlier if each is not None), default=None)
-            self._courses.setdefault(attempt, Course()).note(step, time, before)
+            course, before = self._courses.setdefault(attempt, Course()), None
+            if course.passed is None:  # otherwise, earlier attempts no longer matter
+                earlier = [each.step for number, each in self._courses.items() if number < attempt]
+                before = max((each for each in earlier if each is not None), default=None)
+            course.note(step, time, before)
 
     def _note_spent(self, spent: Spent) -> None:
         if spent.attempt < self._attempts:
             course = self._courses.setdefault(spent.attempt, Course())
-            course.saving += spent.seconds if spent.what == "saving" else 0.0
-            course.loading += spent.seconds if spent.what == "loading" else 0.0
+            if spent.what == "saving":
+                course.saving += spent.seconds
+            else:
+                course.loading += spent.seconds
 
     def _note_newest(self, rank: int, report: Report) -> None:
         for name, value in report.values.items():

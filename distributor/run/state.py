@@ -44,7 +44,6 @@ from distributor.run.events import (
     Kill,
     Leaving,
     Lost,
-    Margins,
     Rest,
     Returned,
     Room,
@@ -55,6 +54,7 @@ from distributor.run.events import (
 )
 from distributor.run.goodput import Moments
 from distributor.run.halting import Agreement
+from distributor.run.margins import Margins
 from distributor.run.nodes import Nodes
 from distributor.run.restart_policy import surely_again
 from distributor.text.wording import alone, who
@@ -265,7 +265,7 @@ class AttemptState:
         if not self.nodes.all_up or not isinstance(self.phase, (Waiting, Starting)):
             return []
         self._enter(Running(now))
-        return [*self._agree(), *self._look_for_room(), *self._on_leaving(None)]
+        return [*self._agree(), *self._look_for_room(), *self._look_for_leaving()]
 
     def fit(self, job: Job) -> None:
         """Note the job with as many ranks as it gets."""
@@ -280,10 +280,13 @@ class AttemptState:
         may = widths is not None and self._job.resources.num_processes < widths.most
         return [Arm(Deadline.WIDEN, self._margins.widen)] if may and not self.agreement.begun else []
 
+    def _look_for_leaving(self) -> list[Action]:
+        return [] if self.agreement.begun else [Arm(Deadline.LEAVE, self._margins.look)]
+
     def _on_leaving(self, host: str | None) -> list[Action]:
         if host is None:
-            return [] if self.agreement.begun else [Arm(Deadline.LEAVE, self._margins.look)]
-        self.agreement.preempted = self.agreement.preempted or f"Spark is about to end the executor on {host}"
+            return self._look_for_leaving()
+        self.agreement.preempt(f"Spark is about to end the executor on {host}")
         return self._agree()
 
     def _on_room(self, ranks: int) -> list[Action]:
@@ -291,8 +294,7 @@ class AttemptState:
         now = self._job.resources.num_processes
         if not ranks or self.agreement.begun or self.wish is not None:
             return self._look_for_room()
-        self.agreement.widens = True
-        self.agreement.preempted = f"there are slots for {now + ranks} ranks instead of {now}"
+        self.agreement.preempt(f"there are slots for {now + ranks} ranks instead of {now}", widens=True)
         return self._agree()
 
     def _on_stopped(self, node: str, stopped: messages.Stopped) -> list[Action]:
@@ -371,8 +373,7 @@ class AttemptState:
         agreement = self.agreement
         match told:
             case messages.Preempted():
-                why = f"rank {told.rank} on {self.nodes.host_of(told.rank)} got SIGTERM"
-                agreement.preempted = agreement.preempted or why
+                agreement.preempt(f"rank {told.rank} on {self.nodes.host_of(told.rank)} got SIGTERM")
                 return self._agree()
             case messages.Reached():
                 return [TellNodes(agreement.order)] if agreement.on_reached(node, told) else []
@@ -461,7 +462,7 @@ class AttemptState:
         if self.nodes.placement is None:  # no node has reached the channel
             self.nodes.placement = next((report.placement for report in collected.reports if report.placement), None)
         warnings: dict[str, list[str]] = {}
-        self.agreement.note_outcomes(each for report in collected.reports for each in report.outcomes)
+        self.agreement.note_outcomes(collected.halted)
         for report in collected.reports:
             for text in report.warnings:
                 warnings.setdefault(text, []).append(report.host)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from distributor.channel.server import ChannelServer
 from distributor.errors import ConfigurationError
 from distributor.run import events
 from distributor.run.alarm import Alarm
-from distributor.run.events import Deadline, Event, Margins
+from distributor.run.events import Deadline, Event
+from distributor.run.margins import Margins
 from distributor.run.width import SETTLE, widths
 from distributor.schedulers.base import Scheduler
 from distributor.text import notices
@@ -18,6 +20,8 @@ from distributor.values.messages import Message
 from distributor.values.outcome import Collected
 
 _log = notices.logger
+
+T = TypeVar("T")
 
 #: Number of seconds between two looks for free slots.
 _LOOK = 0.5
@@ -99,24 +103,27 @@ class Submission:
 
     def look_for_room(self) -> Event:
         """Return how many further ranks could go on in another job. May block while it calls Spark."""
-        now = wider = self.job.resources.num_processes
-        try:
-            room = self.scheduler.room(self.job)
-            if room and (self._narrower is None or now > self._narrower):
-                found = self._widest(now + room)
-                wider = now if found is None else found.resources.num_processes
-        except Exception as error:  # Spark's context may be stopping
-            _log.debug("run %s: cannot look for free slots: %s", self.job.run_id, error)
-        return events.Room(max(0, wider - now))
+        return events.Room(self._calmly(self._further, "look for free slots", 0))
+
+    def _further(self) -> int:
+        now = self.job.resources.num_processes
+        if self._narrower is not None and now <= self._narrower:
+            return 0
+        room = self.scheduler.room(self.job)
+        found = self._widest(now + room) if room else None
+        return 0 if found is None else found.resources.num_processes - now
 
     def look_for_leaving(self) -> Event:
         """Return whether the cluster is about to end a node. May block while it calls Spark."""
-        host = None
+        return events.Leaving(self._calmly(self.scheduler.leaving, "look for nodes that are about to end", None))
+
+    def _calmly(self, ask: Callable[[], T], what: str, otherwise: T) -> T:
+        """Return the scheduler's answer, or another value if it has none: Spark's context may be stopping."""
         try:
-            host = self.scheduler.leaving()
-        except Exception as error:  # Spark's context may be stopping
-            _log.debug("run %s: cannot look for nodes that are about to end: %s", self.job.run_id, error)
-        return events.Leaving(host)
+            return ask()
+        except Exception as error:
+            _log.debug("run %s: cannot %s: %s", self.job.run_id, what, error)
+            return otherwise
 
     def run(self, server: ChannelServer) -> Collected:
         """Run the job to its end. Failures of ranks are returned as data; for what it raises, see the scheduler."""
@@ -146,10 +153,6 @@ class Submission:
         reach, step = deadline is Deadline.REACH, None
         reached = server is not None and server.reached
         if not (reach and reached):
-            try:
-                step = self.scheduler.waiting_for()
-            except Exception as error:  # Spark's context may be stopping
-                _log.debug("run %s: cannot tell what it waits for: %s", self.job.run_id, error)
-                step = Step("") if reach else None
+            step = self._calmly(self.scheduler.waiting_for, "tell what it waits for", Step("") if reach else None)
         address = None if server is None else server.address
         return events.Asked(deadline, step, address, reached or (server is not None and server.reached))

@@ -21,8 +21,9 @@ from distributor.run import events, state
 from distributor.run.alarm import Alarm
 from distributor.run.attempt import Attempt
 from distributor.run.ended import add_history
-from distributor.run.events import Event, Margins
+from distributor.run.events import Event
 from distributor.run.goodput import Goodput, goodput
+from distributor.run.margins import Margins
 from distributor.run.nodes import Nodes
 from distributor.run.reports import Reports
 from distributor.run.restart_policy import again, again_in_new_job, is_stuck

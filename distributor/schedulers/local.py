@@ -8,7 +8,7 @@ import secrets
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -103,10 +103,12 @@ class LocalScheduler:
                 "local mode has only one node, this machine: raise max_processes_per_node, or train on Spark "
                 "executors (local_mode=False)"
             )
-        self._check_room("cpus_per_process", resources.cpus_per_process, count, processes.cpu_count(), "CPUs")
-        memory = resources.memory_per_process
-        mebi = None if memory is None else max(1, memory >> 20)
-        self._check_room("memory_per_process", mebi, count, limits.total_memory() >> 20, "MiB of memory")
+        for name, each, there, what in _supplies(resources):
+            if each * count > there:
+                raise ResourceError(
+                    f"{name} asks for {each:,} {what} for each of {count} processes, {each * count:,} in all, but this "
+                    f"machine has {there:,}: lower {name} or num_processes"
+                )
         if resources.use_gpu:
             self._check_gpus(count, resources.gpus_per_process or 1)
         return 1, None
@@ -118,16 +120,11 @@ class LocalScheduler:
     #: Ranks run on the driver's machine and use its files.
     on_driver = True
 
+    #: This machine has what it has.
+    slots_may_come = False
+
     #: Without Spark, only the user can have set OMP_NUM_THREADS.
     omp_threads = None
-
-    @staticmethod
-    def _check_room(name: str, each: int | None, count: int, there: int, what: str) -> None:
-        if each is not None and each * count > there:
-            raise ResourceError(
-                f"{name} asks for {each:,} {what} for each of {count} processes, {each * count:,} in all, but this "
-                f"machine has {there:,}: lower {name} or num_processes"
-            )
 
     def _check_gpus(self, count: int, each: int) -> None:
         if self._gpus is None:
@@ -160,20 +157,16 @@ class LocalScheduler:
     def thread(self, target: Callable[[], None]) -> threading.Thread:
         return threading.Thread(target=target, name="distributor-run")
 
-    def room(self, job: Job) -> int | None:
+    def room(self, job: Job) -> int:
+        """Return how many ranks this machine has room for, as far as the job limits them; 0 once it runs the job."""
         if self._agents:
             return 0
         asked = job.resources
         rooms = [job.most_ranks] if asked.max_processes_per_node is None else [asked.max_processes_per_node]
-        if asked.cpus_per_process is not None:
-            rooms.append(processes.cpu_count() // asked.cpus_per_process)
-        if asked.memory_per_process is not None:
-            rooms.append(limits.total_memory() // asked.memory_per_process)
+        rooms += [there // each for _, each, there, _ in _supplies(asked)]
         if asked.use_gpu:
             rooms.append(len(self._gpus or ()) // asked.gpus_each)
         return min(rooms)
-
-    slots_may_come = False
 
     def leaving(self) -> str | None:
         return None
@@ -250,6 +243,14 @@ class LocalScheduler:
             if (result := node.converse(order)) is None:
                 server.await_loss(executor)  # the error says what is known about the node
             return _part(result)
+
+
+def _supplies(asked: Resources) -> Iterator[tuple[str, int, int, str]]:
+    """Yield what each rank asks for besides GPUs: the option's name, how much, how much there is, and of what."""
+    if asked.cpus_per_process is not None:
+        yield "cpus_per_process", asked.cpus_per_process, processes.cpu_count(), "CPUs"
+    if asked.memory_per_process is not None:
+        yield "memory_per_process", max(1, asked.memory_per_process >> 20), limits.total_memory() >> 20, "MiB of memory"
 
 
 def _part(result: NodeResult | None) -> _Part:

@@ -6,6 +6,8 @@ that names the option, its value and what is valid. A value that a check has ret
 
 from __future__ import annotations
 
+import math
+import numbers
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -102,6 +104,28 @@ def check_memory(name: str, size: Any) -> int:
             f"{name} must be a size such as '8g' or a number of bytes, and at least a million bytes, not {size!r}"
         )
     return number
+
+
+def as_number(value: Any) -> int | float | None:
+    """Return a number of Python's for a number, a tensor or an array of one element; ``None`` for anything else."""
+    try:
+        if callable(getattr(value, "item", None)):
+            value = value.item()
+        if isinstance(value, numbers.Real):
+            return int(value) if isinstance(value, numbers.Integral) else float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # several elements
+        pass
+    return None
+
+
+def as_whole(value: Any) -> int | None:
+    """Return what :func:`as_number` returns if it is a whole number, otherwise ``None``.
+
+    >>> as_whole(3.0), as_whole(0.5), as_whole(float("nan")), as_whole("3")
+    (3, None, None, None)
+    """
+    number = as_number(value)
+    return int(number) if number is not None and math.isfinite(number) and number == int(number) else None
 
 
 def check_flag(name: str, value: Any) -> bool:

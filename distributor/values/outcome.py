@@ -136,3 +136,8 @@ class Collected:
     logs: tuple[Log, ...] = field(default=(), repr=False)
     times: Mapping[str, float] = field(default_factory=dict)
     files: tuple[Brought, ...] = field(default=(), repr=False)
+
+    @property
+    def halted(self) -> dict[int, int]:
+        """The step at which each rank was told to stop, by rank."""
+        return {o.rank: o.halted for report in self.reports for o in report.outcomes if o.halted is not None}

@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 #: Maximum number of bytes of one report.
 LONGEST = 64 << 10
@@ -128,16 +129,25 @@ def parse_committed(line: bytes) -> Committed | None:
     >>> parse_committed(pack_committed(Committed(0, 1.5, 7, "/runs/step-7"))).step
     7
     """
-    if not line.startswith(b'["'):
+    found = _elements(line, _COMMITTED, 4)
+    if found is None:
         return None
-    try:
-        kind, attempt, time, step, path = json.loads(line)
-    except (ValueError, TypeError, RecursionError):
-        return None
+    attempt, time, step, path = found
     whole = all(type(each) is int and 0 <= each < _LARGEST for each in (attempt, step))
-    if kind != _COMMITTED or not whole or not is_number(time) or type(path) is not str:
+    if not whole or not is_number(time) or type(path) is not str:
         return None
     return Committed(attempt, float(time), step, path)
+
+
+def _elements(line: bytes, kind: str, number: int) -> list[Any] | None:
+    """Return the elements of a line after its first one, which is its kind; ``None`` if the line is of another kind."""
+    if not line.startswith(f'["{kind}",'.encode()):
+        return None
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found[1:] if isinstance(found, list) and len(found) == number + 1 else None
 
 
 @dataclass(frozen=True)
@@ -174,14 +184,12 @@ def parse_spent(line: bytes) -> Spent | None:
     >>> parse_spent(pack_spent(Spent(0, "saving", 0.25))).seconds
     0.25
     """
-    if not line.startswith(b'["'):
+    found = _elements(line, _SPENT, 3)
+    if found is None:
         return None
-    try:
-        kind, attempt, what, seconds = json.loads(line)
-    except (ValueError, TypeError, RecursionError):
-        return None
+    attempt, what, seconds = found
     whole = type(attempt) is int and 0 <= attempt < _LARGEST
-    if kind != _SPENT or not whole or what not in ("saving", "loading") or not is_number(seconds):
+    if not whole or what not in ("saving", "loading") or not is_number(seconds):
         return None
     return Spent(attempt, what, float(seconds)) if 0 <= seconds < _LARGEST else None
 

@@ -60,6 +60,9 @@ class ClassicSession:
         cluster: the session's settings.
     """
 
+    #: Executors come up one after the other, and other jobs end.
+    slots_may_come = True
+
     def __init__(self, session: SparkSession, cluster: Cluster) -> None:
         self._session = session
         self._cluster = cluster
@@ -143,8 +146,6 @@ class ClassicSession:
         free = slots.free()
         # The tasks of the run itself may be larger than Spark's settings say, so they count by their number.
         return max(0, min(free, slots.total() - job.num_tasks)) if self._tag else free
-
-    slots_may_come = True
 
     def leaving(self) -> str | None:
         return status.decommissioned(self._session, self._tag)

@@ -47,6 +47,9 @@ class ConnectSession:
         session: an active session of a Spark Connect server.
     """
 
+    #: Connect does not report slots.
+    slots_may_come = False
+
     def __init__(self, session: SparkSession) -> None:
         self._session = session
         self._tag = ""  # the tag of the run's query, once there may be one
@@ -87,10 +90,8 @@ class ConnectSession:
         return Step("waiting for task slots", ": other jobs may hold them") if busy else None
 
     def room(self, job: Job) -> int | None:
-        """Return how many slots the settings give, until the run has a query: Connect does not report slots."""
+        """Return how many slots the settings give; 0 once the run has a query."""
         return Slots(self._session, cluster_of(self._session), job).most() if not self._tag else 0
-
-    slots_may_come = False
 
     def leaving(self) -> str | None:
         """Return ``None``: Connect does not report executors."""

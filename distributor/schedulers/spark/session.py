@@ -177,6 +177,11 @@ def task_python(master: str, environ: Mapping[str, str], configured: str | None,
     return driver if here and driver and not environ.get("PYSPARK_DRIVER_PYTHON") else None
 
 
+def elements(sequence: Any) -> list[Any]:
+    """Return the elements of one of Scala's sequences."""
+    return [sequence.apply(index) for index in range(sequence.size())]
+
+
 def context_for_tasks(session: SparkSession) -> SparkContext:
     """Return a classic session's context, whose tasks run the Python interpreter of :func:`task_python`.
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from distributor.errors import ConfigurationError, ResourceError
-from distributor.schedulers.spark.session import conf, is_connect, master_of
+from distributor.schedulers.spark.session import conf, elements, is_connect, master_of
 from distributor.text.wording import mebibytes, parse_memory
 from distributor.values.job import Job, TaskProfile
 from distributor.values.options import Resources
@@ -100,9 +100,7 @@ def executors(session: SparkSession) -> Iterator[tuple[int, int]]:
     scala = session.sparkContext._jsc.sc()
     scheduler = scala.taskScheduler()
     running = scheduler.runningTasksByExecutors()
-    listed = scala.statusStore().executorList(True)
-    for index in range(listed.size()):
-        executor = listed.apply(index)
+    for executor in elements(scala.statusStore().executorList(True)):
         if scheduler.getExecutorDecommissionState(executor.id()).isDefined():
             continue
         tasks = running.get(executor.id())

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from distributor.schedulers.spark.session import elements
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -74,8 +76,8 @@ def decommissioned(session: SparkSession, tag: str) -> str | None:
     (``spark.decommission.enabled``).
     """
     scala = session.sparkContext._jsc.sc()
-    listed, scheduler = scala.statusStore().executorList(True), scala.taskScheduler()
-    ids = [str(listed.apply(index).id()) for index in range(listed.size())]
+    scheduler = scala.taskScheduler()
+    ids = [str(executor.id()) for executor in elements(scala.statusStore().executorList(True))]
     leaving = {name for name in ids if scheduler.getExecutorDecommissionState(name).isDefined()}
     if not leaving:
         return None
@@ -96,6 +98,5 @@ def _tasks(session: SparkSession, tag: str) -> list[Any]:
         scala.listenerBus().waitUntilEmpty(_LISTENERS_MS)  # the status store lags a little
         store = scala.statusStore()
         for stage in stages_of(session, tag):
-            tasks = store.taskList(stage.stageId(), stage.currentAttemptId(), _MOST_TASKS)
-            found += [tasks.apply(index) for index in range(tasks.size())]
+            found += elements(store.taskList(stage.stageId(), stage.currentAttemptId(), _MOST_TASKS))
     return found

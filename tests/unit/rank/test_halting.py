@@ -159,7 +159,7 @@ def test_a_fork_of_a_rank_never_stops(path: Path) -> None:
 def test_closed_descriptors_do_not_matter(path: Path) -> None:
     rank = Stopper(Board(path), 0)
     rank.should_stop(1)
-    descriptor = rank._board._descriptor
+    descriptor = rank._board._file._descriptor
     os.close(descriptor)
     with open(os.devnull, "wb"):  # has its number now
         rank.should_stop(2)

@@ -24,7 +24,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     reports.begin(tmp_path / "reports", 4, 3)
     yield tmp_path / "reports"
     if reports._writer is not None:
-        os.close(reports._writer._descriptor)
+        os.close(reports._writer._file._descriptor)
 
 
 def lines(file: Path) -> list[Report]:
@@ -69,6 +69,12 @@ def test_steps_are_whole_numbers(file: Path, name: str) -> None:
         runtime.report(**{name: 0.5}, loss=1.0)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("step", [float("nan"), float("inf")])
+def test_a_step_without_end_is_an_error(file: Path, step: float) -> None:
+    with pytest.raises(ConfigurationError, match=rf"report\(\): step must be a whole number, not {step}"):
+        runtime.report(step=step)  # type: ignore[arg-type]
+
+
 def test_outside_a_run_a_report_is_checked_and_goes_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "_writer", None)
     runtime.report(step=1, loss=0.5)
@@ -108,11 +114,11 @@ def test_a_descriptor_that_is_another_files_by_now_is_left_alone(file: Path, tmp
     """As after ``os.closerange``."""
     runtime.report(loss=1.0)
     assert reports._writer is not None
-    number = reports._writer._descriptor
+    number = reports._writer._file._descriptor
     other = os.open(tmp_path / "other", os.O_WRONLY | os.O_CREAT)
     os.dup2(other, number)
     runtime.report(loss=2.0)
-    os.close(reports._writer._descriptor)
+    os.close(reports._writer._file._descriptor)
     runtime.report(loss=3.0)
     assert [report.values["loss"] for report in lines(file)] == [1.0, 2.0, 3.0]
     assert (tmp_path / "other").read_bytes() == b""

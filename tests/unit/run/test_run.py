@@ -24,7 +24,7 @@ from distributor.display.view import Shown
 from distributor.launch.torchrun import Torchrun
 from distributor.outcomes import advice
 from distributor.run import handle as module, supervisor
-from distributor.run.events import Margins
+from distributor.run.margins import Margins
 from distributor.text import notices
 from distributor.values import messages
 from distributor.values.job import Job, Module, Step

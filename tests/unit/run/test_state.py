@@ -30,7 +30,6 @@ from distributor.run.events import (
     Kill,
     Leaving,
     Lost,
-    Margins,
     Rest,
     Returned,
     Room,
@@ -39,6 +38,7 @@ from distributor.run.events import (
     TellNodes,
     Warn,
 )
+from distributor.run.margins import Margins
 from distributor.run.restart_policy import again, again_in_new_job
 from distributor.run.state import AttemptState, Ended, Running, Starting, Stopping, Waiting
 from distributor.values import messages

@@ -10,7 +10,8 @@ from jobs import make_job
 
 from distributor import ConfigurationError
 from distributor.run.alarm import Alarm
-from distributor.run.events import Margins, Room
+from distributor.run.events import Room
+from distributor.run.margins import Margins
 from distributor.run.submission import Submission
 from distributor.values.job import Job, Widths
 

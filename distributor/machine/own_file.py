@@ -1,0 +1,42 @@
+"""A file that this process keeps open, although code that it does not know may close its descriptor."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+
+class OwnFile:
+    """A file that is opened at its first use, and again if its descriptor was closed.
+
+    Args:
+        path: its path.
+        flags: how to open it, as for ``os.open``; the descriptor is never inherited.
+    """
+
+    def __init__(self, path: Path, flags: int) -> None:
+        self._path = path
+        self._flags = flags | os.O_CLOEXEC
+        self._descriptor, self._identity = -1, (0, 0)
+
+    def descriptor(self) -> int:
+        """Return the file's descriptor. If it was closed, its number may now belong to another file.
+
+        Raises:
+            OSError: the file cannot be opened.
+        """
+        with suppress(OSError):
+            found = os.fstat(self._descriptor)
+            if (found.st_dev, found.st_ino) == self._identity:
+                return self._descriptor
+        self._descriptor = os.open(self._path, self._flags, 0o600)
+        found = os.fstat(self._descriptor)
+        self._identity = (found.st_dev, found.st_ino)
+        return self._descriptor
+
+    def close(self) -> None:
+        """Close the file, unless that was done."""
+        with suppress(OSError):
+            os.close(self._descriptor)
+        self._descriptor, self._identity = -1, (0, 0)
