@@ -20,7 +20,7 @@ import pytest
 import stores
 import victims
 import watch
-from sessions import Make
+from sessions import Make, Sessions
 
 import distributor
 from distributor import (
@@ -46,13 +46,13 @@ ZERO_2 = {
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], str]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """The weights after an undisturbed training of two ranks, under DDP or FSDP2."""
 
     @cache
-    def train(split: bool) -> str:
+    def train(split: bool, steps: int = STEPS) -> str:
         made = TorchDistributor(2, True, False, checkpoints=tmp_path_factory.mktemp("undisturbed"))
-        begun, weights, _ = made.run(checkpointed.train_digits, STEPS, split=split)
+        begun, weights, _ = made.run(checkpointed.train_digits, steps, split=split)
         assert begun is None
         return weights
 
@@ -62,7 +62,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], st
 @pytest.mark.long_on_executors
 @pytest.mark.parametrize("split", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["DDP", "FSDP2"])
 def test_a_killed_training_goes_on_bit_by_bit(
-    make: Make, undisturbed: Callable[[bool], str], split: bool, tmp_path: Path
+    make: Make, undisturbed: Callable[..., str], split: bool, tmp_path: Path
 ) -> None:
     """Weights, optimizer, scheduler, random states of each rank and a plain value are as if nothing had happened."""
     distributor = make(2, checkpoints=Checkpoints(str(tmp_path / "runs"), keep=2))
@@ -80,7 +80,7 @@ def test_a_killed_training_goes_on_bit_by_bit(
 @pytest.mark.long_on_executors
 @pytest.mark.parametrize("split", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["DDP", "FSDP2"])
 def test_ranks_that_start_again_go_on_from_memory(
-    make: Make, undisturbed: Callable[[bool], str], split: bool, tmp_path: Path
+    make: Make, undisturbed: Callable[..., str], split: bool, tmp_path: Path
 ) -> None:
     """The place takes nothing, so memory is all that survives; at most one step is lost, and in the end it is gone."""
     kept = Checkpoints(str(tmp_path / "runs"), memory=True)
@@ -95,6 +95,56 @@ def test_ranks_that_start_again_go_on_from_memory(
     assert not list(Path("/dev/shm").glob(f"*{run.id}*"))
 
 
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["agent", "executor"])
+@pytest.mark.parametrize("split", [False, True], ids=["DDP", "FSDP2"])
+def test_a_lost_node_goes_on_from_the_copy_that_another_keeps(
+    sessions: Sessions, undisturbed: Callable[..., str], split: bool, victim: str, tmp_path: Path
+) -> None:
+    """The place takes nothing, so the copies are all that survives of the node."""
+    sessions.get("local-cluster[2,1,1024]")
+    kept = Checkpoints(str(tmp_path / "runs"), memory=True, replicate=True)
+    distributor = TorchDistributor(2, False, False, checkpoints=kept, max_restarts=1, grace_period=1.0)
+    run = distributor.submit(checkpointed.train_digits, 4 * STEPS, None, split, down=True, pause=0.2)
+    watch.until(lambda: run.metrics and run.metrics[-1].step >= STEPS)
+    victims.KILLS[victim][0](run).kill()
+    begun, weights, seen = run.result(watch.DEADLINE)
+    lost = run.attempts[0].step
+    assert lost is not None and begun is not None and begun >= lost - 1
+    assert weights == undisturbed(split, 4 * STEPS)
+    assert seen == 4 * STEPS * 16
+    assert checkpointed.committed(tmp_path / "runs") == []
+    watch.gone(run.id)
+    assert not list(Path("/dev/shm").glob(f"*{run.id}*"))
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_without_a_channel_a_new_job_finds_no_copies(
+    sessions: Sessions, unreachable: None, undisturbed: Callable[..., str], tmp_path: Path
+) -> None:
+    sessions.get("local-cluster[2,1,1024]")
+    kept = Checkpoints(str(tmp_path / "runs"), memory=True, replicate=True)
+    run = TorchDistributor(2, False, False, checkpoints=kept, max_restarts=1).submit(
+        checkpointed.train_digits, STEPS, str(tmp_path / "killed"), down=True
+    )
+    begun, weights, _ = run.result(2 * watch.DEADLINE)
+    assert (begun, weights) == (None, undisturbed(False))
+    assert [each.number for each in run.attempts] == [0, 1]
+    assert not list(Path("/dev/shm").glob(f"*{run.id}*"))
+
+
+def test_one_node_has_no_other_for_copies(make_local: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    kept = Checkpoints(str(tmp_path / "runs"), memory=True, replicate=True)
+    run = make_local(2, checkpoints=kept, max_restarts=1).submit(
+        checkpointed.train_digits, STEPS, str(tmp_path / "killed"), down=True
+    )
+    begun, _, seen = run.result(watch.DEADLINE)
+    assert begun is not None and seen == STEPS * 16
+    assert "Checkpoints(replicate=True): no copy is kept: this run has only one node" in capfd.readouterr().err
+
+
 def test_what_is_newer_in_the_place_is_loaded_from_there(make_local: Make, tmp_path: Path) -> None:
     """Shared memory has no room for the second state, which the place has."""
     kept = Checkpoints(str(tmp_path / "runs"), memory=True)
@@ -107,7 +157,7 @@ def outgrow() -> float:
     import torch
 
     from distributor import runtime
-    from distributor.checkpoint.memory import _Slot
+    from distributor.machine import state_folders
 
     torch.distributed.init_process_group("gloo")
     torch.manual_seed(0)
@@ -120,8 +170,8 @@ def outgrow() -> float:
         torch.nn.init.constant_(model.weight, step)
         model.register_buffer("grows", torch.zeros(step))
         if step == 2:
-            reserve = _Slot._reserve
-            _Slot._reserve = lambda self, size, limit: reserve(self, size, 0)  # type: ignore[method-assign]
+            create = state_folders.create_file
+            state_folders.create_file = lambda path, size, limit: create(path, size, 0)
         runtime.save_checkpoint({"model": model}, step, wait=True)
     torch.distributed.barrier()
     os.kill(os.getpid(), signal.SIGKILL)
@@ -146,7 +196,7 @@ def test_an_agent_that_is_killed_leaves_no_memory(make_local: Make, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_training_goes_on_from_a_url(make_local: Make, undisturbed: Callable[[bool], str], tmp_path: Path) -> None:
+def test_a_training_goes_on_from_a_url(make_local: Make, undisturbed: Callable[..., str], tmp_path: Path) -> None:
     distributor = make_local(2, checkpoints=f"file://{tmp_path / 'runs'}")
     killed = str(tmp_path / "killed")
     with pytest.raises(TrainingError, match="killed by SIGKILL"):

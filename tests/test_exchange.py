@@ -18,7 +18,7 @@ from sessions import MASTERS, Sessions
 from test_channel import Listener
 
 from distributor import TorchDistributor
-from distributor.channel import server, task
+from distributor.channel import lines, server, task
 from distributor.channel.facts import Facts
 from distributor.channel.server import ChannelServer
 from distributor.values.messages import AllFacts, TaskFacts
@@ -159,8 +159,8 @@ def test_tasks_that_spark_starts_again_learn_of_each_other(serving: Any) -> None
 def test_the_facts_of_a_task_that_has_ended_do_not_count(serving: Any) -> None:
     """Its executor was killed: Spark starts all tasks again, and those of before must not be mixed with them."""
     it, at = serving(2)
-    line = task._connect((at.host, at.port, at.certificate, at.token))
-    line.sendall(task._pack(TaskFacts("", 0, 0, {"facts": "old"})))
+    line = lines.connect((at.host, at.port, at.certificate, at.token), 5.0)
+    line.sendall(lines.pack(TaskFacts("", 0, 0, {"facts": "old"})))
     watch.until(lambda: len(it._facts.here) == 1)
     line.close()
     watch.until(lambda: not it._facts.here)
@@ -256,7 +256,7 @@ def test_facts_that_make_no_sense_do_no_harm(serving: Any) -> None:
     _, at = serving(1)
     told = {"kind": "TaskFacts", "wave": "", "attempt": 0, "partition": 0, "facts": {}}
     for wrong in ({"facts": []}, {"facts": None}, {"partition": "x"}, {"attempt": True}, {"more": 1}, {"kind": "Hi"}):
-        with task._connect((at.host, at.port, at.certificate, at.token)) as line:
+        with lines.connect((at.host, at.port, at.certificate, at.token), 5.0) as line:
             body = json.dumps({**told, **wrong}).encode()
             line.sendall(struct.pack("!IB", len(body), 1) + body)
             assert line.recv(1) == b""

@@ -24,7 +24,7 @@ from sessions import Make, Sessions
 from test_channel import Listener, hello, stranger, trusted
 
 from distributor import Status, TorchDistributor, TrainingError
-from distributor.channel import door, frames, task
+from distributor.channel import door, frames, lines
 from distributor.channel.intake import Intake
 from distributor.channel.returns import Returns
 from distributor.channel.server import ChannelServer
@@ -164,7 +164,7 @@ def expecting() -> Iterator[tuple[ChannelServer, Endpoint]]:
 def answer(connection: socket.socket) -> messages.Message | None:
     """What the driver answers; ``None`` if it ends the connection instead."""
     try:
-        return task._read(connection)
+        return lines.read(connection)
     except TimeoutError:
         raise
     except OSError:

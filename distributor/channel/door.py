@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from distributor.channel.tls import make_tls
+from distributor.channel.tls import TOKEN_BYTES, make_tls
 from distributor.values.plan import Endpoint
 
 #: Seconds that a new connection may take for the TLS handshake, and again to show the token.
@@ -19,8 +19,6 @@ _HELLO_TIMEOUT = 10.0
 #: Maximum number of connections that have not shown the token or sent a first message yet, or twice the number of tasks
 #: if that is more. A further connection ends the oldest of them, so that a flood keeps no node out for long.
 _MAX_STRANGERS = 128
-
-_TOKEN_BYTES = 32
 
 #: The type of a function that serves a connection until it ends.
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
@@ -40,7 +38,7 @@ class Door:
     def __init__(self, serve: Serve, tasks: int) -> None:
         self._serve = serve
         self._most = max(_MAX_STRANGERS, 2 * tasks)
-        self._token = secrets.token_bytes(_TOKEN_BYTES)
+        self._token = secrets.token_bytes(TOKEN_BYTES)
         self._strangers: dict[asyncio.Task[None], None] = {}
         self._listening: socket.socket | None = None
         self._context: ssl.SSLContext | None = None
@@ -102,7 +100,7 @@ class Door:
             transport, _ = await loop.connect_accepted_socket(
                 lambda: protocol, sock, ssl=self._context, ssl_handshake_timeout=_HELLO_TIMEOUT
             )
-            shown = await asyncio.wait_for(reader.readexactly(_TOKEN_BYTES), _HELLO_TIMEOUT)
+            shown = await asyncio.wait_for(reader.readexactly(TOKEN_BYTES), _HELLO_TIMEOUT)
             if not hmac.compare_digest(shown, self._token):
                 return
             writer, transport = asyncio.StreamWriter(transport, protocol, reader, loop), None

@@ -149,15 +149,15 @@ class Guard:
             raise ProtocolError(f"the value of rank {value.rank} comes without the secret of the rank's node")
         self._check_rank(value.node, value.rank)
 
-    def check_node(self, told: messages.Deposit | messages.Withdraw | messages.Fetch) -> int:
-        """Check that a message about files was sent by an agent of this run, and return the rank of its node.
+    def check_node(self, told: messages.Deposit | messages.Withdraw | messages.Fetch | messages.Holding) -> int:
+        """Check that a message was sent by an agent of this run, and return the rank of its node.
 
         Raises:
             ProtocolError: the sender is not an agent of this run.
         """
         nodes = self._nodes()[1]
         if told.node not in nodes or not self._proves(told.node, told.secret):
-            raise ProtocolError("a message about files comes without the secret of its node")
+            raise ProtocolError(f"a {type(told).__name__} comes without the secret of its node")
         return nodes[told.node].node_rank
 
     def check_deposit(self, told: messages.Deposit | messages.Withdraw) -> int:

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from distributor.channel import frames
 from distributor.channel.door import Door
@@ -44,6 +44,9 @@ _TURN = 64
 
 #: Maximum number of bytes that the driver holds for a connection that does not read. With more, it ends the connection.
 _MOST_UNREAD = frames.MAX_BODY
+
+#: The name of the tasks that serve nodes that keep states for the run's next job.
+_HOLDING = "holding"
 
 #: The reason for stopping tasks that Spark has started again.
 _AGAIN = "Spark has started the tasks again"
@@ -152,8 +155,15 @@ class ChannelServer:
         self._call(self._start(self._watch_silence())).result()
         return self
 
+    def retire(self) -> None:
+        """Listen no more, and end all connections except those of nodes that keep states for the run's next job.
+
+        These nodes learn from the end of their connections that the server closes.
+        """
+        self._call(self._end_tasks(staying=_HOLDING)).result()
+
     def __exit__(self, *_: object) -> None:
-        self._call(self._close()).result()
+        self._call(self._end_tasks()).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -302,7 +312,7 @@ class ChannelServer:
             raise
         if node is not None and (peer := self._peers.get(node)) is not None and peer.writer is writer:
             peer.leaving = self._loop.call_later(window, self._lose, node, why)
-        await self._end(writer)
+        await _end(writer)
 
     async def _serve_task(
         self, message: Message | outcome.Log, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -335,6 +345,11 @@ class ChannelServer:
                 self._guard.check_node(message)
                 self._door.admit()
                 await depository.give(writer)
+            case messages.Holding():
+                self._guard.check_node(message)
+                self._door.admit()
+                cast("asyncio.Task[None]", asyncio.current_task()).set_name(_HOLDING)
+                await reader.read(1)  # until the node has ended
             case messages.Withdraw() if (depository := self.returns.depository) is not None:
                 node = self._guard.check_deposit(message)
                 self._door.admit()
@@ -443,19 +458,6 @@ class ChannelServer:
                 self._send(writer, order)
         return node
 
-    @staticmethod
-    async def _end(writer: asyncio.StreamWriter) -> None:
-        """Close a connection once the other side has read everything, or after :data:`_LINGER` seconds.
-
-        Until it is closed, a connection that was never admitted counts as a stranger (see ``Door``).
-        """
-        writer.close()
-        try:
-            with suppress(OSError):  # TimeoutError is one
-                await asyncio.wait_for(writer.wait_closed(), _LINGER)
-        finally:
-            writer.transport.abort()
-
     async def _watch_silence(self) -> None:
         interval = self._timeout / 10
         while True:
@@ -516,12 +518,27 @@ class ChannelServer:
         self._guard.log(address[0] if address else "this machine", why)
         writer.transport.abort()
 
-    async def _close(self) -> None:
-        tasks = list(self._tasks)
+    async def _end_tasks(self, staying: str | None = None) -> None:
+        """End all tasks but those of one name, and listen no more."""
+        tasks = [task for task in self._tasks if task.get_name() != staying]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._door.close()
         for peer in self._peers.values():
             peer.writer.transport.abort()
+        self._peers.clear()
         await asyncio.sleep(0)  # transports close in the next round of the event loop
+
+
+async def _end(writer: asyncio.StreamWriter) -> None:
+    """Close a connection once the other side has read everything, or after :data:`_LINGER` seconds.
+
+    Until it is closed, a connection that was never admitted counts as a stranger (see ``Door``).
+    """
+    writer.close()
+    try:
+        with suppress(OSError):  # TimeoutError is one
+            await asyncio.wait_for(writer.wait_closed(), _LINGER)
+    finally:
+        writer.transport.abort()

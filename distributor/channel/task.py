@@ -15,13 +15,11 @@ import io
 import json
 import os
 import socket
-import struct
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, BinaryIO
 
-from distributor.machine import network
-from distributor.values import messages
+from distributor.channel.lines import PIECE, Endpoint, connect, pack, read
 from distributor.values.files import make_way
 from distributor.values.messages import (
     AllFacts,
@@ -39,9 +37,6 @@ from distributor.values.messages import (
     Withdraw,
 )
 
-#: Where the driver listens: host, port, certificate (PEM), token.
-Endpoint = tuple[str, int, str, bytes]
-
 #: Seconds that a task tries to reach the driver before it uses ``allGather``. No task may give up sooner, because the
 #: driver relies on it: until then, a run from which it has heard nothing cannot have begun.
 CONNECT_TIMEOUT = 5.0
@@ -51,9 +46,6 @@ _RETRY = 0.2
 
 #: Maximum number of times that a value is sent if the connection breaks.
 _SENDINGS = 2
-
-#: Bytes of a value that are read, hashed and sent at a time.
-_PIECE = 256 << 10
 
 
 class StoppedError(Exception):
@@ -104,9 +96,9 @@ def tell(endpoint: Endpoint, told: Iterable[Message], timeout: float = CONNECT_T
     Raises:
         OSError: the driver cannot be reached in time.
     """
-    with _connect(endpoint, timeout) as line:
+    with connect(endpoint, timeout) as line:
         for message in told:
-            line.sendall(_pack(message))
+            line.sendall(pack(message))
         while line.recv(4096):  # until the driver ends the connection
             pass
 
@@ -134,11 +126,11 @@ def send_value(endpoint: Endpoint, value: Value, content: bytes | str, patience:
 
 def _send_value(endpoint: Endpoint, value: Value, content: bytes | str, patience: float) -> Sent:
     source = io.BytesIO(content) if isinstance(content, bytes) else open(content, "rb", buffering=0)
-    with source as file, _connect(endpoint) as line:
+    with source as file, connect(endpoint, CONNECT_TIMEOUT) as line:
         line.settimeout(patience)
-        line.sendall(_pack(value))
+        line.sendall(pack(value))
         _expect(Proceed, line)
-        digest, buffer = hashlib.sha256(), memoryview(bytearray(_PIECE))
+        digest, buffer = hashlib.sha256(), memoryview(bytearray(PIECE))
         while count := file.readinto(buffer):
             digest.update(buffer[:count])
             line.sendall(buffer[:count])
@@ -159,16 +151,16 @@ def send_file(endpoint: Endpoint, told: Deposit | Withdraw, source: str | None, 
         RefusedError: the driver refuses the file.
         OSError: the driver cannot be reached, the connection broke, or the file has become shorter.
     """
-    with _connect(endpoint) as line:
+    with connect(endpoint, CONNECT_TIMEOUT) as line:
         line.settimeout(patience)
-        line.sendall(_pack(told))
-        answer = _read(line)
+        line.sendall(pack(told))
+        answer = read(line)
         if isinstance(answer, Refused):
             raise RefusedError(answer.why)
         if isinstance(answer, Proceed) and isinstance(told, Deposit) and source is not None:
             with open(source, "rb") as file:
                 _send_exactly(file, told.entry.size, line)
-            answer = _read(line)
+            answer = read(line)
         if not isinstance(answer, Received):
             raise ConnectionError(f"the driver answers {answer}")
 
@@ -186,10 +178,10 @@ def fetch_files(endpoint: Endpoint, told: Fetch, folder: str, patience: float, w
     Raises:
         OSError: the driver cannot be reached, the connection broke, or a file cannot be written.
     """
-    with _connect(endpoint) as line:
+    with connect(endpoint, CONNECT_TIMEOUT) as line:
         line.settimeout(patience)
-        line.sendall(_pack(told))
-        while isinstance(offer := _read(line), Offer):
+        line.sendall(pack(told))
+        while isinstance(offer := read(line), Offer):
             path = make_way(folder, offer.path) if wanted(offer.path) else os.devnull
             _receive(offer, path, line)
         if not isinstance(offer, Received):
@@ -198,9 +190,9 @@ def fetch_files(endpoint: Endpoint, told: Fetch, folder: str, patience: float, w
 
 def _receive(offer: Offer, path: str, line: socket.socket) -> None:
     with open(path, "wb") as file:
-        left, buffer = offer.size, memoryview(bytearray(_PIECE))
+        left, buffer = offer.size, memoryview(bytearray(PIECE))
         while left:
-            count = line.recv_into(buffer[: min(left, _PIECE)])
+            count = line.recv_into(buffer[: min(left, PIECE)])
             if not count:
                 raise ConnectionError("the connection has ended")
             file.write(buffer[:count])
@@ -212,7 +204,7 @@ def _receive(offer: Offer, path: str, line: socket.socket) -> None:
 
 def _send_exactly(file: BinaryIO, size: int, line: socket.socket) -> None:
     while size:
-        piece = file.read(min(size, _PIECE))
+        piece = file.read(min(size, PIECE))
         if not piece:
             raise ConnectionError("the file has become shorter")
         line.sendall(piece)
@@ -226,7 +218,7 @@ def _expect(kind: type[Message], line: socket.socket) -> None:
         StoppedError: the run was stopped.
         OSError: the connection has ended, or the answer is not the expected one.
     """
-    answer = _read(line)
+    answer = read(line)
     if isinstance(answer, Stop):
         raise StoppedError(answer.reason)
     if not isinstance(answer, kind):
@@ -241,11 +233,11 @@ def _over_channel(message: TaskFacts, endpoint: Endpoint | None, patience: float
     end = time.monotonic() + CONNECT_TIMEOUT
     while True:
         try:
-            with _connect(endpoint) as line:
+            with connect(endpoint, CONNECT_TIMEOUT) as line:
                 told, end = True, time.monotonic() + patience
-                line.sendall(_pack(message))
+                line.sendall(pack(message))
                 _wait_for_ever(line, patience)
-                answer = _read(line)
+                answer = read(line)
             break
         except (OSError, ValueError):
             pass
@@ -271,45 +263,3 @@ def _wait_for_ever(line: socket.socket, patience: float) -> None:
             line.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), max(1, int(patience / 6)))
     if hasattr(socket, "TCP_KEEPCNT"):
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 5)
-
-
-def _connect(endpoint: Endpoint, timeout: float = CONNECT_TIMEOUT) -> socket.socket:
-    host, port, certificate, token = endpoint
-    line = socket.create_connection((host, port), timeout)
-    try:
-        tls = network.pinned_tls(certificate).wrap_socket(line)
-    except BaseException:
-        line.close()
-        raise
-    tls.sendall(token)
-    return tls
-
-
-def _pack(message: Message) -> bytes:
-    """Return a message as a frame, as ``channel.frames.pack`` does.
-
-    Importing that module would load asyncio in Spark's workers.
-    """
-    body = json.dumps(messages.encode(message)).encode()
-    return struct.pack("!IB", len(body), 1) + body
-
-
-def _read(line: socket.socket) -> Message:
-    """Read the next message.
-
-    Raises:
-        OSError: the connection has ended before the message was complete.
-        ValueError: the bytes are not a message.
-    """
-    length, _ = struct.unpack("!IB", _exactly(line, 5))
-    return messages.decode(json.loads(_exactly(line, length)))
-
-
-def _exactly(line: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        piece = line.recv(size - len(data))
-        if not piece:
-            raise ConnectionError("the connection has ended")
-        data += piece
-    return data

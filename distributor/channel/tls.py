@@ -1,14 +1,41 @@
-"""The TLS certificate of one run."""
+"""TLS keys and certificates of one run."""
 
 from __future__ import annotations
 
+import secrets
 import ssl
 import tempfile
 from datetime import UTC, datetime, timedelta
 
+from distributor.values.checkpoints import PeerKey
+
+#: Number of bytes of a token.
+TOKEN_BYTES = 32
+
 
 def make_tls() -> tuple[ssl.SSLContext, str]:
     """Return a server context with a new key for this run, and its certificate as PEM."""
+    certificate, private = _make_key()
+    return server_context(certificate, private), certificate
+
+
+def make_peer_key() -> PeerKey:
+    """Return a new key with which the nodes of a run know each other."""
+    return PeerKey(*_make_key(), secrets.token_bytes(TOKEN_BYTES))
+
+
+def server_context(certificate: str, private: str) -> ssl.SSLContext:
+    """Return a server context for a certificate and its key, both as PEM."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with tempfile.NamedTemporaryFile(prefix="distributor-tls-") as file:  # ssl reads keys from files only; mode 0600
+        file.write((certificate + private).encode())
+        file.flush()
+        context.load_cert_chain(file.name)
+    return context
+
+
+def _make_key() -> tuple[str, str]:
+    """Return a certificate and its key as PEM."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -31,9 +58,4 @@ def make_tls() -> tuple[ssl.SSLContext, str]:
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    with tempfile.NamedTemporaryFile(prefix="distributor-tls-") as file:  # ssl reads keys from files only; mode 0600
-        file.write(certificate + private)
-        file.flush()
-        context.load_cert_chain(file.name)
-    return context, certificate.decode()
+    return certificate.decode(), private.decode()

@@ -1,10 +1,11 @@
-"""What a slot of the memory tier holds, which slot is overwritten next, and which state all ranks load. Pure."""
+"""What a slot of the memory tier holds, which slot is overwritten next, and which states all ranks load. Pure."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from distributor.checkpoint.records import order_of, run_of
 
@@ -50,6 +51,102 @@ class Generation:
     pieces: tuple[Piece, ...]
     others: tuple[str, ...]
 
+    def without(self, names: Iterable[str], alignment: int) -> tuple[Generation, list[tuple[int, int]]]:
+        """Return the state as another node keeps it, which has some of the tensors elsewhere.
+
+        Args:
+            names: the names of these tensors.
+            alignment: tensors begin at multiples of this number of bytes.
+
+        Returns:
+            The state, and the parts of this state's file that make up the file of the other state.
+        """
+        left, end, pieces, parts = set(names), 0, [], []
+        for piece in self.pieces:
+            if piece.name not in left:
+                size = -(-piece.size // alignment) * alignment
+                pieces.append(replace(piece, offset=end))
+                parts.append((piece.offset, size))
+                end += size
+        others = {*self.others, *(piece.name for piece in self.pieces if piece.name in left)}
+        return replace(self, pieces=tuple(pieces), others=tuple(sorted(others))), parts
+
+
+@dataclass(frozen=True)
+class Holding:
+    """One rank's state, or a copy of it, as a node keeps it.
+
+    Attributes:
+        node: rank of the node.
+        rank: the rank.
+        path: path of the file of tensors on the node.
+        objects: size of the file of the rank's other state.
+        generation: what the file holds.
+    """
+
+    node: int
+    rank: int
+    path: str
+    objects: int
+    generation: Generation
+
+
+@dataclass(frozen=True)
+class Source:
+    """Some tensors of a rank's state, and the node that keeps them.
+
+    Attributes:
+        node: rank of the node.
+        path: path of the file on the node.
+        pieces: where the tensors are in the file.
+        objects: size of the file of the rank's other state; ``None`` if the file is another rank's.
+    """
+
+    node: int
+    path: str
+    pieces: tuple[Piece, ...]
+    objects: int | None = None
+
+
+def sources(holdings: Sequence[Holding], homes: Sequence[int]) -> tuple[Generation, list[tuple[Source, ...]]] | None:
+    """Return the newest state of which the nodes together hold all parts, and for each rank where they are.
+
+    What a rank's own node holds comes first. A tensor that a rank shares with others comes from the lowest rank whose
+    state is there, because that is the rank whose values a committed checkpoint would hold.
+
+    Args:
+        holdings: what all nodes hold.
+        homes: the rank of each rank's node.
+
+    Returns:
+        A rank's state, which names the checkpoint, and the sources of each rank; ``None`` if no state is complete.
+    """
+    states: dict[str, list[Holding]] = {}
+    for holding in holdings:
+        if holding.generation.world_size == len(homes):
+            states.setdefault(holding.generation.checkpoint, []).append(holding)
+    for checkpoint in sorted(states, key=order_of, reverse=True):
+        found = [_sources(rank, home, states[checkpoint]) for rank, home in enumerate(homes)]
+        if all(found):
+            return states[checkpoint][0].generation, [each for each in found if each is not None]
+    return None
+
+
+def _sources(rank: int, home: int, holdings: Sequence[Holding]) -> tuple[Source, ...] | None:
+    """Return where the parts of one rank's state are; ``None`` if one is missing."""
+    own = [holding for holding in holdings if holding.rank == rank]
+    for holding in sorted(own, key=lambda each: (each.node != home, len(each.generation.others))):
+        found = [Source(holding.node, holding.path, holding.generation.pieces, holding.objects)]
+        missing = set(holding.generation.others)
+        for other in sorted(holdings, key=lambda each: (each.node != home, each.rank)):
+            pieces = tuple(piece for piece in other.generation.pieces if piece.is_whole and piece.name in missing)
+            if pieces:
+                found.append(Source(other.node, other.path, pieces))
+                missing -= {piece.name for piece in pieces}
+        if not missing:
+            return tuple(found)
+    return None
+
 
 def pack(generation: Generation) -> bytes:
     """Return the record of a slot."""
@@ -58,11 +155,36 @@ def pack(generation: Generation) -> bytes:
 
 def read(data: bytes) -> Generation:
     """Return what a record says."""
-    told = json.loads(data)
-    pieces = (
-        Piece(**{**piece, "shape": tuple(piece["shape"]), "whole": tuple(piece["whole"])}) for piece in told["pieces"]
-    )
-    return Generation(**{**told, "pieces": tuple(pieces), "others": tuple(told["others"])})
+    return _generation(json.loads(data))
+
+
+def _generation(told: dict[str, Any]) -> Generation:
+    return Generation(**{**told, "pieces": tuple(_pieces(told["pieces"])), "others": tuple(told["others"])})
+
+
+def _pieces(told: Iterable[dict[str, Any]]) -> Iterator[Piece]:
+    for piece in told:
+        yield Piece(**{**piece, "shape": tuple(piece["shape"]), "whole": tuple(piece["whole"])})
+
+
+def pack_holdings(holdings: Iterable[Holding]) -> list[dict[str, Any]]:
+    """Return holdings as plain values."""
+    return [asdict(holding) for holding in holdings]
+
+
+def read_holdings(told: Iterable[dict[str, Any]]) -> list[Holding]:
+    """Return holdings from plain values."""
+    return [Holding(**{**each, "generation": _generation(each["generation"])}) for each in told]
+
+
+def pack_sources(found: Iterable[Source]) -> list[dict[str, Any]]:
+    """Return sources as plain values."""
+    return [asdict(source) for source in found]
+
+
+def read_sources(told: Iterable[dict[str, Any]]) -> tuple[Source, ...]:
+    """Return sources from plain values."""
+    return tuple(Source(**{**each, "pieces": tuple(_pieces(each["pieces"]))}) for each in told)
 
 
 def oldest(slots: Sequence[Generation | None], loaded: str | None) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import io
 import os
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,9 +13,10 @@ from typing import Any
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-from distributor.checkpoint import pickles, shards, state as states
-from distributor.checkpoint.generations import Generation, common, is_newer
+from distributor.checkpoint import pickles, recalling, shards, state as states
+from distributor.checkpoint.generations import is_newer
 from distributor.checkpoint.memory import Held, Memory, kept_by
+from distributor.checkpoint.recalling import Kept, Recall
 from distributor.checkpoint.records import Manifest, Shard, pack, read_manifest
 from distributor.checkpoint.saving import METADATA
 from distributor.checkpoint.session import Session, current, in_run
@@ -133,10 +134,13 @@ def load_checkpoint(state: Any, *, weights_only: bool = True) -> int | None:
     session.finish()
     memory, refused = kept_by(session), list[str]()
     while (manifest := _choose(session, memory, refused)) is not None:
-        if isinstance(manifest, Generation):
+        if isinstance(manifest, Recall):
             assert memory is not None
-            states.restore(state, _from_memory(memory.read(manifest.checkpoint), state, weights_only=weights_only))
-            return manifest.step
+            if (held := _recall(session, memory, manifest)) is not None:
+                states.restore(state, _from_memory(held, state, weights_only=weights_only))
+                return manifest.step
+            memory = None  # its state cannot be read, so a committed one is loaded
+            continue
         loading = _Loading(session, manifest)
         if _all_intact(session, manifest, loading):
             states.restore(state, loading.read(state, weights_only=weights_only))
@@ -145,28 +149,36 @@ def load_checkpoint(state: Any, *, weights_only: bool = True) -> int | None:
     return None
 
 
-def _choose(session: Session, memory: Memory | None, refused: Iterable[str]) -> Manifest | Generation | None:
+def _choose(session: Session, memory: Memory | None, refused: Iterable[str]) -> Manifest | Recall | None:
     """Return the checkpoint that all ranks load, in the place or in memory; ``None`` if there is none.
 
     Rank 0 chooses it.
     """
     key, what = session.next_key(), "load_checkpoint"
-    held = [] if memory is None else memory.held()
-    told = session.exchange.gather(f"{key}/1", json.dumps([each.checkpoint for each in held]).encode(), what)
-    chosen = b""
+    told = session.exchange.gather(f"{key}/1", recalling.tell(memory), what)
+    answers = [b""]
     if session.exchange.rank == 0:
-        kept = common([json.loads(each) for each in told])
+        kept = recalling.agree(told)
         found = _committed(session, refused, kept)
-        if kept is not None and is_newer(kept, None if found is None else found.folder):
-            chosen = kept.encode()
+        if kept is not None and is_newer(kept.checkpoint, None if found is None else found.folder):
+            answers = kept.answers
         elif found is not None:
-            chosen = pack(found)
-    chosen = session.exchange.share(f"{key}/1", [chosen], what)
-    in_memory = next((each for each in held if each.checkpoint.encode() == chosen), None)
-    return in_memory or read_manifest(chosen)
+            answers = [pack(found)]
+    chosen = session.exchange.share(f"{key}/1", answers, what)
+    return recalling.read_answer(chosen) or read_manifest(chosen)
 
 
-def _committed(session: Session, refused: Iterable[str], kept: str | None) -> Manifest | None:
+def _recall(session: Session, memory: Memory, recall: Recall) -> Held | None:
+    """Return what memory holds of this rank's state; ``None`` if a rank cannot read its own."""
+    held, problem = None, b""
+    try:
+        held = memory.read(recall.checkpoint, recall.sources, recall.seats)
+    except OSError as error:
+        problem = str(error).encode()
+    return None if _any_problem(session, problem, f"the state of step {recall.step} in memory cannot be read") else held
+
+
+def _committed(session: Session, refused: Iterable[str], kept: Kept | None) -> Manifest | None:
     """Return the last committed checkpoint. If the place cannot be read, it is enough that memory holds one."""
     try:
         return next(_candidates(session, refused), None)
@@ -179,7 +191,7 @@ def _committed(session: Session, refused: Iterable[str], kept: str | None) -> Ma
 
 def _from_memory(held: Held, entries: Mapping[str, Any], *, weights_only: bool) -> State:
     """Return the state of this rank. The tensors of modules are read in place."""
-    objects = states.load_objects(held.objects, weights_only=weights_only)
+    objects = states.load_objects(io.BytesIO(held.objects), weights_only=weights_only)
     tensors = states.wanted(entries, held.sizes)
     for name, tensor in tensors.items():
         part, kept = states.local_part(tensor), held.tensors[name]
@@ -194,14 +206,19 @@ def _from_memory(held: Held, entries: Mapping[str, Any], *, weights_only: bool) 
 
 def _all_intact(session: Session, manifest: Manifest, loading: _Loading) -> bool:
     """Return whether all shards are as they were saved. Each rank looks at some of them."""
-    key, what, exchange = session.next_key(), "load_checkpoint", session.exchange
+    exchange = session.exchange
     bad = loading.damaged(list(manifest.shards)[exchange.rank :: exchange.world_size])
-    told = exchange.gather(f"{key}/1", bad.encode(), what, patient=True)  # reading all shards may take long
-    answer = next((each for each in told if each), b"")
-    answer = exchange.share(f"{key}/1", [answer], what, patient=True)
+    return not _any_problem(session, bad.encode(), f"checkpoint {manifest.folder} is damaged")
+
+
+def _any_problem(session: Session, own: bytes, what: str) -> bool:
+    """Return whether a rank cannot read what all ranks have chosen to load. Rank 0 warns of it."""
+    key, call, exchange = session.next_key(), "load_checkpoint", session.exchange
+    told = exchange.gather(f"{key}/1", own, call, patient=True)  # reading may take long
+    answer = exchange.share(f"{key}/1", [next((each for each in told if each), b"")], call, patient=True)
     if answer and exchange.rank == 0:
-        _log.warning("checkpoint %s is damaged (%s): an earlier one is tried", manifest.folder, answer.decode())
-    return not answer
+        _log.warning("%s (%s): an earlier one is tried", what, answer.decode())
+    return bool(answer)
 
 
 class _Loading:

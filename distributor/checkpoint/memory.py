@@ -19,12 +19,13 @@ from pathlib import Path
 import torch
 from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorageMetadata
 
-from distributor.checkpoint.generations import Generation, Piece, oldest, pack, read
+from distributor.checkpoint.generations import Generation, Piece, Source, oldest, pack, read
+from distributor.checkpoint.peers import Peers, dtype_of
+from distributor.checkpoint.seats import Seat
 from distributor.checkpoint.session import Session
 from distributor.checkpoint.state import DTensor, local_part
-from distributor.machine.folders import locked
+from distributor.machine import state_folders
 from distributor.text import notices
-from distributor.text.wording import mebibytes
 from distributor.values.checkpoints import SharedMemory
 
 _log = notices.logger
@@ -41,7 +42,8 @@ def kept_by(session: Session) -> Memory | None:
     """Return what this process keeps in memory; ``None`` if its run does not ask for it."""
     about = session.settings.memory
     if session.memory is None and about is not None:
-        session.memory = Memory(about, session.exchange.rank, session.exchange.world_size)
+        peers = Peers(about.folder, session) if about.replicate else None
+        session.memory = Memory(about, session.exchange.rank, session.exchange.world_size, peers)
     return session.memory
 
 
@@ -52,9 +54,11 @@ class Memory:
         about: where, and how much.
         rank: this rank.
         world_size: number of ranks.
+        peers: reaches other nodes, if they keep copies.
     """
 
-    def __init__(self, about: SharedMemory, rank: int, world_size: int) -> None:
+    def __init__(self, about: SharedMemory, rank: int, world_size: int, peers: Peers | None = None) -> None:
+        self.peers = peers
         self._about = about
         self._folder = Path(about.folder)
         self._rank = rank
@@ -109,8 +113,25 @@ class Memory:
     def revoke(self, checkpoint: str) -> None:
         """Let a state no longer count."""
         for slot in self._slots:
-            if slot.generation is not None and slot.generation.checkpoint == checkpoint:
+            if slot.holds(checkpoint):
                 slot.clear()
+
+    def replicate(self, checkpoint: str, omitted: Iterable[str], peer: Seat | None) -> None:
+        """Send this rank's state to the node that keeps its copy. If that fails, it is a warning.
+
+        Args:
+            checkpoint: name of the checkpoint's folder.
+            omitted: names of tensors that the copy need not hold.
+            peer: where the copy is kept; ``None`` if there is only one node.
+        """
+        kept = next((slot for slot in self._slots if slot.holds(checkpoint)), None)
+        if self.peers is None or kept is None or kept.generation is None or (peer is None and self._rank > 0):
+            return
+        generation, parts = kept.generation.without(omitted, _ALIGNMENT)
+        try:
+            self.peers.send(peer, kept.path, pack(generation), kept.objects.read_bytes(), parts)
+        except OSError as error:
+            self._warn(error, "Checkpoints(replicate=True): no copy is kept")
 
     def held(self) -> list[Generation]:
         """Return this rank's part of the checkpoints of which this node has all that the rank needs."""
@@ -127,16 +148,36 @@ class Memory:
                     found.append(generation)
         return found
 
-    def read(self, checkpoint: str) -> Held:
-        """Return what this node holds of a checkpoint, for this rank.
+    def read(self, checkpoint: str, sources: Iterable[Source] | None, seats: Iterable[Seat] = ()) -> Held:
+        """Return what is held of a checkpoint for this rank.
+
+        Args:
+            checkpoint: name of the checkpoint's folder.
+            sources: where the parts of the rank's state are; ``None`` if this node holds all of them.
+            seats: a seat of each node.
 
         Raises:
             OSError: it cannot be read.
         """
+        if sources is None:
+            return self._read_here(checkpoint)
+        assert self.peers is not None
+        self.peers.seats, held = {seat.node: seat for seat in seats}, Held()
+        for source in sources:
+            if source.objects is not None:
+                held.objects = self.peers.objects_of(source)
+            here = source.node == self.peers.seat.node
+            views = _Slot(Path(source.path)).views(source.pieces) if here else self.peers.tensors_of(source)
+            held.add(views, source.pieces, views.keys() - held.tensors.keys())
+        if any(slot.holds(checkpoint) for slot in self._slots):
+            self._loaded = checkpoint
+        return held
+
+    def _read_here(self, checkpoint: str) -> Held:
         held = Held()
         for slot, generation in self._of(checkpoint):
             if slot.path.name.partition("-")[0] == str(self._rank):
-                self._loaded, held.objects = checkpoint, slot.objects
+                self._loaded, held.objects = checkpoint, slot.objects.read_bytes()
                 kept = {piece.name for piece in generation.pieces}
             else:
                 kept = {piece.name for piece in generation.pieces if piece.is_whole} - held.tensors.keys()
@@ -148,14 +189,14 @@ class Memory:
         own = {slot.path for slot in self._slots}
         paths = sorted(path.with_suffix("") for path in self._folder.glob("*.record"))
         for path in sorted(paths, key=lambda each: each not in own):
-            generation = (slot := _Slot(path)).generation
-            if generation is not None and generation.checkpoint == checkpoint:
-                yield slot, generation
+            slot = _Slot(path)
+            if slot.generation is not None and slot.holds(checkpoint):
+                yield slot, slot.generation
 
-    def _warn(self, error: OSError) -> None:
+    def _warn(self, error: OSError, what: str = "Checkpoints(memory=True): nothing is kept in memory") -> None:
         if not self._has_warned:
             self._has_warned = True
-            _log.warning("Checkpoints(memory=True): nothing is kept in memory: %s", error)
+            _log.warning("%s: %s", what, error)
 
 
 @dataclass
@@ -165,12 +206,12 @@ class Held:
     Attributes:
         tensors: this rank's part of each tensor, by name.
         sizes: the size and type of each tensor, by name.
-        objects: the file of this rank's objects.
+        objects: the content of the file of this rank's objects.
     """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     sizes: dict[str, TensorStorageMetadata] = field(default_factory=dict)
-    objects: Path = Path()
+    objects: bytes = b""
 
     def add(self, views: Room, pieces: Iterable[Piece], names: Iterable[str]) -> None:
         """Add some of a slot's tensors."""
@@ -178,7 +219,7 @@ class Held:
         for piece in pieces:
             if piece.name in chosen:
                 self.tensors[piece.name] = views[piece.name]
-                about = TensorProperties(dtype=_dtype(piece))
+                about = TensorProperties(dtype=dtype_of(piece))
                 self.sizes[piece.name] = TensorStorageMetadata(about, torch.Size(piece.whole), [])
 
 
@@ -198,6 +239,10 @@ class _Slot:
         self.generation: Generation | None = None
         with suppress(FileNotFoundError):
             self.generation = read(self._record.read_bytes())
+
+    def holds(self, checkpoint: str) -> bool:
+        """Return whether the slot holds a checkpoint."""
+        return self.generation is not None and self.generation.checkpoint == checkpoint
 
     def clear(self) -> None:
         """Let the slot hold nothing."""
@@ -224,54 +269,23 @@ class _Slot:
         if self._mapped is not None and self._mapped[0] == pieces:
             return self._mapped[1]
         self.remove()
-        descriptor = self._reserve(size, limit)
-        try:
-            os.posix_fallocate(descriptor, 0, size)  # a page that cannot be had later would be a SIGBUS
-        finally:
-            os.close(descriptor)
+        state_folders.create_file(self.path, size, limit)
         self._mapped = pieces, self.views(pieces)
         return self._mapped[1]
-
-    def _reserve(self, size: int, limit: int) -> int:
-        """Create the file and give it its size, which counts for the other ranks from then on. Return its descriptor.
-
-        Raises:
-            OSError: the files in the folder would exceed the limit.
-        """
-        with locked(self.path.with_name("lock")):  # ranks would find the same room free
-            free = max(0, limit - sum(map(_size, self.path.parent.glob("*-[01]"))))
-            if size > free:
-                raise OSError(
-                    f"a rank needs {mebibytes(size)} of shared memory, but only {mebibytes(free)} are left of what its "
-                    "node may use, which is half of what was free when the run began. A container gets more by "
-                    "docker run --shm-size"
-                )
-            descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-            os.ftruncate(descriptor, size)
-            return descriptor
 
     def views(self, pieces: tuple[Piece, ...]) -> Room:
         """Return the tensors in the file."""
         size = os.stat(self.path).st_size
         whole = torch.from_file(str(self.path), shared=True, size=size, dtype=torch.uint8)
         return {
-            piece.name: whole[piece.offset : piece.offset + piece.size].view(_dtype(piece)).view(piece.shape)
+            piece.name: whole[piece.offset : piece.offset + piece.size].view(dtype_of(piece)).view(piece.shape)
             for piece in pieces
         }
 
     def seal(self, generation: Generation, objects: bytes) -> None:
-        """Write the objects, and then the record."""
-        self.objects.write_bytes(objects)
-        part = self._record.with_suffix(".part")
-        part.write_bytes(pack(generation))
-        os.replace(part, self._record)
+        """Let the slot hold a state, whose tensors have been copied."""
+        state_folders.write_beside(self.path, objects, pack(generation))
         self.generation = generation
-
-
-def _size(path: Path) -> int:
-    with suppress(FileNotFoundError):  # another rank has just removed it
-        return path.stat().st_size
-    return 0
 
 
 def _layout(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Piece, ...], int]:
@@ -292,9 +306,3 @@ def _layout(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Piece, ...], int
         )
         end += -(-pieces[-1].size // _ALIGNMENT) * _ALIGNMENT
     return tuple(pieces), max(end, _ALIGNMENT)
-
-
-def _dtype(piece: Piece) -> torch.dtype:
-    found = getattr(torch, piece.dtype)
-    assert isinstance(found, torch.dtype)
-    return found

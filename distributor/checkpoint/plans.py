@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItemType
 from distributor.checkpoint import pickles
 from distributor.checkpoint.exchange import Exchange
 from distributor.checkpoint.records import Shard
+from distributor.checkpoint.seats import Seat, peer_of
 from distributor.checkpoint.shards import MeasuredFile
 from distributor.checkpoint.state import DTensor, local_part
 
@@ -30,16 +31,18 @@ class Planner:
 
     Args:
         exchange: reaches the other ranks.
-        memory: the folder in which the ranks of this rank's node keep states in memory.
+        seat: where this rank keeps its state in memory.
     """
 
-    def __init__(self, exchange: Exchange, memory: str = "") -> None:
+    def __init__(self, exchange: Exchange, seat: Seat = Seat()) -> None:  # noqa: B008  # it is immutable
         self._exchange = exchange
-        self._memory = memory
+        self._seat = seat
         self._told = b""  # this rank's own plan, as rank 0 knows it
-        self._all: list[tuple[bytes, str]] = [(b"", "")] * exchange.world_size  # on rank 0: plan and memory of each
+        self._all: list[tuple[bytes, Seat]] = [(b"", Seat())] * exchange.world_size  # on rank 0: plan and seat of each
         self._final: SavePlan | None = None
         self._left_out: frozenset[str] = frozenset()
+        self._omitted: frozenset[str] = frozenset()
+        self._peer: Seat | None = None
         self._metadata: Any = None  # on rank 0: DCP's metadata of the whole checkpoint
 
     @property
@@ -62,6 +65,16 @@ class Planner:
         """The names of the tensors that a lower rank of this rank's node has in full as well."""
         return self._left_out
 
+    @property
+    def omitted(self) -> frozenset[str]:
+        """The names of the tensors that a lower rank has in full as well. A copy of this rank's state lacks them."""
+        return self._omitted
+
+    @property
+    def peer(self) -> Seat | None:
+        """The seat whose node keeps the copy of this rank's state; ``None`` if there is no other node."""
+        return self._peer
+
     def settle(self, key: str, tensors: Mapping[str, torch.Tensor], samples: Mapping[str, str], what: str) -> SavePlan:
         """Exchange plans with the other ranks, and return what this rank writes.
 
@@ -75,7 +88,7 @@ class Planner:
             ConfigurationError: ranks have different tensors of one name, or one has ended without this call.
         """
         key, own = f"{key}/1", _local(tensors)
-        value = b"" if own == self._told else pickles.dumps((own, samples, self._memory))
+        value = b"" if own == self._told else pickles.dumps((own, samples, tuple(self._seat)))
         told = self._exchange.gather(key, value, what)
         finals: list[bytes] = []
         if self._exchange.rank == 0:
@@ -86,11 +99,12 @@ class Planner:
         final = self._exchange.share(key, finals, what)
         self._told = own
         if final:
-            self._final, self._left_out = pickles.loads(final)
+            self._final, self._left_out, self._omitted, peer = pickles.loads(final)
+            self._peer = None if peer is None else Seat(*peer)
         assert self._final is not None
         return self._final
 
-    def _plan(self, told: Sequence[tuple[bytes, Mapping[str, str], str] | None]) -> list[bytes]:
+    def _plan(self, told: Sequence[tuple[bytes, Mapping[str, str], tuple[Any, ...]] | None]) -> list[bytes]:
         """Return each rank's final plan and what it leaves out, or nothing for each rank if no plan has changed.
 
         Raises:
@@ -99,13 +113,16 @@ class Planner:
         if not any(told):
             return [b""] * len(told)
         _compare([each[1] for each in told if each is not None])
-        self._all = [known if new is None else (new[0], new[2]) for new, known in zip(told, self._all, strict=True)]
-        plans = [pickles.loads(plan) for plan, _ in self._all]
-        left_out = _left_out(plans, [memory for _, memory in self._all])
+        self._all = [
+            known if new is None else (new[0], Seat(*new[2])) for new, known in zip(told, self._all, strict=True)
+        ]
+        plans, seats = [pickles.loads(plan) for plan, _ in self._all], [seat for _, seat in self._all]
+        left_out, omitted = _known_elsewhere(plans, [seat.folder for seat in seats])
         _compare_sizes(plans)
         finals, self._metadata = _planner().create_global_plan(plans)
         finals = FileSystemWriter("").prepare_global_plan(finals)
-        return [pickles.dumps(each) for each in zip(finals, left_out, strict=True)]
+        peers = [None if (peer := peer_of(seat, seats)) is None else tuple(peer) for seat in seats]
+        return [pickles.dumps(each) for each in zip(finals, left_out, omitted, peers, strict=True)]
 
 
 def _compare(samples: Sequence[Mapping[str, str]]) -> None:
@@ -142,16 +159,25 @@ def _compare_sizes(plans: Sequence[SavePlan]) -> None:
                 )
 
 
-def _left_out(plans: Sequence[SavePlan], memories: Sequence[str]) -> list[frozenset[str]]:
-    """Return the names of the tensors of each rank that a lower rank with the same memory has in full as well."""
+def _known_elsewhere(
+    plans: Sequence[SavePlan], folders: Sequence[str]
+) -> tuple[list[frozenset[str]], list[frozenset[str]]]:
+    """Return the names of the tensors of each rank that a lower rank has in full as well.
+
+    Returns:
+        The names for which that rank is of the same node, and those for which it may be of any node.
+    """
     seen: dict[str, set[str]] = {}
-    found = []
-    for plan, memory in zip(plans, memories, strict=True):
+    anywhere: set[str] = set()
+    here, everywhere = [], []
+    for plan, folder in zip(plans, folders, strict=True):
         own = {item.index.fqn for item in plan.items if item.type is WriteItemType.TENSOR}
-        known = seen.setdefault(memory, set())
-        found.append(frozenset(own & known))
+        known = seen.setdefault(folder, set())
+        here.append(frozenset(own & known))
+        everywhere.append(frozenset(own & anywhere))
         known |= own
-    return found
+        anywhere |= own
+    return here, everywhere
 
 
 def _planner() -> DefaultSavePlanner:

@@ -21,7 +21,7 @@ from distributor.values.sealed import seal, unseal
 MANIFEST = "manifest.json"
 INDEX = ("index-0.json", "index-1.json")
 
-_FOLDER = re.compile(r"step-\d+-(?P<origin>(?P<run>[0-9a-f]+)-(?P<attempt>\d+))-(?P<count>\d+)")
+_FOLDER = re.compile(r"step-(?P<step>\d+)-(?P<origin>(?P<run>[0-9a-f]+)-(?P<attempt>\d+))-(?P<count>\d+)")
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,17 @@ def origin_of(name: str) -> str | None:
     """
     found = _FOLDER.fullmatch(name)
     return None if found is None else found["origin"]
+
+
+def step_of(name: str) -> int:
+    """Return the step of the training at which a checkpoint was saved, from its folder's name.
+
+    >>> step_of("step-40-3f2a-1-7")
+    40
+    """
+    found = _FOLDER.fullmatch(name)
+    assert found is not None
+    return int(found["step"])
 
 
 def run_of(name: str) -> str:

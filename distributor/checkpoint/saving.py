@@ -15,6 +15,7 @@ from distributor.checkpoint import plans, publishing, shards, state as states
 from distributor.checkpoint.memory import Memory, Room, kept_by
 from distributor.checkpoint.publishing import Part, Save
 from distributor.checkpoint.records import Shard
+from distributor.checkpoint.seats import Seat
 from distributor.checkpoint.session import Session, current
 from distributor.errors import ConfigurationError
 from distributor.text import notices
@@ -80,8 +81,11 @@ def _keep(session: Session) -> _Kept:
     global _kept
     if _kept is None or _kept.session is not session:
         about = session.settings.memory
-        planner = plans.Planner(session.exchange, "" if about is None else about.folder)
-        _kept = _Kept(session, planner, plans.Copies(), kept_by(session))
+        memory = kept_by(session)
+        seat = Seat("" if about is None else about.folder)
+        if memory is not None and memory.peers is not None:
+            seat = memory.peers.seat
+        _kept = _Kept(session, plans.Planner(session.exchange, seat), plans.Copies(), memory)
     return _kept
 
 
@@ -111,8 +115,10 @@ class _Task:
         """
         session, save, planner = self.kept.session, self.save, self.kept.planner
         plan = self.plan if self.plan is not None else planner.settle(save.key, self.tensors, {}, save.what)
-        if self.kept.memory is not None and planner.left_out != self.left_out:
-            self.kept.memory.revoke(save.folder)  # other ranks no longer keep what this one has left out
+        if self.kept.memory is not None:
+            if planner.left_out != self.left_out:
+                self.kept.memory.revoke(save.folder)  # other ranks no longer keep what this one has left out
+            self.kept.memory.replicate(save.folder, planner.omitted, planner.peer)
         part, folder = Part(), self._folder()
         try:
             self._warn_of_classes()

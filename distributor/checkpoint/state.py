@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -220,14 +220,14 @@ def refused_by_weights_only(objects: bytes) -> str | None:
     return None
 
 
-def load_objects(path: Path, *, weights_only: bool) -> dict[str, Any]:
+def load_objects(source: Path | IO[bytes], *, weights_only: bool) -> dict[str, Any]:
     """Return the objects in a file.
 
     Raises:
         ConfigurationError: they hold classes other than those that torch's ``weights_only`` allows.
     """
     try:
-        found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=weights_only)
+        found: dict[str, Any] = torch.load(source, map_location="cpu", weights_only=weights_only)
     except pickle.UnpicklingError as error:
         reason = str(error).partition("\n")[0]
         raise ConfigurationError(

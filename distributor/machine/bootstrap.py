@@ -52,6 +52,9 @@ _PARTS = {
     "accelerate": "distributor.accelerate.variables",
 }
 
+#: What the command line of a keeper shows in place of "agent", of which it is a fork.
+KEEPER = "keep"
+
 #: Code for ``python -c``. It imports the package from a given path. Neither files beside the package nor files in the
 #: current directory can shadow other modules. A shell may ignore SIGCHLD, which would prevent waiting for children, so
 #: its handling is reset.

@@ -23,7 +23,7 @@ from distributor.channel import control
 from distributor.channel.node import Offsets
 from distributor.launch import placement
 from distributor.machine import folders, limits, network, processes, versions
-from distributor.node import guard, launching, outcomes, staging
+from distributor.node import guard, keeper, launching, outcomes, staging
 from distributor.node.attempt import Assignment, Attempt, Ended, Notes
 from distributor.node.driver_link import DriverLink
 from distributor.node.files import Files, begin_files
@@ -106,11 +106,13 @@ class _Agent:
         folders.remove_stale()
         processes.adopt_orphans()
         loop.add_reader(self._control, self._on_control)
-        owner = None
+        owner, kept, failed = None, None, True
         try:
             try:
                 owner = _watch_process(loop, owner_pid, self._on_owner_gone)
-                report, small, failed = await self._train()
+                site, attempt = await self._open()
+                kept = await keeper.begin(self._job, self._order, site.memory, site.node.address)
+                report, small, failed = await self._train(site, attempt)
             except Exception as error:
                 told = outcomes.explain(error, folder)
                 report, small, failed = NodeReport(-1, socket.gethostname(), error=told), {}, True
@@ -126,14 +128,12 @@ class _Agent:
                 self._files.close()
             if self._attempt is not None:
                 processes.kill_node(self._attempt.node_id, os.getpid())
+            if kept is not None:
+                kept.end(keep=failed)
             folders.remove(folder)
 
-    async def _train(self) -> tuple[NodeReport, Mapping[int, bytes], bool]:
-        """Run the ranks, and run them again whenever the driver orders another attempt.
-
-        Returns:
-            The report, the small return values by rank, and whether the run has failed.
-        """
+    async def _open(self) -> tuple[Site, Attempt]:
+        """Prepare the node and its first attempt, and connect to the driver."""
         if self._job.attempt:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(None, processes.kill_earlier, self._job.run_id, self._job.attempt)
@@ -145,6 +145,14 @@ class _Agent:
         self._link.warn(site.node.host, self._notes.warnings)
         assert self._logs is not None
         self._link.carry(self._logs)
+        return site, attempt
+
+    async def _train(self, site: Site, attempt: Attempt) -> tuple[NodeReport, Mapping[int, bytes], bool]:
+        """Run the ranks, and run them again whenever the driver orders another attempt.
+
+        Returns:
+            The report, the small return values by rank, and whether the run has failed.
+        """
         self._files = await begin_files(self._job, self._order, site.node, self._link, self._pids, self._warn)
         ended = await attempt.run()
         while ended.failed and (following := await self._await_next(site, ended)) is not None:

@@ -65,13 +65,16 @@ def fork(shown: str, instead: str, close: Iterable[int], owner: int | None = Non
         os._exit(0)
 
 
-def strays(children: Iterable[int], charge: int | None, agents: Collection[int]) -> list[int]:
-    """Return the children that the guard kills: all but its charge, and the agents of a warm process that was killed.
+def strays(children: Iterable[int], charge: int | None, spared: Collection[int]) -> list[int]:
+    """Return the children that the guard kills.
+
+    It spares its charge, keepers (see :mod:`distributor.node.keeper`), and the agents of a warm process that was
+    killed.
 
     >>> strays([10, 11, 12], 10, [12])
     [11]
     """
-    return [pid for pid in children if pid != charge and pid not in agents]
+    return [pid for pid in children if pid != charge and pid not in spared]
 
 
 class _Guard:
@@ -92,7 +95,7 @@ class _Guard:
 
     def run(self) -> None:
         """Guard the charge until all its processes have ended. Give up on processes that SIGKILL does not end."""
-        while self._reap() and not self._in_vain():
+        while self._reap() and not self._in_vain() and not self._leaves():
             if self._is_useless():
                 self._kill([self._charge])
             left = self._strays()
@@ -116,11 +119,19 @@ class _Guard:
         children = processes.children(os.getpid())
         agents = [] if self._folder is None else [pid for pid in children if bootstrap.is_part(pid, "agent")]
         found = strays(children, self._charge, agents)
+        found = strays(found, self._charge, _keepers(found))
         if not found or self._charge is not None or agents:
             self._killing_since = None
         elif self._killing_since is None:
             self._killing_since = time.monotonic()
         return found
+
+    def _leaves(self) -> bool:
+        """Return whether only keepers are left, which end by themselves."""
+        if self._charge is not None:
+            return False
+        children = processes.children(os.getpid())
+        return len(_keepers(children)) == len(children)
 
     def _in_vain(self) -> bool:
         return self._killing_since is not None and time.monotonic() - self._killing_since > _KILL_PATIENCE
@@ -140,6 +151,10 @@ class _Guard:
             if pid is not None:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
+
+
+def _keepers(pids: Iterable[int]) -> list[int]:
+    return [pid for pid in pids if bootstrap.is_part(pid, bootstrap.KEEPER)]
 
 
 class _Owner:

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from distributor.errors import StartError
-from distributor.machine import folders, limits, shared_memory as memory
+from distributor.machine import folders, limits, state_folders
 from distributor.shipping import project
 from distributor.values import checkpoints, environment, layout
 from distributor.values.checkpoints import SharedMemory
@@ -64,6 +64,7 @@ def shared_memory(job: Job, agent: AgentOrder, nodes: int) -> SharedMemory | Non
     """Create the folder in which ranks keep their newest states in memory; return ``None`` if they keep none.
 
     All nodes on a machine together may take half of what is free, since ranks need shared memory for other things.
+    What is kept of an earlier job of the run counts as free, because it is removed once this job has saved its state.
 
     Args:
         job: the requested job.
@@ -75,11 +76,13 @@ def shared_memory(job: Job, agent: AgentOrder, nodes: int) -> SharedMemory | Non
     """
     if job.checkpoints is None or not job.checkpoints.memory:
         return None
-    path = f"{memory.FOLDER}/{os.path.basename(agent.folder)}"
+    path = state_folders.path_for(agent.folder)
     folders.note_elsewhere(agent.folder, [path], to_the_end=True)
     try:
+        earlier = sum(each.size for each in state_folders.find(job.run_id) if each.attempt < job.attempt)
         os.mkdir(path, 0o700)
-        return checkpoints.SharedMemory(path, min(shutil.disk_usage(path).free, limits.total_memory()) // 2 // nodes)
+        free = min(shutil.disk_usage(path).free + earlier, limits.total_memory())
+        return SharedMemory(path, free // 2 // nodes, job.checkpoints.replicate)
     except OSError as error:
         raise StartError(f"Checkpoints(memory=True): shared memory cannot be used: {error}") from None
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from distributor.channel.guard import Guard
 from distributor.channel.server import ChannelServer
+from distributor.channel.tls import make_peer_key
 from distributor.display.display import Display
 from distributor.errors import PreemptionError
 from distributor.files.deposits import Deposits, held_now, keep
@@ -107,7 +109,7 @@ class Supervisor:
         try:
             self._alarm.start()
             with hold(self._job, lambda: self.state.wish is None, self._displace) as tenure:
-                self._tenure, self.submission.job = tenure, tenure.job
+                self._tenure, self.submission.job = tenure, _with_peers(tenure.job)
                 with keep(self._job) as deposits:
                     result = self._run_jobs(submitted, deposits)
                 tenure.settle(finished=result.error is None and not self.state.agreement.halted)
@@ -122,18 +124,20 @@ class Supervisor:
         self.on(events.Cancel(by, by))
 
     def _run_jobs(self, submitted: float, deposits: Deposits | None) -> Verdict:
+        channels = ExitStack()  # of all jobs, if their nodes keep states for the next one
         try:
             while True:
-                result = self._run_job(submitted, deposits)
+                result = self._run_job(submitted, deposits, channels)
                 if not self._submits_again(result.error):
                     wished = isinstance(result.error, PreemptionError) and isinstance(self.state.wish, events.Halt)
                     return Verdict(result.values) if wished else result
                 submitted = time.time()
         finally:
+            channels.close()
             for warning in () if deposits is None else deposits.warnings:
                 _log.warning("run %s: %s", self._job.label, warning)
 
-    def _run_job(self, submitted: float, deposits: Deposits | None) -> Verdict:
+    def _run_job(self, submitted: float, deposits: Deposits | None, channels: ExitStack) -> Verdict:
         """Run the current job to its end."""
         submission = self.submission
         if deposits is not None:
@@ -142,8 +146,7 @@ class Supervisor:
             self.attempt.begin()
             submission.fit(lambda: self.state.cause is None)
             self.state.fit(submission.job)
-            timeout, tasks = self._job.deadlines.heartbeat_timeout, self._job.num_tasks
-            with ChannelServer(self, timeout, tasks, self._guard(), deposits) as submission.server:
+            with self._channel(deposits, channels) as submission.server:
                 over = isinstance(self.state.cause, Cancelled | StartTimeout)
                 collected = Collected() if over else submission.run(submission.server)
                 result = self._judge(collected, None)
@@ -153,6 +156,19 @@ class Supervisor:
             return result
         except BaseException as error:
             return self._judge(None, error)
+
+    @contextmanager
+    def _channel(self, deposits: Deposits | None, channels: ExitStack) -> Iterator[ChannelServer]:
+        """Open the channel of the current job. If its nodes keep states for the next job, ``channels`` closes it."""
+        timeout, tasks = self._job.deadlines.heartbeat_timeout, self._job.num_tasks
+        with ExitStack() as own:
+            server = own.enter_context(ChannelServer(self, timeout, tasks, self._guard(), deposits))
+            try:
+                yield server
+            finally:
+                if self._job.peers is not None:
+                    server.retire()
+                    channels.push(own.pop_all())
 
     def _submits_again(self, error: BaseException | None) -> bool:
         """Make a new job the current one, with a first attempt, if the ended job's error may pass."""
@@ -377,3 +393,9 @@ class Supervisor:
 
     def on_lost(self, node: str, why: str) -> None:
         self.on(events.Lost(node, why, self._display.logs.last_lines))
+
+
+def _with_peers(job: Job) -> Job:
+    """Return the job with a key with which its nodes exchange copies of states, if they do."""
+    replicates = job.checkpoints is not None and job.checkpoints.replicate
+    return replace(job, peers=make_peer_key()) if replicates else job

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from distributor.errors import ConfigurationError
@@ -17,6 +17,9 @@ PLACE = "DISTRIBUTOR_CHECKPOINTS"
 
 #: The environment variable that holds the other settings, as JSON. Runs set it.
 SETTINGS = "DISTRIBUTOR_CHECKPOINT_SETTINGS"
+
+#: The file in a node's folder in shared memory that says how the node's ranks reach the agents of all nodes.
+PEERS = "peers.json"
 
 
 @dataclass(frozen=True)
@@ -30,19 +33,22 @@ class Checkpoints:
             one that rank 0 has reported last when the checkpoint is saved.
         memory: whether each ``save_checkpoint`` also keeps the state in shared memory of each node until the run
             ends. If the ranks are restarted (``max_restarts``), they load it from there.
+        replicate: whether a node on another host keeps copies of these states (only with ``memory=True``). If a host
+            is lost, the ranks of the next job load them.
 
     Raises:
         ConfigurationError: a value is wrong.
 
     Example:
         >>> Checkpoints("/shared/run", keep=2, best=("val_loss", "min"))
-        Checkpoints(dir='/shared/run', keep=2, best=('val_loss', 'min'), memory=False)
+        Checkpoints(dir='/shared/run', keep=2, best=('val_loss', 'min'), memory=False, replicate=False)
     """
 
     dir: str
     keep: int | None = 3
     best: tuple[str, Literal["min", "max"]] | None = None
     memory: bool = False
+    replicate: bool = False
 
     def __post_init__(self) -> None:
         # A checked value replaces the given one, which a frozen dataclass allows in no other way.
@@ -50,8 +56,14 @@ class Checkpoints:
         if self.keep is not None:
             object.__setattr__(self, "keep", check_count("Checkpoints(keep=...)", self.keep))
         object.__setattr__(self, "best", _check_best(self.best))
-        if not isinstance(self.memory, bool):
-            raise ConfigurationError(f"Checkpoints(memory=...) must be True or False, not {self.memory!r}")
+        for name, value in (("memory", self.memory), ("replicate", self.replicate)):
+            if not isinstance(value, bool):
+                raise ConfigurationError(f"Checkpoints({name}=...) must be True or False, not {value!r}")
+        if self.replicate and not self.memory:
+            raise ConfigurationError(
+                "Checkpoints(replicate=True) copies what memory=True keeps: pass Checkpoints(..., memory=True, "
+                "replicate=True)"
+            )
 
     def is_better(self, value: float, other: float) -> bool:
         """Return whether a value of the metric in ``best`` is better than another. A value that is NaN never is."""
@@ -91,11 +103,28 @@ class SharedMemory:
 
     Attributes:
         folder: a private folder of the run in the node's shared memory.
-        limit: maximum number of bytes that the node's ranks may take there.
+        limit: maximum number of bytes that the node's ranks may take there, and the copies of other nodes' ranks.
+        replicate: whether other nodes keep copies.
     """
 
     folder: str
     limit: int
+    replicate: bool = False
+
+
+@dataclass(frozen=True)
+class PeerKey:
+    """The key with which the agents of a run serve copies of states to the ranks of other nodes.
+
+    Attributes:
+        certificate: a certificate (PEM) that clients accept, and no other.
+        private: its key (PEM).
+        token: what clients show to be let in.
+    """
+
+    certificate: str = field(repr=False)
+    private: str = field(repr=False)
+    token: bytes = field(repr=False)
 
 
 def to_environ(
@@ -150,17 +179,24 @@ def from_environ(environ: Mapping[str, str]) -> Settings:
     """Return the settings in an environment. Without any, checkpoints are kept in the folder ``checkpoints``.
 
     >>> from_environ({}).checkpoints
-    Checkpoints(dir='checkpoints', keep=3, best=None, memory=False)
+    Checkpoints(dir='checkpoints', keep=3, best=None, memory=False, replicate=False)
     """
     told = json.loads(environ.get(SETTINGS, "{}"))
     place = environ.get(PLACE) or "checkpoints"
-    best, memory, fence = told.get("best"), told.get("memory"), told.get("fence")
+    best, fence = told.get("best"), told.get("fence")
+    memory = None if told.get("memory") is None else SharedMemory(**told["memory"])
     return Settings(
-        Checkpoints(place, told.get("keep", 3), None if best is None else (best[0], best[1]), memory is not None),
+        Checkpoints(
+            place,
+            told.get("keep", 3),
+            None if best is None else (best[0], best[1]),
+            memory is not None,
+            memory is not None and memory.replicate,
+        ),
         told.get("staging"),
         {int(node): host for node, host in told.get("hosts", {}).items()},
         bool(environ.get(PLACE)),
-        None if memory is None else SharedMemory(**memory),
+        memory,
         None if fence is None else Fence(**fence),
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
-from distributor.values.checkpoints import Checkpoints
+from distributor.values.checkpoints import Checkpoints, PeerKey
 from distributor.values.claims import Fence, Identity
 from distributor.values.environment import job_id
 from distributor.values.options import Deadlines, Network, Output, Recovery, Resources, Startup, Training
@@ -147,6 +147,7 @@ class Job:
         checkpoints: where ranks keep checkpoints; ``None`` if the user has not said it.
         identity: what a run with a name and checkpoints trains; ``None`` for other runs.
         fence: the claim on which commits of ranks depend; ``None`` until the run holds its name.
+        peers: the key with which nodes exchange copies of states; ``None`` if they keep none.
         collect: which return values are sent back: ``"rank0"`` for rank 0's only, ``"all"`` for those of all ranks.
         widths: the smallest and the largest number of processes, if it may change; ``None`` if it may not.
         excused: number of earlier attempts that do not count as failed ones. ``recovery`` allows as many more restarts
@@ -177,6 +178,7 @@ class Job:
     checkpoints: Checkpoints | None = None
     identity: Identity | None = None
     fence: Fence | None = None
+    peers: PeerKey | None = field(default=None, repr=False)
     collect: Literal["rank0", "all"] = "rank0"
     widths: Widths | None = None
     excused: int = 0

@@ -112,6 +112,47 @@ class Value(Message):
     secret: str = dataclasses.field(default="", repr=False)
 
 
+@dataclass(frozen=True)
+class Holding(Message):
+    """A node asks to be told when this job's channel closes, at the end of the run: the connection then ends.
+
+    Until then, the node may keep copies of ranks' states for the run's next job. ``node`` and ``secret`` are as in
+    :class:`Hello`.
+    """
+
+    node: str = ""
+    secret: str = dataclasses.field(default="", repr=False)
+
+
+# From a rank to the agent of another node.
+
+
+@dataclass(frozen=True)
+class Copy(Message):
+    """A rank sends its state in memory, of which the other node keeps a copy.
+
+    The bytes of three files follow, each with the given size: the record, the objects and the tensors. ``slot`` is the
+    name of the file of tensors. The other node answers :class:`Received`, or :class:`Refused` if it has no room.
+    """
+
+    slot: str
+    record: int
+    objects: int
+    tensors: int
+
+
+@dataclass(frozen=True)
+class Recall(Message):
+    """A rank asks for some parts of a file that the other node keeps in memory.
+
+    ``path`` is the file's path. Each of ``parts`` is an offset and a number of bytes. The other node answers
+    :class:`Proceed` and sends the bytes of all parts, or answers :class:`Refused` if it has no such file.
+    """
+
+    path: str
+    parts: tuple[tuple[int, int], ...]
+
+
 # From a node to the driver.
 
 
@@ -554,7 +595,8 @@ class NodeResult(Message):
 _KINDS = {
     kind.__name__: kind
     for kind in (
-        *(TaskFacts, Importing, Value, Deposit, Withdraw, Fetch),
+        *(TaskFacts, Importing, Value, Deposit, Withdraw, Fetch, Holding),
+        *(Copy, Recall),
         *(Hello, Started, Beat, Stacks, Warnings, Skipped, Failed, Stopped, Finished, Keeping, Unfit, Dead, Orphaned),
         *(Reached, Preempted, Halted, Propose, Agree),
         *(Bye, AllFacts, Gather, Proceed, Received, Refused, Offer, Welcome, Heard, Farewell, Stop, Begin, End, Dump),

@@ -124,3 +124,24 @@ def test_connect(client: Callable[[str], Any]) -> None:
     assert sorted(alone["hosts"]) == ["host-a", "host-b", "host-c"]
     assert "cannot reach the driver at 127.0.0.1:" in warned
     assert "start_timeout=6 s: it was waiting for task slots: other jobs may hold them" in late["error"]
+
+
+@pytest.mark.parametrize("client", ["another-host"], indirect=True)
+def test_a_lost_node_goes_on_from_the_copy_that_another_keeps(client: Callable[[str], Any], tmp_path: Path) -> None:
+    """The place takes nothing, so the copies are all that survives of the node."""
+    (answer,), _, _ = client(
+        f"""
+        import checkpointed, victims, watch
+        from distributor import Checkpoints
+
+        kept = Checkpoints({str(tmp_path / "runs")!r}, memory=True, replicate=True)
+        options = dict(use_gpu=False, max_processes_per_node=1, checkpoints=kept, max_restarts=1, grace_period=1.0)
+        run = TorchDistributor(3, **options).submit(checkpointed.train_digits, 24, down=True, pause=0.2)
+        watch.until(lambda: bool(run.metrics) and (run.metrics[-1].step or 0) >= 6)
+        victims.part(run, "agent").kill()
+        begun, _, seen = run.result(2 * watch.DEADLINE)
+        answer(begun=begun, seen=seen, lost=run.attempts[0].step)
+        """
+    )
+    assert answer["seen"] == 24 * 16
+    assert answer["begun"] >= answer["lost"] - 1

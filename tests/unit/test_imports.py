@@ -191,7 +191,7 @@ def test_a_room_says_where_it_runs(room):
                 "rank/lookups.py",
                 *(
                     f"checkpoint/{name}.py"
-                    for name in ("exchange", "loading", "memory", "pickles", "plans", "saving", "state")
+                    for name in ("exchange", "loading", "memory", "peers", "pickles", "plans", "saving", "state")
                 ),
                 "shipping/payload.py",
                 "compat/accelerators.py",

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from distributor.channel import task as exchange
+from distributor.channel.lines import Endpoint
 from distributor.schedulers.spark.shipment import Shipment
 
 #: A leader sends this to its siblings when the run has failed; the courier sends it to the holder when it has the rows.
@@ -105,7 +105,7 @@ def _take_rows(listener: socket.socket, key: bytes, timeout: float) -> list[byte
     return None
 
 
-def _hold(endpoint: exchange.Endpoint | None, timeout: float) -> None:
+def _hold(endpoint: Endpoint | None, timeout: float) -> None:
     """Keep this task from ending until the driver has cancelled the job and closed the channel's port."""
     reached = False
     deadline = time.monotonic() + timeout

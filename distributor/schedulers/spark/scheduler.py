@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from distributor.channel import task as exchange
+from distributor.channel.lines import Endpoint
 from distributor.channel.server import ChannelServer
 from distributor.errors import DistributorError, RunCancelledError
 from distributor.outcomes import mishaps
@@ -175,7 +175,7 @@ def _patience(error: DistributorError) -> float:
     return 0.0 if isinstance(error, RunCancelledError) else _PATIENCE
 
 
-def _listen(job: Job, server: ChannelServer, host: str, bind: str) -> exchange.Endpoint | None:
+def _listen(job: Job, server: ChannelServer, host: str, bind: str) -> Endpoint | None:
     """Make the channel listen for nodes. Return where they reach it; ``None`` if the driver cannot listen."""
     try:
         at = server.listen(bind, host, job.network.driver_ports)
@@ -191,7 +191,7 @@ def _listen(job: Job, server: ChannelServer, host: str, bind: str) -> exchange.E
 
 
 def _shipment(
-    job: Job, delivery: Delivery, endpoint: exchange.Endpoint | None, host: str, seal: bytes, key: bytes | None
+    job: Job, delivery: Delivery, endpoint: Endpoint | None, host: str, seal: bytes, key: bytes | None
 ) -> Shipment:
     """Return the input of the job's tasks."""
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from distributor.channel import task as exchange
+from distributor.channel.lines import Endpoint
 from distributor.values.job import Warmth
 
 
@@ -35,7 +35,7 @@ class Shipment(TypedDict):
     job: bytes
     parts: dict[str, str]
     package: bytes | str
-    endpoint: exchange.Endpoint | None
+    endpoint: Endpoint | None
     exchange: bool
     silence: float
     warmth: Warmth | None

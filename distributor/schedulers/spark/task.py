@@ -21,6 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from distributor.channel import proof, task as exchange
+from distributor.channel.lines import Endpoint
 from distributor.errors import StartError
 from distributor.hosting.host_node import host_node
 from distributor.hosting.report import pieces, rest
@@ -273,7 +274,7 @@ class _Importing:
     and :mod:`distributor.hosting` looks for a warm process that was started with the same ignored signals.
     """
 
-    def __init__(self, endpoint: exchange.Endpoint | None, executor: str, nodes: int) -> None:
+    def __init__(self, endpoint: Endpoint | None, executor: str, nodes: int) -> None:
         self._endpoint = endpoint
         self._executor, self._nodes = executor, nodes
 
@@ -286,7 +287,7 @@ class _Importing:
                 self._endpoint = None
 
 
-def _tell_end(endpoint: exchange.Endpoint | None, executor: str, secret: str, end: messages.Message) -> bool:
+def _tell_end(endpoint: Endpoint | None, executor: str, secret: str, end: messages.Message) -> bool:
     """Tell the driver that this node has no agent, since other nodes wait for it.
 
     The driver cannot know this by itself if the agent has never reached it.

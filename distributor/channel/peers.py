@@ -1,0 +1,252 @@
+"""The line between nodes: ranks send copies of their states to the agent of another node, and read states from it.
+
+The agent serves it in threads, because it reads and writes gigabytes. This module uses the standard library only.
+
+A connection carries one request. The client shows the token and sends a :class:`~distributor.values.messages.Copy` or
+a :class:`~distributor.values.messages.Recall`, and the server answers ``Proceed`` or ``Refused``. Then the bytes
+follow, from the client or from the server. ``Received`` ends a copy.
+"""
+
+from __future__ import annotations
+
+import hmac
+import mmap
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import ParamSpec, Protocol, TypeVar
+
+from distributor.channel import tls
+from distributor.channel.lines import PIECE, Endpoint, connect, exactly, fill, pack, read
+from distributor.values.checkpoints import PeerKey
+from distributor.values.messages import Copy, Message, Proceed, Recall, Received, Refused
+
+#: Number of seconds that a connection may take to be made, and to send its request.
+_CONNECT = 5.0
+
+#: Number of seconds without progress after which the other side counts as lost.
+_SILENCE = 30.0
+
+#: Maximum number of bytes of a request, and of connections at a time. Further connections wait.
+_MOST_BYTES = 4 << 20
+_MOST_LINES = 64
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: An offset in a file, and a number of bytes.
+Part = tuple[int, int]
+
+
+class Incoming(Protocol):
+    """Room for one copy."""
+
+    @property
+    def tensors(self) -> memoryview:
+        """The memory for the tensors."""
+
+    def seal(self, record: bytes, objects: bytes) -> None:
+        """Let the copy count."""
+
+    def close(self) -> None:
+        """Release the memory. A copy that was not sealed does not count."""
+
+
+class Store(Protocol):
+    """Where an agent keeps copies. The methods may be called in several threads at a time."""
+
+    def reserve(self, copy: Copy) -> Incoming:
+        """Make room for a copy. Raise an ``OSError`` if there is none."""
+
+    def path_of(self, path: str) -> str:
+        """Return the path of a file that ranks of other nodes may read. Raise an ``OSError`` for other files."""
+
+
+class PeerServer(threading.Thread):
+    """Serves the copies of one node, until :meth:`close`.
+
+    Args:
+        listener: the listening socket, which the server owns.
+        key: the run's key.
+        store: keeps the copies.
+    """
+
+    def __init__(self, listener: socket.socket, key: PeerKey, store: Store) -> None:
+        super().__init__(name="distributor-peers", daemon=True)
+        self._listener = listener
+        self._context = tls.server_context(key.certificate, key.private)
+        self._token = key.token
+        self._store = store
+        self._places = threading.BoundedSemaphore(_MOST_LINES)
+
+    def run(self) -> None:
+        """Accept connections."""
+        while True:
+            self._places.acquire()
+            try:
+                line, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            threading.Thread(target=self._serve, args=(line,), daemon=True).start()
+
+    def close(self) -> None:
+        """Accept no more connections. Those that are being served end with the process."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes up the thread that accepts
+        self._listener.close()
+
+    def _serve(self, line: socket.socket) -> None:
+        try:
+            line.settimeout(_CONNECT)
+            with self._context.wrap_socket(line, server_side=True) as secured:
+                if hmac.compare_digest(exactly(secured, tls.TOKEN_BYTES), self._token):
+                    message = read(secured, _MOST_BYTES)
+                    secured.settimeout(_SILENCE)
+                    self._answer(message, secured)
+        except (OSError, ValueError):  # a stranger, or a rank that has ended meanwhile
+            pass
+        finally:
+            line.close()
+            self._places.release()
+
+    def _answer(self, message: Message, line: socket.socket) -> None:
+        try:
+            if isinstance(message, Copy):
+                self._take(message, line)
+            elif isinstance(message, Recall):
+                self._give(message, line)
+        except _StoreError as error:
+            line.sendall(pack(Refused(str(error))))
+
+    def _take(self, copy: Copy, line: socket.socket) -> None:
+        incoming = _ask_store(self._store.reserve, copy)
+        try:
+            line.sendall(pack(Proceed()))
+            record, objects = exactly(line, copy.record), exactly(line, copy.objects)
+            fill(line, incoming.tensors)
+            _ask_store(incoming.seal, record, objects)
+            line.sendall(pack(Received()))
+        finally:
+            incoming.close()
+
+    def _give(self, recall: Recall, line: socket.socket) -> None:
+        with _ask_store(_Mapped, _ask_store(self._store.path_of, recall.path)) as file:
+            _ask_store(file.check, recall.parts)
+            line.sendall(pack(Proceed()))
+            file.send(recall.parts, line)
+
+
+class _StoreError(Exception):
+    """The store has no room or no such file."""
+
+
+def _ask_store(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call the store. Its errors must be told apart from those of the connection."""
+    try:
+        return call(*args, **kwargs)
+    except OSError as error:
+        raise _StoreError(str(error)) from None
+
+
+class _Mapped:
+    """A file, mapped into memory.
+
+    Args:
+        path: path of the file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+
+    def __init__(self, path: str) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            self._map = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
+        except ValueError:
+            raise OSError(f"{path} is empty") from None
+        finally:
+            os.close(descriptor)
+
+    def __enter__(self) -> _Mapped:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._map.close()
+
+    def check(self, parts: Sequence[Part]) -> None:
+        """Check that the file has some parts.
+
+        Raises:
+            OSError: it is shorter.
+        """
+        if not all(offset >= 0 and size >= 0 and offset + size <= len(self._map) for offset, size in parts):
+            raise OSError("the file is shorter than that")
+
+    def send(self, parts: Sequence[Part], line: socket.socket) -> None:
+        """Send some parts of the file."""
+        with memoryview(self._map) as whole:
+            for offset, size in parts:
+                for start in range(offset, offset + size, PIECE):
+                    with whole[start : min(start + PIECE, offset + size)] as piece:
+                        line.sendall(piece)
+
+
+def send_copy(peer: Endpoint, slot: str, record: bytes, objects: bytes, path: str, parts: Sequence[Part]) -> None:
+    """Send a rank's state to the agent of another node, and wait until the agent has it.
+
+    Args:
+        peer: the agent.
+        slot: the name of the file of tensors at the other node.
+        record: the record of the state, for the parts that are sent.
+        objects: the rank's other state.
+        path: the file of tensors.
+        parts: the parts of the file that are sent.
+
+    Raises:
+        OSError: the agent cannot be reached or has no room.
+    """
+    with connect(peer, _CONNECT) as line, _Mapped(path) as file:
+        line.settimeout(_SILENCE)
+        line.sendall(pack(Copy(slot, len(record), len(objects), sum(size for _, size in parts))))
+        _expect(Proceed, line)
+        line.sendall(record)
+        line.sendall(objects)
+        file.send(parts, line)
+        _expect(Received, line)
+
+
+def recall(peer: Endpoint, path: str, offsets: Sequence[int], rooms: Sequence[memoryview]) -> None:
+    """Read some parts of a file that the agent of another node keeps.
+
+    Args:
+        peer: the agent.
+        path: the file.
+        offsets: where each part begins.
+        rooms: the memory for each part.
+
+    Raises:
+        OSError: the agent cannot be reached or has no such file.
+    """
+    with connect(peer, _CONNECT) as line:
+        line.settimeout(_SILENCE)
+        parts = tuple((offset, room.nbytes) for offset, room in zip(offsets, rooms, strict=True))
+        line.sendall(pack(Recall(path, parts)))
+        _expect(Proceed, line)
+        for room in rooms:
+            fill(line, room)
+
+
+def _expect(kind: type[Message], line: socket.socket) -> None:
+    """Read the agent's answer.
+
+    Raises:
+        OSError: the agent refuses the request.
+    """
+    answer = read(line)
+    if isinstance(answer, Refused):
+        raise OSError(answer.why)
+    if not isinstance(answer, kind):
+        raise ConnectionError(f"the other node answers {answer}")

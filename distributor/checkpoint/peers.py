@@ -1,0 +1,119 @@
+"""A rank's lines to the agents of other nodes, which keep copies of its state in memory."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from distributor.channel import peers
+from distributor.channel.lines import Endpoint
+from distributor.checkpoint.generations import Holding, Piece, Source, read
+from distributor.checkpoint.seats import Seat
+from distributor.checkpoint.session import Session
+from distributor.machine import state_folders
+from distributor.values.checkpoints import PEERS
+
+
+class Peers:
+    """The lines of one rank to other nodes.
+
+    Args:
+        folder: the folder of the rank's node in shared memory.
+        session: the session of the rank.
+    """
+
+    def __init__(self, folder: str, session: Session) -> None:
+        told = json.loads(Path(folder, PEERS).read_text())
+        self._certificate: str = told["certificate"]
+        self._token = bytes.fromhex(told["token"])
+        self._run_id = session.origin.rpartition("-")[0]
+        node = int(os.environ.get("GROUP_RANK", 0))
+        #: Where this rank keeps its state.
+        self.seat = Seat(folder, node, session.settings.hosts.get(node, ""), told["address"], told["port"])
+        #: The seats of the ranks of other nodes, by the rank of the node; known once ranks load a state.
+        self.seats: dict[int, Seat] = {}
+
+    def _at(self, seat: Seat) -> Endpoint:
+        return seat.address, seat.port, self._certificate, self._token
+
+    def send(
+        self, peer: Seat | None, path: Path, record: bytes, objects: bytes, parts: Sequence[tuple[int, int]]
+    ) -> None:
+        """Send this rank's state to another node.
+
+        Args:
+            peer: the node; ``None`` if there is none.
+            path: the file of tensors.
+            record: the record of what is sent.
+            objects: the rank's other state.
+            parts: the parts of the file that are sent.
+
+        Raises:
+            OSError: there is no other node, it cannot be reached, or it has no room.
+        """
+        if peer is None:
+            raise OSError("this run has only one node")
+        try:
+            peers.send_copy(self._at(peer), path.name, record, objects, str(path), parts)
+        except (OSError, ValueError) as error:
+            raise OSError(f"the node on {peer.host} does not take it: {error}") from None
+
+    def holdings(self) -> list[Holding]:
+        """Return what the run's nodes on this machine hold, in this job and in earlier ones."""
+        found = []
+        for folder in state_folders.find(self._run_id):
+            for record in sorted(Path(folder.path).glob("*.record")):
+                path, rank = record.with_suffix(""), int(record.name.partition("-")[0])
+                try:
+                    size = path.with_suffix(".objects").stat().st_size
+                    found.append(Holding(self.seat.node, rank, str(path), size, read(record.read_bytes())))
+                except FileNotFoundError:  # its keeper has just ended
+                    continue
+        return found
+
+    def objects_of(self, source: Source) -> bytes:
+        """Return the content of the file of a rank's other state.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        path = Path(source.path).with_suffix(".objects")
+        if source.node == self.seat.node:
+            return path.read_bytes()
+        buffer = bytearray(source.objects or 0)
+        self._recall(source.node, str(path), [0], [buffer])
+        return bytes(buffer)
+
+    def tensors_of(self, source: Source) -> dict[str, torch.Tensor]:
+        """Return tensors that another node keeps.
+
+        Raises:
+            OSError: they cannot be read.
+        """
+        buffers = [bytearray(piece.size) for piece in source.pieces]
+        self._recall(source.node, source.path, [piece.offset for piece in source.pieces], buffers)
+        return {piece.name: _tensor(piece, buffer) for piece, buffer in zip(source.pieces, buffers, strict=True)}
+
+    def _recall(self, node: int, path: str, offsets: Sequence[int], buffers: Sequence[bytearray]) -> None:
+        seat = self.seats[node]
+        try:
+            peers.recall(self._at(seat), path, offsets, [memoryview(buffer) for buffer in buffers])
+        except (OSError, ValueError) as error:
+            raise OSError(f"the node on {seat.host} does not send what it keeps: {error}") from None
+
+
+def dtype_of(piece: Piece) -> torch.dtype:
+    """Return the type of a tensor."""
+    found = getattr(torch, piece.dtype)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def _tensor(piece: Piece, buffer: bytearray) -> torch.Tensor:
+    if not buffer:  # torch.frombuffer refuses it
+        return torch.empty(piece.shape, dtype=dtype_of(piece))
+    return torch.frombuffer(buffer, dtype=torch.uint8).view(dtype_of(piece)).view(piece.shape)

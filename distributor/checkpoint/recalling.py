@@ -1,0 +1,101 @@
+"""Which state in memory all ranks load: what each rank tells rank 0, and what rank 0 answers."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from distributor.checkpoint.generations import (
+    Source,
+    common,
+    pack_holdings,
+    pack_sources,
+    read_holdings,
+    read_sources,
+    sources,
+)
+from distributor.checkpoint.memory import Memory
+from distributor.checkpoint.records import step_of
+from distributor.checkpoint.seats import Seat
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A state in memory that all ranks can load.
+
+    Attributes:
+        checkpoint: name of the checkpoint's folder.
+        answers: what rank 0 sends to each rank; one answer if it is the same for all.
+    """
+
+    checkpoint: str
+    answers: list[bytes]
+
+
+@dataclass(frozen=True)
+class Recall:
+    """The state in memory that this rank loads.
+
+    Attributes:
+        checkpoint: name of the checkpoint's folder.
+        sources: where its parts are; ``None`` if this rank's node holds all of them.
+        seats: a seat of each node.
+    """
+
+    checkpoint: str
+    sources: tuple[Source, ...] | None
+    seats: tuple[Seat, ...]
+
+    @property
+    def step(self) -> int:
+        """The step of the training."""
+        return step_of(self.checkpoint)
+
+
+def tell(memory: Memory | None) -> bytes:
+    """Return what this rank tells rank 0: what it can load, and what its node holds for others."""
+    if memory is None:
+        return b"{}"
+    if memory.peers is None or not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
+        return json.dumps({"held": [each.checkpoint for each in memory.held()]}).encode()
+    speaks = int(os.environ.get("LOCAL_RANK", 0)) == 0
+    holdings = pack_holdings(memory.peers.holdings()) if speaks else []
+    return json.dumps({"seat": memory.peers.seat, "holdings": holdings}).encode()
+
+
+def agree(told: Sequence[bytes]) -> Kept | None:
+    """Return the newest state that all ranks can load; ``None`` if there is none."""
+    each = [json.loads(one) for one in told]
+    if all("seat" in one for one in each):
+        seats = [Seat(*one["seat"]) for one in each]
+        holdings = read_holdings(holding for one in each for holding in one["holdings"])
+        found = sources(holdings, [seat.node for seat in seats])
+        if found is None:
+            return None
+        generation, by_rank = found
+        places = sorted({seat.node: seat for seat in seats}.values(), key=lambda seat: seat.node)
+        return Kept(
+            generation.checkpoint,
+            [_pack(generation.checkpoint, pack_sources(one), places) for one in by_rank],
+        )
+    checkpoint = common([one.get("held", []) for one in each])
+    return None if checkpoint is None else Kept(checkpoint, [_pack(checkpoint, None, ())])
+
+
+def _pack(checkpoint: str, found: list[dict[str, object]] | None, seats: Sequence[Seat]) -> bytes:
+    return _MARK + json.dumps({"checkpoint": checkpoint, "sources": found, "seats": seats}).encode()
+
+
+#: What an answer begins with. A record of a committed checkpoint begins with a brace.
+_MARK = b"memory "
+
+
+def read_answer(answer: bytes) -> Recall | None:
+    """Return the state in memory that an answer names; ``None`` if it names none."""
+    if not answer.startswith(_MARK):
+        return None
+    told = json.loads(answer.removeprefix(_MARK))
+    found = None if told["sources"] is None else read_sources(told["sources"])
+    return Recall(told["checkpoint"], found, tuple(Seat(*seat) for seat in told["seats"]))

@@ -1,0 +1,113 @@
+"""The folders in shared memory in which the nodes of a run keep the newest states of ranks."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from distributor.machine import folders
+from distributor.machine.shared_memory import FOLDER
+from distributor.text.wording import mebibytes
+
+#: What a folder's name ends with, after the name of the run: the first attempt of a later job, and random characters.
+_REST = re.compile(r"(?:-(\d+))?-\w{8}")
+
+
+@dataclass(frozen=True)
+class StateFolder:
+    """One node's folder.
+
+    Attributes:
+        path: path of the folder.
+        attempt: number of the first attempt of the job to which the folder belongs.
+    """
+
+    path: str
+    attempt: int
+
+    @property
+    def size(self) -> int:
+        """Number of bytes of the tensors in the folder."""
+        return sum(map(_size, Path(self.path).glob("*-[01]")))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether a rank has saved its state here at least twice. All ranks of its job have saved theirs once then."""
+        try:
+            names = os.listdir(self.path)
+        except OSError:  # removed meanwhile
+            return False
+        return all(any(name.endswith(f"-{slot}.record") for name in names) for slot in (0, 1))
+
+
+def path_for(private: str) -> str:
+    """Return the path of the folder that belongs to a node's private folder.
+
+    >>> path_for("/tmp/distributor-3f2a-2-abcd1234")
+    '/dev/shm/distributor-3f2a-2-abcd1234'
+    """
+    return f"{FOLDER}/{os.path.basename(private)}"
+
+
+def find(run_id: str) -> list[StateFolder]:
+    """Return the folders of a run's nodes on this machine, as far as they belong to this user."""
+    begin, found = f"{folders.PREFIX}{run_id}", []
+    for name in sorted(os.listdir(FOLDER)):
+        match = _REST.fullmatch(name.removeprefix(begin)) if name.startswith(begin) else None
+        if match is not None and _is_private(path := f"{FOLDER}/{name}"):
+            found.append(StateFolder(path, int(match[1] or 0)))
+    return found
+
+
+def _is_private(path: str) -> bool:
+    try:
+        return folders.is_private(path)
+    except OSError:  # removed meanwhile
+        return False
+
+
+def create_file(path: Path, size: int, limit: int) -> None:
+    """Create a file of tensors, whose memory the kernel has set aside when this returns.
+
+    The files of a folder are named ``RANK-0`` and ``RANK-1``, and have their sizes before their memory, so that all
+    processes of the node count them.
+
+    Args:
+        path: path of the file.
+        size: its size in bytes.
+        limit: maximum size of all such files in the folder.
+
+    Raises:
+        OSError: the files in the folder would exceed the limit, or there is not enough shared memory.
+    """
+    with folders.locked(path.with_name("lock")):  # other processes would find the same room free
+        free = max(0, limit - sum(map(_size, path.parent.glob("*-[01]"))))
+        if size > free:
+            raise OSError(
+                f"a rank needs {mebibytes(size)} of shared memory, but only {mebibytes(free)} are left of what its "
+                "node may use, which is half of what was free when the run began. A container gets more by "
+                "docker run --shm-size"
+            )
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        os.ftruncate(descriptor, size)
+    try:
+        os.posix_fallocate(descriptor, 0, size)  # a page that cannot be had later would be a SIGBUS
+    finally:
+        os.close(descriptor)
+
+
+def write_beside(path: Path, objects: bytes, record: bytes) -> None:
+    """Write a rank's other state beside its file of tensors, and then the record that lets both count."""
+    path.with_suffix(".objects").write_bytes(objects)
+    part = path.with_suffix(".part")
+    part.write_bytes(record)
+    os.replace(part, path.with_suffix(".record"))
+
+
+def _size(path: Path) -> int:
+    with suppress(FileNotFoundError):  # another process has just removed it
+        return path.stat().st_size
+    return 0

@@ -1,0 +1,114 @@
+"""Keep copies of the states of other nodes' ranks in this node's shared memory, and serve what this machine keeps."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from distributor.channel.peers import PeerServer
+from distributor.machine import network, state_folders
+from distributor.values.checkpoints import PEERS, PeerKey, SharedMemory
+from distributor.values.messages import Copy
+
+_SLOT = re.compile(r"\d{1,9}-[01]")
+
+
+class Copies:
+    """The copies that one node keeps. Fulfils ``channel.peers.Store``.
+
+    Args:
+        run_id: the run.
+        memory: the node's folder, and its limit.
+    """
+
+    def __init__(self, run_id: str, memory: SharedMemory) -> None:
+        self._run_id = run_id
+        self._folder = Path(memory.folder)
+        self._limit = memory.limit
+
+    def reserve(self, copy: Copy) -> Incoming:
+        """Make room for a copy in place of an older one.
+
+        Raises:
+            OSError: there is no room, or the copy's name or sizes are not those of a rank's state.
+        """
+        if not _SLOT.fullmatch(copy.slot) or min(copy.record, copy.objects, copy.tensors) < 0:
+            raise OSError(f"{copy.slot!r} is not a rank's state")
+        if copy.record + copy.objects > self._limit:
+            raise OSError(f"a rank's state has {copy.record + copy.objects} bytes beside its tensors")
+        return Incoming(self._folder / copy.slot, copy.tensors, self._limit)
+
+    def path_of(self, path: str) -> str:
+        """Return the path of a file in a folder of the run on this machine.
+
+        Raises:
+            OSError: there is no such folder.
+        """
+        folder, name = os.path.split(path)
+        if name != PEERS and any(found.path == folder for found in state_folders.find(self._run_id)):
+            return path
+        raise FileNotFoundError(f"{path} is not kept here")
+
+
+class Incoming:
+    """Room for one copy.
+
+    Args:
+        path: the file for its tensors. What it held does not count any more.
+        size: number of bytes of the tensors.
+        limit: maximum size of all such files in the folder.
+
+    Raises:
+        OSError: there is no room.
+    """
+
+    def __init__(self, path: Path, size: int, limit: int) -> None:
+        self._path = path
+        path.with_suffix(".record").unlink(missing_ok=True)
+        if not path.exists() or path.stat().st_size != max(size, 1):
+            path.unlink(missing_ok=True)
+            state_folders.create_file(path, max(size, 1), limit)
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 0)
+        self._view = memoryview(self._map)
+        self._tensors = self._view[:size]
+
+    @property
+    def tensors(self) -> memoryview:
+        """The memory for the tensors."""
+        return self._tensors
+
+    def seal(self, record: bytes, objects: bytes) -> None:
+        """Let the copy count."""
+        state_folders.write_beside(self._path, objects, record)
+
+    def close(self) -> None:
+        """Release the memory."""
+        self._tensors.release()
+        with suppress(BufferError):  # the traceback of a broken connection holds a part of it
+            self._view.release()
+            self._map.close()
+
+
+def serve(run_id: str, key: PeerKey, memory: SharedMemory, address: str) -> PeerServer:
+    """Serve the node's copies to the ranks of other nodes, and tell the node's own ranks how to reach all nodes.
+
+    Args:
+        run_id: the run.
+        key: the run's key.
+        memory: the node's folder.
+        address: the address of this node.
+    """
+    listener = network.listen(address)
+    port = listener.getsockname()[1]
+    told = {"address": address, "port": port, "certificate": key.certificate, "token": key.token.hex()}
+    descriptor = os.open(f"{memory.folder}/{PEERS}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        json.dump(told, file)
+    server = PeerServer(listener, key, Copies(run_id, memory))
+    server.start()
+    return server

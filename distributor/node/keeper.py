@@ -1,0 +1,138 @@
+"""Keep the states of ranks in this node's shared memory for the next job of the run, after the agent has ended.
+
+The agent's folder is removed with the agent, and the Spark task waits for that. So the agent leaves a process behind,
+the keeper, to which the folder in shared memory then belongs. It ends, and removes the folder, once the driver closes
+the channel of the ended job (at the end of the run), once ranks of a later job have saved their states on this machine,
+or after the time within which that job must be up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import time
+from pathlib import Path
+
+from distributor.channel import lines
+from distributor.channel.peers import PeerServer
+from distributor.machine import bootstrap, folders, processes, state_folders
+from distributor.node import copies
+from distributor.values.checkpoints import SharedMemory
+from distributor.values.job import Job
+from distributor.values.messages import Holding
+from distributor.values.plan import AgentOrder, Endpoint
+
+#: Number of seconds between two looks at what other nodes on this machine have saved.
+_LOOK = 0.5
+
+#: Number of seconds that the ranks of the next job have to load a state, once they are up.
+_LOADING = 60.0
+
+#: Number of seconds that the connection to the driver may take.
+_CONNECT = 5.0
+
+
+async def begin(job: Job, order: AgentOrder, memory: SharedMemory | None, address: str) -> Keeper | None:
+    """Serve the node's states to the ranks of other nodes; return ``None`` if nodes do not exchange states.
+
+    Args:
+        job: the job.
+        order: the agent's order.
+        memory: the node's folder in shared memory.
+        address: the node's address.
+    """
+    if memory is None or job.peers is None:
+        return None
+    server = copies.serve(job.run_id, job.peers, memory, address)
+    line = await asyncio.get_running_loop().run_in_executor(None, _hold, order)
+    return Keeper(job, order.folder, memory.folder, server, line)
+
+
+def _hold(order: AgentOrder) -> ssl.SSLSocket | None:
+    """Return a connection that ends when the driver closes the channel of this job; ``None`` without a channel."""
+    if order.endpoint is None:
+        return None
+    at = Endpoint(*order.endpoint)
+    try:
+        line = lines.connect((at.host, at.port, at.certificate, at.token), _CONNECT)
+        line.sendall(lines.pack(Holding(order.executor, order.secret)))
+    except OSError:
+        return None
+    return line
+
+
+class Keeper:
+    """What the agent does about the node's states in memory.
+
+    Args:
+        job: the job.
+        private: the node's private folder.
+        folder: the folder in shared memory.
+        server: serves the states to other nodes.
+        line: a connection that ends when the driver closes the channel of this job, if there is one.
+    """
+
+    def __init__(self, job: Job, private: str, folder: str, server: PeerServer, line: ssl.SSLSocket | None) -> None:
+        self._job = job
+        self._private = private
+        self._folder = folder
+        self._server = server
+        self._line = line
+
+    def end(self, *, keep: bool) -> None:
+        """End the server. With ``keep``, leave a process behind that keeps the states for the next job.
+
+        The caller has no other threads whose locks the forked process would need, and ends soon.
+        """
+        self._server.close()
+        if not keep or self._line is None or _has_ended(self._line) or not any(Path(self._folder).glob("*.record")):
+            return
+        own = folders.make(self._job.job_id)
+        lock = folders.claim(own)
+        folders.note_elsewhere(own, [self._folder], to_the_end=True)
+        os.unlink(f"{self._private}/{folders.ELSEWHERE_TO_THE_END}")  # it belongs to the keeper from here on
+        if os.fork() == 0:
+            try:
+                os.setsid()
+                bootstrap.overwrite_argument("agent", bootstrap.KEEPER)
+                _let_go({self._line.fileno(), lock.fileno()})
+                until = time.monotonic() + self._job.deadlines.start_timeout + _LOADING
+                _watch(self._line, self._job.run_id, self._job.attempt, until)
+            finally:
+                folders.remove(own)
+                os._exit(0)
+        lock.close()
+
+
+def _let_go(keep: set[int]) -> None:
+    """Close all descriptors but some, which would keep users of the agent waiting, such as readers of its output."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(nothing, descriptor)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in keep:
+            try:
+                os.close(int(name))
+            except OSError:  # the one that lists them
+                pass
+
+
+def _watch(line: ssl.SSLSocket, run_id: str, attempt: int, until: float) -> None:
+    """Wait until nobody needs the states any more."""
+    while time.monotonic() < until:
+        if processes.readable([line.fileno()], _LOOK) and _has_ended(line):
+            return
+        if any(found.attempt > attempt and found.is_complete for found in state_folders.find(run_id)):
+            return
+
+
+def _has_ended(line: ssl.SSLSocket) -> bool:
+    """Return whether the other side has closed a connection. It sends nothing but the data of TLS itself."""
+    line.settimeout(0.0)
+    try:
+        return not line.recv(1)
+    except ssl.SSLWantReadError:
+        return False
+    except OSError:
+        return True

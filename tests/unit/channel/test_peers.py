@@ -1,0 +1,179 @@
+"""The line between nodes: what an agent keeps for ranks of other nodes, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import watch
+
+from distributor.channel import lines, peers
+from distributor.channel.lines import Endpoint
+from distributor.channel.tls import make_peer_key
+from distributor.machine import state_folders
+from distributor.node import copies
+from distributor.values.checkpoints import PEERS, PeerKey, SharedMemory
+from distributor.values.messages import Copy, Proceed, Recall, Refused
+
+LIMIT = 1 << 20
+RUN = "3f2a0c0ffee0"
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A node's folder in a shared memory of the test's own."""
+    monkeypatch.setattr(state_folders, "FOLDER", str(tmp_path))
+    made = tmp_path / f"distributor-{RUN}-abcd1234"
+    made.mkdir(mode=0o700)
+    return made
+
+
+@pytest.fixture
+def key() -> PeerKey:
+    return make_peer_key()
+
+
+@pytest.fixture
+def node(folder: Path, key: PeerKey) -> Iterator[Endpoint]:
+    """An agent that serves the folder."""
+    server = copies.serve(RUN, key, SharedMemory(str(folder), LIMIT, True), "127.0.0.1")
+    yield "127.0.0.1", server._listener.getsockname()[1], key.certificate, key.token
+    server.close()
+    server.join(watch.DEADLINE)
+    assert not server.is_alive()
+
+
+def state(tmp_path: Path, size: int = 300_000) -> Path:
+    """A file of tensors of a rank of another node."""
+    path = tmp_path / "tensors"
+    path.write_bytes(os.urandom(size))
+    return path
+
+
+def test_a_copy_arrives_and_is_read_back(node: Endpoint, folder: Path, tmp_path: Path) -> None:
+    path = state(tmp_path)
+    data = path.read_bytes()
+    parts = [(64, 270_000), (0, 64)]
+    peers.send_copy(node, "5-0", b"record", b"objects", str(path), parts)
+    assert (folder / "5-0").read_bytes() == data[64:270_064] + data[:64]
+    assert (folder / "5-0.record").read_bytes() == b"record"
+    rooms = [bytearray(64), bytearray(10), bytearray(0)]
+    peers.recall(node, str(folder / "5-0"), [270_000, 0, 7], [memoryview(room) for room in rooms])
+    assert rooms == [data[:64], data[64:74], b""]
+    room = bytearray(7)
+    peers.recall(node, str(folder / "5-0.objects"), [0], [memoryview(room)])
+    assert room == b"objects"
+
+
+def test_a_newer_copy_takes_the_place_of_the_older_one(node: Endpoint, folder: Path, tmp_path: Path) -> None:
+    for size in (1000, 1000, 2000, 0):
+        path = state(tmp_path, max(size, 1))
+        peers.send_copy(node, "5-1", b"%d" % size, b"", str(path), [(0, size)])
+        assert (folder / "5-1").read_bytes()[:size] == path.read_bytes()[:size]
+        assert (folder / "5-1.record").read_bytes() == b"%d" % size
+
+
+def test_a_copy_that_is_cut_off_does_not_count(node: Endpoint, folder: Path, tmp_path: Path) -> None:
+    peers.send_copy(node, "5-0", b"old", b"", str(state(tmp_path, 1000)), [(0, 1000)])
+    with lines.connect(node, 5.0) as line:
+        line.sendall(lines.pack(Copy("5-0", 3, 0, 1000)))
+        assert lines.read(line) == Proceed()
+        line.sendall(b"new" + bytes(999))
+    watch.until(lambda: not (folder / "5-0.record").exists())
+    peers.send_copy(node, "5-0", b"new", b"", str(state(tmp_path, 1000)), [(0, 1000)])
+    assert (folder / "5-0.record").read_bytes() == b"new"
+
+
+def test_without_room_nothing_is_taken(node: Endpoint, folder: Path, tmp_path: Path) -> None:
+    path = state(tmp_path, LIMIT + 1)
+    with pytest.raises(OSError, match="a rank needs 1 MiB of shared memory"):
+        peers.send_copy(node, "5-0", b"", b"", str(path), [(0, LIMIT + 1)])
+    with pytest.raises(OSError, match=r"has 2000000 bytes beside its tensors"):
+        peers.send_copy(node, "5-0", bytes(2_000_000), b"", str(path), [(0, 1)])
+    assert not list(folder.glob("5-0*"))
+
+
+@pytest.mark.parametrize("slot", ["../5-0", "5-2", "a-0", "5-0.record", "lock", ""])
+def test_other_names_are_refused(node: Endpoint, folder: Path, tmp_path: Path, slot: str) -> None:
+    with pytest.raises(OSError, match="is not a rank's state"):
+        peers.send_copy(node, slot, b"", b"", str(state(tmp_path, 10)), [(0, 10)])
+    assert os.listdir(folder) == [PEERS]
+
+
+def test_only_files_of_the_run_are_read(node: Endpoint, folder: Path, tmp_path: Path) -> None:
+    """Not those of other runs, not the key, not what a path leads to otherwise, and not more than there is."""
+    (folder / "5-0").write_bytes(b"tensors")
+    (folder / "link").symlink_to("/etc/passwd")
+    other = tmp_path / "distributor-0123456789ab-abcd1234"
+    other.mkdir(mode=0o700)
+    (other / "5-0").write_bytes(b"tensors")
+    room = memoryview(bytearray(3))
+    for path in ("/etc/passwd", str(other / "5-0"), f"{folder}/../{other.name}/5-0", f"{folder}/{PEERS}"):
+        with pytest.raises(OSError, match="is not kept here"):
+            peers.recall(node, path, [0], [room])
+    for path, offset in ((f"{folder}/link", 0), (f"{folder}/5-0", 5), (f"{folder}/5-0", -1), (f"{folder}/gone", 0)):
+        with pytest.raises(OSError, match="symbolic links|shorter|No such file"):
+            peers.recall(node, path, [offset], [room])
+
+
+def test_a_folder_that_others_may_read_is_not_of_this_run(node: Endpoint, folder: Path) -> None:
+    (folder / "5-0").write_bytes(b"tensors")
+    folder.chmod(0o755)
+    with pytest.raises(OSError, match="is not kept here"):
+        peers.recall(node, str(folder / "5-0"), [0], [memoryview(bytearray(3))])
+
+
+def test_strangers_learn_nothing(node: Endpoint, folder: Path, key: PeerKey) -> None:
+    host, port, certificate, token = node
+    with pytest.raises(OSError):
+        peers.recall((host, port, certificate, bytes(len(token))), str(folder / PEERS), [0], [memoryview(bytearray(1))])
+    with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
+        lines.connect((host, port, make_peer_key().certificate, token), 5.0)
+    with socket.create_connection((host, port)) as line:
+        line.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        line.settimeout(watch.DEADLINE)
+        with suppress(ConnectionResetError):
+            assert b"200" not in line.recv(1024)
+
+
+def test_a_long_request_is_refused(node: Endpoint) -> None:
+    with lines.connect(node, 5.0) as line, pytest.raises(OSError):
+        line.sendall(lines.pack(Recall("x" * (5 << 20), ())))
+        lines.read(line)
+
+
+def test_many_copies_arrive_at_the_same_time(node: Endpoint, folder: Path, tmp_path: Path) -> None:
+    path = state(tmp_path, 10_000)
+    senders = [
+        threading.Thread(target=peers.send_copy, args=(node, f"{rank}-0", b"r", b"o", str(path), [(0, 10_000)]))
+        for rank in range(80)
+    ]
+    for sender in senders:
+        sender.start()
+    for sender in senders:
+        sender.join(watch.DEADLINE)
+    assert len(list(folder.glob("*.record"))) == 80
+
+
+def test_keys_are_not_shown(key: PeerKey) -> None:
+    assert repr(replace(key)) == "PeerKey()"
+
+
+def test_an_answer_that_does_not_fit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OSError, match="no room"):
+        peers._expect(Proceed, _line(lines.pack(Refused("no room"))))
+    with pytest.raises(OSError, match="the other node answers Proceed"):
+        peers._expect(Refused, _line(lines.pack(Proceed())))
+
+
+def _line(data: bytes) -> socket.socket:
+    ours, theirs = socket.socketpair()
+    theirs.sendall(data)
+    theirs.close()
+    return ours

@@ -1,0 +1,130 @@
+"""Which node keeps the copy of a rank's state, and from which nodes all ranks load a state after a loss."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+pytest.importorskip("torch")
+
+from distributor.checkpoint.generations import (
+    Generation,
+    Holding,
+    Piece,
+    Source,
+    pack_holdings,
+    pack_sources,
+    read_holdings,
+    read_sources,
+    sources,
+)
+from distributor.checkpoint.records import folder_name
+from distributor.checkpoint.seats import Seat, peer_of
+
+
+def piece(name: str, offset: int = 0, *, whole: bool = True, size: int = 8) -> Piece:
+    return Piece(name, "float32", (2,), (2,) if whole else (4,), whole, offset, size)
+
+
+def state(step: int, *pieces: Piece, others: tuple[str, ...] = (), ranks: int = 2) -> Generation:
+    return Generation(folder_name(step, "3f2a-0", step), step, ranks, pieces, others)
+
+
+def held(node: int, rank: int, generation: Generation) -> Holding:
+    return Holding(node, rank, f"/dev/shm/{node}/{rank}-{generation.step % 2}", 5, generation)
+
+
+def test_a_copy_leaves_out_what_a_lower_rank_has() -> None:
+    whole = state(1, piece("a", 0), piece("b", 64, size=100), piece("c", 192), others=("d",))
+    copy, parts = whole.without({"a", "x"}, 64)
+    assert [(each.name, each.offset) for each in copy.pieces] == [("b", 0), ("c", 128)]
+    assert parts == [(64, 128), (192, 64)]
+    assert copy.others == ("a", "d")
+    assert whole.without((), 64)[0].pieces == whole.pieces
+
+
+def test_the_copy_is_on_another_host_if_there_is_one() -> None:
+    one_host = [Seat("a", 0, "one"), Seat("b", 1, "one"), Seat("c", 2, "one")]
+    assert [peer_of(seat, one_host) for seat in one_host] == [one_host[1], one_host[2], one_host[0]]
+    assert peer_of(one_host[0], [one_host[0]] * 2) is None
+    four = [Seat(str(node), node, "one" if node < 2 else "two") for node in range(4)]
+    assert [found.node for seat in four if (found := peer_of(seat, four))] == [2, 2, 0, 0]
+
+
+def test_a_lost_node_is_replaced_by_the_copy() -> None:
+    """Rank 0's node is lost. A tensor that both had in full comes from rank 0's copy, for both ranks."""
+    first = state(1, piece("w"), piece("part", 64, whole=False))
+    second, _ = state(1, piece("w"), piece("part", 64, whole=False)), None
+    holdings = [held(1, 1, second), held(1, 0, first)]
+    found = sources(holdings, [0, 1])
+    assert found is not None
+    generation, (zero, one) = found
+    assert generation.step == 1
+    assert zero == (Source(1, "/dev/shm/1/0-1", first.pieces, 5),)
+    assert one == (Source(1, "/dev/shm/1/1-1", second.pieces, 5),)
+
+
+def test_what_a_copy_lacks_comes_from_the_lowest_rank() -> None:
+    """Rank 1's node is lost, and rank 1 starts on a node that holds nothing."""
+    zero, two = state(1, piece("w"), ranks=3), state(1, piece("w"), ranks=3)
+    one = state(1, piece("part", whole=False), others=("w",), ranks=3)
+    found = sources([held(0, 0, zero), held(2, 2, two), held(2, 1, one)], [0, 1, 2])
+    assert found is not None
+    assert found[1][1] == (
+        Source(2, "/dev/shm/2/1-1", one.pieces, 5),
+        Source(0, "/dev/shm/0/0-1", zero.pieces),
+    )
+
+
+def test_a_ranks_own_node_comes_first() -> None:
+    zero, one = state(1, piece("w")), state(1, others=("w",))
+    copy = state(1, piece("w"))
+    found = sources([held(0, 0, zero), held(1, 1, one), held(1, 0, copy)], [0, 1])
+    assert found is not None
+    assert [source.node for source in found[1][0]] == [0]
+    assert [source.node for source in found[1][1]] == [1, 1]
+
+
+def test_a_state_of_which_a_part_is_missing_is_passed_over() -> None:
+    """So is a state of another number of ranks."""
+    old, new = state(1, piece("w")), state(2, piece("w"))
+    other = state(3, piece("w"), ranks=1)
+    holdings = [held(0, 0, old), held(0, 0, new), held(1, 1, old), held(0, 0, other)]
+    found = sources(holdings, [0, 1])
+    assert found is not None and found[0].step == 1
+    assert sources([held(0, 0, new), held(1, 1, state(2, others=("gone",)))], [0, 1]) is None
+    assert sources([], [0, 1]) is None
+
+
+def test_holdings_and_sources_are_read_as_they_were_written() -> None:
+    holding = held(1, 0, state(1, piece("w"), others=("x",)))
+    assert read_holdings(pack_holdings([holding])) == [holding]
+    some = (Source(1, "/dev/shm/a", (piece("w"),), 5), Source(0, "/dev/shm/b", (piece("x"),)))
+    assert read_sources(pack_sources(some)) == some
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(2, 4), st.data())
+def test_the_loss_of_any_node_leaves_a_state(nodes: int, data: st.DataObject) -> None:
+    """Each node has one rank, with one tensor that all have in full, and one of its own. Copies may lag by one save."""
+    seats = [Seat(str(node), node, f"host-{node}") for node in range(nodes)]
+    lost = data.draw(st.integers(0, nodes - 1))
+    new = [data.draw(st.booleans()) for _ in range(nodes)]
+    holdings = []
+    for step, seat in itertools.product((1, 2), seats):
+        whole = state(step, piece("w"), piece(f"own-{seat.node}", 64, whole=False), ranks=nodes)
+        if seat.node != lost:
+            holdings.append(held(seat.node, seat.node, whole))
+        peer = peer_of(seat, seats)
+        assert peer is not None
+        if peer.node != lost and (step == 1 or new[seat.node]):
+            copy, _ = whole.without({"w"} if seat.node else (), 64)
+            holdings.append(held(peer.node, seat.node, copy))
+    found = sources(holdings, range(nodes))
+    assert found is not None
+    assert found[0].step == (2 if new[lost] else 1)
+    for rank, parts in enumerate(found[1]):
+        assert {each.name for part in parts for each in part.pieces} == {"w", f"own-{rank}"}
+        assert all(part.node != lost for part in parts)
