@@ -10,12 +10,12 @@
 Training runs on the executors of the active Spark session, or on this
 machine if there is no session. From a shell: distributor run --help.
 
-    Distributor            takes the options of runs, and starts runs
-    TorchDistributor       the same under PySpark's name
+    Distributor            holds the options of a run, and starts runs
+    TorchDistributor       the same class under PySpark's name
     DeepspeedTorchDistributor, zero, suggest_zero, autotune
-                           the same with DeepSpeed, and its configuration
+                           training with DeepSpeed, and its configuration
     Checkpoints            where a run keeps checkpoints, and how many
-    Run                    what submit returns: results, stacks, stop
+    Run                    a submitted run: results, stacks, stop
     Status                 the status of a run
     DistributorError       base class of all errors: ConfigurationError
                            (its subclasses: PayloadError, ResourceError),
@@ -24,7 +24,7 @@ machine if there is no session. From a shell: distributor run --help.
                            PreemptionError, StopError, ResultError,
                            RunCancelledError
     runtime                functions for use inside a rank
-    launch                 launch paths with options, for launch=
+    launch                 launch paths that take options, for launch=
     deepspeed_checkpoint   DeepSpeed checkpoints that can be loaded with
                            another number of ranks
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 #: Maximum number of characters that a notebook shows of an error. ``str(error)`` has the full text.
 _LONGEST_IN_CELLS = 20_000
 
-#: The built-in descriptor of ``__cause__``: it accesses the cause that is stored in the C object.
+#: The built-in descriptor of ``__cause__``, which reads and writes the cause in the C object.
 _CAUSE: Any = vars(BaseException)["__cause__"]
 
 
@@ -105,12 +105,13 @@ class TrainingError(DistributorError):
     because the text already contains it.
 
     Attributes:
-        failures: all failures: the root failure first, then those it may have caused, in order of time.
+        failures: all failures: the root failure first, then those that it may have caused, in order of time.
         rank, local_rank, host: where the root failure happened (``None`` if it cannot be tied to a rank).
         exit_code: the rank's exit code, or ``None`` if a signal ended it.
         signal: the signal's name (``"SIGKILL"``), or ``None``.
         traceback: the rank's own traceback as text, ``""`` if there is none.
-        log_tail: the end of the rank's stdout and stderr, in the order in which they were read (twenty times a second).
+        log_tail: the last lines of the rank's stdout and stderr, in the order in which the node read them (20 times a
+            second).
 
     Example:
         >>> from distributor import TorchDistributor, TrainingError
@@ -137,11 +138,11 @@ class TrainingError(DistributorError):
 
     @property
     def __cause__(self) -> BaseException | None:
-        """The original exception, unless another cause was set. Python's own traceback printers get ``None``.
+        """The original exception, unless another cause was set. Python's traceback printers do not get the original.
 
-        Otherwise, the interpreter and ``logging`` would print the original exception first, although this error's text
-        already contains it with its traceback. Up to Python 3.12, the interpreter prints the cause that is stored in
-        the C object. Later versions use the module ``traceback``.
+        This error's text already contains the original exception with its traceback, so the interpreter and ``logging``
+        would print it twice. Up to Python 3.12, the interpreter prints the cause that is stored in the C object. Later
+        versions use the module ``traceback``.
         """
         cause: BaseException | None = _CAUSE.__get__(self)
         if cause is not None or sys._getframe(1).f_globals.get("__name__") == traceback.__name__:
@@ -158,9 +159,9 @@ class GroupError(DistributorError):
 
 
 class PreemptionError(DistributorError):
-    """A rank got SIGTERM, and all ranks have stopped at the same step, as ``runtime.should_stop`` told them.
+    """A rank got SIGTERM, and all ranks stopped at the same step, when ``runtime.should_stop`` returned ``True``.
 
-    What they returned is dropped, since the training had not finished.
+    The ranks' return values are dropped, because the training has not finished.
     """
 
 

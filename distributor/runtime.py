@@ -1,7 +1,7 @@
 """Functions for use inside a rank. All but ``deepspeed_config()`` also work outside a run.
 
-The functions about ranks read torchrun's variables (``RANK``, ``WORLD_SIZE``, ...). If these are not set, the functions
-answer as in a run of one rank, so that the same script also runs by hand.
+The functions about ranks read torchrun's variables (``RANK``, ``WORLD_SIZE``, ...). Without these variables, they
+return the values of a run with one rank, so the same script also runs without a launcher.
 
 Example:
     >>> from distributor import runtime
@@ -103,8 +103,8 @@ def report(
 
     Args:
         metrics: values by name, for names that are not Python identifiers, such as ``"val/loss"``.
-        step: the step of the training, for ``run.progress`` and the axis of ``run.plot()``.
-        total_steps: number of steps of the whole training. It need be reported only once.
+        step: the step of the training, for ``run.progress`` and as the x-axis of ``run.plot()``.
+        total_steps: number of steps of the whole training. Reporting it once is enough.
         **values: values by name. A value is a number, or a tensor or an array of one element.
 
     Raises:
@@ -123,22 +123,24 @@ def report(
 
 
 def should_stop(step: int) -> bool:
-    """Return whether all ranks stop at this step, because of ``run.stop()`` or because a rank is about to be ended.
+    """Return whether all ranks must stop at this step: for ``run.stop()``, a preemption, or free slots for more ranks.
 
-    Each rank calls it in the same steps, with numbers that grow. No rank waits for the others: it turns true on all
-    ranks at the same step. Save a checkpoint then, and return. A rank that never calls it holds up nobody.
+    Call it on all ranks at the same steps, with increasing numbers. It returns ``True`` on all ranks at the same step,
+    and does not make ranks wait for each other. When it returns ``True``, save a checkpoint and return. A rank that
+    never calls it does not delay the others.
 
-    After the first call in the main thread, SIGTERM no longer ends the rank, unless user code handles the signal.
-    Instead, all ranks are asked to stop together. What they return is dropped, and the run goes on in a new attempt if
-    it has ``max_restarts``, without counting this one; otherwise, it ends with a ``PreemptionError``. Outside a run,
-    and without a channel to the driver, the result is always ``False``.
+    After the first call in the main thread, SIGTERM no longer ends the rank. Instead, it asks all ranks to stop
+    together. (If user code has installed its own handler, that handler stays.) The ranks' return values are then
+    dropped. With ``max_restarts``, the run goes on in a new attempt, and the stop does not count as a restart.
+    Otherwise, the run ends with a ``PreemptionError``. Outside a run, or without a channel to the driver, the result is
+    always ``False``.
 
     Args:
         step: the step of the training, from 0 on.
 
     Raises:
         ConfigurationError: ``step`` is not a whole number, or less than 0.
-        StopError: the rank has reached the step at which to stop, and did not hear within 60 s whether all ranks agree.
+        StopError: the rank has reached a proposed step, and did not learn within 60 s whether all ranks stop there.
 
     Example:
         >>> should_stop(step=1)  # outside a run
@@ -150,21 +152,23 @@ def should_stop(step: int) -> bool:
 def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) -> None:
     """Save the state of the training. All ranks call it together, with the same step.
 
-    The state is copied, and the copies are written while training goes on. The next save, and the end of the rank, wait
-    until that is done. The checkpoint counts once all ranks have written their parts (see ``docs/checkpoints.md``). If
-    it cannot be written, rank 0 warns, training goes on, and earlier checkpoints stay.
+    The state is copied, and the copies are written while training goes on. The next save waits until they are written,
+    and so does the end of the rank. The checkpoint is committed once all ranks have written their parts (see
+    ``docs/checkpoints.md``). If it cannot be written, rank 0 logs a warning, training goes on, and earlier checkpoints
+    stay.
 
     Args:
         state: what to save, by name: modules, optimizers, schedulers, anything else with ``state_dict()`` and
             ``load_state_dict()``, and plain values. The random states of Python, NumPy and torch are always saved.
-            Modules may be plain, in DistributedDataParallel, or split by ``fully_shard``; of these, each rank saves its
-            part, and rank 0 all tensors that every rank has. Everything else is saved by each rank for itself.
+            Modules may be plain, in DistributedDataParallel, or split by ``fully_shard``. Each rank saves its part of
+            the split tensors, and rank 0 saves the tensors that every rank has in full. Of all other entries, each rank
+            saves its own.
         step: the step of the training.
-        wait: return only when the checkpoint is committed, or could not be.
+        wait: return only after the checkpoint is committed or has failed.
 
     Raises:
-        ConfigurationError: the ranks make different calls, an entry cannot be saved, parameters that each rank has in
-            full differ between ranks, or there are several ranks and ``init_process_group`` has not been called.
+        ConfigurationError: the ranks make different calls, an entry cannot be saved, parameters that are not split
+            differ between ranks, or there are several ranks and ``init_process_group`` has not been called.
 
     Example:
         >>> save_checkpoint({"model": model, "optimizer": optimizer, "epoch": 3}, step=1200)  # doctest: +SKIP
@@ -178,19 +182,19 @@ def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) 
 def load_checkpoint(state: Mapping[str, Any], *, weights_only: bool = True) -> int | None:
     """Load the last committed checkpoint into ``state``, and return its step; ``None`` if there is none.
 
-    With ``Checkpoints(memory=True)``, ranks that start again load the newest state that memory holds for all of them,
+    With ``Checkpoints(memory=True)``, restarted ranks load the newest state that the nodes' memory holds for all ranks,
     unless a newer checkpoint was committed.
 
-    All ranks call it together. The number of ranks may differ from that of the save, and so may the way in which
-    modules are split. A checkpoint whose files are missing or damaged is passed over, with a warning.
+    All ranks call it together. The number of ranks and the way in which modules are split may have changed since the
+    save. A checkpoint with missing or damaged files is skipped, with a warning.
 
     Args:
         state: what to load into, with the names given to ``save_checkpoint``. Modules, optimizers and objects with
             ``load_state_dict()`` are changed in place; plain values are replaced in the dict.
-        weights_only: as for ``torch.load``: refuse objects whose loading may run code (default).
+        weights_only: refuse objects that may run code when they are loaded (default), as in ``torch.load``.
 
     Raises:
-        ConfigurationError: the checkpoint was saved from another model or other parameters of an optimizer, holds
+        ConfigurationError: the checkpoint belongs to another model or to an optimizer of other parameters, contains
             objects that ``weights_only`` refuses, or was written by ``checkpoint_folder``.
 
     Example:
@@ -208,15 +212,15 @@ def checkpoint_folder(step: int) -> Iterator[Path]:
 
     Each rank gets a folder of its own, and may write any files into it, also with ``torch.distributed.checkpoint``.
     When all ranks have left the block, the files of all ranks are put into one folder, and the checkpoint is committed.
-    If a rank fails in the block, nothing is. If the files cannot be kept, rank 0 warns, training goes on, and earlier
-    checkpoints stay.
+    If a rank fails in the block, nothing is committed. If the files cannot be stored, rank 0 logs a warning, training
+    goes on, and earlier checkpoints stay.
 
     Args:
         step: the step of the training.
 
     Raises:
-        ConfigurationError: the ranks make different calls, two ranks wrote different files of one name, or there are
-            several ranks and ``init_process_group`` has not been called.
+        ConfigurationError: the ranks make different calls, two ranks wrote different files with the same name, or there
+            are several ranks and ``init_process_group`` has not been called.
         RuntimeError: another rank has failed in the block; its own exception says why.
 
     Example:
@@ -230,10 +234,10 @@ def checkpoint_folder(step: int) -> Iterator[Path]:
 
 
 def latest_checkpoint() -> Checkpoint | None:
-    """Return the last committed checkpoint whose files are all there; ``None`` if there is none.
+    """Return the last committed checkpoint that has all its files; ``None`` if there is none.
 
-    Any rank may call it, without waiting for others. At the beginning of an attempt, all ranks get the same one. If the
-    place is a URL, the files are downloaded.
+    Any rank may call it, without waiting for others. At the beginning of an attempt, all ranks get the same checkpoint.
+    If ``checkpoints=`` is a URL, the files are downloaded.
 
     Returns:
         A checkpoint with the attributes ``step``, ``path`` (the folder with its files, to be read only) and
@@ -251,7 +255,8 @@ def latest_checkpoint() -> Checkpoint | None:
 def best_checkpoint() -> Checkpoint | None:
     """Return the committed checkpoint with the best value of the metric in ``Checkpoints(best=...)``.
 
-    ``None`` if no checkpoint has such a value. Otherwise as ``latest_checkpoint``.
+    Return ``None`` if no checkpoint has a value of this metric. In all other respects, this is like
+    ``latest_checkpoint``.
     """
     from distributor.checkpoint.loading import best_checkpoint as best
 
@@ -259,7 +264,7 @@ def best_checkpoint() -> Checkpoint | None:
 
 
 def suggest_checkpoint_interval(failures_per_day: float, save_seconds: float) -> float:
-    """Return the number of seconds between saves with which failures and saves together cost the least time.
+    """Return the number of seconds between saves that minimizes the time lost to failures and saves.
 
     With M seconds between failures and C seconds per save, the interval is
     sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + C / 18M) - C, or M if C is at least 2 M.
@@ -268,7 +273,8 @@ def suggest_checkpoint_interval(failures_per_day: float, save_seconds: float) ->
     Generation Computer Systems 22 (2006), equation 37; its first term is J. W. Young's (1974).
 
     Args:
-        failures_per_day: failures of the whole run per day: those of one node times the number of nodes.
+        failures_per_day: number of failures of the whole run per day: the failures of one node times the number of
+            nodes.
         save_seconds: number of seconds for which a save holds up training.
 
     Raises:
@@ -307,7 +313,7 @@ def local_rank0_first() -> AbstractContextManager[None]:
     node fails in the block, no other rank of any node enters it.
 
     Raises:
-        ConfigurationError, RuntimeError: as :func:`rank0_first`.
+        ConfigurationError, RuntimeError: as in :func:`rank0_first`.
 
     Example:
         >>> with local_rank0_first():
@@ -341,9 +347,10 @@ def _first(name: str, goes_first: bool) -> Iterator[None]:
 
 
 def _failed(dist: Any, failed: int = -1) -> int:
-    """Wait for all ranks, and return the highest rank that has failed, or -1. NCCL needs a tensor on a GPU."""
+    """Wait for all ranks, and return the highest rank that has failed, or -1."""
     import torch
 
+    # NCCL needs a tensor on a GPU.
     device = torch.device("cuda", local_rank()) if dist.get_backend() == "nccl" else torch.device("cpu")
     told = torch.tensor([failed], device=device)
     dist.all_reduce(told, op=dist.ReduceOp.MAX)
@@ -374,7 +381,7 @@ def deepspeed_config() -> dict[str, Any]:
 
     Raises:
         ConfigurationError: this process is not a rank of a run with a ``deepspeedConfig``, or the configuration still
-            has an "auto" that only Hugging Face's Trainer can fill in.
+            contains an "auto" that only Hugging Face's Trainer can replace.
 
     Example:
         >>> deepspeed_config()["zero_optimization"]["stage"]  # doctest: +SKIP

@@ -42,12 +42,13 @@ def build_job(
 
     Args:
         options: what the user asks for.
-        widths: the smallest and the largest number of processes. The job has the smallest one.
+        widths: the smallest and the largest number of processes. The job starts with the smallest.
         launch: the launch path, resolved for this run.
         target: what each rank runs.
         folders: the project folder and the folder for new files, packed if they must travel.
-        scheduler: runs the job. ``None`` if there is no session yet: the fields that a scheduler decides stay open.
-        environ: the driver's environment, some of which may be forwarded.
+        scheduler: runs the job. ``None`` if there is no session yet; the fields that depend on the scheduler are then
+            left open.
+        environ: the driver's environment variables. ``forward_env`` says which of them ranks get.
         collect: whether the return values of all ranks are sent to the driver, or only rank 0's.
 
     Raises:
@@ -87,7 +88,7 @@ def check_path(launch: LaunchPath, options: Options) -> None:
     """Check that the options suit the launch path.
 
     Raises:
-        ConfigurationError: one does not.
+        ConfigurationError: an option does not suit it.
     """
     stall = options.deadlines.stall_timeout
     if launch.once and stall is not None:
@@ -98,7 +99,7 @@ def check_path(launch: LaunchPath, options: Options) -> None:
 
 
 def ranks_env(variables: Variables, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the user's variables for ranks: those forwarded from the driver, overridden by those of ``env``.
+    """Return the user's variables for ranks: the forwarded ones, overridden by those in ``env``.
 
     Variables of the rank contract (``RANK``, ...) are never forwarded.
 
@@ -154,7 +155,7 @@ def _place(asked: Project) -> Path | None:
 
 
 def pack_output_dir(asked: Project, *, local: bool, view: View | None) -> OutputDir | None:
-    """Return the folder or URL that receives the ranks' new files, with its present files packed if they must travel.
+    """Return the folder or URL for the ranks' new files. Pack the files that it already has if they must travel.
 
     Raises:
         PayloadError: the files in it already exceed ``output_limit``.

@@ -19,7 +19,7 @@ def choose_session(
 ) -> tuple[SparkSession | None, bool]:
     """Return the Spark session to train on, if any, and whether to train on this machine without Spark.
 
-    Return ``(None, False)`` if Spark is requested and there is no session, but ``needed`` is false. On a ``local[...]``
+    If Spark is requested, there is no session and ``needed`` is false, return ``(None, False)``. On a ``local[...]``
     master, Spark's tasks run on this machine but get no GPUs, so ranks that use GPUs run without Spark.
 
     Args:
@@ -86,7 +86,7 @@ def driver_gpus() -> tuple[str, ...] | None:
 
 
 def check_gpus(local_mode: bool | None, resources: Resources) -> None:
-    """Check for missing GPUs early, if it is known that ranks train on this machine or on an active session.
+    """Check early that there are enough GPUs, if it is already known where ranks train.
 
     Raises:
         ResourceError: there are fewer GPUs than requested.

@@ -46,13 +46,14 @@ class Distributor:
 
     Args:
         num_processes: the world size, which is the number of ranks that train together. With a range such as
-            ``(4, 16)``, a run starts with as many ranks as there are free slots for. After the loss of a node, it goes
-            on with as many as are left, if ``max_restarts`` allows another attempt. Once a minute, it looks for free
-            slots, and goes on with more ranks if they stop for that (``runtime.should_stop``).
+            ``(4, 16)``, a run starts with as many ranks as free slots allow. After the loss of a node, it goes on with
+            the slots that are left, if ``max_restarts`` allows another attempt. Once a minute, it looks for free slots.
+            If there are some, it asks the ranks to stop together (``runtime.should_stop``), and goes on with more
+            ranks.
         local_mode: ``True`` trains on this machine, without Spark or Java. ``False`` trains as tasks of the active
             Spark session. ``None`` (default) trains on the session's executors if the active session is on a cluster
             (standalone, YARN, Kubernetes, ``local-cluster``, Spark Connect), otherwise on this machine.
-        use_gpu: give each rank its own GPU, device ``LOCAL_RANK`` of those it sees (default). ``False`` hides GPUs.
+        use_gpu: give each rank its own GPU, ``cuda:LOCAL_RANK`` (default). ``False`` hides all GPUs from ranks.
         launch: how ranks are started: ``"torchrun"`` (default), ``"accelerate"``, ``"deepspeed"``, ``"jax"``,
             ``"mpi"``, ``"mpi-env"``, ``"ray"`` or ``"tensorflow"``, or a launch path with its own options, such as
             ``distributor.launch.DeepSpeed(config)``.
@@ -61,38 +62,41 @@ class Distributor:
         env: environment variables for the ranks. They override everything except the rank contract (``RANK``, ...).
         forward_env: names of the driver's environment variables that ranks on executors get too, as patterns such as
             ``"WANDB_*"``.
-        working_dir: a project folder that becomes the ranks' current directory and comes first on their import path.
-            This machine uses it in place; executors get a copy, which is removed at the end. Scripts and modules are
-            looked up in this folder first, then in the current directory.
+        working_dir: a project folder that becomes the ranks' current directory and comes first on their import path. In
+            local mode, ranks use the folder itself; executors get a copy, which is removed at the end. Scripts and
+            modules are looked up in this folder first, then in the current directory.
         working_dir_limit: maximum total size of the files in ``working_dir``, in bytes (default 256 MiB).
-        output_dir: receives the files that ranks write to relative paths: a folder on the driver, or an fsspec URL such
-            as ``"s3://bucket/run"`` that the driver and all executors can reach. A file is copied there under its
-            relative path once it is closed, even if the run fails, and is removed there if its rank removes it. If
-            nodes write different bytes to the same path, the first node's file keeps the name, and the others get
-            ``.node-1``, ``.node-2``, .... The files that are in the folder before the run are copied into each rank's
-            current directory. In local mode, files that ranks write also stay where they are. Without ``output_dir``,
-            executors remove such files when the run ends, and a warning says so as soon as there is one.
-        output_limit: maximum total size of the files in ``output_dir``, in bytes or as ``"8g"`` (default 1 GiB). A run
-            that would begin with more fails; a file that would exceed the limit stays where it is, with a warning.
+        output_dir: a folder on the driver that receives all files that ranks write to relative paths, or an fsspec URL
+            such as ``"s3://bucket/run"`` that the driver and all executors can reach. When a rank closes a file, the
+            file is copied there under its relative path, even if the run fails later. When a rank removes a file, it is
+            removed there too. If nodes write different bytes to the same path, the first node's file keeps the name,
+            and the others get ``.node-1``, ``.node-2``, .... Files that are in the folder before the run are copied
+            into each rank's current directory. In local mode, files that ranks write also stay where they are. Without
+            ``output_dir``, executors remove such files when the run ends, and a warning says so as soon as a rank has
+            written one.
+        output_limit: maximum total size of the files in ``output_dir``, in bytes or as ``"8g"`` (default 1 GiB). If the
+            folder holds more before the run, the run fails. If a new file would exceed the limit, it stays where the
+            rank wrote it, with a warning.
         checkpoints: where ranks keep checkpoints (``runtime.save_checkpoint``, ``runtime.checkpoint_folder``): a folder
             that all nodes see under the same path, an fsspec URL such as ``"s3://bucket/run"``, or
-            ``Checkpoints(dir, keep=3, best=("val_loss", "min"))``. Before ranks start, each node is checked to see the
-            same folder, and to be able to write to it.
+            ``Checkpoints(dir, keep=3, best=("val_loss", "min"))``. Before ranks start, each node checks that it sees
+            the same folder and can write to it.
         gpus_per_process: number of GPUs for each rank (default 1 with ``use_gpu``). A rank's first GPU is always
-            ``cuda:LOCAL_RANK``, and its other GPUs are every ``LOCAL_WORLD_SIZE``-th device after that.
+            ``cuda:LOCAL_RANK``. The others follow at intervals of ``LOCAL_WORLD_SIZE``: with two ranks on a node and
+            two GPUs per rank, local rank 0 has ``cuda:0`` and ``cuda:2``.
         cpus_per_process: number of CPUs and of OpenMP threads for each rank (default: ``spark.task.cpus``, or in local
             mode the rank's share of the machine).
         memory_per_process: memory that each rank can count on, in bytes or as ``"8g"``. An executor gets only as many
             ranks as fit into its memory beside the JVM heap (``spark.executor.memoryOverhead``).
         max_processes_per_node: maximum number of ranks on one executor.
 
-            On Spark, these four arguments apply to this run only. If they request more or fewer CPUs or GPUs than the
-            session's own tasks have, they need stage-level scheduling, which standalone clusters, YARN and Kubernetes
-            provide.
+            On Spark, these four arguments apply to this run only. If they request other numbers of CPUs or GPUs than
+            the session's own tasks have, they need stage-level scheduling, which standalone clusters, YARN and
+            Kubernetes provide.
         start_timeout: number of seconds within which all ranks must be up, including the wait for executors
             (default 600).
-        grace_period: number of seconds from SIGTERM to SIGKILL when ranks are stopped, in which they can save
-            (default 10).
+        grace_period: number of seconds from SIGTERM to SIGKILL when ranks are stopped (default 10). Ranks can save in
+            this time.
         heartbeat_timeout: number of seconds of silence after which the driver and a node consider each other lost
             (default 30).
         stall_timeout: number of seconds without any output or CPU use by any rank, after which the run ends with a
@@ -110,9 +114,9 @@ class Distributor:
             below the cell in Jupyter, and elsewhere an occasional line on stderr about a step that takes long.
         driver_ports: first and last port on which the driver may listen for executors, for firewalls that open only
             some ports (default: any free port).
-        keep_warm: number of seconds (default 600) for which a process that has imported torch stays on each executor,
-            or beside the driver in local mode, and waits for the next run, which then starts in tenths of a second. The
-            process runs none of your code and ends with its executor or driver. 0 keeps no such process.
+        keep_warm: number of seconds (default 600) for which a process that has imported torch waits for the next run,
+            on each executor or, in local mode, beside the driver. With this process, the next run starts in tenths of a
+            second. The process runs none of your code, and ends with its executor or driver. 0 keeps no such process.
         preload: modules that the process kept by ``keep_warm`` imports as well, such as ``["transformers"]``, so that
             ranks need not import them.
         start_method: ``"fork"`` (default) forks the ranks from a process that has imported torch and none of your code.
@@ -121,24 +125,24 @@ class Distributor:
             executor. ``"host"``: the ranks of all executors on its host, for libraries that coordinate by host, such as
             mosaicml-streaming; only without GPUs.
         require_group: what happens if ranks train (run a backward pass or an optimizer step) but never join a process
-            group of all ranks, so that each rank trains its own model. ``None`` (default) warns, ``True`` raises a
+            group of all ranks. Each rank would then train its own model. ``None`` (default) warns, ``True`` raises a
             :class:`GroupError`, ``False`` does nothing.
-        max_restarts: how many times all ranks are started again after a failure (default 0): on the same nodes, within
-            the same Spark job, or in a new job if a node was lost. If three attempts in a row end without a later step
-            than those before them, the run ends.
-        restart_on: ``"infrastructure"`` (default): ranks are started again if a rank was killed by a signal, a node was
-            lost, a collective or the store failed, or after a stall. ``"any"``: also if the user's code raised an
-            exception, or a rank exited with another code than 0.
-        resume: for a run with ``name=`` and ``checkpoints=``, whether it goes on with the training of that name.
-            ``"auto"`` (default): if there is one that has not finished. ``"must"``: an error if there is none.
-            ``"never"``: it starts over, in a folder of its own. Another function or script under the same name is an
-            error, changed code or arguments a warning. Only one run at a time holds a name.
+        max_restarts: how many times all ranks are started again after a failure (default 0). They start on the same
+            nodes within the same Spark job, or in a new job if a node was lost. If three attempts in a row reach no
+            later step than the attempts before them, the run ends.
+        restart_on: the failures after which ranks are started again. ``"infrastructure"`` (default): a rank was killed
+            by a signal, a node was lost, a collective or the store failed, or the ranks stalled. ``"any"``: also an
+            exception in the user's code, or a rank's exit code other than 0.
+        resume: whether a run with ``name=`` and ``checkpoints=`` continues an earlier training of the same name.
+            ``"auto"`` (default): yes, if there is an unfinished one. ``"must"``: yes; it is an error if there is none.
+            ``"never"``: no, the run starts over in a folder of its own. Another function or script under the same name
+            is an error; changed code or arguments cause a warning. Only one run at a time can use a name.
         callbacks: objects with any of the methods ``on_start(run)``, ``on_metrics(run, rows)``,
             ``on_checkpoint(run, checkpoint)``, ``on_attempt_end(run, attempt)`` and ``on_end(run)``. The methods are
-            called on the driver, in a thread of their own. ``rows`` is what ranks have reported since the last call;
-            ``checkpoint`` has the ``step`` and the ``path`` of a checkpoint that was committed; ``attempt`` is one of
-            ``run.attempts``. An error in a callback is only logged as a warning. ``run()`` and ``wait()`` return once
-            ``on_end`` has returned, or a minute after the run's end.
+            called on the driver, in a thread of their own. ``rows`` are the ranks' reports since the last call,
+            ``checkpoint`` has the ``step`` and the ``path`` of a committed checkpoint, and ``attempt`` is one of
+            ``run.attempts``. An error in a callback is only logged as a warning. ``run()`` and ``wait()`` return after
+            ``on_end`` has returned, but wait for it for at most a minute.
 
     Raises:
         ConfigurationError: an argument is wrong; the message names the argument, its value, and what to do.
@@ -201,7 +205,7 @@ class Distributor:
 
     @property
     def num_processes(self) -> int:
-        """The world size; the largest, if a range was given."""
+        """The world size; with a range, its upper bound."""
         return self._options.resources.num_processes
 
     @property
@@ -265,7 +269,7 @@ class Distributor:
     def _wait(self, run: Run, notes: Sequence[str], ask: Callable[[Run], Any] = Run.result) -> Any:
         """Start a run, wait for it, and return what ``ask`` returns: by default, the run's result.
 
-        An interrupt at any moment leaves nothing of the run behind.
+        If it is interrupted, at any moment, the run is stopped completely.
         """
         with plain_interrupts():
             try:
@@ -281,7 +285,7 @@ class Distributor:
                 raise
 
     def _begin(self, run: Run, notes: Sequence[str]) -> Run:
-        """Start a run and return it. If this is interrupted, the caller gets no handle, so the run is stopped."""
+        """Start a run and return it. If this is interrupted, stop the run, because the caller gets no handle."""
         try:
             return run.start(notes)
         except BaseException:
@@ -289,7 +293,7 @@ class Distributor:
             raise
 
     def _stop(self, run: Run) -> None:
-        """Stop the ranks after Ctrl-C or another exception from a signal handler: nobody waits for the run any more."""
+        """Stop the ranks after Ctrl-C or another exception from a signal handler: no caller waits for them any more."""
         try:
             if not run.withdraw():
                 run.cancel("interrupted (interrupt again to end all ranks at once)", say_where=True)
@@ -325,7 +329,7 @@ class Distributor:
     def _resize(self) -> Callable[[Job, int], Job]:
         """Return a function that gives a job another number of ranks.
 
-        It raises a ``ConfigurationError`` if the launch path cannot start that many.
+        The function raises a ``ConfigurationError`` if the launch path cannot start that number of ranks.
         """
         launch_of = cache(self._launch_of)  # files of the launch path are read once
 

@@ -1,4 +1,4 @@
-"""Warnings, given before a run starts, that the run would not do what its user expects. Pure."""
+"""Warnings before a run starts: the run would not do what its user expects. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from distributor.values.job import Function, Job
 
 
 def deepspeed_on_cpus(job: Job, environ: Mapping[str, str]) -> str | None:
-    """Return a warning if a run on CPUs asks Accelerate or Transformers for DeepSpeed without DeepSpeed's launch path.
+    """Return a warning if a run on CPUs asks Accelerate or Transformers for DeepSpeed, but has another launch path.
 
     Both would then silently train without DeepSpeed. Source: ``accelerate/state.py``, ``AcceleratorState``.
 
@@ -44,7 +44,7 @@ def fsdp_on_cpus(job: Job, environ: Mapping[str, str]) -> str | None:
 
 
 def _asked_on_cpus(library: str, job: Job, environ: Mapping[str, str]) -> str | None:
-    """Return the variable or argument with which a run on CPUs asks for a library; ``None`` if there is none."""
+    """Return the variable or argument that requests a library in a run on CPUs; ``None`` if there is none."""
     if job.resources.use_gpu:
         return None
     variable, option = f"ACCELERATE_USE_{library.upper()}", f"--{library}"

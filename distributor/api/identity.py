@@ -13,7 +13,7 @@ from typing import Any
 from distributor.values.claims import Identity, Resume
 from distributor.values.job import Function, Module, Script, Target
 
-#: Memory addresses in the ``repr`` of objects, which differ from process to process.
+#: Matches memory addresses in the ``repr`` of objects: they differ from process to process.
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+")
 
 #: Maximum number of characters of an argument in a warning.
@@ -27,9 +27,9 @@ def identify(
 
     Args:
         name: the run's name.
-        resume: whether it goes on with the training of that name.
+        resume: whether the run continues an earlier training of that name.
         target: what ranks run.
-        train_object: what the user has passed.
+        train_object: the function, script or module that the user has passed.
         args, kwargs: its arguments.
 
     Example:
@@ -50,7 +50,7 @@ def identify(
 
 
 def _source_of(function: Callable[..., Any]) -> bytes:
-    """Return a function's source code; without it, its byte code; without that, nothing."""
+    """Return a function's source code, or its byte code if there is no source, or ``b""`` if there is neither."""
     while isinstance(function, functools.partial):
         function = function.func
     try:
@@ -61,7 +61,7 @@ def _source_of(function: Callable[..., Any]) -> bytes:
 
 
 def _named(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments by the names of their parameters, where the function has a signature."""
+    """Return arguments by the names of their parameters, or by number if the function has no signature."""
     try:
         return dict(inspect.signature(function).bind(*args, **kwargs).arguments)
     except (TypeError, ValueError):

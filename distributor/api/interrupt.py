@@ -15,8 +15,8 @@ MARGIN = 10.0
 def plain_interrupts() -> Iterator[None]:
     """Make Ctrl-C raise KeyboardInterrupt, and do nothing else, inside the ``with`` block.
 
-    PySpark's handler cancels all jobs of the session before it raises KeyboardInterrupt (``SparkContext._do_init``), so
-    the ranks would be killed before they could get their grace period.
+    PySpark's handler (``SparkContext._do_init``) cancels all jobs of the session before it raises KeyboardInterrupt.
+    This would kill the ranks without their grace period.
     """
     handler = signal.getsignal(signal.SIGINT)
     sparks = (getattr(handler, "__module__", None) or "").startswith("pyspark.")

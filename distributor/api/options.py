@@ -30,7 +30,7 @@ from distributor.values.options import (
 
 
 def check_launch(name: str, launch: Any) -> Launch:
-    """Return a launch path, which is given as a value or by name.
+    """Return the launch path. ``launch`` is its name, or the launch path itself.
 
     Raises:
         ConfigurationError: there is no such launch path.
@@ -52,7 +52,7 @@ _MOMENTS = ("on_start", "on_metrics", "on_checkpoint", "on_attempt_end", "on_end
 
 
 def check_callbacks(name: str, callbacks: Any) -> tuple[Any, ...]:
-    """Return callbacks as a tuple, after a check that each has at least one of the methods that are called.
+    """Return the callbacks as a tuple. Each must have at least one of the methods in ``_MOMENTS``.
 
     Raises:
         ConfigurationError: ``callbacks`` is not a list, or a callback has none of the methods.
@@ -74,7 +74,7 @@ class Request(Group):
 
     Attributes:
         local_mode: whether to train on this machine; ``None``: on Spark if the active session is on a cluster.
-        launch: how ranks are started: a launch path that is not yet resolved for the run.
+        launch: how ranks are started: a launch path, not yet resolved for the run.
         name: the user's name for the run, if it has one.
         callbacks: objects with methods that are called on the driver during the run.
     """
@@ -141,7 +141,7 @@ class Options:
 
         Raises:
             ConfigurationError: an argument is wrong; the message names the argument, its value, and what to do.
-            TypeError: an argument is declared by no group.
+            TypeError: no group declares an argument of this name.
 
         Example:
             >>> Options.of(num_processes=4, grace_period=60).deadlines.grace_period

@@ -27,7 +27,8 @@ def find_target(
         train_object: a callable, the path of a script, or a :class:`Module` with its arguments.
         args, kwargs: arguments of the callable or the script.
         working_dir: the user's project folder.
-        local: whether ranks run on this machine. If so, modules must exist here, and functions travel by reference.
+        local: whether ranks run on this machine. If so, modules must exist here, and functions are pickled by
+            reference.
 
     Raises:
         ConfigurationError: the target is not a callable, script or module, or does not take these arguments.
@@ -88,7 +89,7 @@ def places_of(working_dir: Path | None) -> dict[str, Path]:
 
 
 def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Check that the function can be called with these arguments, since otherwise every rank would fail at once."""
+    """Check that the function can be called with these arguments. Otherwise, every rank would fail at once."""
     runs_later = _runs_later(function)
     if runs_later is not None:
         kind, remedy = runs_later
@@ -112,7 +113,7 @@ def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
 
 
 def _runs_later(function: Callable[..., Any]) -> tuple[str, str] | None:
-    """Return the kind and the remedy of a function whose body does not run when it is called; ``None`` for others."""
+    """Return kind and remedy if calling the function does not run its body, as with a generator; otherwise ``None``."""
     called = function
     while isinstance(called, functools.partial):
         called = called.func
