@@ -1,4 +1,4 @@
-"""A thread with a heap of deadlines, for calls that a run makes later or must not wait for."""
+"""Makes calls in a thread of their own: calls that are due later, and calls that may block."""
 
 from __future__ import annotations
 

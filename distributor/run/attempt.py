@@ -1,4 +1,4 @@
-"""One attempt of a run: brings events to its state, and performs the actions that the state asks for."""
+"""One attempt of a run: passes events to its state, and performs the actions that the state returns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = notices.logger
 
 
 class Line(Protocol):
-    """What an attempt asks of its run. No method blocks."""
+    """The requests that an attempt can make of its run. No method blocks."""
 
     def ask_stacks(self, then: Callable[[Event], object]) -> None:
         """Ask all ranks for their stacks, and report the stacks once all have arrived or the wait is over."""
@@ -34,10 +34,10 @@ class Attempt:
 
     Args:
         about: the attempt's state.
-        submission: the job whose nodes make the attempt.
+        submission: the job on whose nodes the attempt runs.
         line: the run.
         alarm: keeps the deadlines.
-        display: shows what is announced.
+        display: shows announcements.
     """
 
     def __init__(self, about: AttemptState, submission: Submission, line: Line, alarm: Alarm, display: Display) -> None:
@@ -49,7 +49,7 @@ class Attempt:
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        """Arm the first deadlines."""
+        """Set the first deadlines."""
         with self._lock:
             actions = self.state.begin()
         self._perform(actions)

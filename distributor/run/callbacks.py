@@ -24,7 +24,7 @@ PATIENCE = 60.0
 
 
 class Callbacks:
-    """Calls the methods of callbacks that are named after moments, such as ``on_start``, where they have them.
+    """Calls the methods of callbacks, such as ``on_start``. A callback need not have all of them.
 
     An error in a callback is logged as a warning, and ends neither the run nor the other callbacks.
 
@@ -60,7 +60,7 @@ class Callbacks:
         self._events.put((name, arguments))
 
     def close(self) -> None:
-        """Call ``on_end`` after the calls that are still due, and wait for its end, for at most a minute."""
+        """Call ``on_end`` after all pending calls, and wait for at most a minute until it returns."""
         thread = self._thread
         if thread is None:
             return
@@ -107,7 +107,7 @@ class Callbacks:
                 self._warn(callback, name, error)
 
     def _warn(self, callback: Any, name: str, error: Exception) -> None:
-        """Warn of an error in a callback, with its place there. Warn only once for each method of each callback."""
+        """Log an error in a callback as a warning, with file and line; only once for each method of each callback."""
         if (id(callback), name) in self._warned:
             return
         self._warned.add((id(callback), name))

@@ -1,4 +1,4 @@
-"""How the attempts of a run ended, as users read it."""
+"""Describes for users how the attempts of a run ended."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class EndedAttempt:
 
 
 def add_history(error: BaseException, earlier: Sequence[EndedAttempt], *, stuck: bool) -> None:
-    """Add the ends of earlier attempts to the text of a run's error. A cancelled run needs no such explanation.
+    """Add the ends of earlier attempts to the text of a run's error. The error of a cancelled run stays as it is.
 
     Args:
         error: the error of the last attempt.
         earlier: the attempts before it.
-        stuck: whether the run ended because its last attempts had not come further than those before them.
+        stuck: whether the run ended because its last attempts reached no later step than the attempts before them.
     """
     if not earlier or isinstance(error, RunCancelledError):
         return

@@ -1,4 +1,4 @@
-"""What happens to an attempt, and what it asks for: the events and actions of its state. Values without behaviour."""
+"""Events, which happen to an attempt, and actions, which its state requests. Values without behaviour."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Heard:
 
 @dataclass(frozen=True)
 class Lost:
-    """A node has gone away. ``wrote`` is the last line of each rank that has written one."""
+    """A node has gone away. ``wrote`` has the last line of each rank that has written a line."""
 
     node: str
     why: str
@@ -45,7 +45,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class Cancel:
-    """The run is to end; ``why`` is text for users. ``told`` is text for the error, if it is not the user's wish."""
+    """The run must end. ``why`` is the reason for users; ``told`` is the error's text if users did not ask for it."""
 
     why: str
     told: str = ""
@@ -73,7 +73,7 @@ class Asked:
     """The scheduler has said what it waits for.
 
     Attributes:
-        deadline: the deadline because of which the scheduler was asked.
+        deadline: the deadline that has led to the question.
         step: what the scheduler waits for; ``None`` if tasks run.
         address: where the driver listens for nodes; ``None`` if it does not listen.
         reached: whether any node has reached the driver.
@@ -87,14 +87,14 @@ class Asked:
 
 @dataclass(frozen=True)
 class Room:
-    """This number of further ranks could go on in another job."""
+    """Another job could have ``ranks`` more ranks than this one."""
 
     ranks: int
 
 
 @dataclass(frozen=True)
 class Leaving:
-    """The cluster is about to end the node on a host; ``None`` if it is about to end none."""
+    """The cluster is about to end the node on ``host``; ``None`` if it is not about to end any node."""
 
     host: str | None
 
@@ -108,7 +108,7 @@ class Stood:
 
 @dataclass(frozen=True)
 class Returned:
-    """The job has brought back the reports of its nodes."""
+    """The job has returned the reports of its nodes."""
 
     collected: Collected
 
@@ -128,7 +128,7 @@ Event = Heard | Lost | Cancel | Kill | Halt | Due | Asked | Room | Leaving | Sto
 
 @dataclass(frozen=True)
 class StopRanks:
-    """Order all nodes to stop their ranks. ``hasty``: another attempt waits for the ranks' end."""
+    """Order all nodes to stop their ranks. ``hasty``: another attempt follows as soon as the ranks have ended."""
 
     reason: str
     grace: bool = True
@@ -195,8 +195,8 @@ class Warn:
 class Rest:
     """All nodes have stopped their ranks, and can begin another attempt or end.
 
-    ``port`` is where node 0 would listen in that attempt; ``None`` if a node is lost or could not start its ranks,
-    since no attempt can follow then.
+    ``port`` is the port at which ranks would meet on node 0 in the next attempt. ``None``: no attempt can follow on
+    these nodes, because a node is lost or could not start its ranks.
     """
 
     port: int | None

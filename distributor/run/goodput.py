@@ -1,4 +1,4 @@
-"""Says where the time of a run went. Pure."""
+"""Computes how a run has spent its time. Pure."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ class Moments:
 
 @dataclass
 class Course:
-    """What ranks tell about the course of an attempt.
+    """The progress of an attempt, as its ranks report it.
 
     Attributes:
-        step: the last step that was reported or committed; ``None`` without one.
+        step: the last step that was reported or committed; ``None`` if there was none.
         first: when the first step was reported or committed, in seconds since the epoch.
-        passed: when the first step that no earlier attempt had reached was.
+        passed: when the attempt first reported or committed a later step than all earlier attempts, in seconds since
+            the epoch.
         saving, loading: number of seconds that rank 0 has spent in calls that save and load checkpoints.
     """
 
@@ -42,7 +43,7 @@ class Course:
     loading: float = 0.0
 
     def note(self, step: int, time: float, before: int | None) -> None:
-        """Note a step, and the last step of the earlier attempts."""
+        """Record a step. ``before`` is the last step of all earlier attempts."""
         self.step = step if self.step is None else max(step, self.step)
         self.first = time if self.first is None else self.first
         if self.passed is None and (before is None or step > before):
@@ -51,17 +52,17 @@ class Course:
 
 @dataclass(frozen=True)
 class Goodput:
-    """Where the time went, in seconds. The parts add up to the whole.
+    """How a run has spent its time, in seconds. The parts add up to the whole time.
 
     Attributes:
-        training: in steps that no earlier attempt had done.
-        waiting: for slots, and for the nodes to come up.
-        starting: from then until the first step of each attempt, without loading.
-        loading: in calls that load checkpoints, on rank 0.
-        saving: in calls that save checkpoints, on rank 0.
-        redoing: in steps that an earlier attempt had done, and lost.
-        stalled: without activity of any rank, before ``stall_timeout`` ended an attempt.
-        stopping: from the failure of an attempt until its ranks had ended.
+        training: time in steps that no earlier attempt had done.
+        waiting: time until the first node of each attempt was up, including the wait for slots.
+        starting: time from then until the first step of each attempt, without ``loading``.
+        loading: time that rank 0 spent in calls that load checkpoints.
+        saving: time that rank 0 spent in calls that save checkpoints.
+        redoing: time in steps that an earlier attempt had done and lost.
+        stalled: time without activity of any rank, before ``stall_timeout`` ended an attempt.
+        stopping: time from the failure of an attempt until its ranks had ended.
 
     Example:
         >>> print(Goodput(training=90.0, starting=8.0, saving=2.0))
@@ -100,14 +101,14 @@ class Goodput:
 
 
 def goodput(moments: Moments, course: Course, now: float, *, ahead: float, stall: float = 0.0) -> Goodput:
-    """Return where the time of one attempt went.
+    """Return how one attempt has spent its time.
 
     Args:
         moments: when it reached each phase.
-        course: what its ranks have told.
+        course: the progress that its ranks have reported.
         now: the current time, or when it ended.
-        ahead: how much the clock since the epoch is ahead of the driver's clock.
-        stall: number of seconds without activity, if it was stopped for that.
+        ahead: what to add to the driver's clock to get seconds since the epoch.
+        stall: number of seconds without activity, if a stall ended the attempt.
 
     >>> told = Course(30, 120.0, 124.0, saving=1.0, loading=2.0)
     >>> print(goodput(Moments(0.0, 5.0, 10.0, 50.0), told, 50.0, ahead=100.0))
@@ -117,7 +118,7 @@ def goodput(moments: Moments, course: Course, now: float, *, ahead: float, stall
     start = _between(moments.began, moments.starting, stop)
     up = _between(start, moments.running, stop)
     first = up
-    if course.first is not None:  # without a channel, it is all that is known
+    if course.first is not None:  # without a channel, nothing else is known
         first = _between(moments.began if moments.running is None else up, course.first - ahead, stop)
         start = min(start, first)
     loading, saving = min(course.loading, first - start), min(course.saving, stop - first)

@@ -23,7 +23,7 @@ class Agreement:
 
     def __init__(self, attempt: int = 0) -> None:
         self._attempt = attempt
-        #: Why the ranks are asked to stop, in words; ``""`` if that is the user's wish or they are not asked.
+        #: Why the ranks are asked to stop, in words; ``""`` if the user asks for it, or nobody does.
         self.preempted = ""
         #: Whether they are asked so that the run can go on with more ranks.
         self.widens = False
@@ -34,7 +34,7 @@ class Agreement:
         self._halted: dict[int, int] = {}
 
     def preempt(self, why: str, *, widens: bool = False) -> None:
-        """Note why the ranks are to stop, unless there was a reason before. ``widens``: more ranks could go on."""
+        """Record why the ranks must stop, unless a reason is already recorded. ``widens``: to go on with more ranks."""
         if not self.preempted:
             self.preempted, self.widens = why, widens
 
@@ -49,14 +49,14 @@ class Agreement:
 
     @property
     def order(self) -> Propose | Agree:
-        """The order that holds now, for all nodes."""
+        """The current order to all nodes."""
         holds = self._accepted == self._nodes
         return Agree(self._proposal.number, self._proposal.step, self._attempt) if holds else self._proposal
 
     def on_reached(self, node: str, reached: Reached) -> bool:
-        """Take a node's answer, and return whether there is another order now.
+        """Record a node's answer, and return whether the order to the nodes has changed.
 
-        Each new proposal is twice as far ahead of the ranks, since they go on while messages travel.
+        Ranks go on while messages travel, so each new proposal is twice as far ahead of them as the one before.
         """
         if reached.number != self._proposal.number or node not in self._nodes or isinstance(self.order, Agree):
             return False
@@ -69,7 +69,7 @@ class Agreement:
         return True
 
     def note_outcomes(self, halted: Mapping[int, int]) -> None:
-        """Take note of where ranks have stopped, according to their outcomes: the step by rank."""
+        """Record the steps at which ranks have stopped, by rank, as their outcomes report them."""
         self._halted.update(halted)
 
     @property
@@ -78,6 +78,6 @@ class Agreement:
         return bool(self._halted)
 
     def on_halted(self, halted: Halted) -> str | None:
-        """Take note of where a rank has stopped. Return what is wrong in words if others have stopped elsewhere."""
+        """Record where a rank has stopped. Return a description of the problem if others stopped at another step."""
         self._halted[halted.rank] = halted.step
         return disagreement(self._halted)

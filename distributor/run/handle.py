@@ -114,12 +114,12 @@ class Run:
         return f"<Run {self._job.label}: {self.num_processes} processes, {self.status.value}{progress}>"
 
     def _ipython_display_(self) -> None:
-        """Show the live status in this cell too if the view can do that; otherwise let IPython ask for the HTML."""
+        """Show the live status in this cell too if the view can do that; otherwise make IPython use ``_repr_html_``."""
         if not self._display.show_again(self.snapshot()):
             raise NotImplementedError
 
     def _repr_html_(self) -> str:
-        """Return the run as HTML for a notebook: status, placement, where the time went, and why it failed."""
+        """Return the run as HTML for a notebook: status, placement, time spent in each phase, and why it failed."""
         from distributor.display import notebook
 
         return notebook.render(self.snapshot(), unfolded=True)
@@ -181,7 +181,7 @@ class Run:
 
     @property
     def attempts(self) -> tuple[EndedAttempt, ...]:
-        """The attempts that have ended, each with its number, its seconds and the reason for its end.
+        """The attempts that have ended, each with its number, its duration in seconds and the reason for its end.
 
         Example:
             >>> [attempt.reason for attempt in run.attempts]  # doctest: +SKIP
@@ -191,7 +191,7 @@ class Run:
 
     @property
     def goodput(self) -> Goodput:
-        """Where the time of the run went so far: into training, waiting for slots, starting, saving, and so on.
+        """How the run has spent its time so far: on training, waiting for slots, starting, saving, and so on.
 
         Example:
             >>> print(run.goodput)  # doctest: +SKIP
@@ -201,7 +201,7 @@ class Run:
 
     @property
     def metrics(self) -> Metrics:
-        """What ranks have reported so far with ``runtime.report()``: rows with attempt, step, time, rank and values.
+        """All ``runtime.report()`` calls of ranks so far: rows with attempt, step, time, rank and values.
 
         Example:
             >>> run.metrics.to_pandas()  # doctest: +SKIP
@@ -212,7 +212,7 @@ class Run:
 
     @property
     def latest_metrics(self) -> dict[str, float]:
-        """The newest value of each reported name. If several ranks report a name, the lowest rank's value counts."""
+        """The newest value of each name in the latest attempt. If several ranks report it, the lowest rank counts."""
         return self._supervisor.reports.latest
 
     @property
@@ -226,7 +226,7 @@ class Run:
         return self._supervisor.reports.progress
 
     def plot(self) -> Figure:
-        """Return a figure of what ranks have reported, with a diagram for each name. Notebooks display it.
+        """Return a figure of the reported metrics, with one plot for each name. Notebooks display it.
 
         Raises:
             ConfigurationError: matplotlib is not installed.
@@ -325,13 +325,13 @@ class Run:
     def stop(self, timeout: float | None = None) -> None:
         """Ask all ranks to save and return. Returns at once; use ``result`` or ``wait`` to wait for the end.
 
-        ``runtime.should_stop`` turns true on all ranks at the same step. What the ranks then return is the result of
-        the run. If an attempt fails after this call, no other one follows.
+        ``runtime.should_stop`` returns ``True`` on all ranks at the same step. The values that the ranks then return
+        are the result of the run. If the attempt fails after this call, no other attempt follows.
 
         Args:
             timeout: number of seconds after which the run is cancelled if it has not ended; ``None`` (default) waits
-                without a limit. A function that never calls ``runtime.should_stop`` goes on as before. If nodes cannot
-                reach the driver, ranks cannot be asked.
+                without a limit. Ranks go on as before if they never call ``runtime.should_stop``, or if nodes cannot
+                reach the driver.
 
         Raises:
             ConfigurationError: ``timeout`` is not a number of seconds.
@@ -343,7 +343,7 @@ class Run:
         self._supervisor.halt(None if timeout is None else check_seconds("timeout", timeout, 0.0))
 
     def kill(self) -> None:
-        """Kill all ranks without the grace period, or without the rest of it. Returns at once.
+        """Kill all ranks without a grace period, even if one has already begun. Returns at once.
 
         A node that the driver cannot reach is stopped through Spark, and still gives its ranks the grace period.
         """
@@ -470,6 +470,6 @@ class _Times:
 
 
 def _tell_untold(untold: Sequence[str]) -> None:
-    """Print why a run failed, when its handle goes away or the program ends, and nobody has asked for its result."""
+    """Print why a run failed, if no caller has got the error. Called when its handle is deleted or Python exits."""
     for text in untold:
         print(f"[distributor] {text}", file=sys.stderr)

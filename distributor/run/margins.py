@@ -10,20 +10,20 @@ class Margins:
     """The time limits and intervals of a run, in seconds, that users cannot set.
 
     Attributes:
-        stop: time from the end of the grace period until a run that has not stopped is ended through the scheduler.
-        kill: time for nodes to kill their ranks and report, before the scheduler ends nodes and ranks together.
+        stop: time after the grace period until the scheduler ends a run that has not stopped.
+        kill: time for nodes to kill their ranks and report, until the scheduler ends the nodes too.
         lost: time for a job that has lost a node to end by itself, after all other nodes have ended too.
-        unreached: time that tasks run without any of them reaching the driver, before a warning.
+        unreached: time for any node to reach the driver once tasks run, before a warning is logged.
         look: time between checks of whether the scheduler runs the tasks.
         stall_answer: time for ranks to report their stacks before a stalled run is stopped.
         last_words: time for ranks to report their stacks before an interrupted run is stopped.
-        transfer: time for the transfer of the ranks' answers, added to the time that they get to answer.
-        patience: time until the scheduler is asked what a run waits for.
+        transfer: extra time for the transfer of the ranks' answers, beyond the time that ranks get to answer.
+        patience: time before the scheduler is first asked what a run waits for.
         ask: time between two such questions.
-        again: time until the scheduler is asked again to end a job that it could not end at that moment.
-        repeat: time between two orders of one kind to ranks that stop together, since an order may get lost.
+        again: time between requests to the scheduler to end a job, if it could not end the job at once.
+        repeat: time after which an order to ranks that stop together is repeated, because it may get lost.
         view: time to wait for a display that hangs.
-        widen: time between two looks for slots for more ranks.
+        widen: time between two checks for free slots for more ranks.
     """
 
     stop: float = 5.0

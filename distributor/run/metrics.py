@@ -1,4 +1,4 @@
-"""What ranks have reported, as the user reads it: rows, the latest values, and a figure."""
+"""The metrics that ranks have reported, for users: rows, the latest values, and a figure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     import pyarrow
     from matplotlib.figure import Figure
 
-#: Maximum number of ranks that the legend of a diagram names.
+#: Maximum number of ranks in the legend of a plot.
 _NAMED = 10
 
-#: Maximum number of diagrams in a row of a figure.
+#: Maximum number of plots in a row of a figure.
 _COLUMNS = 3
 
 
@@ -40,12 +40,12 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Metrics(Sequence[Row]):
-    """What the ranks of a run had reported at one moment: a sequence of rows, by attempt and time.
+    """All reports of a run's ranks up to one moment: a sequence of rows, in order of attempt and time.
 
     Attributes:
         rows: the rows.
-        dropped: number of reports that were left out, because a rank reported too much and its reports were thinned
-            out, or because a disk was full.
+        dropped: number of reports that were left out: a rank reported too much and its reports were thinned out, or a
+            disk was full.
 
     Example:
         >>> metrics = Metrics((Row(0, 1, 10.0, 0, {"loss": 0.5}), Row(0, 2, 11.0, 0, {"loss": 0.25})))
@@ -92,9 +92,10 @@ class Metrics(Sequence[Row]):
         return {name: value for name, (_, value) in found.items()}
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a DataFrame with a row for each report, and the columns attempt, step, time, rank and each name.
+        """Return a DataFrame with a row for each report: attempt, step, time, rank, and a column for each name.
 
-        Missing values are NaN. If a value has the name of one of the other columns, its column is ``value.NAME``.
+        Missing values are NaN. If ranks report a name such as ``time``, which is a column already, its column is
+        ``value.time``.
 
         Raises:
             ConfigurationError: pandas is not installed.
@@ -132,7 +133,7 @@ class Metrics(Sequence[Row]):
         return columns
 
     def plot(self) -> Figure:
-        """Return a figure with a diagram for each name: its values by step, or by time if a report has no step.
+        """Return a figure with a plot for each name: its values by step, or by time if a report has no step.
 
         Raises:
             ConfigurationError: matplotlib is not installed.

@@ -16,7 +16,8 @@ _NODES_IN_WORDS = 16
 class _State:
     """What is known about one node.
 
-    It last sent something at ``heard``. At its last heartbeat, its ranks had been idle for ``idle`` seconds.
+    ``heard`` is when the node last sent something. ``idle`` is for how many seconds its ranks had been idle at its last
+    heartbeat.
     """
 
     heard: float = 0.0
@@ -25,7 +26,7 @@ class _State:
     started: bool = False
     ended: bool = False
     lost: bool = False
-    keeping: bool = False  # it is bringing the last files of its ranks
+    keeping: bool = False  # it is copying the last new files of its ranks
     widowed: bool = False  # its owner has gone, but its ranks have succeeded
     port: int | None = None  # where ranks can meet in the next attempt; set once it has stopped its ranks
     unable: bool = False  # it could not start its ranks
@@ -36,10 +37,10 @@ class _State:
 
 
 class Nodes:
-    """The nodes of a job, by the names of their executors. One thread at a time may update them; any may read.
+    """The nodes of a job, by the names of their executors. One thread at a time may update them; any thread may read.
 
     Args:
-        before: the placement in the run's previous job. Until a node reports, it says where the ranks were.
+        before: the placement in the run's previous job. It gives the hosts of ranks until a node has reported.
     """
 
     def __init__(self, before: Placement | None = None) -> None:
@@ -90,7 +91,7 @@ class Nodes:
         Args:
             name: the node.
             port: the port.
-            unable: whether the node could not start its ranks, and so could not in another attempt.
+            unable: whether the node could not start its ranks. It could not start them in another attempt either.
         """
         state = self._states[name]
         state.port, state.alive, state.unable = port, 0, unable
@@ -102,20 +103,20 @@ class Nodes:
         self._suspects = None
 
     def keeps(self, name: str, bringing: bool) -> None:
-        """Note that a node is bringing the last files of its ranks, or has finished bringing them."""
+        """Record that a node is copying the last new files of its ranks, or has copied them."""
         self._states[name].keeping = bringing
 
     @property
     def keeping(self) -> bool:
-        """Whether any node is bringing the last files of its ranks."""
+        """Whether any node is copying the last new files of its ranks."""
         return any(state.keeping and not (state.ended or state.lost) for state in self._now())
 
     def ended(self, name: str) -> None:
-        """Note that a node has said good-bye."""
+        """Record that a node has ended and said so (``Bye``)."""
         self._states[name].ended = True
 
     def lost(self, name: str) -> bool:
-        """Note that a node has gone away without saying good-bye; return ``False`` if that was already known."""
+        """Record that a node has gone away without a ``Bye``. Return ``False`` if that was already known."""
         before, self._states[name].lost = self._states[name].lost, True
         return not before
 
@@ -177,7 +178,7 @@ class Nodes:
 
     @property
     def next_port(self) -> int | None:
-        """The port at which all ranks can meet in another attempt; ``None`` unless all nodes wait and are able."""
+        """The port where all ranks can meet in another attempt; ``None`` unless all nodes wait and can start ranks."""
         states = self._of_placement()
         able = all(state.port is not None and not state.unable for state in states)
         return states[0].port if states and able else None
@@ -195,7 +196,7 @@ class Nodes:
         if self.placement is None:
             return False
         names = {node.executor for node in self.placement.nodes}
-        over = not any(state.alive for state in self._now())  # nodes may still bring files
+        over = not any(state.alive for state in self._now())  # nodes may still copy files
         if over or not all(other in self._states and self._states[other].is_idle(limit) for other in names):
             self._suspects = None
         elif self._suspects is None:

@@ -1,6 +1,6 @@
-"""Takes each report of a rank once, as it arrives, and keeps no more reports than there is room for.
+"""Collects the reports of ranks on the driver, each once, up to a limit.
 
-Callbacks are told of them, and of the ends of attempts.
+Passes the reports and the ends of attempts on to callbacks.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _RECENT = 1000
 #: Maximum number of names whose latest values are kept.
 _MOST_NAMES = 1000
 
-#: What callbacks are told of.
+#: What callbacks receive.
 News = Row | Committed | EndedAttempt
 
 #: Maximum number of news that wait for callbacks.
 _MOST_NEW = 100_000
 
-#: The driver's limit for a rank's reports, as a multiple of the node's limit: the two count in different ways.
+#: The driver's limit for a rank's reports, as a multiple of the node's limit. The two count bytes in different ways.
 _SLACK = 2
 
 
 @dataclass
 class _Kept:
-    """What is kept of one rank's reports in one attempt."""
+    """The reports of one rank in one attempt that the driver keeps."""
 
     reports: list[Report] = field(default_factory=list)
     size: int = 0
@@ -50,7 +50,7 @@ class _Kept:
     total_steps: int | None = None
 
     def add(self, report: Report, length: int) -> None:
-        """Keep a report of ``length`` bytes. If its stage is new, drop the earlier ones that the stage leaves out."""
+        """Keep a report of ``length`` bytes. If its stage of thinning is new, drop the reports that it leaves out."""
         self.made = max(self.made, report.number + 1)
         self.total_steps = report.total_steps if report.total_steps is not None else self.total_steps
         if report.stage > self.stage:
@@ -63,14 +63,14 @@ class _Kept:
 
 @dataclass
 class _Stream:
-    """The stream of a rank's reports: how many bytes have arrived, and the line that is not complete yet."""
+    """The stream of a rank's reports: how many bytes have arrived, and the last line while it is incomplete."""
 
     offset: int = 0
     begun: bytes = b""
 
 
 class Reports:
-    """Receives pieces of what ranks report. A piece may arrive in several ways and more than once.
+    """Receives the ranks' reports in pieces. A piece may arrive in several ways and more than once.
 
     Args:
         world_size: number of ranks.
@@ -84,7 +84,7 @@ class Reports:
         self._kept: dict[tuple[int, int], _Kept] = {}  # by attempt and rank
         self._attempt = 0  # the latest attempt in which a rank has reported
         self._newest: dict[str, tuple[int, float]] = {}  # rank and value by name, in the latest attempt
-        self._new: list[News] | None = None  # the news for the next call of new(), from its first call on
+        self._new: list[News] | None = None  # what the next call of new() returns; None before its first call
         self._ended: list[EndedAttempt] = []
         self._courses: dict[int, Course] = {}  # by attempt
         #: The checkpoint that was committed last, as far as the driver has heard; ``None`` without one.
@@ -93,7 +93,7 @@ class Reports:
         self._lock = threading.Lock()
 
     def take(self, log: Log) -> str | None:
-        """Take a piece, without the bytes already received. Return a warning when reports are first dropped."""
+        """Take a piece, and skip bytes that have already arrived. Return a warning when reports are first dropped."""
         with self._lock:
             stream = self._streams.setdefault(log.rank, _Stream())
             data = log.data[max(0, stream.offset - log.offset) :]
@@ -134,17 +134,17 @@ class Reports:
         self._add_news(_row(rank, report))
 
     def begin_again(self) -> None:
-        """Take what arrives from now on for the reports of new nodes, after what has arrived so far."""
+        """Expect new streams, from new nodes. Reports that have arrived so far are kept."""
         with self._lock:
             self._streams.clear()
 
     def expect_another(self) -> None:
-        """Take reports of one more attempt than there was to be."""
+        """Expect reports of one more attempt."""
         with self._lock:
             self._attempts += 1
 
     def end_attempt(self, number: int, reason: str | None, goodput: Goodput) -> None:
-        """Take note of the end of an attempt; see :class:`~distributor.run.ended.EndedAttempt`."""
+        """Record the end of an attempt; see :class:`~distributor.run.ended.EndedAttempt`."""
         with self._lock:
             course = self._courses.get(number, Course())
             ended = EndedAttempt(number, goodput.total, reason, course.step, goodput)
@@ -152,7 +152,7 @@ class Reports:
             self._add_news(ended)
 
     def reached(self, attempt: int, step: int) -> None:
-        """Note a step that ranks have reached, although they need not have reported it."""
+        """Record a step that ranks have reached, even if they have not called ``report()`` for it."""
         with self._lock:
             self._note_step(attempt, step, time.time())
 
@@ -162,7 +162,7 @@ class Reports:
             return [self._courses.get(each, Course()).step for each in range(number + 1)]
 
     def course(self, number: int) -> Course:
-        """Return what ranks have told so far about the course of an attempt."""
+        """Return the progress of an attempt, as far as its ranks have reported it."""
         with self._lock:
             return replace(self._courses.get(number, Course()))
 
@@ -204,8 +204,8 @@ class Reports:
             return None
         self._told = True
         return (
-            f"rank {rank} has reported more than {size(self._room // _SLACK)}: of its reports, every second one is "
-            "kept, then every fourth, and so on; run.metrics.dropped counts the others. Report less often"
+            f"rank {rank} has reported more than {size(self._room // _SLACK)}: only every second report is kept, "
+            "then every fourth, and so on; run.metrics.dropped counts the dropped reports. Report less often"
         )
 
     def received(self, rank: int) -> int:

@@ -16,20 +16,19 @@ from distributor.values.outcome import Failure
 #: Kinds of failures that another attempt would have as well: ranks that train alone, and nodes that cannot start.
 _LASTING = ("GroupError", "ResourceError", "StartError")
 
-#: Errors of a job that could not start, which end a run only if they come first.
+#: Errors of a job that could not start. They end the run only if they happen in its first attempt.
 _NOT_STARTED = (errors.StartError, errors.ResourceError)
 
-#: Number of attempts in a row without a later step after which a run ends.
+#: Number of attempts in a row after which a run ends if none of them reaches a later step.
 _PATIENCE = 3
 
 
 def again(cause: Cause | None, failures: Sequence[Failure], attempt: int, recovery: Recovery) -> bool:
     """Return whether to start the ranks again on the same nodes after a failed attempt.
 
-    They are after a stall, after ranks have stopped at different steps and, as far as the user's options let them,
-    after failures of ranks that another attempt may not have. They are not if the run was cancelled, was not up within
-    ``start_timeout``, or lost a node, since too few nodes are left. A new job may follow then; see
-    :func:`again_in_new_job`.
+    The ranks are started again after a stall, after ranks have stopped at different steps, and after failures of ranks
+    that ``restart_on`` covers. They are not started again on the same nodes if the run was cancelled, was not up within
+    ``start_timeout``, or lost a node. A new job may follow instead; see :func:`again_in_new_job`.
 
     Args:
         cause: why the driver stopped the attempt; ``None`` if it did not.
@@ -53,14 +52,14 @@ def again(cause: Cause | None, failures: Sequence[Failure], attempt: int, recove
 def again_in_new_job(
     error: BaseException, attempt: int, recovery: Recovery, *, widens: bool = False, excused: int = 0
 ) -> bool:
-    """Return whether to submit a new job after a job that has ended with an error.
+    """Return whether to submit a new job after a job has ended with an error.
 
     Args:
         error: the error with which the run would end.
         attempt: number of the job's last attempt, from 0.
         recovery: the user's options.
-        widens: whether ranks have stopped so that more of them can go on.
-        excused: number of restarts that ``recovery`` allows beyond the user's, for attempts that do not count.
+        widens: whether ranks have stopped so that the run can go on with more ranks.
+        excused: number of attempts so far that do not count. ``recovery`` allows one restart more for each of them.
 
     >>> lost = errors.NodeLostError("lost the node on host-b")
     >>> again_in_new_job(lost, 0, Recovery(1)), again_in_new_job(errors.StartError("no torch"), 0, Recovery(1))
@@ -83,9 +82,9 @@ def again_in_new_job(
 
 
 def surely_again(cause: Cause, attempt: int, recovery: Recovery) -> bool:
-    """Return whether another attempt follows, whatever else is heard of the one that is being stopped.
+    """Return whether another attempt certainly follows, whatever else the nodes of the stopping attempt report.
 
-    A broken connection does not suffice: the failure behind it may be the code's own.
+    A rank's broken connection is not enough: its root may be an exception in the user's code on another rank.
 
     Args:
         cause: what is known so far.
@@ -120,7 +119,7 @@ def _may_pass(failures: Sequence[Failure], recovery: Recovery) -> bool:
 
 
 def is_stuck(steps: Sequence[int | None]) -> bool:
-    """Return whether the last three attempts have not come further than the attempts before them.
+    """Return whether the last three attempts have reached no later step than the attempts before them.
 
     Args:
         steps: the last step of each attempt that has ended, in order; ``None`` if it reported and committed none. If

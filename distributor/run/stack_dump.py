@@ -15,7 +15,7 @@ _SILENT = "its node did not answer: the node has ended, or has no connection to 
 
 
 class Dumps:
-    """The requests for stacks in one run. Any thread may make a request or bring an answer.
+    """The requests for stacks in one run. Any thread may make a request or record an answer.
 
     Args:
         world_size: returns the number of ranks that answer each request.
@@ -30,12 +30,12 @@ class Dumps:
         self._closed = False
 
     def ask(self, timeout: float, *, all_threads: bool, then: Callable[[], object] = lambda: None) -> Dump:
-        """Return a new request, to be sent to all nodes.
+        """Return a new request. The caller sends it to all nodes.
 
         Args:
             timeout: number of seconds that ranks get to answer.
             all_threads: whether the stacks of all threads are wanted, or only those of the main thread.
-            then: called once all ranks have answered, in the thread that brings the last answer.
+            then: called once all ranks have answered, in the thread that records the last answer.
         """
         with self._changed:
             number = next(self._numbers)
@@ -43,7 +43,7 @@ class Dumps:
         return Dump(number, all_threads, timeout)
 
     def answer(self, answer: Answer) -> None:
-        """Note a rank's answer. Ignore it if the rank has already answered, or nobody waits for it any more."""
+        """Record a rank's answer. Ignore it if the rank has already answered, or if no caller waits for it any more."""
         with self._changed:
             answers = self._answers.get(answer.number)
             if answers is None or answer.rank in answers or answer.rank not in range(self._world_size()):

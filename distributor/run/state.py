@@ -141,13 +141,13 @@ class AttemptState:
         self.phase: Phase = Waiting(now)
         if self.nodes.placement is not None:
             self._enter(Starting(now))
-        #: The wish to end the run, even if it is already stopping for another reason.
+        #: The request to end the run, even if the run is already stopping for another reason.
         self.wish: Cancel | Kill | Halt | None = None
         #: The agreement of all ranks on a step at which they stop.
         self.agreement = Agreement(number)
         #: Whether the driver has warned that no node reaches it.
         self.unreached = False
-        #: The failures of ranks that nodes have told of at the end of the attempt.
+        #: The failures of ranks that nodes have reported at the end of the attempt.
         self.failures: list[Failure] = []
         self._job = job
         self._margins = Margins() if margins is None else margins
@@ -156,19 +156,19 @@ class AttemptState:
 
     @property
     def killed(self) -> bool:
-        """Whether the user wants the run to end at once, even if nodes are still bringing files."""
+        """Whether the user wants the run to end at once, even if nodes are still copying files."""
         return isinstance(self.wish, Kill)
 
     @property
     def reason(self) -> str:
-        """Why the attempt failed, in words: the root of what is known now, which need not be what was heard first."""
+        """Why the attempt failed, in words: the root of the failures known now, even if another was reported first."""
         if isinstance(self.cause, RankFailed | None) and (told := failures_of(self.cause, self.failures)):
             root = order_failures(told)[0]
             return f"rank {root.rank} failed: {root.message}"
         return self.phase.reason if isinstance(self.phase, Stopping) else "its ranks ended"
 
     def begin(self) -> list[Action]:
-        """Return the actions with which the attempt begins."""
+        """Return the first actions of the attempt."""
         start = Arm(Deadline.START, self._job.deadlines.start_timeout)
         new = self.nodes.placement is None
         return [start, Arm(Deadline.REACH, self._margins.look)] if new else [start]
@@ -268,7 +268,7 @@ class AttemptState:
         return [*self._agree(), *self._look_for_room(), *self._look_for_leaving()]
 
     def fit(self, job: Job) -> None:
-        """Note the job with as many ranks as it gets."""
+        """Replace the job by the same job with its final number of ranks."""
         self._job = job
 
     def _enter(self, phase: Starting | Running | Stopping) -> None:
@@ -328,7 +328,7 @@ class AttemptState:
         nodes = self.nodes
         if not nodes.lost(lost.node):
             return []
-        # Spark ends all tasks when it loses one, so a node that had lost its task before is the reason.
+        # Spark ends all tasks when it loses one. So a node that has lost its task earlier is the cause.
         before = [f"{nodes.describe(name)}: {_TASK_ENDED}" for name in nodes.widows]
         last_known = nodes.last_known(lost.node, now)
         wrote = next((rank for rank in nodes.ranks_of(lost.node) if rank in lost.wrote), None)
@@ -361,7 +361,7 @@ class AttemptState:
         return [Warn(f"run {self._job.label}: {told}")] if isinstance(self.wish, Halt) else []
 
     def _agree(self) -> list[Action]:
-        """Ask all ranks to stop together, if that is wanted and they are up."""
+        """Ask all ranks to stop together, if this is requested and all ranks are up."""
         agreement, placement = self.agreement, self.nodes.placement
         wanted = agreement.preempted or isinstance(self.wish, Halt)
         if not wanted or agreement.begun or placement is None or not isinstance(self.phase, Running):
@@ -469,7 +469,7 @@ class AttemptState:
         return [*self._warn(warnings), *self._warn_of_loners(collected)]
 
     def _warn_of_loners(self, collected: Collected) -> list[Action]:
-        """Return a warning if ranks have trained without each other."""
+        """Return a warning if ranks have trained separately from each other."""
         loners = {o.rank: o.alone for report in collected.reports for o in report.outcomes if o.alone is not None}
         if not loners:
             return []

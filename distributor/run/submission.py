@@ -1,4 +1,4 @@
-"""One job as it was submitted to its scheduler: orders to its nodes, questions about it, and its end."""
+"""One job that is submitted to a scheduler: sends orders to its nodes, asks about its state, and ends it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Submission:
         self._alarm = alarm
         self._margins = margins
         self._resize = resize
-        #: The number of ranks of the job before this one, if that ended so that this one could have more.
+        #: The number of ranks of the previous job, if it stopped so that this job could have more ranks.
         self._narrower: int | None = None
 
     def following(self, job: Job, *, wider: bool = False) -> Submission:
@@ -61,10 +61,10 @@ class Submission:
         return made
 
     def fit(self, wanted: Callable[[], bool]) -> None:
-        """Give the job as many ranks as there are slots for. Wait until there are enough, or it is no longer wanted.
+        """Give the job as many ranks as free slots allow. Wait until there are enough, or until ``wanted()`` is false.
 
         Raises:
-            ConfigurationError: the launch path cannot start as many ranks as there are slots for.
+            ConfigurationError: the launch path cannot start any of the numbers of ranks that free slots allow.
         """
         if self._resize is None or self.job.widths is None:
             return
@@ -81,7 +81,7 @@ class Submission:
             time.sleep(_LOOK)
 
     def _widest(self, room: int | None, waited: float = SETTLE) -> Job | None:
-        """Return the job with as many ranks as there is room for; ``None`` if it should wait for more room.
+        """Return the job with as many ranks as ``room`` allows; ``None`` if it should wait for more slots.
 
         Raises:
             ConfigurationError: the launch path can start none of the numbers of ranks.
@@ -102,7 +102,7 @@ class Submission:
             self.job, self.scheduler = job, self.scheduler.again(job)
 
     def look_for_room(self) -> Event:
-        """Return how many further ranks could go on in another job. May block while it calls Spark."""
+        """Return how many more ranks another job could have. May block while it calls Spark."""
         return events.Room(self._calmly(self._further, "look for free slots", 0))
 
     def _further(self) -> int:
@@ -118,7 +118,7 @@ class Submission:
         return events.Leaving(self._calmly(self.scheduler.leaving, "look for nodes that are about to end", None))
 
     def _calmly(self, ask: Callable[[], T], what: str, otherwise: T) -> T:
-        """Return the scheduler's answer, or another value if it has none: Spark's context may be stopping."""
+        """Return what ``ask`` returns, or ``otherwise`` if it fails, for example while Spark's context is stopping."""
         try:
             return ask()
         except Exception as error:
@@ -126,7 +126,7 @@ class Submission:
             return otherwise
 
     def run(self, server: ChannelServer) -> Collected:
-        """Run the job to its end. Failures of ranks are returned as data; for what it raises, see the scheduler."""
+        """Run the job to its end. Return failures of ranks as data, and raise the errors of ``Scheduler.run``."""
         return self.scheduler.run(self.job, server)
 
     def stop_ranks(self, reason: str, *, grace: bool, hasty: bool) -> None:

@@ -1,4 +1,4 @@
-"""Makes the attempts of a run, on the nodes of one job or of several, and decides how the run has ended."""
+"""Makes the attempts of a run, in one job or several, and decides how the run has ended."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _log = notices.logger
 
 
 class Supervisor:
-    """Runs a job to its end, and further jobs if it loses nodes. Fulfils ``channel.server.Listener`` and ``Line``.
+    """Runs a job to its end, and more jobs if it loses nodes. Implements ``channel.server.Listener`` and ``Line``.
 
     Args:
         job: the requested job.
@@ -65,7 +65,7 @@ class Supervisor:
         self._alarm = Alarm()
         self._dumps = Dumps(lambda: self._job.world_size)
         self._tenure: Tenure | None = None  # once the run holds its name
-        self._stuck = False  # whether the run ends because its last attempts have come no further
+        self._stuck = False  # whether the run ends because its last attempts reached no later step
         self._where: Dump | None = None  # the request whose answers are shown when the user interrupts the run
         self._stalling: Dump | None = None  # the request whose answers say whether and where the run stalls
         #: The job that runs now.
@@ -101,7 +101,7 @@ class Supervisor:
         return self.submission.scheduler.thread(target)
 
     def run(self, submitted: float) -> Verdict:
-        """Run the job to its end, and further jobs if they may succeed, in a thread that the scheduler has made.
+        """Run the job to its end, and more jobs if they may succeed. Called in a thread that the scheduler has made.
 
         Args:
             submitted: when the run was submitted, in seconds since the epoch.
@@ -171,7 +171,7 @@ class Supervisor:
                     channels.push(own.pop_all())
 
     def _submits_again(self, error: BaseException | None) -> bool:
-        """Make a new job the current one, with a first attempt, if the ended job's error may pass."""
+        """Return whether a new job follows the ended one. If so, make it the current job, with its first attempt."""
         ended = self.attempt
         about, number = ended.state, ended.state.number + 1
         recovery = self._job.recovery
@@ -201,7 +201,7 @@ class Supervisor:
         return True
 
     def _leave(self, ended: AttemptState, what: str, why: str, *, counts: bool = True) -> None:
-        """Say that another attempt follows the one that has ended, and note the end."""
+        """Log that another attempt follows, and record the end of this one."""
         limit = f" (restart {ended.number + 1} of at most {self._job.recovery.max_restarts})" if counts else ""
         _log.warning("run %s: %s%s: %s", self._job.label, what, limit, why)
         self._display.logs.release(())
@@ -213,7 +213,7 @@ class Supervisor:
         ended.on(events.JobEnded(Status.FAILED))
 
     def _cancel_too(self, ended: AttemptState) -> None:
-        """Cancel or kill the current attempt if that was asked of the previous one just before it ended."""
+        """Cancel or kill the current attempt too if the user asked for it just before the previous attempt ended."""
         if ended.wish is not None:
             self.on(ended.wish)
 
@@ -236,7 +236,7 @@ class Supervisor:
         self._tell_where()
 
     def _gives_up(self) -> bool:
-        """Return whether the last attempts have come no further. Without a channel, that is not known."""
+        """Return whether the last attempts have reached no later step. Without a channel, steps are unknown."""
         reached = self.server is not None and self.server.reached
         self._stuck = reached and is_stuck(self.reports.steps(self.state.number))
         return self._stuck
@@ -247,7 +247,7 @@ class Supervisor:
 
     @property
     def goodput(self) -> Goodput:
-        """Where the time of the run went so far."""
+        """How the run has spent its time so far."""
         about, ended = self.state, self.reports.ended
         now = Goodput() if any(each.number == about.number for each in ended) else self._goodput(about)
         return sum((each.goodput for each in ended), now)
@@ -291,7 +291,7 @@ class Supervisor:
             return ""
 
     def _note(self, collected: Collected, submitted: float) -> None:
-        """Take note of everything else that the job has brought back: output, warnings, times."""
+        """Record everything else that the job has returned: output, warnings, times."""
         for log in collected.logs:
             self.on_log(log)
         self.on(events.Returned(collected))
@@ -312,7 +312,7 @@ class Supervisor:
         return Stacks({}) if request is None else self._dumps.wait(request, timeout + self._margins.transfer)
 
     def say_where(self) -> None:
-        """Log a summary of the ranks' stacks soon, without waiting, because the ranks are about to be stopped."""
+        """Ask ranks for their stacks, and log a summary once they answer. Does not wait: ranks will be stopped soon."""
         patience = self._margins.last_words
         self._where = self._ask(patience, all_threads=False, then=self._tell_where)
         self._alarm.after(patience + self._margins.transfer, self._tell_where)

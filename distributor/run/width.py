@@ -6,20 +6,21 @@ from collections.abc import Iterator
 
 from distributor.values.job import Widths
 
-#: Number of seconds to wait for more slots once there are enough: executors come up one after the other, and tasks of
-#: a job that has just ended hold theirs for a moment.
+#: Number of seconds to wait for more slots once there are enough. Executors come up one after the other, and the tasks
+#: of a job that has just ended keep their slots for a moment.
 SETTLE = 5.0
 
 
 def widths(room: int | None, asked: Widths, ranks_per_task: int, waited: float = SETTLE) -> Iterator[int]:
-    """Yield the numbers of ranks that the next job may have, the largest first; none if it should wait for slots.
+    """Yield the numbers of ranks that the next job may have, the largest first. Yield none to wait for slots.
 
     Args:
-        room: number of ranks for which there are free slots; ``None`` if it is not known. The smallest number is then
-            the only one for which there surely are.
+        room: number of ranks for which there are free slots; ``None`` if it is not known. Only the smallest number is
+            then sure to have slots.
         asked: what the user asks for.
         ranks_per_task: number of ranks of each task.
-        waited: number of seconds since slots were last added to those that suffice; by default, no more are awaited.
+        waited: number of seconds since the number of free slots last grew. The default is long enough not to wait for
+            more.
 
     >>> asked = Widths(4, 16)
     >>> [list(widths(room, asked, 2, 0.0)) for room in (3, 6, 20)]
