@@ -1,4 +1,4 @@
-"""Where ranks keep checkpoints, how many of them stay, and the environment variables that tell ranks so."""
+"""Where ranks keep checkpoints, and how many. Environment variables pass these settings to ranks."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ PEERS = "peers.json"
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Where a run keeps its checkpoints, and how many of them stay.
+    """Where a run keeps its checkpoints, and how many.
 
     Attributes:
         dir: a folder that all nodes see under this path, or an fsspec URL such as ``"s3://bucket/run"``.
-        keep: number of newest checkpoints that stay (default 3); ``None`` keeps all.
-        best: a metric and ``"min"`` or ``"max"``: the checkpoint with the best value stays as well. The value is the
-            one that rank 0 has reported last when the checkpoint is saved.
+        keep: number of newest checkpoints to keep (default 3); ``None`` keeps all.
+        best: a metric and ``"min"`` or ``"max"``: the checkpoint with the best value is kept as well. A checkpoint's
+            value is the last one that rank 0 reported before the save.
         memory: whether each ``save_checkpoint`` also keeps the state in shared memory of each node until the run
             ends. If the ranks are restarted (``max_restarts``), they load it from there.
         replicate: whether a node on another host keeps copies of these states (only with ``memory=True``). If a host
@@ -51,7 +51,7 @@ class Checkpoints:
     replicate: bool = False
 
     def __post_init__(self) -> None:
-        # A checked value replaces the given one, which a frozen dataclass allows in no other way.
+        # The checked value replaces the given one. A frozen dataclass allows this only through object.__setattr__.
         object.__setattr__(self, "dir", check_place("checkpoints", self.dir))
         if self.keep is not None:
             object.__setattr__(self, "keep", check_count("Checkpoints(keep=...)", self.keep))
@@ -66,7 +66,7 @@ class Checkpoints:
             )
 
     def is_better(self, value: float, other: float) -> bool:
-        """Return whether a value of the metric in ``best`` is better than another. A value that is NaN never is."""
+        """Return whether a value of the metric in ``best`` is better than another. NaN is never better."""
         assert self.best is not None
         return value < other if self.best[1] == "min" else value > other
 
@@ -89,7 +89,7 @@ def _check_best(best: Any) -> tuple[str, Literal["min", "max"]] | None:
 
 
 def check_checkpoints(name: str, value: Any) -> Checkpoints:
-    """Return checkpoints, which are given as :class:`Checkpoints`, or as a folder or URL.
+    """Return the checkpoints that a user gives as :class:`Checkpoints`, or as a folder or URL.
 
     Raises:
         ConfigurationError: the value is none of these.
@@ -140,8 +140,8 @@ def to_environ(
         checkpoints: the run's checkpoints.
         staging: a private folder of the node, for files on their way to a URL.
         hosts: the name of each node's host by node rank, for errors.
-        memory: where the newest states are kept in memory, if they are.
-        fence: the claim on which commits depend, if they depend on one.
+        memory: where the newest states are kept in memory; ``None`` if they are not.
+        fence: the claim that the run must hold to commit checkpoints; ``None`` if it needs no claim.
     """
     settings = {
         "keep": checkpoints.keep,
@@ -159,12 +159,12 @@ class Settings:
     """What a process knows about its checkpoints.
 
     Attributes:
-        checkpoints: where they are kept, and how many.
+        checkpoints: where checkpoints are kept, and how many.
         staging: folder for files on their way to a URL; ``None`` for the system's folder for temporary files.
         hosts: the name of each node's host by node rank; empty outside a run.
         is_given: whether a run or the user has named the place.
         memory: where the newest states are kept in memory; ``None`` if they are not.
-        fence: the claim on which commits depend; ``None`` if they depend on none.
+        fence: the claim that the run must hold to commit checkpoints; ``None`` if it needs no claim.
     """
 
     checkpoints: Checkpoints
@@ -176,7 +176,7 @@ class Settings:
 
 
 def from_environ(environ: Mapping[str, str]) -> Settings:
-    """Return the settings in an environment. Without any, checkpoints are kept in the folder ``checkpoints``.
+    """Return the settings in an environment. Without settings, checkpoints are kept in the folder ``checkpoints``.
 
     >>> from_environ({}).checkpoints
     Checkpoints(dir='checkpoints', keep=3, best=None, memory=False, replicate=False)

@@ -26,7 +26,7 @@ _LONGEST_NAME = 100
 #: Minimum number of bytes of memory; a smaller number was probably meant in another unit.
 _LEAST_MEMORY = 1_000_000
 
-#: Maximum number of seconds of a time limit: a year. A longer time is a mistake. Clocks may overflow if it is added.
+#: Maximum time limit in seconds: a year. A longer one is a mistake, and may overflow when it is added to a clock.
 _LONGEST = 366 * 24 * 3600.0
 
 
@@ -107,7 +107,7 @@ def check_memory(name: str, size: Any) -> int:
 
 
 def as_number(value: Any) -> int | float | None:
-    """Return a number of Python's for a number, a tensor or an array of one element; ``None`` for anything else."""
+    """Return a number, or a tensor or array of one element, as a Python number; ``None`` for anything else."""
     try:
         if callable(getattr(value, "item", None)):
             value = value.item()
@@ -119,7 +119,7 @@ def as_number(value: Any) -> int | float | None:
 
 
 def as_whole(value: Any) -> int | None:
-    """Return what :func:`as_number` returns if it is a whole number, otherwise ``None``.
+    """Return a value as an ``int`` if :func:`as_number` finds a whole number in it, otherwise ``None``.
 
     >>> as_whole(3.0), as_whole(0.5), as_whole(float("nan")), as_whole("3")
     (3, None, None, None)

@@ -1,8 +1,8 @@
-"""Which run holds a name, and so may write the checkpoints under it. Pure.
+"""The record of which run holds a name. Only that run may write the checkpoints under the name. Pure.
 
-A name is held by a claim, a small record in the place for checkpoints. The driver renews it while its run lasts. The
-claim is kept in two files, which are written in turn, so that one of them is always whole. No file needs to be renamed,
-listed or overwritten atomically.
+A run holds a name through a claim: a small record in the place for checkpoints, which the driver renews while its run
+lasts. The claim is kept in two files. They are written in turn, so one of them is always complete. No file needs to be
+renamed, listed or overwritten atomically.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Resume = Literal["auto", "must", "never"]
 
 @dataclass(frozen=True)
 class Identity:
-    """What a run trains, by which another run of the same name is compared with it.
+    """What a run trains. A later run of the same name is compared with it.
 
     Attributes:
         name: the run's name.
-        resume: whether the run goes on with the training that has this name.
+        resume: whether the run continues an earlier training of this name.
         target: name of the function or module, or the file name of the script.
         code: digest of the source code; ``""`` if it is not known.
-        arguments: a digest of each argument, by its name or place.
+        arguments: a digest of each argument, by its name or position.
         shown: the arguments in words. They may hold secrets, so they are not recorded.
     """
 
@@ -70,12 +70,12 @@ class Claim:
 
     Attributes:
         sequence: number of this version of the record. It grows with every renewal.
-        training: number of the training of this name. A training that starts over gets the next one.
+        training: number of the training under this name. A run that starts over gets the next number.
         target, code, arguments: as in :class:`Identity`.
         finished: whether the training has ended with success.
         run: identifier of the last run that held the name.
         holder: the run that holds the name now; ``None`` if none does.
-        attempt: number of the first attempt of that run's present job.
+        attempt: number of the first attempt of that run's current job.
     """
 
     sequence: int
@@ -93,7 +93,7 @@ class Claim:
         return replace(self, sequence=self.sequence + 1)
 
     def advanced(self, attempt: int) -> Claim:
-        """Return the next version of the record, for a further job of the same run."""
+        """Return the next version of the record, for another job of the same run."""
         return replace(self, sequence=self.sequence + 1, attempt=attempt)
 
     def released(self, *, finished: bool) -> Claim:
@@ -102,7 +102,7 @@ class Claim:
 
 
 def find(fetch: Callable[[str], bytes | None]) -> Claim | None:
-    """Return the newest claim in a place; ``None`` if it holds none. ``fetch`` returns the content of a file."""
+    """Return the newest claim in a place; ``None`` if there is none. ``fetch`` returns the content of a file."""
     return read((fetch(FILES[0]), fetch(FILES[1])))
 
 
@@ -136,7 +136,7 @@ def following(found: Claim | None, identity: Identity, holder: Holder) -> Claim:
         holder: the new run.
 
     Raises:
-        ConfigurationError: there is nothing to go on with, or the run cannot go on with it.
+        ConfigurationError: there is no earlier training to continue, or this run cannot continue it.
     """
     name, again = identity.name, "pass resume='never' to start over, or another name"
     training = 1 if found is None else found.training
@@ -176,7 +176,7 @@ def changes(found: Claim, identity: Identity) -> list[str]:
 
 @dataclass(frozen=True)
 class Fence:
-    """The claim on which the commits of ranks depend.
+    """The claim that a run must hold so that its ranks may commit checkpoints.
 
     Attributes:
         place: where the claim is kept.

@@ -1,4 +1,4 @@
-"""The environment variables of ranks: those that the run decides, and those that all ranks of a node share.
+"""The environment variables of ranks: those that the run sets, and those that all ranks of a node share.
 
 This module uses the standard library only, because Spark's Python workers also import it. They need it to start the
 process that imports torch.
@@ -16,7 +16,7 @@ NODE_ID = "DISTRIBUTOR_NODE_ID"
 
 
 def job_id(run_id: str, attempt: int) -> str:
-    """Return the ID of a job of a run, whose nodes begin with an attempt. A run's first job has the run's own ID.
+    """Return the ID of the job of a run that begins with an attempt. A run's first job has the run's own ID.
 
     >>> job_id("3f2a", 0), job_id("3f2a", 2)
     ('3f2a', '3f2a-2')
@@ -30,7 +30,7 @@ def node_id(job_id: str, leader: int) -> str:
 
 
 def is_of_earlier_job(mark: str, run_id: str, attempt: int) -> bool:
-    """Return whether an ID marks processes of a run whose job began before the job with this first attempt.
+    """Return whether an ID marks processes of an earlier job of a run: one that began before ``attempt``.
 
     >>> is_of_earlier_job("3f2a.0", "3f2a", 2), is_of_earlier_job("3f2a-2.0", "3f2a", 2)
     (True, False)

@@ -65,7 +65,7 @@ def is_incoming(name: str) -> bool:
 
 
 def make_way(folder: str, name: str) -> str:
-    """Return the path of a file that is about to be written: create its folders, and remove a file that is in the way.
+    """Return the path for a new file, after creating its folders and removing files that are in the way.
 
     Links are removed too, since they may lead to files that do not belong to this run.
     """

@@ -144,14 +144,14 @@ class Job:
         env: environment variables for the ranks, which override all others. Never shown in ``repr``.
         working_dir: project folder that becomes the ranks' current directory.
         output_dir: the folder or URL to which new files of ranks are copied; ``None`` if they are not copied.
-        checkpoints: where ranks keep checkpoints; ``None`` if the user has not said it.
+        checkpoints: where ranks keep checkpoints; ``None`` if the user has named no place.
         identity: what a run with a name and checkpoints trains; ``None`` for other runs.
-        fence: the claim on which commits of ranks depend; ``None`` until the run holds its name.
-        peers: the key with which nodes exchange copies of states; ``None`` if they keep none.
+        fence: the claim that the run must hold to commit checkpoints; ``None`` until the run holds its name.
+        peers: the key with which nodes exchange copies of states; ``None`` if they exchange none.
         collect: which return values are sent back: ``"rank0"`` for rank 0's only, ``"all"`` for those of all ranks.
         widths: the smallest and the largest number of processes, if it may change; ``None`` if it may not.
-        excused: number of earlier attempts that do not count as failed ones. ``recovery`` allows as many more restarts
-            than the user does.
+        excused: number of earlier attempts that do not count as failed. ``recovery`` allows one restart more for each
+            of them.
         attempt: number of the first attempt that the job's nodes make. It is above 0 if an earlier job of the run has
             failed.
     """
@@ -239,7 +239,7 @@ class Status(enum.Enum):
     WAITING = "waiting"
     """The run waits for slots and for its nodes to come up."""
     STARTING = "starting"
-    """All nodes are up, and the ranks are starting."""
+    """The first node is up, and the ranks are starting."""
     RUNNING = "running"
     STOPPING = "stopping"
     SUCCEEDED = "succeeded"

@@ -78,10 +78,10 @@ class Launch(Protocol):
 
 
 def key(secret: str, *parts: str) -> str:
-    """Return a key for one purpose, made from a secret, as hexadecimal digits. It does not reveal the secret.
+    """Return a key for one purpose, derived from a secret, in hexadecimal. The key does not reveal the secret.
 
     Args:
         secret: a secret that the nodes of a run share.
-        parts: what the key is for. Other parts give another key.
+        parts: what the key is for. Different parts give a different key.
     """
     return hashlib.sha256(" ".join((secret, *parts)).encode()).hexdigest()

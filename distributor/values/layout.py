@@ -8,7 +8,7 @@ from pathlib import Path
 
 from distributor.values.job import Script
 
-#: Signals on which a rank writes the Python stacks of all its threads, or of its main thread only. SIGUSR1 remains free
+#: Signals that make a rank write the Python stacks of all its threads, or of its main thread only. SIGUSR1 stays free
 #: for users' code.
 ALL_STACKS_SIGNAL = signal.SIGRTMIN + 10
 

@@ -230,8 +230,8 @@ class Stopped(Message):
     """The node's attempt has ended without success. None of its processes is left, and the node can begin again.
 
     ``port`` is the port of a socket that listens on the node's address. Node 0 uses it for the rendezvous store of the
-    next attempt. ``outcomes`` have no pickled exceptions. If they are too long for a message, they have no tracebacks
-    and no output either, or no failures at all. ``error`` says why the node could not start its ranks, as in
+    next attempt. ``outcomes`` have no pickled exceptions. If they are still too long for a message, tracebacks and
+    output are left out too, or even all failures. ``error`` says why the node could not start its ranks, as in
     :class:`~distributor.values.outcome.NodeReport`.
     """
 
@@ -264,8 +264,8 @@ class Keeping(Message):
 class Reached(Message):
     """The answer to the :class:`Propose` with the same number.
 
-    Either no rank of the node has reached the proposed step, and none will pass it (``accepted``), or one has: ``step``
-    is the highest step that a rank of the node has named, -1 if none has named a step.
+    ``accepted`` says that no rank of the node has reached the proposed step, and that none will pass it. ``step`` is
+    the highest step that a rank of the node has named; -1 if no rank has named one.
     """
 
     number: int
@@ -288,7 +288,7 @@ class Halted(Message):
     step: int
 
 
-#: What a node says while all ranks agree on a step at which they stop.
+#: The messages of a node while all ranks agree on a step at which they stop.
 Halting = Reached | Preempted | Halted
 
 
@@ -412,7 +412,7 @@ class End(Message):
 
 @dataclass(frozen=True)
 class Propose(Message):
-    """The ranks are to stop together at ``step``, if no rank has reached it.
+    """The ranks must stop together at ``step``, if no rank has reached it.
 
     ``number`` grows with each proposal of an attempt.
     """

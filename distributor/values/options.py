@@ -102,7 +102,7 @@ class Group:
 
     def __post_init__(self) -> None:
         for name, declaration in declared(type(self)).items():
-            # The checked value replaces the given one, which a frozen dataclass allows in no other way.
+            # The checked value replaces the given one. A frozen dataclass allows this only through object.__setattr__.
             object.__setattr__(self, name, declaration.check(name, getattr(self, name)))
         self.check_together()
 
@@ -198,7 +198,7 @@ class Deadlines(Group):
 
 @dataclass(frozen=True)
 class Output(Group):
-    """What is shown of a run, and what is kept.
+    """Which output of ranks is shown, and which is kept.
 
     Attributes:
         logs: the ranks whose lines are shown, or ``"all"``.
@@ -313,11 +313,11 @@ class Recovery(Group):
     """Whether the ranks are started again after a failure.
 
     Attributes:
-        max_restarts: maximum number of times.
-        restart_on: whether after failures of processes, machines and networks only (``"infrastructure"``), or after
-            failures of the user's code too (``"any"``).
-        resume: whether a run goes on with the training of its name; ``None`` for ``"auto"`` if it has a name and
-            checkpoints.
+        max_restarts: maximum number of restarts.
+        restart_on: the failures after which ranks are started again: failures of processes, machines and networks
+            (``"infrastructure"``), or failures of the user's code too (``"any"``).
+        resume: whether a run continues an earlier training of its name. ``None`` means ``"auto"`` if the run has a name
+            and checkpoints.
     """
 
     max_restarts: int = option(
@@ -329,13 +329,13 @@ class Recovery(Group):
     restart_on: Literal["infrastructure", "any"] = option(
         "infrastructure",
         one_of("infrastructure", "any"),
-        "Whether to start ranks again after failures of their code too.",
+        "Whether to start ranks again only after infrastructure failures, or after any failure.",
         Flag(panel=RANKS, kind=("infrastructure", "any")),
     )
     resume: Literal["auto", "must", "never"] | None = option(
         None,
         optional(one_of("auto", "must", "never")),
-        "Whether to go on with the training of this --name; auto does so unless it is new.",
+        "Whether to continue an earlier training of this --name; auto does so if there is one.",
         Flag(panel=RANKS, kind=("auto", "must", "never")),
     )
 
@@ -373,7 +373,7 @@ class Project(Group):
         working_dir_limit: maximum total size of its files, in bytes.
         output_dir: folder or URL that receives the files that ranks write to relative paths, or ``None``.
         output_limit: maximum total size of the files in ``output_dir``, in bytes.
-        checkpoints: where ranks keep checkpoints, and how many of them stay, or ``None``.
+        checkpoints: where ranks keep checkpoints, and how many, or ``None``.
     """
 
     working_dir: Path | None = option(

@@ -89,13 +89,13 @@ def parse(line: bytes) -> Report | None:
         return None
     if stage > _LAST_STAGE or not isinstance(values, dict) or not all(map(is_number, (time, *values.values()))):
         return None
-    interned = {sys.intern(name): value for name, value in values.items()}  # the same few in all reports
+    interned = {sys.intern(name): value for name, value in values.items()}  # all reports have the same few names
     return Report(number, stage, attempt, float(time), step, total, interned)
 
 
 @dataclass(frozen=True)
 class Committed:
-    """The news that a checkpoint has been committed, as rank 0 tells it.
+    """Rank 0's report that a checkpoint has been committed.
 
     Attributes:
         attempt: number of the attempt.
@@ -115,7 +115,7 @@ _COMMITTED = "checkpoint"
 
 
 def pack_committed(told: Committed) -> bytes:
-    """Return the news of a checkpoint as a line.
+    """Return the report of a committed checkpoint as a line.
 
     >>> pack_committed(Committed(0, 1.5, 7, "/runs/step-7"))
     b'["checkpoint",0,1.5,7,"/runs/step-7"]\\n'
@@ -124,7 +124,7 @@ def pack_committed(told: Committed) -> bytes:
 
 
 def parse_committed(line: bytes) -> Committed | None:
-    """Return the news of a checkpoint in a line; ``None`` if the line holds something else.
+    """Return the report of a committed checkpoint in a line; ``None`` if the line holds something else.
 
     >>> parse_committed(pack_committed(Committed(0, 1.5, 7, "/runs/step-7"))).step
     7
@@ -152,7 +152,7 @@ def _elements(line: bytes, kind: str, number: int) -> list[Any] | None:
 
 @dataclass(frozen=True)
 class Spent:
-    """How long a rank has been held up by a call.
+    """The time for which a call has held up a rank.
 
     Attributes:
         attempt: number of the attempt.
@@ -210,7 +210,7 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Number of seconds until the last step at this rate; ``None`` if they are not known."""
+        """Number of seconds until the last step at this rate; ``None`` if it is not known."""
         if self.total is None or not self.rate:
             return None
         return max(0, self.total - self.step) / self.rate

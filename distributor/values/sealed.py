@@ -1,4 +1,4 @@
-"""Records that end with a digest of themselves, so that a record that was written only in part is recognized. Pure."""
+"""Records that end with their own digest, so that an incomplete record is recognized. Pure."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def seal(record: DataclassInstance) -> bytes:
 
 
 def unseal(data: bytes | None, build: Callable[[dict[str, Any]], T]) -> T | None:
-    """Return the record in a file; ``None`` if there is no file, it was written only in part, or is no such record.
+    """Return the record in a file; ``None`` if there is no file, or if it is incomplete or holds something else.
 
     Args:
         data: the content of the file; ``None`` if there is no file.
-        build: makes the record from the values of its fields. A ``ValueError``, ``TypeError`` or ``KeyError`` means
-            that the values are not those of such a record.
+        build: makes the record from the values of its fields. It raises a ``ValueError``, ``TypeError`` or ``KeyError``
+            if the values do not fit.
     """
     line, _, rest = (data or b"").partition(b"\n")
     if rest.strip() != hashlib.sha256(line).hexdigest().encode():
