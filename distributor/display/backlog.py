@@ -1,4 +1,4 @@
-"""The output that waits to be shown: whole lines in order, progress bars, and notes on what was skipped."""
+"""The output that waits to be shown: whole lines in order, progress bars, and notes on skipped lines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Backlog:
     """Splits output into lines and keeps them until they are shown. Not thread-safe.
 
     Args:
-        limit: number of bytes that may wait; what exceeds it is skipped.
+        limit: number of bytes that may wait; output beyond it is skipped.
     """
 
     def __init__(self, limit: int) -> None:
@@ -39,7 +39,7 @@ class Backlog:
         self._queue: deque[tuple[Key, bytes]] = deque()
         self._behind = False
         self._gaps: dict[Key, Counter[str]] = {}  # number of skipped lines, by what was too slow
-        self._tails: dict[Key, bytes] = {}  # the last of the lines skipped because of the display
+        self._tails: dict[Key, bytes] = {}  # the last lines that were skipped because the display was too slow
         #: Number of bytes that wait, including those that are being shown.
         self.size = 0
 
@@ -54,7 +54,7 @@ class Backlog:
 
     @property
     def crowded(self) -> bool:
-        """Whether so much waits that it should be shown at once."""
+        """Whether so much output waits that it should be shown at once."""
         return self.size > self._limit // 4
 
     def write(self, key: Key, data: bytes) -> bool:
@@ -95,10 +95,10 @@ class Backlog:
         self._skip(key, "node", lines)
 
     def take(self) -> tuple[Blocks, int]:
-        """Take part of the output that waits, so that the rest can still be dropped. Return it and its size.
+        """Take the next part of the waiting output, and return it with its size. The rest can still be dropped.
 
-        Notes on lines skipped at the end of a stream follow once nothing else waits, so that the order is kept. The
-        caller subtracts the size once the blocks are shown.
+        Notes on lines that were skipped at the end of a stream come last, once nothing else waits. The caller subtracts
+        the size from ``self.size`` once the blocks are shown.
         """
         blocks: Blocks = []
         size = 0

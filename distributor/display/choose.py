@@ -1,4 +1,4 @@
-"""Choose the view that fits where the driver runs."""
+"""Chooses the view that fits the driver's output: a notebook, a terminal or something else."""
 
 from __future__ import annotations
 

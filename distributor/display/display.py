@@ -26,7 +26,7 @@ class Display:
     Args:
         logs: takes the ranks' output.
         view: shows the state of the run; ``None`` shows none.
-        announce: whether a line says where the ranks run.
+        announce: whether to show a line that says where the ranks run.
         look: returns the state of the run, and whether a caller waits for its end.
     """
 
@@ -52,7 +52,7 @@ class Display:
         return self._view is None or self._view.announces
 
     def open(self, notes: Sequence[str] = ()) -> None:
-        """Show warnings, ``notes``, and the view as it is now. The view appears in the notebook cell that runs now."""
+        """Show ``notes``, the view, and warnings from now on. In a notebook, the view appears in the current cell."""
         notices.show_on(self.logs.note)
         for note in notes:
             self.logs.note(note)

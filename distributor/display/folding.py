@@ -1,4 +1,4 @@
-"""Identical lines of several ranks, shown once."""
+"""Shows identical lines of several ranks once."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Fold:
         self._last[rank, stream] = equals[place].number
 
     def leave(self, until: float) -> Iterator[_Entry]:
-        """Remove and yield entries from the head that are no newer than ``until``, complete, or beyond the limit."""
+        """Remove and yield the oldest entries while they are complete, beyond the limit, or no newer than ``until``."""
         while self.entries:
             head = self.entries[0]
             if head.since > until and len(head.ranks) < self._all_ranks and self._size <= self._limit:

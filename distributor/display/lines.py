@@ -125,7 +125,7 @@ class Printer:
 
 
 def _newest(lines: bytes) -> bytes:
-    """Return what a terminal would show of each line: the text after the last carriage return before any text."""
+    """Return each line as a terminal shows it: the text after its last carriage return. Trailing ones do not count."""
     if b"\r" not in lines:
         return lines
     return b"\n".join(line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines.split(b"\n"))

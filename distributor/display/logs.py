@@ -1,4 +1,4 @@
-"""Pass the ranks' output, each byte once, to the console and, if wanted, to files on the driver."""
+"""Passes the ranks' output, each byte once, to the console and, if wanted, to files on the driver."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from distributor.values.outcome import UNCAUGHT, Log
 _STDERR = 2
 _NAMES = {1: "stdout", _STDERR: "stderr", UNCAUGHT: "stderr"}
 
-#: Maximum number of bytes to hold back of what Python prints for a rank's uncaught exception. The file has all of them.
+#: Maximum number of bytes to hold back of the text that Python prints for a rank's uncaught exception. The file gets
+#: the whole text.
 _MOST_HELD = 1 << 20
 
 #: Number of characters of a rank's last line that views and errors show.
@@ -48,7 +49,7 @@ class Logs:
         self.last_lines: dict[int, str] = {}
 
     def take(self, log: Log) -> None:
-        """Take a piece, without the bytes already received: nodes may send some again after the channel broke."""
+        """Take a piece, and skip bytes that have already arrived: nodes may send some again after the channel broke."""
         with self._lock:
             key = (log.rank, log.stream)
             expected = self._offsets.get(key, 0)
@@ -64,7 +65,7 @@ class Logs:
             self._note_last_line(key, data)
 
     def release(self, told: Iterable[int]) -> None:
-        """Show what Python printed for uncaught exceptions, which is held until the end of the run.
+        """Show the text that Python printed for uncaught exceptions. It is held back until the end of the run.
 
         Args:
             told: the ranks whose exceptions are in the run's error already; they are not shown twice.
@@ -75,7 +76,7 @@ class Logs:
             self._held.clear()
 
     def begin_again(self) -> None:
-        """Take what arrives from now on for the output of new nodes, after what has arrived so far."""
+        """Expect new streams, from new nodes. In the files, they follow the output that has arrived so far."""
         with self._lock:
             for key, offset in self._offsets.items():
                 self._before[key] = self._before.get(key, 0) + offset

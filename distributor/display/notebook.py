@@ -1,4 +1,4 @@
-"""A run as HTML: its live status, and what its handle displays in a notebook.
+"""Shows a run as HTML: its live status, and its handle in a notebook.
 
 Plain HTML with inline styles, so it needs no extension and no script, and stays in an exported notebook.
 """
@@ -145,7 +145,7 @@ def render(snapshot: Snapshot, *, unfolded: bool = False) -> str:
 
 
 def _text(told: str) -> str:
-    """Return as HTML a text that a rank may have written, without escape sequences."""
+    """Return text for HTML: escaped, and without terminal escape sequences, which a rank may have written."""
     return escape(escapes.plain(told))
 
 
@@ -165,7 +165,7 @@ def _head(snapshot: Snapshot) -> str:
 
 
 def _reported(snapshot: Snapshot, told: str) -> str:
-    """Return as HTML what ranks have reported last, after a progress bar if the total number of steps is known."""
+    """Return the latest reports as HTML, after a progress bar if the total number of steps is known."""
     progress, bar = snapshot.progress, ""
     if progress is not None and progress.total and not snapshot.ended:
         bar = f'<progress max="{progress.total}" value="{min(progress.step, progress.total)}"></progress> '

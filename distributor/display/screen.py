@@ -1,4 +1,4 @@
-"""Write to a terminal, a notebook or a file."""
+"""Writes to a terminal, a notebook or a file."""
 
 from __future__ import annotations
 

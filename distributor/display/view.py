@@ -13,7 +13,7 @@ Packed = Callable[[int, int], None]
 
 
 class Shown(NamedTuple):
-    """What a view adds to the log. ``notes`` become lines of it. ``footer`` stays below it until the next footer."""
+    """A view's additions to the log. ``notes`` become lines of it; ``footer`` stays below it until the next footer."""
 
     footer: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

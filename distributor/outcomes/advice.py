@@ -1,4 +1,4 @@
-"""Advice on failures that the driver, which knows the job and has its own files, can explain better than the rank."""
+"""Advice on failures that the driver can explain better than the rank: it knows the job and its own files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_GPU = re.compile(
     # Unsloth takes an empty HIP_VISIBLE_DEVICES, which hides GPUs, for a sign of an AMD GPU.
     r"Unsloth detected signs of an AMD ROCm GPU|Unsloth cannot find any torch accelerator"
 )
-#: A line of a traceback by which the code demands a GPU, whatever the error's message says.
+#: Matches a line of a traceback that asserts that there is a GPU. The error's message need not mention it.
 _ASSERTS_GPU = re.compile(r"^\s*assert torch\.cuda\.(is_available|device_count)\(", re.MULTILINE)
 _DEVICE_IDS = "DistributedDataParallel device_ids and output_device arguments only work with"
 _NO_OPERATORS = "operator torchvision::nms does not exist"
@@ -44,13 +44,13 @@ def advise(failure: Failure, job: Job, *, local: bool = False) -> str:
         return told
     if _NO_LAUNCH in failure.message:
         return (
-            "The code is written for fabric run, which tells Lightning that the processes have been started: pass "
+            "The code is written for fabric run, which tells Lightning that the processes already run: pass "
             'env={"LT_CLI_USED": "1"} (--env LT_CLI_USED=1), or call launch() in the code'
         )
     if _NO_OPERATORS in failure.message:
         return (
-            "torchvision was built for another torch, such as one for CUDA beside a torch for CPUs: install both from "
-            "the same index"
+            "torchvision was built for another torch, for example torchvision for CUDA and torch for CPUs: install "
+            "both from the same index"
         )
     if failure.kind == "FileExistsError" and _SHARED.search(failure.message) and job.training.local_ranks != "host":
         return (

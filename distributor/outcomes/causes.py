@@ -13,7 +13,7 @@ from distributor.values.outcome import Failure
 
 @dataclass(frozen=True)
 class Cancelled:
-    """The run was cancelled. ``why`` says so in words if it was not the user; otherwise it is ``""``."""
+    """The run was cancelled. ``why`` is the reason in words; ``""`` if the user has cancelled it."""
 
     why: str = ""
 
@@ -78,7 +78,7 @@ class Preempted:
 
     Attributes:
         why: the reason, in words.
-        kept: what is known of the last checkpoint: a sentence.
+        kept: a sentence about the last checkpoint.
         widens: whether the run goes on with more ranks.
     """
 
@@ -95,7 +95,7 @@ class Preempted:
 
 @dataclass(frozen=True)
 class Disagreed:
-    """Ranks that were asked to stop together were told to do so at different steps; ``message`` says at which."""
+    """Ranks should have stopped together, but stopped at different steps; ``message`` names the steps."""
 
     message: str
 
@@ -104,10 +104,10 @@ Cause = Cancelled | Stalled | Disagreed | StartTimeout | Unfit | RankFailed | No
 
 
 def joined(first: Cause, then: Cause) -> Cause:
-    """Return the cause of a stop that began because of ``first``, after ``then`` has been reported too.
+    """Return the cause of a stop that began with ``first``, when ``then`` is reported later.
 
-    A run that was cancelled, stalls, disagrees or does not start keeps its cause. Failed ranks and lost nodes are both
-    kept, since it is chance which of them the driver hears of first.
+    A run that was cancelled, stalled, disagreed or did not start keeps its first cause. Failed ranks and lost nodes are
+    combined, because the driver may hear of either of them first.
 
     >>> joined(RankFailed(), NodeLost(("host-b",)))
     NodeLost(nodes=('host-b',), failures=())
@@ -121,7 +121,7 @@ def joined(first: Cause, then: Cause) -> Cause:
 
 
 def disagreement(halted: Mapping[int, int]) -> str | None:
-    """Return what is wrong if ranks have stopped at different steps; ``None`` if they have not.
+    """Return an error text if ranks have stopped at different steps; ``None`` if they have not.
 
     Args:
         halted: the step at which each rank has stopped, by rank.

@@ -1,4 +1,4 @@
-"""Sort failures, with the root first, and describe them."""
+"""Sorts failures, with the root first, and describes them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from distributor.text import cells
 from distributor.text.wording import count, who
 from distributor.values.outcome import Failure
 
-#: Messages of exceptions that are caused by the loss of another rank, as gloo, NCCL, the store, JAX and
-#: ``runtime.rank0_first`` word them.
+#: Matches messages of gloo, NCCL, the store, JAX and ``runtime.rank0_first`` when another rank is lost.
 _CONSEQUENCE = re.compile(
     r"connection (closed|reset|refused|was aborted)|broken pipe|socket timeout|timed out|gloo|nccl|tcpstore"
     r"|remote process exited|peer|unavailable:|deadline_exceeded|heartbeat|which went first, has failed",
@@ -30,7 +29,7 @@ _COLLECTIVES = (
     "/torch/distributed/rendezvous.py",
 )
 
-#: Types of exceptions, of Python, torch and TensorFlow, that mean the loss of another rank whatever their message says.
+#: Types of exceptions of Python, torch and TensorFlow that always mean the loss of another rank.
 _CONSEQUENCE_KINDS = (
     "AbortedError",
     "BrokenPipeError",
@@ -41,11 +40,11 @@ _CONSEQUENCE_KINDS = (
     *_TORCH_KINDS,
 )
 
-#: Types of exceptions, of Python and JAX, that mean the loss of another rank only if their message says so.
+#: Types of exceptions of Python and JAX that mean the loss of another rank only if their message says so.
 _RUNTIME_KINDS = ("JaxRuntimeError", "RuntimeError", "XlaRuntimeError")
 
-#: Messages that mean the loss of another rank in exceptions of any type: JAX raises a ``ValueError`` if a collective of
-#: gloo fails.
+#: Matches messages that mean the loss of another rank in exceptions of any type. For example, JAX raises a
+#: ``ValueError`` if a collective of gloo fails.
 _TRANSPORT = re.compile(r"gloo/transport/|gloo \w+ failed", re.IGNORECASE)
 
 
@@ -53,7 +52,7 @@ _TRANSPORT = re.compile(r"gloo/transport/|gloo \w+ failed", re.IGNORECASE)
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")
 
 
-#: The maximum that an error text shows: lines of a rank's log, host names, and tracebacks besides the root's.
+#: Maximum numbers in an error text: lines of a rank's log, host names, and tracebacks besides the root's.
 _TAIL_LINES = 20
 
 
@@ -103,8 +102,9 @@ def is_echo(failure: Failure) -> bool:
 def is_infrastructure(failure: Failure) -> bool:
     """Return whether a failure came from a process, a machine or the network, and not from the user's code.
 
-    An exception counts if its type is one of torch.distributed's own, if a collective or the store raised it, or if
-    ``runtime.should_stop`` did. What C++ raises has a last frame that is no ``raise`` statement.
+    An exception counts if its type belongs to torch.distributed, or if a collective, the store or
+    ``runtime.should_stop`` raised it. An exception from C++ is recognized by its last frame, which is not a ``raise``
+    statement.
     """
     if failure.kind in ("signal", "lost", "StopError", *_TORCH_KINDS):
         return True
@@ -122,7 +122,7 @@ def is_infrastructure(failure: Failure) -> bool:
 def describe(failures: Sequence[Failure], advice: str = "") -> str:
     """Return the text of a :class:`~distributor.errors.TrainingError`. ``failures`` must start with the root.
 
-    Each traceback is shown once, however many ranks raised it. Mere consequences of the root take one line each.
+    Each traceback is shown once, even if several ranks raised it. Mere consequences of the root take one line each.
     """
     root = failures[0]
     alike, *others = _alike(failures)

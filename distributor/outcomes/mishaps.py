@@ -32,7 +32,7 @@ def is_known(error: BaseException) -> bool:
 
 
 def typed(error: BaseException) -> DistributorError:
-    """Return the error of this package for any error that ended a run on the driver.
+    """Return an error of this package for any error that ended a run on the driver.
 
     Example:
         >>> typed(OSError(errno.EMFILE, "Too many open files"))
@@ -54,7 +54,7 @@ def typed(error: BaseException) -> DistributorError:
 
 def context_stopped(run_id: str, by_user: bool) -> RunCancelledError:
     """Return the error of a run whose Spark context was stopped."""
-    who = "spark.stop()" if by_user else "spark.stop(), or by Spark itself, whose log on the driver then says why"
+    who = "spark.stop()" if by_user else "spark.stop(), or by Spark itself (see Spark's log on the driver)"
     return final(RunCancelledError(f"run {run_id} was cancelled, because its Spark session was stopped by {who}"))
 
 

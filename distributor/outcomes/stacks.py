@@ -1,7 +1,7 @@
-"""Find out what ranks are doing from the text that ``faulthandler`` writes in each of them.
+"""Finds out what ranks are doing from the text that ``faulthandler`` writes in each of them.
 
-Pure functions that need only the standard library. They accept any text without raising: a rank may have sent the
-reason why it cannot answer, or its text may be cut off.
+Pure functions; standard library only. They accept any text and never raise: a rank may have sent a reason why it cannot
+answer, or its text may be cut off.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FRAME = re.compile(r'  (?:File (?:"(.*)"|\?\?\?)|(Cell In\[\d+\])), line (?:([0
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+")
 
 _RANK = re.compile(r"(^|/)distributor/rank/process\.py$")
-#: Files whose frames lie between those that start a rank and the user's.
+#: Files with frames between the frames that start a rank and the frames of user code.
 _STARTER = re.compile(r"(^|/)distributor/shipping/payload\.py$|^<frozen runpy>$|/lib(64)?/python[^/]*/runpy\.py$")
 _LIBRARY = re.compile(
     r"/lib(64)?/python\d[^/]*/|/(site|dist)-packages/|^<frozen .*>$"
@@ -31,7 +31,7 @@ _LIBRARY = re.compile(
 #: Code without a file: generated, or typed at a prompt.
 _NO_FILE = re.compile(r"<.*>$")
 
-#: Functions that wrap the one that was called: torch's and contextlib's decorators, ``Module.__call__``.
+#: Functions that wrap the called function: torch's and contextlib's decorators, ``Module.__call__``.
 _WRAPPERS = (
     "__call__",
     "_call_impl",
@@ -114,7 +114,7 @@ def main_thread(threads: Sequence[Thread]) -> Thread | None:
 
 
 def where(text: str) -> str:
-    """Say where a rank is: the function that its main thread called, and the line of the user's code that called it.
+    """Return where a rank is: the function that its main thread has called, and the line of user code that called it.
 
     Args:
         text: one rank's text. If it is not faulthandler's, it is returned as one line.
@@ -131,7 +131,7 @@ def where(text: str) -> str:
 
 
 def summary(stacks: Mapping[int, str]) -> str:
-    """Say in one line where the ranks are.
+    """Return where the ranks are, in one line.
 
     Args:
         stacks: the ranks' texts, by rank.
@@ -168,7 +168,7 @@ def is_library(path: str) -> bool:
 
 
 def _blocks(text: str) -> list[str]:
-    """Split the text into what comes before the first thread and one piece for each thread."""
+    """Split the text into the part before the first thread, and one part for each thread."""
     starts = [header.start() for header in _HEADER.finditer(text)]
     return [text[start:end] for start, end in zip([0, *starts], [*starts, len(text)])]
 
@@ -180,7 +180,7 @@ def _thread(block: str) -> Thread:
 
 
 def _inside(frames: Sequence[Frame]) -> Sequence[Frame]:
-    """Return the frames without those that start a rank: the launcher's fork and the code that loads the user's."""
+    """Return the frames without those that start a rank: the launcher's fork, and the code that loads user code."""
     end = next((index for index, frame in enumerate(frames) if _RANK.search(frame.file)), None)
     while end and _STARTER.search(frames[end - 1].file):
         end -= 1
@@ -188,7 +188,7 @@ def _inside(frames: Sequence[Frame]) -> Sequence[Frame]:
 
 
 def _where(text: str) -> tuple[str, str]:
-    """Return what to write after ``rank 3``: ``" in "`` and the place, or ``": "`` and why the place is not known."""
+    """Return the text after ``rank 3``: ``" in "`` and the place, or ``": "`` and why the place is not known."""
     main = main_thread(parse(text))
     if main is None:
         return ": ", " ".join(text.split()) or "no answer"

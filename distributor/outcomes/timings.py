@@ -1,4 +1,4 @@
-"""Where the time of a run went: seconds by phase, from timestamps of its job, nodes and ranks. Pure."""
+"""Computes how long each phase of a run took, from timestamps of its job, nodes and ranks. Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def phases(submitted: float, collected: Collected, now: float) -> dict[str, floa
 
     Args:
         submitted: when the run was submitted, in seconds since the epoch.
-        collected: what the run brought back.
+        collected: the results of the run.
         now: when the results had arrived, in seconds since the epoch.
     """
     moments = dict(collected.times)

@@ -33,8 +33,8 @@ from distributor.text.wording import who
 from distributor.values.job import Status
 from distributor.values.outcome import Collected, Failure
 
-#: Number of seconds by which the clocks of two hosts must seem to differ before they count as different. The driver
-#: hears of a failure a little later than it happens.
+#: Smaller differences between the clocks of two hosts, in seconds, are ignored: the driver hears of a failure a little
+#: later than it happens.
 _APART = 1.0
 
 #: Errors that explain the end of a run by themselves.
@@ -46,7 +46,7 @@ Advise = Callable[[Failure], str]
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a run: the return values by rank, or why there are none or they do not count."""
+    """The result of a run: the return values by rank, or the error that explains why there are no valid values."""
 
     values: Mapping[int, Any] = field(default_factory=dict)
     error: BaseException | None = None
@@ -73,14 +73,14 @@ def verdict(
     """Decide between a run's values and the exception that best explains why there are none.
 
     Args:
-        cause: why the driver stopped the run, if it did.
-        collected: what the job brought back; ``None`` if it ended with ``error``.
-        error: the exception with which the job ended; ``None`` if the job brought something back.
+        cause: why the driver stopped the run; ``None`` if it did not.
+        collected: the results of the job; ``None`` if it ended with ``error``.
+        error: the exception with which the job ended; ``None`` if it returned results.
         run_id: identifier of the run.
         world_size: number of ranks.
         advise: returns advice on the root failure.
         local: whether the run was on this machine, without Spark.
-        preempted: why ranks that stopped together had not finished; ``None`` if the user wanted them to stop.
+        preempted: why ranks were asked to stop together before they had finished; ``None`` if the user asked for it.
 
     Example:
         >>> verdict(Cancelled(), None, None, run_id="3f2a", world_size=2).error
@@ -119,10 +119,10 @@ def _judged(
 
 
 def _cut_short(collected: Collected, preempted: Preempted | None) -> errors.PreemptionError | None:
-    """Return the error of ranks that have succeeded because they were told to stop, unless the user wished that.
+    """Return the error if ranks returned early because they were told to stop, but not by the user; otherwise ``None``.
 
     Raises:
-        StopError: they have stopped at different steps.
+        StopError: the ranks have stopped at different steps.
     """
     halted = collected.halted
     if (wrong := disagreement(halted)) is not None:
@@ -133,9 +133,9 @@ def _cut_short(collected: Collected, preempted: Preempted | None) -> errors.Pree
 
 
 def _is_whole(collected: Collected, world_size: int) -> bool:
-    """Return whether all ranks have succeeded and all their results are here, whatever was lost after that.
+    """Return whether all ranks have succeeded and all their results have arrived, even if nodes were lost later.
 
-    Ranks that are stopped may exit with 0, so the ranks' own outcomes do not suffice to tell.
+    The ranks' own outcomes are not enough to tell, because ranks that are stopped may exit with 0.
     """
     outcomes = [outcome for report in collected.reports for outcome in report.outcomes]
     succeeded = {outcome.rank for outcome in outcomes if outcome.state in ("finished", "unreturned")}
@@ -164,10 +164,10 @@ def values(
     told: Sequence[Failure] = (),
     local: bool = False,
 ) -> dict[int, Any]:
-    """Return the return values by rank, as far as they were sent; empty for a script or a module.
+    """Return the values that ranks have returned and sent, by rank; empty for a script or a module.
 
     Args:
-        collected: what the scheduler brought back.
+        collected: the results that the scheduler returned.
         world_size: the number of ranks.
         advise: returns advice on the root failure.
         told: the failures that were reported while the run went on, with their times by the driver's clock.
@@ -212,7 +212,7 @@ def values(
 
 
 def on_one_clock(failures: Sequence[Failure], told: Sequence[Failure]) -> list[Failure]:
-    """Return failures with their times by the driver's clock, if the clock of their host is known to differ from it.
+    """Return the failures, with times by the driver's clock for each host whose clock is known to differ.
 
     Args:
         failures: the failures, with their times by the clocks of their hosts.
@@ -233,7 +233,7 @@ def failures_of(cause: Cause | None, ended: Sequence[Failure]) -> list[Failure]:
 
     Args:
         cause: why the driver stopped the attempt, with the failures that were reported while it went on.
-        ended: the failures that nodes told of at its end.
+        ended: the failures that nodes reported at its end.
     """
     told = cause.failures if isinstance(cause, RankFailed) else ()
     return [*on_one_clock(ended, told), *told]
@@ -244,14 +244,14 @@ def training_error(
     advise: Advise = lambda failure: "",
     returned: Mapping[int, float] = MappingProxyType({}),
 ) -> errors.TrainingError | errors.StartError | errors.GroupError:
-    """Return the exception for a run whose ranks failed: the root first, its original exception as ``__cause__``.
+    """Return the exception for failed ranks: it names the root first, and has the root's exception as ``__cause__``.
 
     Return a ``StartError`` if the root rank found, before it called any user code, that its node lacks something.
 
     Args:
         failures: the failures of the run's ranks.
         advise: returns advice on the root failure.
-        returned: when each rank that returned did so, in seconds since the epoch.
+        returned: when ranks returned, in seconds since the epoch, by rank; only ranks that have returned.
     """
     told = [replace(failure, traceback=cells.readable(failure.traceback)) for failure in failures]
     ordered = order_failures(told)

@@ -1,4 +1,4 @@
-"""Tracebacks with the names and the code of a notebook's cells, which only the driver knows."""
+"""Adds the names and the code of notebook cells to tracebacks: only the driver knows them."""
 
 from __future__ import annotations
 

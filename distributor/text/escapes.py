@@ -1,4 +1,4 @@
-"""Finds and removes escape sequences, by which programs control their terminal, in the ranks' text. Pure functions."""
+"""Finds and removes the escape sequences of terminals in the text of ranks. Pure functions."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def plain(text: str) -> str:
 
 
 def open_end(text: str) -> str:
-    """Return what to put before the next text, so that an escape sequence that ends only there is recognised.
+    """Return a prefix for the next text, so that an escape sequence that begins here and ends there is recognised.
 
     >>> open_end("loss 0.5\\x1b]52;c;aGVs"), open_end("loss 0.5\\x1b[3"), open_end("loss 0.5")
     ('\\x1b]', '\\x1b[3', '')

@@ -1,4 +1,4 @@
-"""Show warnings on the screen if the user has not configured logging.
+"""Shows warnings on the screen if the user has not configured logging.
 
 Without any handler, Python shows the bare text of a warning (``logging.lastResort``). The handler in this module shows
 it with the prefix of the distributor's own lines instead, and is silent as soon as there is another handler.
@@ -49,7 +49,7 @@ def show_on(display: Show) -> None:
 
 
 def leave(display: Show) -> None:
-    """Undo :func:`show_on`. Do nothing if that was not called."""
+    """Undo :func:`show_on`. Do nothing if it was not called."""
     with suppress(ValueError):
         _handler.displays.remove(display)
 

@@ -80,7 +80,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def mebibytes(number: int) -> str:
-    """Return a number of bytes in MiB, the unit of Spark's settings, so that it can be compared with those.
+    """Return a number of bytes in MiB, the unit of Spark's settings, so that users can compare it with them.
 
     >>> mebibytes(1 << 30)
     '1,024 MiB'
@@ -135,12 +135,12 @@ def no_temporary_folder(host: str, why: str) -> str:
     )
 
 
-#: What the error of a companion says that has ended before the ranks could be started.
+#: Part of the error text of a companion that has ended before the ranks could be started.
 NOT_READY = "before it was ready"
 
 #: The call that makes processes find each other, by framework; ``"torch"`` if there is no framework.
 _REMEDIES = {
-    "pytorch_lightning": "Trainer() or Fabric() without devices=1, which asks for one device alone",
+    "pytorch_lightning": "Trainer() or Fabric() without devices=1, which requests a single device",
     "transformers": "TrainingArguments(use_cpu=True) on CPUs",
     "accelerate": "Accelerator(cpu=True) on CPUs",
     "torch": "torch.distributed.init_process_group() before the model is made",
@@ -148,7 +148,7 @@ _REMEDIES = {
 
 
 def alone(framework: str, world_size: int) -> str:
-    """Return a text for users that says that a rank has trained without the others, why, and what to do.
+    """Return a text for users: a rank has trained without the others, why it did, and what to do.
 
     Args:
         framework: as in :class:`~distributor.values.outcome.Outcome`.
