@@ -198,7 +198,7 @@ def test_what_a_name_goes_on_with(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     with pytest.raises(ConfigurationError, match="the run named 'digits' trains with 'count', and not with 'other'"):
         named(tmp_path).run(other)
     assert named(tmp_path, resume="must").run(count, 4) == (2, 10)
-    assert "this run of that name differs from the last one" in caplog.text
+    assert "this run differs from the last one of its name" in caplog.text
     assert "in fails (now left out), to (now 4)" in caplog.text
     with pytest.raises(ConfigurationError, match=r"the run named 'digits' has finished .* pass resume='never'"):
         named(tmp_path).run(count, 6)

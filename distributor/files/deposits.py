@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Deposits:
-    """The files that the nodes of a run bring. Use it in the channel's thread, and ``settle`` once that has ended.
+    """Receives the files that nodes send. Use it in the channel's thread; call ``settle`` after that thread has ended.
 
     Args:
         store: where files are kept.
@@ -221,7 +221,7 @@ class Deposits:
 
     @property
     def warnings(self) -> list[str]:
-        """What the user should know about the files, once the run has ended."""
+        """The warnings about files for the user, once the run has ended."""
         told = []
         if conflicts := self._versions.conflicts:
             told.append(
@@ -267,7 +267,7 @@ def _named(paths: Sequence[str]) -> str:
 
 
 async def _in_thread(call: Callable[..., T], *arguments: object) -> T:
-    """Call a function in a thread, and wait for its end even if the waiting is cancelled."""
+    """Call a function in a thread, and wait until it ends, even if the wait is cancelled."""
     future = asyncio.get_running_loop().run_in_executor(None, partial(call, *arguments))
     try:
         return await asyncio.shield(future)
@@ -277,7 +277,7 @@ async def _in_thread(call: Callable[..., T], *arguments: object) -> T:
 
 
 def held_now(kept: OutputDir | None) -> OutputDir | None:
-    """Return an ``output_dir`` for a further job, with the files that it holds now.
+    """Return the ``output_dir`` for the next job of a run, with the files that it holds now.
 
     Raises:
         OSError: a file cannot be read.

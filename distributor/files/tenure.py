@@ -24,13 +24,13 @@ _log = notices.logger
 
 @dataclass(frozen=True)
 class Times:
-    """Numbers of seconds.
+    """The intervals of a claim, in seconds.
 
     Attributes:
-        renew: between two renewals of a claim.
-        expire: without a renewal after which the holder of a claim has ended.
-        settle: from writing a new claim until it is read again, in case another run has written one at the same moment.
-        look: between two looks at a claim that another run holds.
+        renew: time between two renewals of a claim.
+        expire: time without a renewal after which the holder of a claim counts as ended.
+        settle: time from writing a new claim until it is read again, in case another run writes one at the same moment.
+        look: time between two checks of a claim that another run holds.
     """
 
     renew: float = 2.0
@@ -40,7 +40,7 @@ class Times:
 
 
 class Tenure:
-    """A name that is held by a run, from :func:`hold` on.
+    """A name that a run holds. :func:`hold` creates it.
 
     Args:
         job: the run's job, with the folder of its training as the place for checkpoints.
@@ -52,7 +52,7 @@ class Tenure:
         self._keeper = keeper
 
     def advance(self, job: Job) -> Job:
-        """Return a further job of the run. From now on, ranks of earlier jobs commit nothing more.
+        """Return ``job`` as the next job of the run. From now on, ranks of earlier jobs cannot commit checkpoints.
 
         Raises:
             OSError: the place cannot be used.
@@ -81,7 +81,7 @@ class Keeper:
     Args:
         place: holds the claim.
         job: the run's job.
-        times: when to do what.
+        times: the intervals between its actions.
     """
 
     def __init__(self, place: Place, job: Job, times: Times) -> None:
@@ -106,7 +106,7 @@ class Keeper:
 
         Args:
             identity: what the run trains.
-            wanted: whether the run is still wanted.
+            wanted: returns whether the run is still wanted; ``False`` once it is cancelled.
 
         Raises:
             ConfigurationError: the run cannot go on with the training of that name.
@@ -117,7 +117,7 @@ class Keeper:
         found = self._await_end(here, wanted)
         claim = claims.following(found, identity, here)
         if found is not None and claim.training == found.training and (changed := claims.changes(found, identity)):
-            told = "this run of that name differs from the last one"
+            told = "this run differs from the last one of its name"
             _log.warning("run %s: %s (run %s) in %s", self._job.label, told, found.run, ", ".join(changed))
         self._write(claim)
         time.sleep(self._times.settle)
@@ -165,11 +165,11 @@ class Keeper:
                 warned = False
             except OSError as error:
                 if not warned:
-                    _log.warning("run %s: cannot renew its hold of the name: %s", self._job.label, error)
+                    _log.warning("run %s: cannot renew the claim to its name: %s", self._job.label, error)
                 warned = True
 
     def advance(self, attempt: int) -> None:
-        """Record that the run has a further job; see :meth:`Tenure.advance`."""
+        """Record that the run has another job; see :meth:`Tenure.advance`."""
         with self._writing:
             if self._claim is not None and self._other() is None:  # otherwise the run is about to end
                 self._write(self._claim.advanced(attempt))
@@ -205,13 +205,13 @@ class Keeper:
 def hold(
     job: Job, wanted: Callable[[], bool], lost: Callable[[str], object], times: Times | None = None
 ) -> Iterator[Tenure]:
-    """Hold the name of a run for the time of the block, if its job has an identity.
+    """Hold the name of a run inside the ``with`` block, if its job has an identity.
 
     Args:
         job: the job.
-        wanted: whether the run is still wanted.
+        wanted: returns whether the run is still wanted; ``False`` once it is cancelled.
         lost: called in a thread if another run takes the name, with a sentence about it.
-        times: when to do what.
+        times: the intervals of the claim.
 
     Raises:
         ConfigurationError, StartError, RunCancelledError: as for :meth:`Keeper.take`.
@@ -243,7 +243,7 @@ def _here(run: str) -> Holder:
 
 
 def _has_ended(holder: Holder, here: Holder) -> bool:
-    """Return whether the process of a holder is known to have ended, which only its own machine knows."""
+    """Return whether the process of a holder is known to have ended. Only its own machine can know this."""
     same = holder.machine == here.machine and bool(here.machine and holder.started)
     return same and processes.has_ended(holder.pid, holder.started)
 

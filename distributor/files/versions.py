@@ -20,7 +20,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Put:
-    """Put a version under a name: a copy of the file ``source``, or if that is ``None``, the file that just arrived."""
+    """Put a version under a name: a copy of the file ``source``; if it is ``None``, the file that has just arrived."""
 
     name: str
     source: str | None
@@ -34,7 +34,7 @@ class Remove:
 
 
 def names(path: str, held: Mapping[int, Version]) -> dict[str, Version]:
-    """Return the versions of a file that are to be kept, by name.
+    """Return the versions of a file that must be kept, by name.
 
     Args:
         path: the file's path.
@@ -51,9 +51,9 @@ def names(path: str, held: Mapping[int, Version]) -> dict[str, Version]:
 
 
 def steps(path: str, before: Mapping[str, Version], after: Mapping[str, Version]) -> list[Put | Remove]:
-    """Return the steps from the versions that are kept now to those that are to be kept.
+    """Return the steps that turn the versions in ``before`` into the versions in ``after``.
 
-    The path itself comes last: the names that are made from it may get a copy of its present content.
+    The path itself comes last, because other names may get a copy of its current content.
 
     >>> a, b = Version("a", 1), Version("b", 1)
     >>> steps("x", {"x": b}, {"x": a, "x.node-1": b})
@@ -66,7 +66,7 @@ def steps(path: str, before: Mapping[str, Version], after: Mapping[str, Version]
 
 
 class Versions:
-    """The versions of all files that the nodes of a run have brought.
+    """The versions of all files that the nodes of a run have sent.
 
     Args:
         before: sizes in bytes of the files that were there before the run, by name. A version with the same name
@@ -94,7 +94,7 @@ class Versions:
         return sum(each.size for each in after.values()) - gone
 
     def change(self, path: str, node: int, version: Version | None) -> list[Put | Remove]:
-        """Note a node's version of a file (``None`` if it has none any more), and return the steps that follow."""
+        """Record a node's version of a file (``None`` if the node has removed it), and return the steps that follow."""
         before = self.kept(path)
         held = self._held.setdefault(path, {})
         if version is None:
@@ -126,5 +126,5 @@ class Versions:
 
     @property
     def conflicts(self) -> list[str]:
-        """The paths of files of which nodes have different versions."""
+        """The paths of files that differ between nodes."""
         return sorted(path for path in self._held if len(self.kept(path)) > 1)

@@ -1,4 +1,4 @@
-"""Call users' code with a time limit, for example to unpickle a value, so that the driver never waits forever."""
+"""Calls users' code with a time limit, for example to unpickle a value, so that the driver never waits forever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find Python modules without importing them, and tell the user's own modules from installed ones."""
+"""Finds Python modules without importing them, and distinguishes the user's own modules from installed ones."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _ask_finders(name: str, path: Sequence[str] | None, folders: Sequence[str]) 
 
 
 def _moves(package: ModuleSpec) -> bool:
-    """Return whether a package may change, when it is imported, where its modules are found."""
+    """Return whether a package may change the search path for its modules when it is imported."""
     try:
         with open(package.origin or "", encoding="utf-8", errors="replace") as file:
             return "__path__" in file.read()

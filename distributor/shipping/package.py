@@ -1,4 +1,4 @@
-"""Pack this package for executors, and take large parts out of a job so that they can be sent separately."""
+"""Packs this package for executors, and takes large parts out of a job so that they can be sent separately."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def detach(job: Job, limit: int) -> tuple[Job, dict[str, bytes]]:
 
 
 def attach(job: Job, parts: Mapping[str, bytes]) -> Job:
-    """Put back into a job the parts that :func:`detach` took out."""
+    """Put the parts that :func:`detach` took out of a job back into it."""
     if "function" in parts and isinstance(job.target, Function):
         job = replace(job, target=replace(job.target, pickled=parts["function"]))
     if "working_dir" in parts and job.working_dir is not None:

@@ -1,4 +1,4 @@
-"""Pickle functions, values and exceptions. No other module uses the ``cloudpickle`` package for pickling.
+"""Pickles functions, values and exceptions. No other module uses the ``cloudpickle`` package for pickling.
 
 The training function is pickled on the driver. The user's own modules are pickled *by value*, because executors have no
 copy of them; installed packages are pickled by reference. Values and exceptions come back the same way.
@@ -30,7 +30,7 @@ _PROTOCOL = 5
 _VALUE_PATIENCE = 60.0
 _EXCEPTION_PATIENCE = 10.0
 
-#: Minimum number of bytes of a tensor's memory for writing it directly. Torch's own method makes three copies of it.
+#: Tensors of at least this number of bytes are written directly. Torch's own method copies them three times.
 _LARGE_STORAGE = 64 << 10
 
 #: Guards cloudpickle's registry of modules, which all threads share.
@@ -63,7 +63,7 @@ def dump_function(
             raise PayloadError(
                 told
                 + (f": {label}" if label else "")
-                + f" ({_one_line(error)}). Create such objects inside the function, or pass the data to create them."
+                + f" ({_one_line(error)}). Create such objects inside the function, or pass data to create them from."
             ) from error
 
 

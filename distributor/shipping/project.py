@@ -1,4 +1,4 @@
-"""Pack and unpack project folders."""
+"""Packs and unpacks project folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find and describe the files below a folder, as they are at one moment."""
+"""Finds and describes the files below a folder, as they are at one moment."""
 
 from __future__ import annotations
 

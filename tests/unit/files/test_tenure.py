@@ -90,7 +90,7 @@ def test_what_has_changed_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         pass
     with held(job(tmp_path, "b1", lr="2")):
         pass
-    assert "run b1: this run of that name differs from the last one (run a0) in lr (now 2)" in caplog.text
+    assert "run b1: this run differs from the last one of its name (run a0) in lr (now 2)" in caplog.text
 
 
 def test_two_runs_of_one_name(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_place_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     down.clear()
     with held(job(tmp_path)) as made:
         down.set()
-        watch.until(lambda: "run a0: cannot renew its hold of the name: the store is down" in caplog.text)
+        watch.until(lambda: "run a0: cannot renew the claim to its name: the store is down" in caplog.text)
         down.clear()
         before = record(tmp_path).sequence
         watch.until(lambda: record(tmp_path).sequence > before)
