@@ -1,4 +1,4 @@
-"""Start agents, and get their reports.
+"""Starts agents, and gets their reports.
 
 This package runs in Spark's Python workers and on the driver. It uses the standard library only, and not torch.
 """

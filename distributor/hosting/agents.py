@@ -1,4 +1,4 @@
-"""An agent as its owner sees it, and the function that starts an agent without a warm process."""
+"""The owner's handle of an agent, and the function that starts an agent without a warm process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Agent:
 
 
 def anew(root: str, inherit: Mapping[str, socket.socket], note: str | None = None) -> tuple[Agent, socket.socket]:
-    """Start an agent under a guard, which is a child of this process. Return the agent and the end of its control line.
+    """Start an agent under a guard, a child of this process. Return the agent and our end of its control line.
 
     Args:
         root: the folder or zip from which the package can be imported.

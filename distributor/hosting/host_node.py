@@ -1,4 +1,4 @@
-"""Run the agent of a node and get its report. A Spark task and local mode both use this module."""
+"""Runs the agent of a node and gets its report. A Spark task and local mode both use this module."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distributor.values.plan import AgentOrder
 
 
 class HostedNode:
-    """A node as its owner sees it. :func:`host_node` creates it.
+    """The owner's handle of a node. :func:`host_node` creates it.
 
     Attributes:
         folder: the node's private folder.

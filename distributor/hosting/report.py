@@ -1,4 +1,4 @@
-"""Read, in pieces, what belongs to a node's report: values and output, which may be in files."""
+"""Reads the values and the output of a node's report in pieces. They may be in files."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Get an agent for an owner (a Spark task's Python worker, or the driver) from a warm process.
+"""Gets an agent for an owner (a Spark task's Python worker, or the driver) from a warm process.
 
-A warm process has imported torch, and forks agents. It serves one executor or driver. It is found through a private
-folder. The folder's name is a digest of its owner and of all that a fork takes over from its parent: the Python, the
-package, the environment, the limits. A run in which any of these differs gets another warm process. If no warm process
+A warm process has imported torch, and forks agents. It serves one executor or driver. Owners find it through a private
+folder. The folder's name is a digest of its owner and of everything that a fork inherits: the Python interpreter, the
+package, the environment, the limits. If any of these differs, the run gets another warm process. If no warm process
 answers, one is started. If that fails, the caller starts the agent without one. This module uses the standard library
 only, because it is pickled by value into Spark's workers.
 """
@@ -32,7 +32,7 @@ from distributor.values import environment, messages
 from distributor.values.environment import NODE_ID
 from distributor.values.job import Warmth
 
-#: Seconds that a ready warm process may take to fork an agent, which takes milliseconds.
+#: Seconds that a ready warm process may take to fork an agent. Normally, this takes milliseconds.
 _PATIENCE = 5.0
 
 #: Seconds that a warm process may take for its imports; after that, it is killed.
@@ -41,7 +41,7 @@ _IMPORT_PATIENCE = 300.0
 #: Seconds between checks of whether a caller that waits for imports still wants its agent.
 _LOOK = 0.1
 
-#: Maximum number of warm processes of one owner; a further one ends the oldest.
+#: Maximum number of warm processes of one owner. If another one starts, the oldest ends.
 _MOST = 3
 
 

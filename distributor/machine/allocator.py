@@ -1,4 +1,4 @@
-"""The C library's allocator in CPU ranks: it keeps freed memory for the next step, and uses huge pages.
+"""Makes the C library's allocator in CPU ranks keep freed memory for the next step, and use huge pages.
 
 By default, glibc takes large blocks from the kernel and returns them as soon as they are freed. The gradients and
 buffers of a training step are such blocks, so each step faults the same pages in again, 4 KiB at a time.

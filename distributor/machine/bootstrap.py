@@ -1,4 +1,4 @@
-"""Start processes of this package, and recognize them by their command line and their environment."""
+"""Starts processes of this package, and recognizes them by their command line and their environment."""
 
 from __future__ import annotations
 

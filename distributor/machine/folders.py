@@ -27,7 +27,7 @@ _LITTLE = 64 << 10
 #: The file that lists the paths outside a folder that are removed with it.
 _ELSEWHERE = "elsewhere"
 
-#: The file that lists those of them that stay from one attempt to the next.
+#: The file that lists outside paths that stay from one attempt to the next.
 ELSEWHERE_TO_THE_END = "elsewhere-to-the-end"
 
 
@@ -78,7 +78,7 @@ def claim(folder: str | os.PathLike[str]) -> IO[bytes]:
 
 @contextmanager
 def locked(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Hold the lock of a file, which is created if need be. Other processes wait for it."""
+    """Hold the lock of a file, and create the file if it does not exist. Other processes wait for the lock."""
     with open(path, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -126,7 +126,7 @@ def is_full(folder: str | os.PathLike[str]) -> bool:
 
 
 def remove_stale() -> None:
-    """Remove this user's stale folders: their owners have ended, and so has every process that should remove them."""
+    """Remove this user's stale folders: folders whose owners have ended without removing them."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         try:
             if not is_private(folder):

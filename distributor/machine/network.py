@@ -45,9 +45,9 @@ def listen(address: str) -> socket.socket:
 def reserve(address: str) -> socket.socket:
     """Return a socket that reserves a free port on all interfaces for a server that is started later.
 
-    Servers do not always listen where they are told to: Ray takes another address instead of loopback. No other program
-    is given the port while the socket is open. A server can listen there if it sets SO_REUSEADDR, as most do: Linux
-    allows that where no socket listens on the port (socket(7)).
+    All interfaces are reserved because a server may listen at another address than the given one: Ray does so instead
+    of using loopback. While the socket is open, no other program gets the port. A server that sets SO_REUSEADDR, as
+    most do, can still listen on it: Linux allows this if no other socket listens on the port (socket(7)).
 
     Args:
         address: an address of the server's kind, IPv4 or IPv6.
@@ -247,7 +247,7 @@ def is_loopback(address: str) -> bool:
 
 
 def pinned_tls(certificate: str) -> ssl.SSLContext:
-    """Return a client's TLS context that accepts a server only with this certificate (PEM), at whatever address."""
+    """Return a client's TLS context that accepts a server only with this certificate (PEM), at any address."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.load_verify_locations(cadata=certificate)

@@ -1,4 +1,4 @@
-"""Find out which files processes have open for writing (proc(5))."""
+"""Finds out which files processes have open for writing (proc(5))."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file that this process keeps open, although code that it does not know may close its descriptor."""
+"""A file that this process keeps open, even if other code in the process closes its descriptor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OwnFile:
         self._descriptor, self._identity = -1, (0, 0)
 
     def descriptor(self) -> int:
-        """Return the file's descriptor. If it was closed, its number may now belong to another file.
+        """Return the file's descriptor, after opening the file again if other code has closed the descriptor.
 
         Raises:
             OSError: the file cannot be opened.
@@ -36,7 +36,7 @@ class OwnFile:
         return self._descriptor
 
     def close(self) -> None:
-        """Close the file, unless that was done."""
+        """Close the file if it is open."""
         with suppress(OSError):
             os.close(self._descriptor)
         self._descriptor, self._identity = -1, (0, 0)

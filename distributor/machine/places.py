@@ -1,4 +1,4 @@
-"""Places that all nodes see, such as those of checkpoints: a folder, or a URL. All methods block."""
+"""Places that all nodes see, such as the place for checkpoints: a folder, or a URL. All methods block."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Place(Protocol):
         """Copy a file of the place to a local path."""
 
     def remove_file(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file, if it exists."""
 
     def remove_folder(self, name: str) -> None:
         """Remove a folder and all files in it."""
@@ -58,7 +58,7 @@ def open_place(where: str, writer: str = "") -> Place:
 
     Args:
         where: the path or URL.
-        writer: identifies this process, if others write files of the same names at the same time.
+        writer: identifies this process, if others write files with the same names at the same time.
 
     Raises:
         OSError: the package for the URL's protocol is missing.

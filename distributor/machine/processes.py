@@ -1,8 +1,8 @@
-"""Find, watch and end processes on Linux.
+"""Finds, watches and ends processes on Linux.
 
 The launcher and the ranks of a node carry ``DISTRIBUTOR_NODE_ID`` in the environment that they were started with. So do
-their children, whatever session or process group they move to. Processes of a node are found by that variable. This
-module uses the standard library only.
+their children, even if they move to another session or process group. This module finds the processes of a node by that
+variable. It uses the standard library only.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def processes_of(node_id: str) -> list[int]:
 
 
 def _marked(is_wanted: Callable[[str], bool]) -> list[int]:
-    """Return the pids of live processes that are marked with an ID for which a function returns ``True``."""
+    """Return the pids of live processes that are marked with an ID that ``is_wanted`` accepts."""
     begin = f"{NODE_ID}=".encode()
     found = []
     for entry in os.listdir("/proc"):
@@ -144,11 +144,11 @@ _TRACKER_PATIENCE = 2.0
 
 
 def kill_earlier(run_id: str, attempt: int, deadline: float = 10.0) -> None:
-    """Kill what earlier jobs of a run have left on this machine: ranks in their grace period, which hold devices.
+    """Kill the processes of a run's earlier jobs on this machine: ranks in their grace period may still hold devices.
 
     Args:
         run_id: identifier of the run.
-        attempt: number of the first attempt of the run's present job.
+        attempt: number of the first attempt of the run's current job.
         deadline: number of seconds to try.
     """
     _kill(lambda: set(_marked(lambda mark: is_of_earlier_job(mark, run_id, attempt))), deadline)
@@ -233,7 +233,7 @@ def wait_gone(pids: Collection[int], deadline: float) -> None:
 
 
 def start_time(pid: int) -> str | None:
-    """Return when a process started, in clock ticks since boot (proc(5)); ``None`` if it has ended, reaped or not.
+    """Return when a process started, in clock ticks since boot (proc(5)); ``None`` if it has ended or is a zombie.
 
     Together with the pid, this identifies a process uniquely.
     """
@@ -242,7 +242,7 @@ def start_time(pid: int) -> str | None:
 
 
 def has_ended(pid: int, started: str) -> bool:
-    """Return whether the process with this pid and start time has ended. A process that is hidden has not."""
+    """Return whether the process with this pid and start time has ended. A process that may not be read has not."""
     found = start_time(pid)
     if found is not None:
         return found != started
@@ -250,13 +250,13 @@ def has_ended(pid: int, started: str) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except PermissionError:  # another user's, of which this one may read nothing
+    except PermissionError:  # another user's process, which may not be read
         return False
     return True  # it has ended, but its parent has not noticed
 
 
 def stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the state on; ``None`` if the process has ended, reaped or not."""
+    """Return the fields of /proc/PID/stat from the state on; ``None`` if the process has ended or is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", errors="replace") as stat:  # a process's name may be any bytes
             fields = stat.read().rpartition(")")[2].split()
@@ -306,7 +306,8 @@ def machine() -> str:
 def mounts() -> str:
     """Return a name that is the same for all processes that share files and shared memory; ``""`` if unknown.
 
-    A container with its own mounts has its own name. A container with its own control group only, as on YARN, has not.
+    A container with its own mounts has its own name. A container that has only its own control group, as on YARN, has
+    the name of its host.
     """
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as boot:
         return f"{boot.read().strip()} {os.readlink('/proc/self/ns/mnt')}"

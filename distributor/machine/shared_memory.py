@@ -1,4 +1,4 @@
-"""Find and remove the shared memory that ranks leave in files of ``/dev/shm``.
+"""Finds and removes the shared memory that ranks leave in files of ``/dev/shm``.
 
 It outlives the processes that created it, unless its files are removed.
 """
@@ -25,11 +25,11 @@ class Segments:
         self._found: set[str] = set()
 
     def look(self, pids: Iterable[int]) -> None:
-        """Note the files that processes have mapped now."""
+        """Record the files that processes have mapped now."""
         self._found |= mapped(pids) - self._before
 
     def remove(self) -> None:
-        """Remove the files that were noted, unless a process still has them mapped."""
+        """Remove the recorded files, unless a process still has them mapped."""
         if self._found:
             for name in self._found - mapped(int(name) for name in os.listdir("/proc") if name.isdecimal()):
                 unlink(name)

@@ -94,7 +94,7 @@ class Remote:
             return None
 
     def folders(self) -> list[tuple[str, float | None]]:
-        """Return the folders at the top that hold files, and when one of their files last changed, if that is known."""
+        """Return the top-level folders that hold files, each with the time of its files' last change, if known."""
         with _errors():
             self._fs.invalidate_cache()
             try:
@@ -135,7 +135,7 @@ class Remote:
 
     def move(self, source: str, name: str) -> None:
         """Rename a file, replacing any file that has the new name."""
-        own = type(self._fs).mv is not self._general_mv  # the general mv takes "*" and "[" in names for patterns
+        own = type(self._fs).mv is not self._general_mv  # the general mv treats "*" and "[" in names as patterns
         with _errors():
             if own:
                 self._fs.mv(self._at(source), self._at(name))

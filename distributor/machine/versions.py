@@ -1,4 +1,4 @@
-"""Compare the versions of Python, torch and a launch path's packages on all hosts.
+"""Compares the versions of Python, torch and a launch path's packages on all hosts.
 
 This package and cloudpickle need no check: they are shipped with the job.
 
@@ -66,7 +66,7 @@ def conflict(driver: Mapping[str, str], facts: Sequence[NodeFacts]) -> str | Non
 
 
 def differences(driver: Mapping[str, str], facts: Sequence[NodeFacts], own: NodeFacts) -> list[str]:
-    """Describe how the version of torch on one node differs, where this may be harmless.
+    """Return warnings about the version of torch on one node: differences that may be harmless.
 
     Each text completes the sentence "the node on HOST ...".
     """

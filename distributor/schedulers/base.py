@@ -80,9 +80,9 @@ class Scheduler(Protocol):
         """
 
     def room(self, job: Job) -> int | None:
-        """Return for how many ranks of a job there are free slots now; ``None`` if it is not known.
+        """Return how many ranks of a job the free slots can host now; ``None`` if it is not known.
 
-        Slots that the job itself has are not free. Spark may raise any exception while its context stops.
+        Slots that the job itself occupies are not free. Spark may raise any exception while its context stops.
 
         Raises:
             RunCancelledError, NodeLostError: the session in which the job would run has ended.
@@ -93,13 +93,13 @@ class Scheduler(Protocol):
         """Whether ``room`` may soon return more."""
 
     def leaving(self) -> str | None:
-        """Return the host of a node that is about to be ended by its cluster; ``None`` if no such node is known.
+        """Return the host of a node that the cluster is about to end; ``None`` if no such node is known.
 
         Spark may raise any exception while its context stops.
         """
 
     def again(self, job: Job) -> Scheduler:
-        """Return a scheduler for a further job of a run whose job has ended. The job counts as checked."""
+        """Return a scheduler for another job of the run, after this one has ended. The job counts as checked."""
 
     def waiting_for(self) -> Step | None:
         """Return what the run's nodes wait for before they can start; ``None`` if tasks run or it is not known.

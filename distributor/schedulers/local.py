@@ -120,7 +120,7 @@ class LocalScheduler:
     #: Ranks run on the driver's machine and use its files.
     on_driver = True
 
-    #: This machine has what it has.
+    #: The resources of this machine do not change.
     slots_may_come = False
 
     #: Without Spark, only the user can have set OMP_NUM_THREADS.
@@ -158,7 +158,7 @@ class LocalScheduler:
         return threading.Thread(target=target, name="distributor-run")
 
     def room(self, job: Job) -> int:
-        """Return how many ranks this machine has room for, as far as the job limits them; 0 once it runs the job."""
+        """Return how many ranks this machine can host within the job's limits; 0 once it runs the job."""
         if self._agents:
             return 0
         asked = job.resources
@@ -246,7 +246,7 @@ class LocalScheduler:
 
 
 def _supplies(asked: Resources) -> Iterator[tuple[str, int, int, str]]:
-    """Yield what each rank asks for besides GPUs: the option's name, how much, how much there is, and of what."""
+    """Yield each requested resource except GPUs: option, amount per rank, amount on this machine, and unit."""
     if asked.cpus_per_process is not None:
         yield "cpus_per_process", asked.cpus_per_process, processes.cpu_count(), "CPUs"
     if asked.memory_per_process is not None:
@@ -254,7 +254,7 @@ def _supplies(asked: Resources) -> Iterator[tuple[str, int, int, str]]:
 
 
 def _part(result: NodeResult | None) -> _Part:
-    """Read an agent's report, and the files that it names, which are removed with the node's folder."""
+    """Read an agent's report, and the files that it names: they are removed later, with the node's folder."""
     if result is None:
         return _Part(None)
     return _Part(
@@ -304,7 +304,7 @@ def _facts(job: Job, ports: Sequence[int], reserved: Sequence[int], gpus: Sequen
 
     Args:
         job: the job.
-        ports: the ports that listen for the store, one for each node. Each node has a block of ranks.
+        ports: the ports of the sockets for the store, one for each node. Each node has a block of ranks.
         reserved: the ports that are reserved for the launch path.
         gpus: the GPUs of this machine.
     """

@@ -1,4 +1,4 @@
-"""The interface of a session that runs barrier tasks: all that classic sessions and Spark Connect do differently."""
+"""The interface of a session that runs barrier tasks: everything that differs between classic sessions and Connect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from distributor.values.outcome import Collected
 
 @dataclass(frozen=True)
 class Delivery:
-    """How a job travels to its tasks, as far as this depends on the kind of session. See :class:`Shipment`.
+    """The form in which a session sends a job to its tasks. It is part of the :class:`Shipment`.
 
     Attributes:
         job: the job, without the parts that travel separately.
@@ -56,10 +56,10 @@ class BarrierSession(Protocol):
         """Return the driver's address for nodes to use, and the address to bind."""
 
     def deliver(self, job: Job) -> Delivery:
-        """Decide how the job travels, and send in advance the parts that travel separately."""
+        """Decide how the job travels, and send the parts that travel separately in advance."""
 
     def collect(self, job: Job, task: Task, server: ChannelServer) -> Collected:
-        """Run the barrier tasks and return what they bring back.
+        """Run the barrier tasks and return their results.
 
         Args:
             job: the requested job.
@@ -76,7 +76,7 @@ class BarrierSession(Protocol):
         """Return what the run's tasks wait for; ``None`` if they run or it is not known."""
 
     def room(self, job: Job) -> int | None:
-        """Return how many free slots there are for further tasks like those of a job; ``None`` if it is not known."""
+        """Return the number of free slots for more tasks like those of a job; ``None`` if it is not known."""
 
     @property
     def slots_may_come(self) -> bool:

@@ -53,7 +53,7 @@ _SLOT_POLL = 0.5
 
 
 class ClassicSession:
-    """A classic session, for one run. Fulfils :class:`BarrierSession`.
+    """A classic session, for one run. Implements :class:`BarrierSession`.
 
     Args:
         session: an active classic session.

@@ -41,7 +41,7 @@ _uploaded: WeakKeyDictionary[SparkSession, set[str]] = WeakKeyDictionary()
 
 
 class ConnectSession:
-    """A session of a Spark Connect server, for one run. Fulfils :class:`BarrierSession`.
+    """A session of a Spark Connect server, for one run. Implements :class:`BarrierSession`.
 
     Args:
         session: an active session of a Spark Connect server.

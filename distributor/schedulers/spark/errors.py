@@ -1,4 +1,4 @@
-"""Translates Spark's exceptions to this package's, with the reason in words and without the Java stack."""
+"""Translates Spark's exceptions to exceptions of this package, with the reason in words and no Java stack."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from distributor.values.job import Job
 
 
 def translate(error: Exception, job: Job, hosts: Sequence[str] = ()) -> DistributorError:
-    """Translate Spark's exception to one of this package's, with the reason in one line and no Java stack.
+    """Return an exception of this package for an exception of Spark, with the reason in one line and no Java stack.
 
     Args:
         error: the exception that Spark raised.
-        job: the job that Spark was to run.
+        job: the job that Spark should have run.
         hosts: the hosts where its tasks have failed, if known.
     """
     if mishaps.is_known(error):

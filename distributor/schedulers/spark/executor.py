@@ -1,4 +1,4 @@
-"""The executor that a Python worker belongs to."""
+"""Finds the executor that a Python worker belongs to."""
 
 from __future__ import annotations
 

@@ -1,14 +1,15 @@
 """How long tasks may wait in Spark's ``allGather``. Pure.
 
 If Spark kills a task before or while it waits there, the task's executor may end, too: the wait ends with an exception
-in a thread where any uncaught exception ends the JVM (Spark 4.3, ``accept-connections`` in ``BasePythonRunner``). So a
-run whose tasks are just starting is told to end, and is killed only once no task can be in ``allGather`` any more.
+in a thread where any uncaught exception ends the JVM (Spark 4.3, ``accept-connections`` in ``BasePythonRunner``). So
+the driver first tells tasks that are just starting to end. It kills the job only once no task can be in ``allGather``
+any more.
 """
 
 from __future__ import annotations
 
-#: Maximum number of seconds from the start of a classic session's tasks until they have left ``allGather``. They try to
-#: reach the driver first, which waits for all of them.
+#: Maximum number of seconds from the start of a classic session's tasks until they have left ``allGather``. Before
+#: that, they try to reach the driver, which waits for all of them.
 CLASSIC = 20.0
 
 #: The same on Spark Connect, where tasks do not try to reach the driver first.
@@ -24,7 +25,8 @@ def may_last(running_for: float | None, longest: float, left_for: float | None =
     Args:
         running_for: seconds since Spark started the latest task; ``None`` if it has not started any.
         longest: maximum number of seconds from the start of the tasks until they have left ``allGather``.
-        left_for: seconds since a task was first known to have left ``allGather``; ``None`` if no task is.
+        left_for: seconds since a task was first known to have left ``allGather``; ``None`` if none is known to have
+            left.
 
     >>> may_last(None, CLASSIC), may_last(3.0, CLASSIC), may_last(30.0, CLASSIC)
     (False, True, False)

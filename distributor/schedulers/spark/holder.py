@@ -3,9 +3,9 @@
 Runs in a barrier task's Python worker. It uses only the standard library, and is pickled by value.
 
 When a run fails, its Spark job must fail too, but not by an exception in a task: Spark would run the stage again. So
-one task, the *holder*, does not end while the others send what the driver must know through an accumulator, which Spark
-delivers as each task ends. Then the driver cancels the job. Tasks do not wait for one another in ``allGather``, since
-killing a task that waits there ends its executor, too (Spark 4.3).
+one task, the *holder*, keeps running while the others send their rows to the driver through an accumulator. Spark
+delivers the rows of a task as the task ends. Then the driver cancels the job. Tasks do not wait for one another in
+``allGather``, because killing a task that waits there ends its executor, too (Spark 4.3).
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ _DIGEST_BYTES = 32
 def choose_roles(facts: list[dict[str, Any]], key: bytes | None) -> tuple[int, int | None] | None:
     """Return the holder of a failed run and, if the holder has rows, the courier: the task that sends them.
 
-    The holder is a sibling if there is one, since siblings have no rows. Otherwise partition 0 is the holder, and
-    partition 1 the courier: it leads a node without the rendezvous store, so its listening socket is free.
+    If any executor has several tasks, the holder is a *sibling*: a task that does not lead its executor, and so has no
+    rows. Otherwise, partition 0 is the holder, and partition 1 the courier: it leads a node without the rendezvous
+    store, so its listening socket is free.
     """
     leaders = {fact["executor"]: fact["partition"] for fact in reversed(facts)}
     siblings = [fact["partition"] for fact in facts if leaders[fact["executor"]] != fact["partition"]]

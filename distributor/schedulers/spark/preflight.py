@@ -94,7 +94,7 @@ def check(master: str, environ: Mapping[str, str], use_gpu: bool) -> None:
 
 
 def addresses(master: str) -> list[tuple[str, int]]:
-    """Return the hosts and ports in a master URL, of which one must answer; empty if only Spark can find the master.
+    """Return the hosts and ports in a master URL. One of them must answer. Empty if only Spark can find the master.
 
     Raises:
         ConfigurationError: the URL names no host, or no port although Spark needs one, or is malformed.

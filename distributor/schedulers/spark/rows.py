@@ -71,7 +71,7 @@ def sort(pieces: Iterable[bytes], arrived: Callable[[int], Arrived | None] = lam
 
     Args:
         pieces: the rows.
-        arrived: returns what the channel has brought of a rank's return value.
+        arrived: returns a rank's return value if it has come over the channel, otherwise ``None``.
 
     Raises:
         ResultError: a value that came over the channel is not the one that its node announced through Spark.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _log = notices.logger
 
-#: Number of seconds without any news after which the driver, if Spark has failed, stops waiting for the nodes' results.
+#: If Spark has failed, the driver stops waiting for the nodes' results after this number of seconds without news.
 _PATIENCE = 10.0
 
 #: Number of seconds beyond the grace period in which all tasks of a failed run end. After that, the job is cancelled.
@@ -161,7 +161,7 @@ class SparkScheduler:
 
 
 def _completed(collected: Collected, job: Job, server: ChannelServer) -> Collected:
-    """Return the results of all nodes if they have come over the channel, otherwise those that came through Spark."""
+    """Return the results of all nodes if they came over the channel, otherwise the results that came through Spark."""
     returned = server.returned(_PATIENCE)
     if returned is None:
         return collected
@@ -217,7 +217,7 @@ def _shipment(
 
 @cache
 def _portable_task() -> bytes:
-    """Pickle ``run_task`` by value with all that it uses of this package, which workers need not have installed.
+    """Pickle ``run_task`` by value, with everything that it uses of this package: workers need not have it installed.
 
     The result is compressed, since PySpark encodes what it sends to the JVM as text, which takes 2 ms for each 100 kB.
     """

@@ -113,7 +113,7 @@ def answering() -> Iterator[None]:
 def driver_gpus() -> tuple[str, ...] | None:
     """Return the addresses of the GPUs that Spark discovered for the driver (``spark.driver.resource.gpu.amount``).
 
-    ``None`` if there is no classic context, or if it was given no GPUs.
+    Return ``None`` if there is no classic context, or if it has no GPUs.
     """
     from pyspark import SparkContext
 
@@ -138,7 +138,8 @@ def master_of(session: SparkSession) -> str:
 def is_cluster(session: SparkSession) -> bool:
     """Return whether a session has its own executors.
 
-    All sessions have, unless their master is ``local`` or ``local[...]``. A Connect session always counts as a cluster.
+    All sessions have their own executors unless the master is ``local`` or ``local[...]``. A Connect session always
+    counts as a cluster.
     """
     return is_connect(session) or re.match(r"local(\[|$)", master_of(session)) is None
 
@@ -220,7 +221,7 @@ def is_true(setting: Any) -> bool:
 def without_bar(session: SparkSession) -> Iterator[None]:
     """Hide Spark's progress bar (``[Stage 0:> ...``) within a ``with`` block.
 
-    The bar has no end of line, so the next output would be on the same line, and it says nothing about a run.
+    The bar does not end its line, so the next output would continue the same line. It also says nothing about a run.
     ``finishAll`` clears the bar and hides it for half a second (``ConsoleProgressBar.refresh``); Spark calls it between
     jobs. So the bar comes back by itself after the run.
     """

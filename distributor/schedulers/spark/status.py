@@ -1,4 +1,4 @@
-"""What a classic session knows about one run's Spark jobs, which are found by the run's job tag."""
+"""Finds out what a classic session knows about the Spark jobs of one run, which have the run's job tag."""
 
 from __future__ import annotations
 

@@ -112,8 +112,8 @@ def _hold(name: str) -> socket.socket:
 def _address(executor: str, driver_host: str) -> str:
     """Return the address at which other nodes reach this one.
 
-    Spark names a task's executor by the address from which it connects to the driver. Other executors fetch from it at
-    the host name that it was started with.
+    Spark names a task's executor by the address from which it connects to the driver. Other executors fetch data from
+    it at the host name that it was started with, so this name is preferred.
     """
     known_as = executor_host(executor_of_this()) or executor.rpartition(":")[0]
     return network.node_address(known_as, driver_host)
@@ -257,7 +257,7 @@ def _content(what: bytes | str) -> bytes:
 
 
 def _output(result: messages.NodeResult, chunk: int) -> Iterator[bytes]:
-    """Yield the rows of output and files that the channel did not bring."""
+    """Yield the rows of output and files that did not come over the channel."""
     for rank, stream, offset, piece in rest(result.rest, chunk):
         yield b"G" + struct.pack("!IBQ", rank, stream, offset) + piece
     for file in result.files:
