@@ -388,9 +388,7 @@ def test_no_temporary_folder_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("python", ["/no/such/python", "", None])
 def test_a_python_that_is_gone(python: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", python)
-    with pytest.raises(
-        ConfigurationError, match=f"with sys.executable, but that is {python!r}, which is not a program"
-    ):
+    with pytest.raises(ConfigurationError, match=f"with sys.executable, but {python!r} is not a program"):
         on_cpu().run(trainings.rank)
 
 

@@ -66,14 +66,14 @@ class Distributor:
             local mode, ranks use the folder itself; executors get a copy, which is removed at the end. Scripts and
             modules are looked up in this folder first, then in the current directory.
         working_dir_limit: maximum total size of the files in ``working_dir``, in bytes (default 256 MiB).
-        output_dir: a folder on the driver that receives all files that ranks write to relative paths, or an fsspec URL
-            such as ``"s3://bucket/run"`` that the driver and all executors can reach. When a rank closes a file, the
-            file is copied there under its relative path, even if the run fails later. When a rank removes a file, it is
-            removed there too. If nodes write different bytes to the same path, the first node's file keeps the name,
-            and the others get ``.node-1``, ``.node-2``, .... Files that are in the folder before the run are copied
-            into each rank's current directory. In local mode, files that ranks write also stay where they are. Without
-            ``output_dir``, executors remove such files when the run ends, and a warning says so as soon as a rank has
-            written one.
+        output_dir: receives all files that ranks write to relative paths. It is a folder on the driver, or an fsspec
+            URL such as ``"s3://bucket/run"`` that the driver and all executors can reach. When a rank closes a file,
+            the file is copied there under its relative path, even if the run fails later. When a rank removes a file,
+            it is removed there too. If nodes write different bytes to the same path, the first node's file keeps the
+            name, and the others get ``.node-1``, ``.node-2``, .... Files that are in the folder before the run are
+            copied into each rank's current directory. In local mode, files that ranks write also stay where they are.
+            Without ``output_dir``, executors remove such files when the run ends, and a warning says so as soon as a
+            rank has written one.
         output_limit: maximum total size of the files in ``output_dir``, in bytes or as ``"8g"`` (default 1 GiB). If the
             folder holds more before the run, the run fails. If a new file would exceed the limit, it stays where the
             rank wrote it, with a warning.
@@ -110,8 +110,8 @@ class Distributor:
             sequences move the cursor, set the terminal's title or write to the clipboard.
         log_dir: a folder on the driver that receives every rank's whole output, byte for byte and regardless of
             ``logs``, in ``<run id>/rank-3.stdout`` and ``rank-3.stderr``.
-        progress: show what the run is doing (default): a live status while you wait in a terminal, a status that stays
-            below the cell in Jupyter, and elsewhere an occasional line on stderr about a step that takes long.
+        progress: show what the run is doing (default). In a terminal, this is a live status while you wait; in Jupyter,
+            a status that stays below the cell; elsewhere, an occasional line on stderr about a step that takes long.
         driver_ports: first and last port on which the driver may listen for executors, for firewalls that open only
             some ports (default: any free port).
         keep_warm: number of seconds (default 600) for which a process that has imported torch waits for the next run,

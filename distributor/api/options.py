@@ -137,7 +137,7 @@ class Options:
 
     @classmethod
     def of(cls, **arguments: Any) -> Options:
-        """Check arguments, each in its group. An argument that is left out gets its default.
+        """Check each argument in the group that declares it. An argument that is left out gets its default.
 
         Raises:
             ConfigurationError: an argument is wrong; the message names the argument, its value, and what to do.

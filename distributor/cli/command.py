@@ -1,7 +1,7 @@
 """The command line: ``distributor run``, similar to torchrun.
 
-The exit code is 0 on success, the exit code of the failed rank, 128 + the number of the signal that ended the rank or
-the command, 2 for an invalid request, or 1 for any other failure.
+The exit code is 0 on success and 2 for an invalid request. If a rank fails, it is the exit code of this rank. If a
+signal ends the rank or the command, it is 128 + the number of the signal. For any other failure, it is 1.
 """
 
 from __future__ import annotations

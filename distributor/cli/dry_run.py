@@ -33,7 +33,7 @@ _UNKNOWN = -1
 
 _OPEN = (_FOLDER, _PORT, _MASTER, _CPUS, _GPUS, _INTERFACE, _NODES, _RANKS)
 
-#: Names of environment variables whose values are not printed, because they may be secrets.
+#: Matches names of environment variables with values that may be secrets. These values are not printed.
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
 
@@ -85,7 +85,7 @@ def _plan(job: Job, placement: Placement | None) -> Plan:
     ports = (_UNKNOWN,) * processes * job.launch.ports
     cpus *= job.ranks_per_task
     node = Node(0, "?", "?", _MASTER, 0, 0, 0, job.world_size, task_cpus=cpus, ports=ports, slots=processes)
-    # Executors have their own environment, whose settings for network interfaces are unknown here.
+    # Executors have their own environment. Its settings for network interfaces are unknown here.
     plan = job.launch.plan(Site(job, Placement((node,)), node, {}, environment.sockets({}, _INTERFACE), _FOLDER))
     decided = {name: _GPUS for name in devices.VISIBLE_DEVICES if job.resources.use_gpu}
     if job.resources.cpus_per_process is None:

@@ -10,7 +10,7 @@ from distributor.text import cells
 
 
 def choose() -> View:
-    """Return the view for a notebook, a terminal or other output, whichever this process has."""
+    """Return the view for this process's output: a notebook, a terminal or something else."""
     if getattr(cells.shell(), "kernel", None) is not None:  # a Jupyter front end shows what this process displays
         from distributor.display.notebook import NotebookView
 

@@ -14,8 +14,8 @@ from distributor.display.backlog import Backlog
 from distributor.display.folding import Fold
 from distributor.display.lines import Printer
 
-#: Number of seconds between rounds of showing output, unless much is waiting. Output that arrives in between is shown
-#: together, so a live line is redrawn no more often.
+#: Number of seconds between two rounds of output, unless much output waits. Output that arrives in between is shown
+#: together. This also limits how often a live line is redrawn.
 _REDRAW = 0.05
 
 

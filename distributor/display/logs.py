@@ -22,7 +22,7 @@ _MOST_HELD = 1 << 20
 #: Number of characters of a rank's last line that views and errors show.
 _LAST_LINE = 200
 
-#: Number of bytes at the end of a piece in which the last line is looked for.
+#: Number of bytes at the end of a piece that are searched for the last line.
 _RECENT = 64 << 10
 
 
@@ -68,7 +68,7 @@ class Logs:
         """Show the text that Python printed for uncaught exceptions. It is held back until the end of the run.
 
         Args:
-            told: the ranks whose exceptions are in the run's error already; they are not shown twice.
+            told: ranks with exceptions that the run's error already contains. These are not shown twice.
         """
         with self._lock:
             for rank in sorted(self._held.keys() - set(told)):

@@ -54,7 +54,7 @@ class Deposits:
         self._refused: dict[str, str] = {}
 
     def begin(self) -> None:
-        """Prepare for the nodes of a job, whose channel has an event loop of its own."""
+        """Prepare for the nodes of another job. The channel of each job has its own event loop."""
         self._changing = asyncio.Lock()
 
     @property
@@ -117,7 +117,7 @@ class Deposits:
         return None
 
     async def give(self, writer: asyncio.StreamWriter) -> None:
-        """Send a node the files that the folder holds. A file that becomes shorter meanwhile ends the connection.
+        """Send a node the files in the folder. If a file becomes shorter while it is sent, end the connection.
 
         Raises:
             OSError: a file cannot be read, or the connection has ended.

@@ -109,7 +109,7 @@ class Keeper:
             wanted: returns whether the run is still wanted; ``False`` once it is cancelled.
 
         Raises:
-            ConfigurationError: the run cannot go on with the training of that name.
+            ConfigurationError: the run cannot continue the training of that name.
             StartError: another run holds the name, or the place cannot be used.
             RunCancelledError: the run was cancelled while it waited.
         """

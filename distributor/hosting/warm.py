@@ -188,7 +188,7 @@ def _reach(
 
 
 def _connect(folder: str) -> socket.socket:
-    """Connect to the warm process of a folder, whose path must be short."""
+    """Connect to the warm process of a folder. The folder's path must be short."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.settimeout(_PATIENCE)

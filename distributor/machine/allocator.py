@@ -20,11 +20,11 @@ KEEP_MEMORY = "DISTRIBUTOR_KEEP_MEMORY"
 #: is larger than the second value.
 _SETTINGS = {-3: 32 << 20, -1: (1 << 31) - 1}
 
-#: Variables with which users configure the allocator themselves; GLIBC_TUNABLES counts only if it names the allocator.
+#: Variables that users set to configure the allocator. GLIBC_TUNABLES counts only if it names the allocator.
 _MALLOC = "MALLOC_"
 _TUNABLES, _MALLOC_TUNABLES = "GLIBC_TUNABLES", "glibc.malloc."
 
-#: The setting with which glibc 2.35 and later ask for huge pages (madvise(2), MADV_HUGEPAGE). It is read only at exec.
+#: The setting that makes glibc 2.35 and later use huge pages (madvise(2), MADV_HUGEPAGE). It is read only at exec.
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
 

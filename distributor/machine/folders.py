@@ -1,7 +1,7 @@
 """Private folders in the temporary directory, which are removed even if their owner was killed.
 
-A folder's owner keeps a file in it locked for as long as the owner lives. The kernel drops the lock, however the owner
-ends. This module uses the standard library only, because Spark's Python workers run part of it.
+As long as a folder's owner lives, it keeps a file in the folder locked. The kernel releases the lock when the owner
+ends, even if it is killed. This module uses the standard library only, because Spark's Python workers run part of it.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def is_full(folder: str | os.PathLike[str]) -> bool:
 
 
 def remove_stale() -> None:
-    """Remove this user's stale folders: folders whose owners have ended without removing them."""
+    """Remove this user's stale folders. Their owners have ended without removing them."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         try:
             if not is_private(folder):

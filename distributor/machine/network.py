@@ -28,9 +28,9 @@ _SIOCGIFADDR = 0x8915
 def listen(address: str) -> socket.socket:
     """Return a TCP socket that listens on a free port of an address.
 
-    The socket stays open from the moment its port is told to others until the rendezvous store takes over the
-    descriptor, so no other process can take the port in between. If the address does not belong to this machine (behind
-    NAT, in a container with a forwarded name), the socket listens on all interfaces.
+    The socket stays open until the rendezvous store takes over its descriptor, so no other process can take the port
+    after other nodes have learned it. If the address does not belong to this machine (behind NAT, in a container with a
+    forwarded name), the socket listens on all interfaces.
     """
     listener = _stream_socket(address)
     try:
@@ -113,7 +113,7 @@ def resolve_all(host: str) -> list[str]:
 
 
 def address_towards(host: str) -> str | None:
-    """Return the address from which this machine would talk to a host, according to the kernel's routes.
+    """Return this machine's own address for connections to a host, according to the kernel's routes.
 
     Return ``None`` if there is no route, or if the host's name is unknown here. Nothing is sent to the host.
     """
@@ -129,9 +129,9 @@ def address_towards(host: str) -> str | None:
 def node_address(executor_host: str, driver_host: str) -> str:
     """Return the address at which other nodes should reach this machine.
 
-    Executors fetch data from each other at the address that Spark shows, so that address is used if it belongs to this
-    machine. If it is a name that resolves to loopback here, or the outside address of a NAT, the address from which
-    this machine talks to the driver is used instead.
+    Executors fetch data from each other at the address that Spark shows, so this address is used if it belongs to this
+    machine. If it is a name that resolves to loopback here, or the outside address of a NAT, use this machine's own
+    address for connections to the driver instead.
 
     Args:
         executor_host: Spark's name of this executor's host: a host name or an address; IPv6 addresses may be in

@@ -34,7 +34,7 @@ def regular(pid: int, apart: str) -> dict[str, State]:
 
     Args:
         pid: the process; one that has ended has no files.
-        apart: the real path of a folder whose files are left out.
+        apart: the real path of a folder. Its files are left out.
     """
     found: dict[str, State] = {}
     for path, descriptor in _open(pid):

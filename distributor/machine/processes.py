@@ -38,7 +38,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Make this process the new parent of descendants whose own parent ends (prctl(2), PR_SET_CHILD_SUBREAPER)."""
+    """Make this process the new parent of descendants that lose their parent (prctl(2), PR_SET_CHILD_SUBREAPER)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -161,7 +161,7 @@ def kill_node(
 
     Args:
         node_id: the ID that marks the processes in their environment.
-        ancestor: pid of a process whose descendants are killed too, since a child with its own environment may lack
+        ancestor: pid of a process. Its descendants are killed too, because a child with its own environment may lack
             the ID.
         deadline: number of seconds to try. A process in uninterruptible sleep can outlast it.
         keep: pids of processes that are not killed.
@@ -293,7 +293,7 @@ def pid_scope() -> str:
 
 
 def machine() -> str:
-    """Return a name for the machine, or for the container on it in which this process runs; ``""`` if unknown.
+    """Return a name for this process's machine or, in a container, for the container; ``""`` if unknown.
 
     Within such a scope, a device number always means the same device. A container has its own mounts or control groups,
     and the devices that these let through are numbered from 0.

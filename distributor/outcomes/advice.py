@@ -25,7 +25,7 @@ _ASSERTS_GPU = re.compile(r"^\s*assert torch\.cuda\.(is_available|device_count)\
 _DEVICE_IDS = "DistributedDataParallel device_ids and output_device arguments only work with"
 _NO_OPERATORS = "operator torchvision::nms does not exist"
 _NO_LAUNCH = "To use Fabric with more than one device, you must call `.launch()`"
-#: Names of mosaicml-streaming's shared memory (``streaming/base/shared/prefix.py``).
+#: Matches errors about mosaicml-streaming's shared memory, by its names (``streaming/base/shared/prefix.py``).
 _SHARED = re.compile(r"File exists: '/\d{6}_\w+'")
 _NO_FILE = re.compile(r"No such file or directory: '(?P<path>.+?)'")
 

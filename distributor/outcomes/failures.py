@@ -22,7 +22,7 @@ _CONSEQUENCE = re.compile(
 #: Types of exceptions of torch.distributed.
 _TORCH_KINDS = ("DistBackendError", "DistNetworkError", "DistStoreError")
 
-#: The modules in which collectives and rendezvous raise errors.
+#: The modules that raise the errors of collectives and rendezvous.
 _COLLECTIVES = (
     "/torch/distributed/distributed_c10d.py",
     "/torch/distributed/_functional_collectives.py",
@@ -157,7 +157,7 @@ def _who(failures: Sequence[Failure]) -> str:
 
 
 def _after(group: Sequence[Failure], told: set[tuple[str, ...]]) -> str:
-    """Return a line about failures that are alike, with their traceback unless one with the same frames was shown.
+    """Return a line about a group of equal failures. Add their traceback, unless one with the same frames was shown.
 
     Args:
         group: the failures.

@@ -1,7 +1,7 @@
 """The verdict on a run: its values, or the one exception that explains why there are none. Pure.
 
-The earliest failure is the root. A broken connection is the root only if no other failure explains it: a rank whose
-peer was killed may notice before the peer's own node does.
+The earliest failure is the root. A broken connection is the root only if no other failure explains it. If a rank is
+killed, its peers may notice before the node of the killed rank does.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def values(
 
 
 def on_one_clock(failures: Sequence[Failure], told: Sequence[Failure]) -> list[Failure]:
-    """Return the failures, with times by the driver's clock for each host whose clock is known to differ.
+    """Return the failures, with times converted to the driver's clock if the clock of their host is known to differ.
 
     Args:
         failures: the failures, with their times by the clocks of their hosts.

@@ -34,7 +34,7 @@ class Attempt:
 
     Args:
         about: the attempt's state.
-        submission: the job on whose nodes the attempt runs.
+        submission: the job that runs the attempt.
         line: the run.
         alarm: keeps the deadlines.
         display: shows announcements.

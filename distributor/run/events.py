@@ -28,7 +28,7 @@ class Deadline(enum.Enum):
 
 @dataclass(frozen=True)
 class Heard:
-    """A node, or a task whose node is not up yet, has sent a message."""
+    """A node has sent a message, or a task has sent one before its node is up."""
 
     node: str
     message: Message

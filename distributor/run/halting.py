@@ -34,7 +34,7 @@ class Agreement:
         self._halted: dict[int, int] = {}
 
     def preempt(self, why: str, *, widens: bool = False) -> None:
-        """Record why the ranks must stop, unless a reason is already recorded. ``widens``: to go on with more ranks."""
+        """Record why the ranks must stop, unless there is a reason already. ``widens``: more ranks could then run."""
         if not self.preempted:
             self.preempted, self.widens = why, widens
 

@@ -121,7 +121,7 @@ class Nodes:
         return not before
 
     def widowed(self, name: str) -> None:
-        """Note that a node's owner has gone after the node's ranks have succeeded. The node itself is not lost."""
+        """Record that a node's owner (its Spark task) has gone after its ranks have succeeded. The node is not lost."""
         self._states[name].widowed = True
 
     @property

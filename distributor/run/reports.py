@@ -23,10 +23,10 @@ from distributor.values.reports import LONGEST, Committed, Progress, Report, Spe
 #: Number of seconds over which the number of steps per second is measured.
 _WINDOW = 30.0
 
-#: Number of a rank's last reports from which the rate is computed.
+#: Number of a rank's last reports that are used to compute the rate.
 _RECENT = 1000
 
-#: Maximum number of names whose latest values are kept.
+#: Maximum number of names for which the latest value is kept.
 _MOST_NAMES = 1000
 
 #: What callbacks receive.

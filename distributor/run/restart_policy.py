@@ -122,7 +122,7 @@ def is_stuck(steps: Sequence[int | None]) -> bool:
     """Return whether the last three attempts have reached no later step than the attempts before them.
 
     Args:
-        steps: the last step of each attempt that has ended, in order; ``None`` if it reported and committed none. If
+        steps: the last step of each attempt that has ended, in order; ``None`` if it reported and committed no step. If
             no attempt has a step, the result is ``False``.
 
     >>> is_stuck([40, 40, None, 39]), is_stuck([40, 40, 41, 41]), is_stuck([None, None, None, None])

@@ -339,7 +339,7 @@ class AttemptState:
         return [*self._stop(told, f"lost the node on {name}", now), *self._if_all_gone(), *self._if_all_rest()]
 
     def _if_all_gone(self) -> list[Action]:
-        """If a node is lost and all other nodes have gone too, end the job soon instead of waiting for its end."""
+        """If a node is lost and all other nodes have gone too, end the job soon, before it would end by itself."""
         if isinstance(self.cause, NodeLost) and self.nodes.all_gone:
             return [Arm(Deadline.END, self._margins.lost)]
         return []

@@ -15,8 +15,8 @@ def widths(room: int | None, asked: Widths, ranks_per_task: int, waited: float =
     """Yield the numbers of ranks that the next job may have, the largest first. Yield none to wait for slots.
 
     Args:
-        room: number of ranks for which there are free slots; ``None`` if it is not known. Only the smallest number is
-            then sure to have slots.
+        room: number of ranks that free slots can host; ``None`` if it is not known. Only the smallest number is then
+            sure to have slots.
         asked: what the user asks for.
         ranks_per_task: number of ranks of each task.
         waited: number of seconds since the number of free slots last grew. The default is long enough not to wait for

@@ -99,7 +99,7 @@ class Scheduler(Protocol):
         """
 
     def again(self, job: Job) -> Scheduler:
-        """Return a scheduler for another job of the run, after this one has ended. The job counts as checked."""
+        """Return a scheduler for another job of a run, after its previous job has ended. The job counts as checked."""
 
     def waiting_for(self) -> Step | None:
         """Return what the run's nodes wait for before they can start; ``None`` if tasks run or it is not known.

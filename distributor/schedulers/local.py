@@ -76,8 +76,8 @@ class LocalScheduler:
         project.current_folder()
         if not os.access(sys.executable or "", os.X_OK):
             raise ConfigurationError(
-                f"ranks are started with sys.executable, but that is {sys.executable!r}, which is not a program: set "
-                "it to the path of this Python, or train on Spark executors (local_mode=False)"
+                f"ranks are started with sys.executable, but {sys.executable!r} is not a program: set sys.executable "
+                "to the path of this Python, or train on Spark executors (local_mode=False)"
             )
         if (reason := folders.unusable()) is not None:
             raise ConfigurationError(

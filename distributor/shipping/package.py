@@ -44,7 +44,7 @@ def _modules_of(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
 
 
 def package_root() -> str:
-    """Return the folder or zip (or folder in a zip) from which this package can be imported on this machine."""
+    """Return the import path of this package on this machine: a folder, a zip, or a folder in a zip."""
     import distributor
 
     (root,) = distributor.__path__

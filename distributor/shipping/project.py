@@ -57,7 +57,7 @@ def pack_folder(
         folder: an existing folder.
         limit: maximum number of bytes of all files together.
         packed: called before each file with the number of bytes packed so far and the total number of bytes.
-        apart: the real path of a folder whose files are left out.
+        apart: the real path of a folder. Its files are left out.
 
     Raises:
         PayloadError: the files exceed the limit (the text names the largest file), or a file name is not UTF-8.

@@ -7,7 +7,7 @@ import re
 # Sources: ECMA-48; https://invisible-island.net/xterm/ctlseqs/ctlseqs.html. Each sequence has a second form, in which
 # one character from U+0080 to U+009F replaces the first two.
 
-#: The start of a control string (OSC, DCS, SOS, PM, APC), whose text a terminal does not show, and its end.
+#: The start and the end of a control string (OSC, DCS, SOS, PM, APC). A terminal does not show its text.
 _STRING = r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])"
 _END = r"(?:\x07|\x1b\\|\x9c)"
 

@@ -202,7 +202,7 @@ def from_environ(environ: Mapping[str, str]) -> Settings:
 
 
 def absolute(checkpoints: Checkpoints) -> Checkpoints:
-    """Return checkpoints whose folder has an absolute path. A URL stays as it is."""
+    """Return checkpoints with an absolute path as their folder. A URL stays as it is."""
     if "://" in checkpoints.dir:
         return checkpoints
     return replace(checkpoints, dir=os.path.abspath(os.path.expanduser(checkpoints.dir)))

@@ -181,8 +181,8 @@ class Fence:
     Attributes:
         place: where the claim is kept.
         run: the run that must hold the name.
-        attempt: number of the first attempt of the job that may commit. An earlier job, whose nodes were cut off, may
-            not.
+        attempt: number of the first attempt of the job that may commit. Earlier jobs may not: some of their nodes may
+            be cut off and still run.
     """
 
     place: str

@@ -74,15 +74,15 @@ _INTERFACES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}", "TP_SOCK
 #: nothing if nothing else runs. Beside four busy processes, steps take a third of the time that they take by default.
 _TURNS = "10000"
 
-#: Maximum number of ranks with which all ranks connect to each other at the start. On two CPUs, this takes 0.16 s with
-#: 32 ranks, and 0.53 s with 64.
+#: With up to this number of ranks, all ranks connect to each other at the start. On two CPUs, this takes 0.16 s with 32
+#: ranks, and 0.53 s with 64.
 _MESH = 32
 
 
 def sockets(environ: Mapping[str, str], interface: str | None, leave_nccl: bool = False) -> dict[str, str]:
     """Return variables that make collectives use a network interface, unless the environment already sets them.
 
-    Without them, gloo listens on the address to which the host's name resolves, which may be loopback.
+    Without them, gloo resolves the host's name and listens on that address, which may be loopback.
 
     Args:
         environ: the variables that are already set.
@@ -102,9 +102,9 @@ def gloo(environ: Mapping[str, str], world_size: int) -> dict[str, str]:
     """Return variables that make gloo connect two ranks only when they first communicate, if there are over 32 ranks.
 
     ``init_process_group`` still returns only after all ranks have called it. With 32 ranks or fewer, all ranks connect
-    to each other at once, which is torch's default. A collective then fails at once if a rank ends without reaching it.
-    With connections on demand, it fails at the group's timeout or, with three ranks or fewer, never
-    (https://github.com/pytorch/gloo/issues/520). Torch before 2.8 does not know ``TORCH_GLOO_LAZY_INIT``.
+    to each other at once, which is torch's default. If a rank then ends without reaching a collective, the collective
+    fails at once. With connections on demand, the collective fails at the group's timeout or, with three ranks or
+    fewer, never (https://github.com/pytorch/gloo/issues/520). Torch before 2.8 does not know ``TORCH_GLOO_LAZY_INIT``.
     Source: https://docs.pytorch.org/docs/stable/distributed.html#improving-initialization-time
 
     Args:

@@ -1,6 +1,6 @@
 """New files of ranks: their descriptions, and their names on the way to ``output_dir``."""
 
-# Annotations are not postponed: messages contain entries, whose annotations are read at run time.
+# Annotations are not postponed: messages contain entries, and their annotations are read at run time.
 
 import os
 import re
@@ -103,7 +103,7 @@ def beyond_limit(limit: int) -> str:
 
 
 def mark(run_id: str) -> str:
-    """Return the name of the file by which nodes recognize the driver's folder at a URL."""
+    """Return the name of the marker file. Nodes use it to recognize the driver's folder at a URL."""
     return f".distributor-{run_id}"
 
 

@@ -138,8 +138,8 @@ class Job:
         task_profile: resources of each task; ``None`` keeps the session's own settings.
         node_limit: maximum number of ranks on one node; ``None`` for no limit. It follows from the user's limit and
             from the memory that ranks need.
-        spark_cpus: the value of ``spark.task.cpus`` if Spark sets ``OMP_NUM_THREADS`` to it in its workers, however
-            many CPUs a task has; ``None`` if Spark does not.
+        spark_cpus: the value of ``spark.task.cpus`` if Spark sets ``OMP_NUM_THREADS`` to this value in its workers,
+            even if a task has more CPUs; ``None`` if Spark does not.
         versions: versions of Python and torch on the driver.
         env: environment variables for the ranks, which override all others. Never shown in ``repr``.
         working_dir: project folder that becomes the ranks' current directory.
@@ -148,7 +148,7 @@ class Job:
         identity: what a run with a name and checkpoints trains; ``None`` for other runs.
         fence: the claim that the run must hold to commit checkpoints; ``None`` until the run holds its name.
         peers: the key with which nodes exchange copies of states; ``None`` if they exchange none.
-        collect: which return values are sent back: ``"rank0"`` for rank 0's only, ``"all"`` for those of all ranks.
+        collect: which return values are sent back: only rank 0's (``"rank0"``), or the values of all ranks (``"all"``).
         widths: the smallest and the largest number of processes, if it may change; ``None`` if it may not.
         excused: number of earlier attempts that do not count as failed. ``recovery`` allows one restart more for each
             of them.

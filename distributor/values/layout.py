@@ -1,4 +1,4 @@
-"""Paths in a node's private folder, in which its agent, its launcher and its ranks leave files for each other."""
+"""Paths in a node's private folder. The node's agent, launcher and ranks use its files to communicate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ALL_STACKS_SIGNAL = signal.SIGRTMIN + 10
 
 MAIN_STACK_SIGNAL = signal.SIGRTMIN + 11
 
-#: The signal with which an agent tells its launcher that it ends the ranks itself, so that they get no SIGTERM.
+#: A signal from an agent to its launcher: the agent ends the ranks itself, so the launcher must not send them SIGTERM.
 HURRY_SIGNAL = signal.SIGRTMIN + 12
 
 

@@ -433,7 +433,7 @@ class Agree(Message):
 
 @dataclass(frozen=True)
 class Dump(Message):
-    """Send the stacks of all ranks within ``timeout`` seconds: those of all threads, or of the main threads only."""
+    """Send the stacks of all ranks within ``timeout`` seconds: of all threads, or of the main threads only."""
 
     number: int
     all_threads: bool
@@ -565,7 +565,7 @@ class FileLeft:
 
     @property
     def size(self) -> int:
-        """Number of bytes that are to be sent."""
+        """Number of bytes that must be sent."""
         return 0 if self.source is None else self.entry.size
 
 
@@ -588,7 +588,7 @@ class NodeResult(Message):
 
     @property
     def size(self) -> int:
-        """Number of bytes of output and files that are to be sent."""
+        """Number of bytes of output and files that must be sent."""
         return sum(part.size for part in self.rest) + sum(file.size for file in self.files)
 
 

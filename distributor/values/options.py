@@ -329,13 +329,13 @@ class Recovery(Group):
     restart_on: Literal["infrastructure", "any"] = option(
         "infrastructure",
         one_of("infrastructure", "any"),
-        "Whether to start ranks again only after infrastructure failures, or after any failure.",
+        "Failures after which ranks start again: of the infrastructure only, or of their code too.",
         Flag(panel=RANKS, kind=("infrastructure", "any")),
     )
     resume: Literal["auto", "must", "never"] | None = option(
         None,
         optional(one_of("auto", "must", "never")),
-        "Whether to continue an earlier training of this --name; auto does so if there is one.",
+        "Whether to continue an earlier training of this --name; auto does so if one is unfinished.",
         Flag(panel=RANKS, kind=("auto", "must", "never")),
     )
 

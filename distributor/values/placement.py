@@ -69,13 +69,13 @@ class Numbering:
 class Node:
     """One executor (or this machine): a contiguous block of ranks under one agent.
 
-    ``leader`` is the partition whose task runs the agent; ``task_cpus`` is the number of CPUs of one task.
-    ``gpus`` are in the order in which ranks see them: the first GPU of each rank, then the second GPU of each rank, and
-    so on. A rank owns the GPU whose index is its ``LOCAL_RANK``, and every ``local_world_size``-th GPU after it.
-    ``by_host`` is the numbering of the node's ranks if all ranks of a host are numbered together, otherwise ``None``.
-    ``ports`` are reserved for the launch path. A server that sets SO_REUSEADDR can listen on them.
-    ``slots`` is the number of the job's processes that belong to the node. It is the number of ranks, unless the launch
-    path runs the target only once.
+    ``leader`` is the partition whose task runs the agent; ``task_cpus`` is the number of CPUs of one task. ``gpus`` are
+    in the order in which ranks see them: the first GPU of each rank, then the second GPU of each rank, and so on. A
+    rank owns the GPU at index ``LOCAL_RANK``, and every ``local_world_size``-th GPU after it. ``by_host`` is the
+    numbering of the node's ranks if all ranks of a host are numbered together, otherwise ``None``. ``ports`` are
+    reserved for the launch path. A server that sets SO_REUSEADDR can listen on them. ``slots`` is the number of the
+    job's processes that belong to the node. It is the number of ranks, unless the launch path runs the target only
+    once.
     """
 
     node_rank: int

@@ -124,8 +124,9 @@ class NodeOrder:
     Attributes:
         store_fd: listening socket for the rendezvous store on node 0; ``None`` on other nodes.
         event_fd: pipe for events to the agent.
-        spare_fd: line on which a spare launcher waits for the order of the next attempt; ``None`` if there is no spare.
-        slots_fd: memory in which ranks report how they ended; see :mod:`distributor.channel.rank_slots`.
+        spare_fd: socket on which a spare launcher waits for the order of the next attempt; ``None`` if there is no
+            spare.
+        slots_fd: shared memory that ranks use to report how they ended; see :mod:`distributor.channel.rank_slots`.
         folder: the node's private folder, for log files and return values.
         cwd: the ranks' current directory; ``None`` leaves it unchanged.
         sys_path: the ranks' import path, in order.

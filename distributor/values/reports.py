@@ -152,7 +152,7 @@ def _elements(line: bytes, kind: str, number: int) -> list[Any] | None:
 
 @dataclass(frozen=True)
 class Spent:
-    """The time for which a call has held up a rank.
+    """The time that a rank has spent in a call.
 
     Attributes:
         attempt: number of the attempt.

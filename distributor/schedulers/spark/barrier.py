@@ -95,7 +95,7 @@ class BarrierSession(Protocol):
         """
 
     def ended(self, job: Job) -> DistributorError | None:
-        """Return the error of a run whose session has ended; ``None`` if the session can run jobs."""
+        """Return the error for the run if the session has ended; ``None`` if the session can run jobs."""
 
     def failed_hosts(self) -> list[str]:
         """Return the hosts where tasks of this run have failed, as far as the session knows."""

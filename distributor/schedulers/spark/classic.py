@@ -272,7 +272,7 @@ def _refuse(job: Job, times: int, too_late: bool) -> None:
 
 
 def _session_tags(session: SparkSession) -> list[str]:
-    """Return the tag by which ``spark.interruptAll()`` finds a classic session's jobs. Spark 3.5 has no such tag."""
+    """Return the tag that ``spark.interruptAll()`` uses to find a classic session's jobs. Spark 3.5 has no such tag."""
     try:
         return [str(cast(Any, session)._jsparkSession.sessionJobTag())]
     except Exception:

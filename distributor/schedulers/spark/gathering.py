@@ -1,9 +1,9 @@
 """How long tasks may wait in Spark's ``allGather``. Pure.
 
-If Spark kills a task before or while it waits there, the task's executor may end, too: the wait ends with an exception
-in a thread where any uncaught exception ends the JVM (Spark 4.3, ``accept-connections`` in ``BasePythonRunner``). So
-the driver first tells tasks that are just starting to end. It kills the job only once no task can be in ``allGather``
-any more.
+If Spark kills a task before or while it waits there, the task's executor may end, too. The wait then raises an
+exception in a thread of the executor (Spark 4.3, ``accept-connections`` in ``BasePythonRunner``), and any uncaught
+exception in this thread ends the JVM. So the driver first tells tasks that are just starting to end. It kills the job
+only once no task can be in ``allGather`` any more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rows in which tasks send their reports and results back through Spark."""
+"""The rows with the reports and results that tasks send back through Spark."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _brought(node: int, uploaded: str | None, *entry: Any, pieces: list[bytes]) 
 
 
 def _unplaced(host: str, why: str) -> NodeReport:
-    """Return the report of a node whose temporary folder cannot be used."""
+    """Return the report of a node that cannot use its temporary folder."""
     return NodeReport(-1, host, error=("StartError", no_temporary_folder(host, why)))
 
 

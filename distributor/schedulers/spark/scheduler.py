@@ -219,7 +219,7 @@ def _shipment(
 def _portable_task() -> bytes:
     """Pickle ``run_task`` by value, with everything that it uses of this package: workers need not have it installed.
 
-    The result is compressed, since PySpark encodes what it sends to the JVM as text, which takes 2 ms for each 100 kB.
+    The result is compressed: PySpark encodes it as text to send it to the JVM, which takes 2 ms for each 100 kB.
     """
     import pyspark.cloudpickle as spark_cloudpickle
 

@@ -184,7 +184,7 @@ def elements(sequence: Any) -> list[Any]:
 
 
 def context_for_tasks(session: SparkSession) -> SparkContext:
-    """Return a classic session's context, whose tasks run the Python interpreter of :func:`task_python`.
+    """Return a classic session's context. Its tasks run the Python interpreter of :func:`task_python`.
 
     If Spark would choose another interpreter, return a second view of the same context, so that the user's own jobs
     keep the interpreter that Spark has chosen.
@@ -213,7 +213,7 @@ def set_connect_python(session: SparkSession) -> None:
 
 
 def is_true(setting: Any) -> bool:
-    """Return whether Spark takes a setting's value to mean true."""
+    """Return whether Spark interprets a setting's value as true."""
     return str(setting).strip().lower() == "true"
 
 

@@ -23,7 +23,7 @@ class Shipment(TypedDict):
         driver_host: the driver's address.
         gpu: name of the GPU resource; ``None`` if the run uses no GPUs.
         ports: number of ports that a task reserves.
-        packages: modules besides torch whose versions a task reports.
+        packages: modules besides torch. A task reports the versions of torch and of these modules.
         chunk: size of one piece of a return value, in bytes.
         in_place: whether tasks run in the driver's own current directory.
         patience: number of seconds within which all nodes of a failed run end.

@@ -238,7 +238,7 @@ class Slots:
     Args:
         session: a session, classic or Connect.
         cluster: the session's settings.
-        job: the job whose tasks need the slots.
+        job: the job that needs the slots for its tasks.
     """
 
     def __init__(self, session: SparkSession, cluster: Cluster, job: Job) -> None:

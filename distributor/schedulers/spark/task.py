@@ -112,8 +112,8 @@ def _hold(name: str) -> socket.socket:
 def _address(executor: str, driver_host: str) -> str:
     """Return the address at which other nodes reach this one.
 
-    Spark names a task's executor by the address from which it connects to the driver. Other executors fetch data from
-    it at the host name that it was started with, so this name is preferred.
+    Spark names a task's executor by the executor's own address in its connection to the driver. Other executors fetch
+    data from it at the host name that it was started with, so this name is preferred.
     """
     known_as = executor_host(executor_of_this()) or executor.rpartition(":")[0]
     return network.node_address(known_as, driver_host)
@@ -128,7 +128,7 @@ def _facts(
         context: Spark's context of the task.
         executor: the task's executor.
         address: the node's address.
-        sockets: the socket on which the task listens, and those with which it reserves ports.
+        sockets: the task's listening socket, and the sockets that reserve ports.
         shipment: the task's input.
     """
     port, *ports = (each.getsockname()[1] for each in sockets)
@@ -200,7 +200,7 @@ def _lead(
 
 
 def _give_up(shipment: Shipment, mine: Mapping[str, Any], secret: str, why: str) -> list[bytes]:
-    """Return the rows of a node whose temporary folder cannot be used.
+    """Return the rows of a node that cannot use its temporary folder.
 
     Raises:
         StartError: the driver cannot be reached, so the tasks of other nodes would wait. Spark then ends those tasks.
@@ -270,8 +270,8 @@ def _output(result: messages.NodeResult, chunk: int) -> Iterator[bytes]:
 class _Importing:
     """A callback that tells the driver what a warm process imports, as long as the driver can be reached.
 
-    It uses no thread: the first thread of a process changes which of the C library's own signals its children ignore,
-    and :mod:`distributor.hosting` looks for a warm process that was started with the same ignored signals.
+    It uses no thread. The first thread of a process changes which of the C library's own signals its children ignore.
+    :mod:`distributor.hosting` would then not find the warm process, which was started with other ignored signals.
     """
 
     def __init__(self, endpoint: Endpoint | None, executor: str, nodes: int) -> None:
