@@ -26,7 +26,7 @@ _IDLE_SHARE = 0.02
 #: Number of seconds between checks of a rank's stacks file.
 _LOOK = 0.02
 
-#: Number of seconds for which an order to stop is delayed while stacks that were requested before are missing.
+#: An order to stop waits for stacks that were requested before it, for this number of seconds at most.
 _LAST_WORDS = 0.3
 
 
@@ -130,7 +130,7 @@ def ask_stacks(folder: Path, pids: Mapping[int, int], all_threads: bool) -> dict
 
 
 async def stacks(folder: Path, pids: Mapping[int, int], before: Mapping[int, int], timeout: float) -> dict[int, str]:
-    """Wait for the requested stacks, and return them by local rank: faulthandler's text, or why there is none.
+    """Wait for the requested stacks. Return faulthandler's text, or the reason why it is missing, by local rank.
 
     Args:
         folder: the node's folder.

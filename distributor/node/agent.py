@@ -2,8 +2,8 @@
 
 The agent uses neither Spark nor torch. Its owner is the process that has started it: a Spark task's Python worker, or
 the driver in local mode. The owner holds the other end of the agent's control line. The agent gives the launcher its
-order, and passes on the ranks' log lines and the driver's orders. At the end, it leaves no process of the node behind
-and, once its owner has read the outcomes, no file.
+order, and passes on the ranks' log lines and the driver's orders. At the end, it kills all remaining processes of the
+node. Once its owner has read the outcomes, it also removes the node's files.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _Agent:
         self, order: AgentOrder, sockets: Mapping[str, socket.socket], launcher: Launcher, warnings: list[str]
     ) -> None:
         self._order = order
-        sys.path += [path for path in order.sys_path if path not in sys.path]  # for launch paths of other packages
+        sys.path += [path for path in order.sys_path if path not in sys.path]  # for other packages' launch paths
         self._job: Job = package.attach(pickle.loads(order.job), order.parts)
         self._control = sockets["control"]
         self._store = sockets.get("store")
@@ -217,7 +217,7 @@ class _Agent:
         return who, node
 
     def _site(self) -> Site:
-        """Return everything known about this node, for its plan."""
+        """Return what the launch path must know about this node in order to plan it."""
         who, node = self._place()
         interface, warning = network.interface_towards(node.address, [other.address for other in who.nodes])
         self._notes.warnings += [warning] if warning is not None else []
@@ -318,7 +318,7 @@ class _Agent:
             self._files.on_owner_gone()
 
     def _on_control(self) -> None:
-        """Note that the owner is gone. After its first message, only the end of the control line can arrive."""
+        """Note that the owner is gone. It sends nothing after its first message, so the control line has closed."""
         asyncio.get_running_loop().remove_reader(self._control)
         self._on_owner_gone()
 
@@ -327,7 +327,8 @@ def _watch_process(loop: asyncio.AbstractEventLoop, pid: int, callback: Any) -> 
     """Call a function when a process ends, and return the process descriptor that is watched.
 
     If the process has already ended, call the function soon, and return ``None``. If the kernel has no process
-    descriptors, return ``None`` too. In that case, only the end of the control line shows that the process has ended.
+    descriptors, return ``None`` and never call the function. In that case, only the end of the control line shows that
+    the process has ended.
     """
     try:
         descriptor = processes.pidfd_open(pid)

@@ -30,11 +30,11 @@ from distributor.values.environment import NODE_ID
 from distributor.values.outcome import Outcome
 from distributor.values.plan import NodeOrder
 
-#: Number of seconds after the grace period until a launcher that has not stopped its ranks is killed.
+#: A launcher that has not stopped its ranks this number of seconds after the grace period is killed.
 _STOP_MARGIN = 3.0
 
-#: If the owner is gone and this node's ranks have succeeded: number of seconds that the ranks of other nodes still have
-#: to succeed.
+#: Once the owner is gone and this node's ranks have succeeded, the ranks of other nodes have this number of seconds to
+#: succeed too.
 _OTHERS_PATIENCE = 10.0
 
 #: Number of seconds that the launcher may take to report the end of a rank.
@@ -55,7 +55,7 @@ class Assignment:
         order: the launcher's order.
         store: a listening socket for the rendezvous store. Only node 0 uses it. The agent's copy is closed when the
             launcher starts.
-        shipped: the path of each shipped file on this node and on the driver.
+        shipped: for each shipped file, its path on this node and its path on the driver.
         watch: whether to measure how active the ranks are.
         spare: whether the launcher forks a spare, the launcher of a possible next attempt.
         number: the number of the attempt.
@@ -71,7 +71,7 @@ class Assignment:
 
 @dataclass
 class Notes:
-    """Notes for a node's report: times of events, warnings, and why the node stopped its ranks without an order."""
+    """Notes for a node's report: times of events, warnings, and the reason if the node stopped its ranks by itself."""
 
     times: dict[str, float]
     warnings: list[str] = field(default_factory=list)
@@ -125,7 +125,7 @@ class Attempt:
         self._companions = Companions(order, self._on_companion_death)
         self._error: tuple[str, str] | None = None
         self._stopping = False
-        #: They end ranks that do not end by themselves.
+        #: Timers and tasks that end ranks which do not end by themselves.
         self._backstops: list[asyncio.TimerHandle | asyncio.Future[None]] = []
 
     @property
@@ -246,7 +246,7 @@ class Attempt:
         return messages.Beat(alive, self._activity.look(self._logs.seen))
 
     def on_order(self, order: messages.Message) -> None:
-        """Obey an order from the driver: to stop the ranks, now or together, or to send their stacks."""
+        """Obey an order from the driver: stop the ranks now, stop them all at one step, or send their stacks."""
         if isinstance(order, messages.Stop):
             if order.grace and self._dumps.pending:
                 self._dumps.then(self.stop)
@@ -271,9 +271,9 @@ class Attempt:
             self.stop()
 
     def on_owner_gone(self) -> bool:
-        """Stop the ranks, since nobody waits for their results, unless all of them have succeeded.
+        """Stop the ranks, since no process waits for their results. Do not stop them if all of them have succeeded.
 
-        If they have, give the ranks of other nodes :data:`_OTHERS_PATIENCE` seconds to succeed too.
+        In that case, give the ranks of other nodes :data:`_OTHERS_PATIENCE` seconds to succeed too.
 
         Returns:
             Whether the attempt can still succeed, or has succeeded.
@@ -301,14 +301,17 @@ class Attempt:
             self.stop()
 
     def stop(self, *, grace: bool = True, hasty: bool = False) -> None:
-        """Make the launcher stop its ranks within the grace period. Without grace, or if all ranks have ended, kill it.
+        """Make the launcher stop its ranks within the grace period.
 
-        If it is ``hasty``, ranks that run get no SIGTERM: the caller ends them.
+        Without ``grace``, or if all ranks have ended, kill the launcher at once. If ``hasty``, running ranks get no
+        SIGTERM, because the caller ends them.
 
         The launcher decides whether ranks get a grace period, since it may have started ranks that this agent has not
-        heard of. The companions of a node without ranks serve ranks of other nodes, which may need the companions in
-        order to save. Such companions stay until the launcher hears that the other nodes have ended, or until the grace
-        period is over.
+        heard of.
+
+        If a node has no ranks, its companions serve ranks of other nodes. Those ranks may need the companions in order
+        to save. The companions therefore run until the launcher hears that the other nodes have ended, or until the
+        grace period is over.
         """
         if self._stopping and grace:
             return
@@ -331,7 +334,7 @@ class Attempt:
             self._launcher.kill()
 
     def _on_companion_death(self, code: int, text: str) -> None:
-        """End the attempt because a companion has ended, unless it was no longer needed.
+        """End the attempt because a companion has ended, unless the companion was no longer needed.
 
         A companion may end with code 0 just after the last rank. The launcher then has :data:`_NEWS` seconds to report
         the end of that rank.
@@ -342,7 +345,10 @@ class Attempt:
             self._miss_companion(code, text)
 
     def _miss_companion(self, code: int, text: str) -> None:
-        """End the attempt, unless it is ending already, or the companion has ended with code 0 after all ranks."""
+        """End the attempt, because a companion has ended too early.
+
+        Do nothing if the attempt is already ending, or if the companion has ended with code 0 after all ranks.
+        """
         ranks = self._ranks
         done = code == 0 and not self._has_no_ranks and ranks.started and not ranks.alive
         if not (self._stopping or ranks.failed or ranks.passed or done):

@@ -1,4 +1,4 @@
-"""Carriers, which copy new files of ranks to ``output_dir``, each in another way. Their methods block."""
+"""Carriers, which copy the ranks' new files to ``output_dir``. Each class does so in its own way. All methods block."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ class Copies:
 
 
 class Direct:
-    """Copies files under their final names, for the driver's machine: one node copies the files of all nodes there.
+    """Copies files under their final names. On the driver's machine, one node copies the files of all nodes there.
 
     Args:
         place: the place of the copies.

@@ -29,7 +29,7 @@ _TAIL_BYTES, _TAIL_LINES = 8 << 10, 20
 
 @dataclass
 class _Started:
-    """A companion's process with its process descriptor, and whether it has said that it is ready or has ended."""
+    """A companion's process and process descriptor, and whether it has reported that it is ready, or has ended."""
 
     companion: Companion
     process: subprocess.Popen[bytes]

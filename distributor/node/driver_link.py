@@ -177,8 +177,10 @@ class DriverLink:
         """Wait for work that needs the driver, and return its result.
 
         Once the owner is gone, the driver may be gone too. From then on, wait for :data:`_ORPHAN_PATIENCE` seconds,
-        then give up the work and return ``None``. If the ranks have succeeded, however, wait as long as the channel is
-        up. Without the owner, their results can only travel over the channel.
+        then give up the work and return ``None``.
+
+        If the ranks have succeeded, however, wait as long as the channel is up, because without the owner the results
+        can reach the driver only over the channel.
         """
         working, orphaned = asyncio.ensure_future(work), asyncio.ensure_future(self._orphaned.wait())
         await asyncio.wait({working, orphaned}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,7 @@
 """Find new files in the ranks' current directory, and copy them to ``output_dir``.
 
-A file is copied once no process of the node has it open for writing, and again if it changes. The directory is polled,
-because inotify does not work on network file systems, and other processes may use up its limits.
+A file is copied once no process of the node has it open for writing, and again if it changes. The directory is polled.
+The alternative, inotify, does not work on network file systems, and other processes may use up its limits.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ from distributor.values.messages import FileLeft
 from distributor.values.placement import Node
 from distributor.values.plan import AgentOrder
 
-#: Number of seconds between two scans of the directory. If this multiple of the last scan's duration is longer, that
-#: is used instead.
+#: The pause between two scans of the directory: ``_INTERVAL`` seconds, or ``_SHARE`` times the duration of the last
+#: scan if that is longer.
 _INTERVAL = 0.5
 _SHARE = 50
 
-#: Minimum number of seconds until a file is copied again: after a copy or a failure, and after the driver refused it.
+#: Minimum number of seconds until a file is copied again: ``_AGAIN`` after a copy or a failure, ``_REFUSED`` after the
+#: driver refused the file.
 _AGAIN = 5.0
 _REFUSED = 30.0
 
@@ -109,7 +110,7 @@ class Files:
 
     Args:
         watched: the directory to watch.
-        known: the stamps of the files that are not new, unless they change.
+        known: the stamps of existing files. Such a file counts as new only once its stamp changes.
         carrier: copies files; ``None`` if new files are lost with the node. In that case, the user is warned.
         tell: shows a warning about this node.
         pids: returns the pids of the node's ranks, by local rank.
@@ -176,9 +177,9 @@ class Files:
         self.close()
 
     def on_owner_gone(self) -> None:
-        """Copy no more files, since the owner is gone, unless they are sent to the driver.
+        """Copy no more files, since the owner is gone. Copies that are sent to the driver go on.
 
-        Such copies end by themselves when the driver ends.
+        They end by themselves when the driver ends.
         """
         if self._carrier is not None and not self._carrier.through_spark:
             self.give_up()
@@ -368,7 +369,7 @@ async def begin_files(
     """Copy the files of earlier runs into the ranks' current directory, and begin to watch it.
 
     Returns:
-        The watching object, or ``None`` if new files may stay where they are.
+        The object that watches the directory; ``None`` if new files may stay where they are.
 
     Raises:
         StartError: the job's ``output_dir`` is a URL that cannot be used from this node, or a folder that contains the

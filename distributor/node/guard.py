@@ -1,7 +1,7 @@
-"""The guard: the parent of an agent or a warm process, its *charge*. It cleans up after the charge, however that ends.
+"""The guard: the parent of an agent or a warm process (its *charge*), which cleans up when the charge has ended.
 
-An agent ends its node's processes itself, unless it is killed. In that case, the kernel gives the remaining processes
-to the guard (PR_SET_CHILD_SUBREAPER), whatever their session and environment, and the guard kills them.
+An agent ends its node's processes itself, unless it is killed. If it is killed, the kernel makes the guard the parent
+of the remaining processes, whatever their session and environment (PR_SET_CHILD_SUBREAPER). The guard then kills them.
 
 The guard of a warm process also ends the warm process when its owner or its folder is gone. A warm process that is
 importing modules does not notice this itself. A guard needs little memory, because it forks its charge before torch is
@@ -20,7 +20,7 @@ from contextlib import suppress
 
 from distributor.machine import bootstrap, processes
 
-#: Number of seconds between checks of the owner, the folder and the orphans of an agent, which no signal announces.
+#: Number of seconds between checks of the owner, the folder and an agent's orphans. No signal announces their changes.
 _LOOK = 1.0
 
 #: Number of seconds between two rounds of kills.
@@ -43,7 +43,8 @@ def fork(shown: str, instead: str, close: Iterable[int], owner: int | None = Non
         shown: the command-line arguments of this process that the guard must not show; see
             :func:`~distributor.machine.bootstrap.overwrite_argument`.
         instead: the arguments that the guard shows in place of them.
-        close: descriptors of the charge's sockets, which must close when the charge ends.
+        close: descriptors of the charge's sockets. The guard closes its own copies, so that the sockets close when the
+            charge ends.
         owner: pid of the owner, for a warm process.
         folder: the warm process's folder, for a warm process.
     """
@@ -66,10 +67,10 @@ def fork(shown: str, instead: str, close: Iterable[int], owner: int | None = Non
 
 
 def strays(children: Iterable[int], charge: int | None, spared: Collection[int]) -> list[int]:
-    """Return the children that the guard kills.
+    """Return the children that the guard kills: all except its charge and the spared ones.
 
-    It spares its charge, keepers (see :mod:`distributor.node.keeper`), and the agents of a warm process that was
-    killed.
+    The guard spares keepers (see :mod:`distributor.node.keeper`) and the agents of a killed warm process.
+
 
     >>> strays([10, 11, 12], 10, [12])
     [11]
@@ -137,7 +138,7 @@ class _Guard:
         return self._killing_since is not None and time.monotonic() - self._killing_since > _KILL_PATIENCE
 
     def _is_useless(self) -> bool:
-        """Return whether the charge is a warm process that no run uses and no run can reach any more."""
+        """Return whether the charge is a warm process that no run uses and that no further run can reach."""
         if self._charge is None or self._folder is None:
             return False
         if self._owner is not None and (self._owner.gone_for or 0.0) > _PATIENCE:

@@ -1,4 +1,4 @@
-"""Speaks for a node's ranks when all ranks of the run stop together; see :mod:`distributor.rank.halting`."""
+"""The agent's part in stopping all ranks of a run at the same step; see :mod:`distributor.rank.halting`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from distributor.channel.board import NONE, Board, Seat
 from distributor.values import messages
 from distributor.values.messages import Message
 
-#: Number of seconds between two looks at what the ranks tell.
+#: Number of seconds between two reads of the board.
 _LOOK = 0.1
 
-#: Number of seconds until another try, if a rank looks at the board just now.
+#: Number of seconds until the next try, if another process has locked the board.
 _BUSY = 0.005
 
 
 class Halting:
-    """The node's part in the agreement on a step.
+    """The node's part in the agreement on the step at which all ranks stop.
 
     Args:
         board: the board of the node's ranks.
@@ -45,9 +45,9 @@ class Halting:
         self._told: set[Message] = set()
 
     def on_order(self, order: messages.Propose | messages.Agree) -> None:
-        """Obey an order from the driver, now or as soon as no rank looks at the board.
+        """Obey an order from the driver, as soon as the board is not locked.
 
-        Orders may come twice, and after the end of their attempt.
+        An order may arrive twice, or after its attempt has ended.
         """
         if order.attempt != self._attempt:
             return
@@ -63,7 +63,7 @@ class Halting:
             self._send(answer)
 
     def _answer(self, order: messages.Propose | messages.Agree) -> messages.Reached | None:
-        """Write an order to the board, and return the answer. The board is locked."""
+        """Write an order to the board, and return the answer. The caller holds the board's lock."""
         if order.number < self._number:
             return None
         self._number = order.number
@@ -79,13 +79,13 @@ class Halting:
         return messages.Reached(order.number, accepted, highest)
 
     async def follow(self) -> None:
-        """Tell the driver which ranks got SIGTERM, and at which step each rank has stopped, until this is cancelled."""
+        """Report to the driver, until cancelled, which ranks got SIGTERM and at which step each rank has stopped."""
         while True:
             self.look()
             await asyncio.sleep(_LOOK)
 
     def look(self) -> None:
-        """Tell the driver what is new."""
+        """Report to the driver once, leaving out what it was told before."""
         for rank, seat in enumerate(self._seats(), start=self._first_rank):
             if seat.preempted:
                 self._tell_once(messages.Preempted(rank))
@@ -93,7 +93,7 @@ class Halting:
                 self._tell_once(messages.Halted(rank, seat.halted))
 
     def _seats(self) -> list[Seat]:
-        """Return what the ranks tell; nothing if the folder is gone, since the node ends."""
+        """Return the ranks' entries on the board; an empty list if the folder is gone, because the node is ending."""
         with suppress(OSError):
             return self._board.seats()
         return []
@@ -110,7 +110,8 @@ class Halting:
             alive: pids of the living ranks, by local rank.
 
         Returns:
-            The ranks that SIGTERM would have ended before they first asked whether to stop: nobody else handles it.
+            The pids of the living ranks in which only this package handles SIGTERM, by local rank. Without its handler,
+            the signal would end them at once.
         """
         with suppress(OSError):
             self._board.end()

@@ -1,7 +1,8 @@
 """Send the results of a node whose ranks have succeeded over the channel, in addition to sending them through Spark.
 
-The agent's owner, a task's Python worker, sends all results through Spark. It may die before that, and its executor
-with it. The agent outlives both, so it also sends the results over the channel, if the driver can be reached.
+The agent's owner, a task's Python worker, sends all results through Spark. The worker or its executor may die before the
+results are sent. The agent outlives both. If the driver can be reached, the agent therefore sends the results over the
+channel, too.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Handover:
         self._link.tell(Finished(replace(report, placement=None), texts, self._following))
 
     async def send(self, values: Mapping[int, bytes | str]) -> tuple[dict[int, bytes | str | Sent], bool]:
-        """Send the values that :meth:`announce` has left out.
+        """Send the values that :meth:`announce` has left out because of their size.
 
         Returns:
             All values, with a :class:`Sent` in place of each value that was sent; and whether the run has been stopped.

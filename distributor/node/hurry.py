@@ -1,4 +1,4 @@
-"""Kill ranks for which another attempt waits, as soon as they are not writing a file."""
+"""Kill ranks that hold up the next attempt, as soon as they are not writing a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from distributor.machine.open_files import State, regular
 
-#: Number of seconds between two looks at the files of ranks.
+#: Number of seconds between two checks of the files that ranks have open.
 _LOOK = 0.05
 
 #: Number of seconds without a change after which an open file, such as a log, counts as not being written.

@@ -1,8 +1,8 @@
 """The launcher as its agent sees it: a new process, or a fork that waits for its order.
 
 A waiting launcher has imported torch, has run no user code and has no threads, so it can fork ranks. The agent itself
-forks the first launcher. If the run may have further attempts, each launcher first of all forks a *spare*, which is the
-launcher of the next attempt. The agent adopts the spare when the launcher ends.
+forks the first launcher. If the run may have further attempts, each launcher forks a *spare* before it does anything
+else. The spare is the launcher of the next attempt. The agent adopts the spare when the launcher ends.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ _ALL_LEFT_KEY = "distributor/all_left"
 #: Number of seconds that node 0 waits for all nodes to pass the exit barrier.
 _LEAVE_TIMEOUT = 5.0
 
-#: Keys in the store: the number of nodes whose ranks have succeeded, and a flag that is set once all have. Both ignore
-#: ranks that serve others, and are used only if there are such ranks, or nodes without ranks.
+#: Keys in the store: the number of nodes whose ranks have succeeded, and a flag that is set once all nodes have. Ranks
+#: that serve others do not count. The keys are used only if there are such ranks, or nodes without ranks.
 _DONE_KEY = "distributor/done"
 _ALL_DONE_KEY = "distributor/all_done"
 
@@ -57,7 +57,8 @@ _FAILED_POLL = 1.0
 #: Number of seconds between checks of ``_ALL_DONE_KEY``.
 _DONE_POLL = 0.1
 
-#: Number of seconds for which nodes wait for each other longer than the driver does. It knows what the run waits for.
+#: Nodes wait for each other this number of seconds longer than the driver does. So the driver gives up first, and its
+#: error says what the run waits for.
 _DRIVER_FIRST = 10.0
 
 #: The type of a function that sends the agent a message.
@@ -101,7 +102,7 @@ class Meeting(threading.Thread):
 
 
 class _PlacedRendezvous(RendezvousHandler):
-    """A rendezvous whose result is already known: the placement. It only starts the store, or connects to it."""
+    """A rendezvous whose result, the placement, is already known. It only starts the store, or connects to it."""
 
     def __init__(self, order: NodeOrder, tell: Tell) -> None:
         self._order = order
@@ -221,8 +222,8 @@ class _RankAgent(SimpleElasticAgent):
     def _exit_barrier(self) -> None:
         """Keep node 0 alive until all nodes have passed the exit barrier, because the store ends with node 0.
 
-        Node 0 waits :data:`_LEAVE_TIMEOUT` seconds at most. Torch's own agents do not wait. An agent that has not yet
-        passed the barrier then tries to reach the store for a second or two.
+        Node 0 waits :data:`_LEAVE_TIMEOUT` seconds at most. Torch's own agent on node 0 does not wait, so a slower
+        agent may spend a second or two on trying to reach a store that has ended.
         """
         super()._exit_barrier()  # type: ignore[no-untyped-call]
         nodes, store = len(self._order.placement.nodes), cast(Any, self._store)

@@ -45,7 +45,7 @@ class Ends:
         oom: whether the kernel has killed a process for lack of memory while the ranks ran.
         full: the node's folder, if its disk is full.
         now: the current time. It is used for ends that were not observed.
-        shipped: the path of each shipped file on this node and on the driver.
+        shipped: for each shipped file, its path on this node and its path on the driver.
     """
 
     exits: Mapping[int, RankExited]
@@ -96,14 +96,14 @@ def outcome_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: E
 
 
 def _has_served(ending: Ending | None, exit: RankExited) -> bool:
-    """Return whether a rank has ended because it was told that its service was over, without a result of its own."""
+    """Return whether a rank has ended, without a result of its own, because it was told that its service was over."""
     if exit.released is None or (ending is not None and ending.outcome.state != "failed"):
         return False
     return ending is None or ending.moment >= exit.released
 
 
 def failure_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: Ends) -> Failure:
-    """Return why a rank failed: what the rank itself reported, completed by how its process ended.
+    """Return why a rank failed, from what the rank has reported and from how its process ended.
 
     The arguments are the same as for :func:`outcome_of`.
     """
@@ -137,18 +137,18 @@ def failure_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: E
 
 
 def _moment(ending: Ending | None, exit: RankExited | None, now: Now) -> float:
-    """Return when a rank failed: the time that it has reported itself, otherwise the end of its process.
+    """Return when a rank failed: the time that it has reported, otherwise the end of its process.
 
-    A reported time that is impossible does not count. User code may have replaced the clock.
+    Ignore a reported time that is impossible, since user code may have replaced the clock.
     """
     end = now.moment if exit is None else exit.moment
     return ending.moment if ending is not None and 0 <= ending.moment <= end else end
 
 
 def within(outcomes: Sequence[Outcome], most: int) -> tuple[Outcome, ...]:
-    """Return outcomes with only those pickled exceptions that fit into ``most`` bytes together.
+    """Return outcomes, with pickled exceptions of at most ``most`` bytes in total. Others are removed.
 
-    The exceptions of earlier failures are kept first.
+    Exceptions of earlier failures take precedence.
     """
     by_time = sorted((each.failure for each in outcomes if each.failure is not None), key=lambda each: each.time)
     kept = set()

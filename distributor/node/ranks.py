@@ -23,9 +23,17 @@ _IMPORTS_TORCH = re.compile(r'distributor/node/launcher\.py", line \d+, in <modu
 class Ranks:
     """What the launcher has reported about its ranks.
 
-    ``slots`` is the memory in which ranks report how they end, ``segments`` the shared memory that libraries create,
-    ``hurried`` the local ranks that the agent has killed, because another attempt waits or nothing in them handles
-    SIGTERM. ``halting`` speaks for the ranks when all ranks of the run stop together.
+    Attributes:
+        slots: the memory in which ranks report how they end.
+        halting: the node's part in stopping all ranks of the run at the same step.
+        segments: the shared memory that libraries create.
+        started: whether the ranks were started.
+        exits: how ranks have ended, by local rank.
+        pids: pids of the ranks, by local rank.
+        hurried: the local ranks that the agent has killed, because another attempt waits for their end or because no
+            user code in them handles SIGTERM.
+        passed: whether the ranks of all nodes have succeeded.
+        error: the launcher's error, if it has reported one.
     """
 
     slots: Slots
@@ -74,8 +82,9 @@ class Ranks:
     def start_error(self, launcher: Launcher, order: NodeOrder, stopping: bool) -> tuple[str, str] | None:
         """Return the kind and message of a failure of the launcher, or ``None``.
 
-        An error that the launcher has reported is a failure. So are two ends of the launcher, unless the agent was
-        stopping it: an end before any rank was started and, on a node without ranks, an end with a code other than 0.
+        The launcher has failed if it has reported an error. It has also failed if it ended before any rank was started
+        or, on a node without ranks, ended with a code other than 0. Such an end is no failure if the agent was stopping
+        the launcher.
         """
         if self.error is not None:
             return (

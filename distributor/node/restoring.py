@@ -31,8 +31,8 @@ def restore(
         reached: whether the driver can be reached.
 
     Raises:
-        StartError: the URL cannot be used from this node, or holds more than the limit; or the files are not sent with
-            the job, and the driver cannot be reached.
+        StartError: the URL cannot be used from this node, it holds more than the limit, or the files must be copied
+            from the driver and the driver cannot be reached.
         OSError: a file cannot be read or written.
     """
     kept = job.output_dir

@@ -48,7 +48,7 @@ def write(plan: Plan, folder: str) -> None:
 
 
 def clear(agent: AgentOrder) -> None:
-    """Remove what an attempt has left in the node's folder and elsewhere. Shipped files and the ranks' output stay."""
+    """Remove what an attempt has left behind. Shipped files and the ranks' output stay in the node's folder."""
     folder = Path(agent.folder)
     folders.remove_elsewhere(folder)
     for path in folder.iterdir():
@@ -63,8 +63,8 @@ def clear(agent: AgentOrder) -> None:
 def shared_memory(job: Job, agent: AgentOrder, nodes: int) -> SharedMemory | None:
     """Create the folder in which ranks keep their newest states in memory; return ``None`` if they keep none.
 
-    All nodes on a machine together may take half of what is free, since ranks need shared memory for other things.
-    What is kept of an earlier job of the run counts as free, because it is removed once this job has saved its state.
+    The nodes on a machine may together take half of the free shared memory. Ranks need the rest for other things. The
+    states of an earlier job of the run count as free, because they are removed once this job has saved its own.
 
     Args:
         job: the requested job.
@@ -117,7 +117,10 @@ def launcher_order(agent: AgentOrder, plan: Plan, site: Site) -> NodeOrder:
 
 
 def _check(site: Site) -> Call | None:
-    """Return what ranks call before their target. Ranks start again here even if the place is out of reach."""
+    """Return the check of the place for checkpoints, which ranks make before their target; ``None`` for no check.
+
+    Only the node's first attempt has the check, so that ranks can start again even if the place is out of reach.
+    """
     if site.job.checkpoints is None or site.attempt > site.job.attempt:
         return None
     return Call("distributor.checkpoint.start", "check_place")
@@ -132,7 +135,7 @@ def _checkpoint_env(agent: AgentOrder, site: Site) -> dict[str, str]:
 
 
 def shipped(job: Job, agent: AgentOrder) -> tuple[tuple[str, str], ...]:
-    """Return the path of each shipped file on this node and on the driver."""
+    """Return, for each shipped file, its path on this node and its path on the driver."""
     if agent.on_driver:
         return ()
     paths = []

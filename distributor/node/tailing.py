@@ -1,7 +1,8 @@
 """Follow the ranks' log files on a node and pass on new output.
 
 The files serve as a buffer. Ranks write at the speed of the disk, and output stays in the files until the driver has
-it. Disk space of output that the driver has received, or that nobody needs, is freed. Offsets in the files stay valid.
+it. The disk space of output is freed once the driver has received it, or if nobody needs it. Offsets in the files stay
+valid.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _INTERVAL = 0.05
 #: Number of bytes of a rank's last output that its failure report includes.
 _TAIL_BYTES = 8 << 10
 
-#: If live lines are more than this number of bytes behind, they are skipped, unless the driver keeps them in files.
+#: If the live view is more than this number of bytes behind, lines are skipped, unless the driver keeps them in files.
 MAX_LAG = 8 << 20
 
 #: Number of bytes at the end of a file that are not skipped, so that the live lines go on with recent output.
@@ -128,7 +129,7 @@ class Tailing:
     def driver_has(self, offsets: Offsets, again: bool) -> None:
         """Note how many bytes of each file the driver has.
 
-        With ``again``, the connection was broken and is restored. Go on to send from these positions.
+        ``again`` means that a broken connection has been restored. In that case, send again from these positions.
         """
         for file in self._files:
             file.acked = min(file.offset, offsets.get((file.rank, file.stream), 0))
@@ -147,10 +148,9 @@ class Tailing:
             await asyncio.sleep(0 if longest == frames.MAX_LOG else _INTERVAL)
 
     async def drain(self) -> None:
-        """Pass on what the files contain now, and not what is written later.
+        """Pass on what the files contain now. Ignore what is written later, and output that can no longer be read.
 
-        A process that still writes has escaped the clean-up, and may never end. Output that can no longer be read is
-        left out.
+        A process that still writes has escaped the clean-up, and may never end.
         """
         ends = {file: self._descriptors.size(file) for file in self._files}
         while any(file.offset < end for file, end in ends.items()) and await self._pass_on():

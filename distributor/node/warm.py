@@ -36,7 +36,7 @@ _ASK_TIMEOUT = 2.0
 
 _TOKEN_BYTES = 32
 
-#: Maximum number of seconds of one wait. The kernel accepts a number of milliseconds of 31 bits.
+#: Maximum number of seconds of one wait. The kernel takes milliseconds, as a number of 31 bits.
 _LONGEST_WAIT = 3600.0
 
 #: Maximum number of descriptors of a request: current directory, standard output and error, and up to three sockets.
@@ -130,7 +130,7 @@ def _say(file: Path, text: str) -> None:
 
 
 def _is_bad_fork() -> bool:
-    """Return whether forks of this process could not use GPUs, for example because CUDA was asked for devices."""
+    """Return whether forks of this process cannot use GPUs, for example because CUDA was initialized."""
     pid = os.fork()
     if pid == 0:
         os._exit(int(sys.modules["torch"].cuda._is_in_bad_fork()))
@@ -255,8 +255,8 @@ class _Warm:
     def _is_outdated(self) -> bool:
         """Return whether another process must take the place of this one.
 
-        A loaded module's file has changed, because a package was installed or the user edited it. Or the guard has been
-        killed, and nobody would clean up after a killed agent.
+        This is so in two cases. The file of a loaded module has changed, because a package was installed or the user
+        edited the file. Or the guard has been killed, so nothing would clean up after a killed agent.
         """
         if os.getppid() != self._guard:
             return True
@@ -266,7 +266,7 @@ class _Warm:
             return True
 
     def _retire(self) -> None:
-        """Stop accepting requests. Agents that were forked go on, and the other files in the folder stay for them."""
+        """Stop accepting requests. Agents that were forked go on, and still use the other files in the folder."""
         if self._listener is not None:
             with suppress(OSError):  # no other process can have replaced the socket yet
                 os.unlink(Path(self._folder, "socket"))

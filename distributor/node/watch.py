@@ -42,8 +42,8 @@ _IDLE = 3600.0
 class _Rank:
     """A rank's process. ``exit`` is its exit code, negative for a signal; ``None`` while it runs.
 
-    ``stopped`` is when it was told to stop, or ``None``. ``released`` is when it was told to end because its service to
-    other ranks was over, or ``None``. However it ends after that, it has succeeded.
+    ``stopped`` is the time at which it was told to stop, or ``None``. ``released`` is the time at which it was told to
+    end because its service to other ranks was over, or ``None``. A released rank has succeeded, however it ends.
     """
 
     local_rank: int
@@ -58,7 +58,7 @@ class _Rank:
 class _Wishes:
     """Requests to the main thread: to begin, release or stop the ranks, or to end. :meth:`wake` wakes the thread.
 
-    ``ordered``: the agent wants the stop, rather than the other thread. ``hurry``: the agent ends the ranks itself.
+    ``ordered``: the agent has requested the stop, and not the other thread. ``hurry``: the agent ends the ranks itself.
     """
 
     pipe: tuple[int, int] = field(default_factory=lambda: os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC))
@@ -159,8 +159,8 @@ class Watch:
 
         Args:
             timeout: maximum number of seconds to wait.
-            known: whether the caller knows already that the ranks that do not serve others have ended. The call then
-                waits for a failure or a stop only.
+            known: whether the caller already knows that all ranks that do not serve others have ended. In that case,
+                wait for a failure or a stop only.
 
         Returns:
             The exit codes by local rank, ``None`` for running ranks.
@@ -293,7 +293,7 @@ class Watch:
             self._signal_running(signal.SIGKILL)
 
     def _awaits_order(self) -> bool:
-        """Return whether to wait a moment, since the agent's order may be to end the ranks without SIGTERM."""
+        """Return whether to wait a moment, because the agent may still order that the ranks end without SIGTERM."""
         if self._wishes.ordered or self._order.spare_fd is None or not self._begun or self._wishes.release:
             return False
         self._held = time.monotonic() + _ORDER_PATIENCE if self._held is None else self._held
@@ -313,7 +313,7 @@ class Watch:
         return [rank for rank in self._ranks if rank.exit is None and rank.local_rank not in left_out]
 
     def _signal_running(self, number: signal.Signals | None) -> None:
-        """Note that the running ranks are told to stop, and send them a signal, if any."""
+        """Note that the running ranks are told to stop. If a signal is given, send it to them."""
         for rank in self._running():
             if rank.stopped is None and rank.released is None:
                 rank.stopped = time.monotonic()
