@@ -1,1 +1,1 @@
-"""Accelerate: the user's configuration as environment variables of the ranks. A wing: no room imports it."""
+"""Accelerate: the user's configuration as environment variables of the ranks. A wing (see docs/architecture.md)."""

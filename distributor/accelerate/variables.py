@@ -1,4 +1,4 @@
-"""A separate process that asks Accelerate which variables its launcher would set, so the driver need not import it.
+"""A separate process that asks Accelerate which variables its launcher sets, so that the driver need not import it.
 
 It calls Accelerate's own functions; source: ``accelerate/commands/launch.py``, ``launch_command``.
 """
@@ -10,8 +10,8 @@ import os
 import sys
 from typing import Any
 
-#: How the names of the configuration's variables begin. Accelerate's other variables (ranks, ports, threads, devices)
-#: are set by this package.
+#: Prefixes of the names of the configuration's variables. This package sets Accelerate's other variables (ranks, ports,
+#: threads, devices).
 PREFIXES = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_")
 
 

@@ -1,7 +1,7 @@
-"""A small file in which the ranks of a node and its agent tell each other what they need in order to stop together.
+"""The board: a small file through which a node's ranks and its agent arrange that all ranks stop at the same step.
 
-Each look is made under a lock (fcntl(2), of the process), so that a rank that names its step and an agent that proposes
-a step never pass each other unseen: whichever comes second sees the other.
+Every process locks the file before it reads or writes (fcntl(2); the lock belongs to the process). If a rank names its
+step while the agent proposes a step, one of them therefore comes second, and sees what the other has written.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from distributor.machine.own_file import OwnFile
 
-#: In place of a step: there is none.
+#: The number that stands for "no step".
 NONE = -1
 
 #: The head of the file, and the part of each rank after it: the fields of :class:`Head` and :class:`Seat` as numbers.
@@ -27,7 +27,7 @@ _NUMBER = struct.Struct("=q")
 
 @dataclass(frozen=True)
 class Head:
-    """What the agent tells the ranks.
+    """The agent's part of the board, which the ranks read.
 
     Attributes:
         proposed: the step at which to stop, once it is agreed upon; :data:`NONE` if none is proposed.
@@ -44,13 +44,13 @@ class Head:
 
 @dataclass(frozen=True)
 class Seat:
-    """What a rank tells the agent.
+    """A rank's part of the board, which the agent reads.
 
     Attributes:
-        step: the last step that it has named; :data:`NONE` before the first.
-        halted: the step at which it was told to stop; :data:`NONE` if it was not.
-        preempted: whether it got SIGTERM.
-        handles: whether SIGTERM does not end it, since it waits for a step at which to stop.
+        step: the last step that the rank has named; :data:`NONE` before the first.
+        halted: the step at which the rank was told to stop; :data:`NONE` if it was not.
+        preempted: whether the rank got SIGTERM.
+        handles: whether the rank takes SIGTERM as a request to stop at a common step, and so does not end on it.
     """
 
     step: int = NONE
@@ -92,10 +92,10 @@ class Board:
 
     @contextmanager
     def locked(self, *, wait: bool = True) -> Iterator[None]:
-        """Keep other processes from looking meanwhile.
+        """Hold the lock of the board in the ``with`` block, so that no other process reads or writes.
 
         Raises:
-            BlockingIOError: another process looks just now, and the caller does not wait.
+            BlockingIOError: another process holds the lock, and ``wait`` is ``False``.
             OSError: the file is gone.
         """
         descriptor = self._file.descriptor()
@@ -106,12 +106,12 @@ class Board:
             fcntl.lockf(descriptor, fcntl.LOCK_UN)
 
     def head(self) -> Head:
-        """Return what the agent tells."""
+        """Return the agent's part."""
         proposed, agreed, linked, ending = _HEAD.unpack(os.pread(self._file.descriptor(), _HEAD.size, 0))
         return Head(proposed, agreed, bool(linked), bool(ending))
 
     def seats(self) -> list[Seat]:
-        """Return what each rank tells, by local rank."""
+        """Return the part of each rank, by local rank."""
         descriptor = self._file.descriptor()
         data = os.pread(descriptor, os.fstat(descriptor).st_size - _HEAD.size, _HEAD.size)
         return [Seat(step, halted, bool(got), bool(handles)) for step, halted, got, handles in _SEAT.iter_unpack(data)]

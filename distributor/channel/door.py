@@ -13,11 +13,12 @@ from typing import Any
 from distributor.channel.tls import TOKEN_BYTES, make_tls
 from distributor.values.plan import Endpoint
 
-#: Seconds that a new connection may take for the TLS handshake, and again to show the token.
+#: Seconds that a new connection may take for the TLS handshake, and then again for showing the token.
 _HELLO_TIMEOUT = 10.0
 
-#: Maximum number of connections that have not shown the token or sent a first message yet, or twice the number of tasks
-#: if that is more. A further connection ends the oldest of them, so that a flood keeps no node out for long.
+#: Maximum number of *strangers*: connections that have not yet shown the token or sent a first message. If twice the
+#: number of tasks is more, that is the maximum. A further connection ends the oldest stranger, so that a flood of
+#: connections keeps no node out for long.
 _MAX_STRANGERS = 128
 
 #: The type of a function that serves a connection until it ends.

@@ -8,7 +8,7 @@ from typing import Any
 
 from distributor.values.messages import AllFacts, Gather, Message, Stop, TaskFacts
 
-#: Maximum number of connections per task: some may belong to earlier tasks, or be broken without having ended.
+#: Maximum number of connections per task. Some may belong to earlier tasks, or be broken but not yet closed.
 _CONNECTIONS_PER_TASK = 8
 
 
@@ -18,8 +18,8 @@ class Facts:
     Spark may start all tasks again while some of the previous ones are still connected. Only the tasks of the newest
     *wave* count, that is, those that were started together with the task that has the highest attempt number. Spark
     gives consecutive attempt numbers to tasks that it starts together, so the facts are complete only if the attempt
-    numbers are consecutive. If a version of Spark numbered tasks in another way, the facts would never be complete, and
-    all tasks would use Spark's own ``allGather``.
+    numbers are consecutive. If a version of Spark numbers tasks in another way, the facts are never complete, and all
+    tasks use Spark's own ``allGather``.
 
     Args:
         tasks: number of tasks of the run.
@@ -27,7 +27,7 @@ class Facts:
 
     def __init__(self, tasks: int) -> None:
         self.tasks = tasks
-        #: Whether a node is up. A task that connects after that was started again, or has only missed the answer.
+        #: Whether a node is up. A task that connects after that has been started again, or has missed the answer.
         self.over = False
         #: The timer after which the driver no longer waits for missing tasks.
         self.fallback: asyncio.TimerHandle | None = None
@@ -39,7 +39,7 @@ class Facts:
         self._answered: set[asyncio.StreamWriter] = set()
         #: Whether the facts of all tasks have ever been complete and accepted, so that tasks may have got them.
         self.begun = False
-        #: Decides from the facts of all tasks whether the run may begin with this placement.
+        #: A function that gets the facts of all tasks, and decides whether the run may begin with this placement.
         self.accept: Callable[[list[dict[str, Any]]], bool] = lambda facts: True
         self._refused = False
 

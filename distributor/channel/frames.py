@@ -40,7 +40,8 @@ _JSON_KIND, _LOG_KIND = 1, 2
 #: Matches an escape sequence in JSON that may stand for half of a character (a surrogate).
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
-#: Matches a string in JSON. Its quantifiers are possessive, so a string without an end takes no longer than others.
+#: Matches a string in JSON. Its quantifiers are possessive, so that an unterminated string takes no longer to match
+#: than others.
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 #: All bytes except those that open and close lists and objects.

@@ -1,8 +1,8 @@
 """Decide which messages the driver accepts from processes that have the run's token.
 
-Any rank can read the token. The driver therefore believes a node only about itself and its own ranks, and only once it
-has proved that it is that node. A refused message ends the connection on which it came, and nothing else. This module
-has no side effects except that it logs refusals.
+Any rank can read the token. The driver therefore accepts statements about a node and its ranks only from a process that
+has proved to be this node. A refused message ends the connection on which it came, and nothing else. This module has no
+side effects except that it logs refusals.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class Guard:
         self._skips = skips
         self._known: tuple[Placement | None, dict[str, Node]] = (None, {})
         self._secrets: dict[str, str] = {}
-        #: The seal with which tasks make secrets for nodes. Without a seal, the first secret that a node shows counts.
+        #: The seal with which tasks make secrets for nodes. Without a seal, the first secret that a node shows is
+        #: accepted.
         self.seal: bytes | None = None
         self._importing: set[str] = set()
         self._warned: dict[str, set[str]] = {}
@@ -140,7 +141,7 @@ class Guard:
         self._importing.add(told.node)
 
     def check_value(self, value: messages.Value) -> None:
-        """Check that a return value is announced by the agent of the rank's node.
+        """Check that the agent of the rank's node has sent the announcement of a return value.
 
         Raises:
             ProtocolError: the sender is not the agent of the rank's node.
@@ -240,9 +241,9 @@ class Guard:
         return True
 
     def _proves(self, node: str, secret: str) -> bool:
-        """Return whether a secret is the one that the node has shown in its hello.
+        """Return whether a secret is the same that the node has shown in its hello.
 
-        If the ranks are not known, a node need not have said hello.
+        While the ranks are not known, a node need not have said hello.
         """
         known = node in self._secrets or self._world_size is None
         return known and _equal(self._secrets.get(node, ""), secret)

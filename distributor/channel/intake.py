@@ -21,7 +21,7 @@ from distributor.values.messages import Proceed, Received, Value
 #: Minimum number of bytes that are hashed at a time, except at the end of a value.
 _STEP = 1 << 20
 
-#: Number of bytes of memory that the system is asked for at a time, before data arrives for them.
+#: Memory is requested from the system in pieces of this number of bytes, shortly before data arrives for it.
 _READY = 16 << 20
 
 #: MADV_POPULATE_WRITE of madvise(2), from Linux 5.14 on. Older systems refuse it, and provide memory as it is used.
@@ -67,7 +67,7 @@ class Intake:
         return sum(coming) + sum(len(arrived.data) for arrived in self._arrived.values())
 
     def has(self, rank: int) -> bool:
-        """Return whether the value of a rank has arrived, or is not expected."""
+        """Return whether the value of a rank has arrived, or the rank returns none."""
         return rank in self._arrived or rank not in self._ranks
 
     def expect(self, ranks: Collection[int]) -> None:

@@ -57,11 +57,11 @@ class Receiver(Protocol):
     def on_offsets(self, offsets: Offsets, again: bool) -> None:
         """Note how many bytes of each log the driver has.
 
-        With ``again``, the connection was broken and is restored. Go on to send from these positions.
+        ``again`` means that a broken connection has been restored. In that case, send again from these positions.
         """
 
     def on_driver_lost(self) -> None:
-        """Note that the connection has broken and cannot be restored. The channel calls this once."""
+        """Note that the connection has broken and cannot be restored. The channel calls this method once."""
 
     def status(self) -> messages.Beat:
         """Return the heartbeat to send now."""
@@ -141,7 +141,7 @@ class Uplink:
         self._write(self._told[-1])
 
     def renew(self, hello: messages.Hello) -> None:
-        """Begin each later connection with this message, and no longer repeat the messages that were sent so far."""
+        """Begin each later connection with this message, and forget the messages that were to be repeated until now."""
         self._told = [frames.pack(hello)]
 
     def send(self, message: Message) -> None:
@@ -149,7 +149,7 @@ class Uplink:
         self._write(frames.pack(message))
 
     async def send_log(self, log: outcome.Log) -> None:
-        """Send a piece of a log, and return once the driver keeps up.
+        """Send a piece of a log, and return once the driver is ready for more.
 
         While the connection is down, wait until it is restored. The driver then says how much it has received. If bytes
         before this piece are missing, the piece is not sent: the missing bytes must be sent again first.
@@ -164,7 +164,7 @@ class Uplink:
                 await self._writer.drain()
 
     async def close(self) -> messages.Farewell | None:
-        """Tell the driver that nothing follows, and return its answer.
+        """Tell the driver that no more messages follow, and return its answer.
 
         Return ``None`` if there is no answer within :data:`_BYE_TIMEOUT` seconds.
         """

@@ -1,9 +1,9 @@
 """Make and check the secrets that prove to the driver which node a process speaks for. Only tasks can make them.
 
-The driver makes a *seal* for each run. Spark sends it to the tasks with their work, and no agent and no rank gets it. A
-task makes its node's secret from the seal, and the node's agent shows that secret over the channel. The driver may
-therefore unpickle what such a node sends. This module uses the standard library only, because it is pickled by value
-into Spark's workers.
+The driver makes a *seal* for each run. Spark sends the seal to the tasks with their work; agents and ranks do not get
+it. A task makes its node's secret from the seal, and the node's agent shows that secret over the channel. The driver
+can therefore trust, and unpickle, what an agent with such a secret sends. This module uses the standard library only,
+because it is pickled by value into Spark's workers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Memory that a node's ranks share with its agent: each rank has a slot in which it reports how it ended.
 
-A rank must be able to report its end if the disk is full, if it can open no more files, if user code has changed the
-root directory, and if the node's folder is gone. The memory is therefore mapped before user code runs, and a rank needs
-nothing else to report. A page takes up memory only once it has been written.
+A rank must be able to report its end even if the disk is full, if it can open no more files, if user code has changed
+the root directory, or if the node's folder is gone. The memory is therefore mapped before user code runs, and a rank
+needs nothing else in order to report. A page takes up memory only once it has been written.
 
 Source: memfd_create(2), mmap(2).
 """
@@ -83,7 +83,8 @@ class Slot:
         """Replace the contents of the slot.
 
         Returns:
-            Whether the data was written. Data longer than :data:`ROOM` is not, and a fork of the rank writes nothing.
+            Whether the data was written. Data longer than :data:`ROOM` is not written, and a fork of the rank writes
+            nothing.
         """
         if len(data) > ROOM or not self.is_mine:
             return False

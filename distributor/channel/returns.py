@@ -24,7 +24,7 @@ class Depository(Protocol):
 
     @property
     def progress(self) -> int:
-        """A number that grows as files come."""
+        """A number that grows as files arrive."""
 
     async def receive(
         self, deposit: Deposit, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -66,7 +66,7 @@ class Returns:
     async def wait(
         self, nodes: Callable[[], Collection[str] | None], hopeless: Callable[[], bool], patience: float
     ) -> Collected | None:
-        """Wait until the results of all nodes have arrived, and return them; ``None`` if some do not arrive.
+        """Wait until the results of all nodes have arrived, and return them; ``None`` if some results do not arrive.
 
         Args:
             nodes: returns the names of the run's nodes; ``None`` while they are not known.

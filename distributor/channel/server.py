@@ -25,8 +25,8 @@ from distributor.values import messages, outcome
 from distributor.values.messages import Message, Offset
 from distributor.values.plan import Endpoint
 
-#: Seconds that a node may take to reconnect after its connection was closed. The driver cannot tell at once whether the
-#: node has ended, or only its connection.
+#: Seconds that a node may take to reconnect after its connection was closed. Until then, the driver cannot tell whether
+#: the node has ended or only its connection.
 RETURN_WINDOW = 3.0
 
 #: Seconds after the first task's facts until the driver assumes that the missing tasks cannot reach it.
@@ -137,12 +137,12 @@ class ChannelServer:
 
     @property
     def begun(self) -> bool:
-        """Whether nodes may have started, since tasks got the facts of all tasks or were told to use ``allGather``."""
+        """Whether nodes may have started: tasks have got the facts of all tasks, or were told to use ``allGather``."""
         return self._facts.begun or self._facts.given_up
 
     @property
     def exchanged(self) -> bool:
-        """Whether tasks got the facts of all tasks from the driver, so that none waits in ``allGather``."""
+        """Whether tasks have got the facts of all tasks from the driver. If so, no task waits in ``allGather``."""
         return self._facts.begun
 
     @property
@@ -207,7 +207,7 @@ class ChannelServer:
         self._call(self.returns.clear()).result()
 
     def attach(self, sock: socket.socket) -> None:
-        """Serve a node over a connected socket, the other end of which the node inherits. The server owns it then."""
+        """Serve a node over a connected socket, which the server then owns. The node inherits the other end."""
         self._call(self._serve_socket(sock)).result()
 
     def hear(self, node: str, message: Message) -> None:
@@ -216,7 +216,7 @@ class ChannelServer:
             self._loop.call_soon_threadsafe(self._listener.on_message, node, message)
 
     def await_loss(self, node: str) -> None:
-        """Wait until the listener has heard that a node is gone, whose process has ended."""
+        """Wait until the listener has been told that a node is lost. The node's process has ended before this call."""
         end = time.monotonic() + _NOTICE
         while node in self._peers and time.monotonic() < end:
             time.sleep(0.01)
@@ -239,7 +239,7 @@ class ChannelServer:
         Args:
             reason: the reason, for people to read.
             grace: whether ranks get the grace period; ``False`` also ends a grace period that has already begun.
-            hasty: whether another attempt waits for the ranks' end.
+            hasty: whether another attempt starts as soon as the ranks have ended.
         """
         with suppress(RuntimeError):  # the run has just ended, and the loop with it
             self._loop.call_soon_threadsafe(self._order_stop, messages.Stop(reason[:_LONGEST_REASON], grace, hasty))
@@ -317,7 +317,7 @@ class ChannelServer:
     async def _serve_task(
         self, message: Message | outcome.Log, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Serve, to its end, a connection that did not begin with a hello: a task's, or one for a value or files.
+        """Serve a connection that carries a task's facts, a value or files, until it ends.
 
         Raises:
             ProtocolError: the message cannot begin a connection in this run.
@@ -386,7 +386,7 @@ class ChannelServer:
     async def _exchange(
         self, message: messages.TaskFacts, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Keep a task's facts while its connection lasts, and answer when all facts are here or cannot come.
+        """Keep a task's facts while its connection lasts. Answer once all facts have arrived, or some cannot arrive.
 
         Raises:
             ProtocolError: the task sends more than its facts, or there are too many tasks.
@@ -472,7 +472,7 @@ class ChannelServer:
                     self._lose(node, f"nothing was heard from it for {self._timeout:g} s")
 
     def _expects_nothing(self) -> bool:
-        """Return whether no results can come: the run is stopped, or no node is connected and none has sent results."""
+        """Return whether no results can arrive: the run is stopped, or no node is connected and none has sent any."""
         return self._standing.stop is not None or not (self._peers or self.returns)
 
     def _lose(self, node: str, why: str) -> None:

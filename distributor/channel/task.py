@@ -1,9 +1,11 @@
 """Use the channel in code without an event loop: exchange the facts of tasks, and send return values and files.
 
 Facts are exchanged once, before any task starts its work. Over the channel, the driver answers as soon as it has heard
-from all tasks, whereas Spark's own ``allGather`` polls once a second. Either all tasks use the channel, or all use
-``allGather``. A task that cannot reach the driver for :data:`CONNECT_TIMEOUT` seconds uses ``allGather``. The driver
-then lacks the facts of that task, and tells the other tasks to use ``allGather`` too.
+from all tasks, whereas Spark's own ``allGather`` polls once a second.
+
+Either all tasks use the channel, or all use ``allGather``. A task that cannot reach the driver for
+:data:`CONNECT_TIMEOUT` seconds uses ``allGather``. The driver then lacks the facts of that task, and tells the other
+tasks to use ``allGather`` too.
 
 This module uses the standard library only, because it is pickled by value into Spark's workers.
 """
@@ -37,8 +39,8 @@ from distributor.values.messages import (
     Withdraw,
 )
 
-#: Seconds that a task tries to reach the driver before it uses ``allGather``. No task may give up sooner, because the
-#: driver relies on it: until then, a run from which it has heard nothing cannot have begun.
+#: Seconds that a task tries to reach the driver before it uses ``allGather``. No task may give up sooner. The driver
+#: relies on this: until that time has passed, a run from which it has heard nothing cannot have begun.
 CONNECT_TIMEOUT = 5.0
 
 #: Seconds between attempts to reach the driver.
@@ -49,7 +51,7 @@ _SENDINGS = 2
 
 
 class StoppedError(Exception):
-    """The run was stopped: it must not begin, or it no longer needs return values."""
+    """The run was stopped. It must not begin, or it no longer needs return values."""
 
 
 class RefusedError(Exception):
@@ -254,7 +256,7 @@ def _over_channel(message: TaskFacts, endpoint: Endpoint | None, patience: float
 def _wait_for_ever(line: socket.socket, patience: float) -> None:
     """Wait for the driver's answer without a time limit, since other tasks may start late.
 
-    TCP keepalive notices within about ``patience`` seconds if the driver's machine fails.
+    If the driver's machine fails, TCP keepalive detects this within about ``patience`` seconds.
     """
     line.settimeout(None)
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

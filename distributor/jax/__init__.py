@@ -1,1 +1,4 @@
-"""The wing for JAX: how ranks tell JAX about each other. Runs in ranks; may import the hooks of ``rank``."""
+"""JAX: tell JAX in each rank about the other ranks.
+
+A wing (see docs/architecture.md): runs in ranks; may import the hooks of ``rank``.
+"""

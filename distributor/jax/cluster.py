@@ -1,4 +1,4 @@
-"""How JAX learns of the other ranks: from a ``ClusterEnv`` of this package, which ``initialize()`` tries first."""
+"""Tell JAX about the other ranks, through a ``ClusterEnv`` of this package, which ``initialize()`` tries first."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def register(coordinator: str, address: str, world_size: int, first_rank: int, u
 
 
 def _add_environment(module: ModuleType, place: dict[str, Any]) -> None:
-    """Define a cluster environment, and put it before JAX's own ones.
+    """Define a cluster environment, and put it before the environments that JAX defines.
 
     Source: https://docs.jax.dev/en/latest/_autosummary/jax.distributed.initialize.html and
     ``jax/_src/clusters/cluster.py``, where each subclass is tried in order.
@@ -69,7 +69,7 @@ def _add_environment(module: ModuleType, place: dict[str, Any]) -> None:
 
 
 def _listen_on(module: ModuleType, address: str) -> None:
-    """Make collectives on CPUs listen on the node's address, not on the one that the host's name resolves to."""
+    """Make collectives on CPUs listen on the node's address. By default, they use what the host's name resolves to."""
     for where in (getattr(module, "_jax", None), getattr(getattr(module, "_jax", None), "collectives", None)):
         make = getattr(where, "make_gloo_tcp_collectives", None)
         if make is not None:

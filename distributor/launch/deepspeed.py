@@ -64,7 +64,7 @@ class DeepspeedRanks(BasePath):
 
     @property
     def needs(self) -> Mapping[str, str]:
-        """The modules that ranks must import, each with the name of the option that requires it."""
+        """The modules that ranks must be able to import, each with the name of the option that requires it."""
         return {} if self.config is None else {"deepspeed": "deepspeedConfig"}
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
@@ -100,7 +100,7 @@ class DeepspeedRanks(BasePath):
 
 
 def _with_arguments(target: Target, kind: ScriptArguments, paths: Mapping[str, str]) -> Target:
-    """Append to a script's arguments those that name the configuration. A function has no command line.
+    """Append the arguments that name the configuration to a script's arguments. A function has no command line.
 
     ``deepspeed.add_config_arguments`` parses the arguments of the kind ``"deepspeed"``.
     ``transformers.TrainingArguments`` parses the argument of the kind ``"trainer"``: Hugging Face's Trainer replaces

@@ -39,7 +39,7 @@ class Jax(BasePath):
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         """Return the environment variables that all ranks get.
 
-        They switch off JAX's preemption service. It would handle SIGTERM, so that ranks would not end on this signal.
+        They switch off JAX's preemption service, which would handle SIGTERM and thus keep ranks from ending on it.
         Source: ``jax/_src/distributed.py``.
         """
         return {"JAX_ENABLE_PREEMPTION_SERVICE": "false", **({} if use_gpu else {"JAX_PLATFORMS": "cpu"})}

@@ -113,7 +113,7 @@ def with_port(placement: Placement, port: int) -> Placement:
 
 
 def _node_gpus(tasks: Sequence[NodeFacts], job: Job) -> tuple[str, ...]:
-    """Return the devices of a node in the order in which its ranks see them, as ``Node.gpus`` requires.
+    """Return the devices of a node, in the order in which its ranks see them (as in ``Node.gpus``).
 
     Raises:
         ResourceError: a task has fewer GPUs than its ranks need.
@@ -139,7 +139,7 @@ def _node_gpus(tasks: Sequence[NodeFacts], job: Job) -> tuple[str, ...]:
 def _refuse_shared_gpus(nodes: Sequence[Node], machines: Sequence[str]) -> None:
     """Raise an error if two ranks would share a GPU.
 
-    Otherwise, NCCL's first collective would hang, or the ranks would run out of memory.
+    Without this error, NCCL's first collective would hang, or the ranks would run out of memory.
 
     Raises:
         ResourceError: two ranks would share a GPU.

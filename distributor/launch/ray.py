@@ -74,7 +74,7 @@ class RayNodes(BasePath):
         return (f"--num-cpus={tasks * node.task_cpus}", f"--num-gpus={len(node.gpus)}", *sizes)
 
     def _temporary(self, site: Site) -> str:
-        """Return the folder for Ray's files: in the node's folder, or in ``/tmp`` if sockets' paths would be too long.
+        """Return the folder for Ray's files: in the node's folder, or in ``/tmp`` if socket paths would be too long.
 
         Other users cannot guess the name in ``/tmp``, so they cannot create the folder first.
         """

@@ -32,7 +32,7 @@ class Task:
 class TensorFlow(BasePath):
     """The launch path for TensorFlow: ``TF_CONFIG`` describes the cluster and each process's task in it.
 
-    Without parameter servers, all processes are workers, for ``MultiWorkerMirroredStrategy``. Worker 0 is rank 0.
+    Without parameter servers, all processes are workers of ``MultiWorkerMirroredStrategy``. Worker 0 is rank 0.
 
     With parameter servers, rank 0 is the chief, which runs ``ParameterServerStrategy``. The next ranks are the workers
     and then the servers, which run ``tf.distribute.Server(...).join()``. Workers and servers never end by themselves.
@@ -56,7 +56,7 @@ class TensorFlow(BasePath):
     evaluator: bool = False
 
     def resolve(self, num_processes: int, use_gpu: bool) -> TensorFlow:
-        """Return this path with checked values.
+        """Check the values, and return this path.
 
         Raises:
             ConfigurationError: a value is wrong, or there are too few processes.

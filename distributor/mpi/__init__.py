@@ -1,1 +1,4 @@
-"""The wing for MPI: the launch path (driver), the companion that runs MPI on a node, and functions that ranks call."""
+"""MPI: the launch path, the companion that runs MPI on a node, and functions that ranks call.
+
+A wing (see docs/architecture.md): runs on the driver, on nodes and in ranks.
+"""

@@ -1,4 +1,4 @@
-"""How an MPI companion fetches the command of its node's daemon from the companion of node 0.
+"""Fetch the command of a node's MPI daemon from the companion of node 0, which sends such commands.
 
 Each side proves that it has the run's key.
 

@@ -22,7 +22,7 @@ def is_here() -> bool:
 def begin(sizes: Sequence[int], address: str) -> tuple[subprocess.Popen[str], list[str]]:
     """Start ``mpiexec`` on node 0, and return the process and the command of each node.
 
-    ``mpiexec`` gets labels in place of host names, since names must differ even for two executors on one host.
+    ``mpiexec`` gets labels in place of host names, because it needs different names even for two executors on one host.
 
     Args:
         sizes: number of ranks of each node.

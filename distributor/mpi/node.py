@@ -1,8 +1,8 @@
 """The companion that runs MPI's process manager on a node, and gives ranks their places in MPI's world.
 
-The manager on node 0 says what to start on the other nodes, whose companions fetch that command from the companion of
-node 0. On each node, the manager's daemon starts shims. They pass their places to this process, which gives them to the
-ranks.
+The manager on node 0 prints a command for each node. Companions of other nodes fetch their command from the companion
+of node 0. The command starts the manager's daemon on the node, and the daemon starts a *shim* for each rank. Each shim
+passes its place in MPI's world to this process, which gives it to the rank.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from distributor.mpi import commands, mpich, openmpi
 from distributor.mpi.places import Places
 from distributor.mpi.shims import environment
 
-#: Number of seconds to wait for the end of a rank, which explains more than the manager's end that it has caused.
+#: If MPI's manager has ended, number of seconds to wait for the end of the ranks. A rank's end may be the cause, and
+#: then explains more.
 _PATIENCE = 1.0
 
 KINDS: Mapping[str, Any] = {"mpich": mpich, "openmpi": openmpi}
@@ -42,7 +43,7 @@ def serve(
         node: number of this node.
         sizes: number of ranks of each node.
         hosts: name of each node's host.
-        head: address of node 0 and one of its ports, at which its companion tells the others what to start.
+        head: address and port of the companion of node 0, from which the others fetch their commands.
         folder: the node's private folder.
         kind: ``"mpich"``, ``"openmpi"``, or ``None`` for the one that node 0 has.
         ready: called once all ranks of this node have a place.
@@ -67,7 +68,7 @@ def serve(
 
 
 def choose(kind: str | None) -> str:
-    """Return the MPI to use: ``kind`` if given, else MPICH or Open MPI. Ends the process if it is not installed."""
+    """Return the MPI to use: ``kind`` if given, else MPICH or Open MPI. End this process if it is not installed."""
     for name in [kind] if kind is not None else KINDS:
         if KINDS[name].is_here():
             return name
@@ -98,7 +99,7 @@ def _watch(name: str, manager: subprocess.Popen[str], places: Places) -> None:
 
 
 def _beside(function: Callable[..., object], *arguments: object) -> None:
-    """Call a function in a thread of its own."""
+    """Call a function in a separate thread."""
     threading.Thread(target=function, args=arguments, daemon=True).start()
 
 
@@ -110,7 +111,7 @@ def _await(name: str, manager: subprocess.Popen[str], places: Places) -> None:
 
 
 def _fail(text: str, places: Places) -> None:
-    """End this process with an error, since MPI has ended, unless all ranks of the node have ended before."""
+    """End this process with an error because MPI has ended. Do nothing if all ranks of the node have ended before."""
     time.sleep(_PATIENCE)
     if not places.over:
         print(text, file=sys.stderr, flush=True)

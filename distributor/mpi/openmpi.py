@@ -77,7 +77,7 @@ def _prterun(slots: Path, agent: Path, ranks: int, environ: Mapping[str, str]) -
 
 
 def prefixes() -> dict[str, str]:
-    """Return variables that say where Open MPI is, if it comes from a wheel, which was built for another path."""
+    """Return variables that tell Open MPI where it is. A wheel needs them, because it was built for another path."""
     if not os.path.exists(os.path.join(sys.prefix, "lib", "libmpi.so.40")):
         return {}
     return dict.fromkeys(("OPAL_PREFIX", "PRTE_PREFIX", "PMIX_PREFIX"), sys.prefix)

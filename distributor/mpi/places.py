@@ -1,8 +1,8 @@
-"""Gives a node's ranks their places in MPI's world, which arrive from the shims that MPI has started.
+"""Give a node's ranks their places in MPI's world. The shims that MPI has started send these places.
 
 Messages from a rank to MPICH's process manager pass through here. The manager does not learn that a rank has ended,
-since the launcher decides whether a rank has failed. ``MPI_Abort`` ends the rank that calls it; MPICH would end all
-others instead.
+because the launcher decides whether a rank has failed. Here, ``MPI_Abort`` ends the rank that calls it. MPICH's manager
+would end all other ranks instead.
 
 Source: the PMI-1 protocol, lines such as ``cmd=abort exitcode=7``; ``src/pmi/src/pmi_wire.c`` of MPICH.
 """

@@ -1,4 +1,4 @@
-"""What ranks do on the MPI path: they take the place of a process that MPI has started, and finalize MPI at the end."""
+"""Functions for MPI in ranks: take the place of a process that MPI has started, and finalize MPI at the end."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from distributor.rank.imports import on_import
 #: Maximum number of bytes of a place.
 _MOST = 1 << 16
 
-#: How the names of shared memory begin that MPICH and Open MPI remove only in ``MPI_Finalize``.
+#: Prefixes of the names of shared memory that MPICH and Open MPI remove only in ``MPI_Finalize``.
 _SEGMENTS = ("mpich_shm_", "sm_segment.")
 
-#: Variables with which a rank that waits gives its CPU to other processes at once. By default, Open MPI never does, and
-#: MPICH after 1,000 polls. Sources: ``mpi_yield_when_idle`` in ``ompi_info --all``, and the text of
+#: Variables that make a waiting rank yield its CPU to other processes at once. By default, Open MPI never yields, and
+#: MPICH yields after 1,000 polls. Sources: ``mpi_yield_when_idle`` in ``ompi_info --all``, and the text of
 #: ``MPIR_CVAR_POLLS_BEFORE_YIELD`` in MPICH's library.
 _YIELD = {"OMPI_MCA_mpi_yield_when_idle": "1", "MPIR_CVAR_POLLS_BEFORE_YIELD": "1"}
 
@@ -54,7 +54,7 @@ def join(line: str, world_size: int, beside: int, local_rank: int) -> None:
 
 
 def _await_abort(companion: socket.socket) -> None:
-    """End this process after it has called ``MPI_Abort``, which waits to be killed by a process manager."""
+    """End this process once it has called ``MPI_Abort``, which waits until a process manager kills the process."""
     code = companion.recv(_MOST)  # the connection stays open until this process ends
     if code:
         os._exit(int(code) & 0xFF)
@@ -73,7 +73,7 @@ def _on_mpi4py(module: ModuleType, world_size: int) -> None:
 
 
 def _check(mpi: Any, world_size: int) -> None:
-    """Raise an error if mpi4py has not found all ranks, which happens if it uses another MPI than the one that runs."""
+    """Raise an error if mpi4py has not found all ranks. This happens if it uses another MPI than the run does."""
     if (found := mpi.COMM_WORLD.Get_size()) != world_size:
         library = mpi.Get_library_version().split("\n")[0].strip("\0")
         raise RuntimeError(
@@ -83,7 +83,7 @@ def _check(mpi: Any, world_size: int) -> None:
 
 
 def leave(local_rank: int) -> None:
-    """Finalize MPI, as mpi4py does at the interpreter's exit, which ranks skip."""
+    """Finalize MPI. Ranks skip the interpreter's exit, where mpi4py would do this."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         mpi.Finalize()

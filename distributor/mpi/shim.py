@@ -1,4 +1,4 @@
-"""The process that MPI starts in place of a rank: it passes its place to the rank, and stays until it is ended.
+"""The process that MPI starts in place of a rank. It passes its place to the rank, and stays until it is ended.
 
 Runs alone, without this package: ``python -S -E shim.py``.
 """
@@ -12,7 +12,7 @@ import time
 #: Number of seconds that the companion of a rank's node may take to start.
 _PATIENCE = 60.0
 
-#: How the names of the variables begin that process managers set, and by which ranks find their place.
+#: Prefixes of the variables that process managers set. Ranks find their place in MPI by these variables.
 _PREFIXES = ("PMI_", "MPI_", "PMIX_", "OMPI_", "PRTE_")
 
 
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def connect(line: socket.socket, rank: int) -> None:
-    """Connect to the companion of a rank's node, which may be another executor on this host and may not be up yet."""
+    """Connect to the companion of a rank's node. The node may be another executor of this host, and not be up yet."""
     end = time.monotonic() + _PATIENCE
     while True:
         try:
@@ -36,7 +36,10 @@ def connect(line: socket.socket, rank: int) -> None:
             return
         except OSError:
             if time.monotonic() > end:
-                sys.exit(f"rank {rank} is not on this machine: do two machines have its host name? Give each its own")
+                sys.exit(
+                    f"rank {rank} is not on this machine: two machines may have the same host name, so give each "
+                    "machine its own"
+                )
             time.sleep(0.05)
 
 

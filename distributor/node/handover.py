@@ -1,8 +1,8 @@
 """Send the results of a node whose ranks have succeeded over the channel, in addition to sending them through Spark.
 
-The agent's owner, a task's Python worker, sends all results through Spark. The worker or its executor may die before the
-results are sent. The agent outlives both. If the driver can be reached, the agent therefore sends the results over the
-channel, too.
+The agent's owner, a task's Python worker, sends all results through Spark. The worker or its executor may die before
+the results are sent. The agent outlives both. If the driver can be reached, the agent therefore sends the results over
+the channel, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Warn about libraries that coordinate all processes of a host, if several executors of a run share a host."""
+"""Warn about libraries that coordinate all processes of a host if several executors of a run share the host."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _print(library: Any, executors: int) -> None:
     if not hasattr(library, "StreamingDataset"):  # another module of that name
         return
     print(
-        f"[distributor] {library.__name__} coordinates by host, and {executors} executors of this run share this host, "
-        'each with a LOCAL_RANK 0: pass local_ranks="host"',
+        f"[distributor] {library.__name__} expects one LOCAL_RANK 0 on each host, but {executors} executors of this "
+        'run share this host, and each has its own: pass local_ranks="host"',
         file=sys.stderr,
     )

@@ -39,7 +39,10 @@ class Company:
 
     @property
     def missed(self) -> str | None:
-        """The framework that trains in this rank without the others, or ``"torch"``; ``None`` if nothing does."""
+        """The name of the framework with which this rank trains alone; ``None`` if it does not train alone.
+
+        The name is ``"torch"`` if none of :data:`_FRAMEWORKS` is loaded.
+        """
         if not self._trains or self._met:
             return None
         size = self._group_size()
@@ -65,7 +68,7 @@ class Company:
         autograd.backward = first_backward
 
     def _note(self) -> None:
-        """Note that this rank trains, and how large its process group is, until it has met all others."""
+        """Record a training step and the size of the process group. Do nothing once the group has had all ranks."""
         if self._met:
             return
         self._trains = True
@@ -83,7 +86,7 @@ class Company:
 
     @staticmethod
     def _was_in_group() -> bool:
-        """Return whether there was a process group that has been destroyed by now.
+        """Return whether this process had a process group that has been destroyed.
 
         ``init_process_group`` sets an exception hook, which stays when the group is destroyed.
         """

@@ -1,4 +1,4 @@
-"""Lets all ranks stop at the same step, without a collective.
+"""Make all ranks stop at the same step, without a collective.
 
 Before a rank goes on with a step, it names the step to its agent. Once the driver has proposed a step that lies ahead
 of all ranks, and each agent has accepted it, all ranks stop there.
@@ -18,17 +18,17 @@ from distributor.channel.board import NONE, Board, Head
 from distributor.errors import ConfigurationError, StopError
 from distributor.values.checks import as_whole
 
-#: Number of seconds that a rank waits at a proposed step to hear whether it was agreed upon.
+#: Number of seconds that a rank waits at a proposed step until it knows whether all nodes have agreed to the step.
 PATIENCE = 60.0
 
-#: Number of seconds between two looks meanwhile.
+#: Number of seconds between two reads of the board during this wait.
 _LOOK = 0.005
 
 _LARGEST = 1 << 62
 
 
 def answer(step: int, head: Head) -> bool | None:
-    """Return whether a rank stops at a step; ``None`` if that is not agreed upon yet.
+    """Return whether a rank stops at a step; ``None`` if the nodes have not agreed yet.
 
     >>> answer(7, Head()), answer(7, Head(proposed=8)), answer(8, Head(proposed=8)), answer(9, Head(8, agreed=8))
     (False, False, None, True)
@@ -39,7 +39,7 @@ def answer(step: int, head: Head) -> bool | None:
 
 
 class Stopper:
-    """What a rank needs to know whether to stop.
+    """Tells a rank whether it must stop.
 
     Args:
         board: the board of the rank's node.
@@ -87,7 +87,7 @@ class Stopper:
             return stops
 
     def _watch_signal(self) -> None:
-        """From now on, take SIGTERM for a request to stop together, unless user code handles it."""
+        """Treat SIGTERM as a request to stop all ranks together from now on, unless user code handles the signal."""
         handler = signal.getsignal(signal.SIGTERM)
         is_main = threading.current_thread() is threading.main_thread()
         if handler is signal.SIG_DFL and is_main and self._board.head().linked:
@@ -112,7 +112,7 @@ _stopper: Stopper | None = None
 
 
 def begin(path: Path, local_rank: int) -> None:
-    """Note where this process, which is now a rank, hears when to stop."""
+    """Set the board from which this process, which is now a rank, learns when to stop."""
     global _stopper
     _stopper = Stopper(Board(path), local_rank)
 
@@ -121,7 +121,7 @@ def should_stop(step: Any) -> bool:
     """Return whether this rank stops at a step; ``False`` if this process is no rank.
 
     Raises:
-        ConfigurationError: the step is not a whole number from 0 on.
+        ConfigurationError: the step is not a whole number of at least 0.
         StopError: as for :meth:`Stopper.should_stop`.
     """
     number = step if type(step) is int else as_whole(step)

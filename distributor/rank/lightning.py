@@ -129,7 +129,7 @@ class Fitting:
 def _kind(connector: Any) -> str:
     """Return the name of a connector's accelerator, which Lightning stores as a name or an object.
 
-    For ``"auto"``, its default, Fabric chooses an accelerator only after this call. Trainer has chosen one before.
+    Fabric replaces its default, ``"auto"``, with an accelerator only after this call. Trainer does so before it.
     """
     accelerator = connector._accelerator_flag
     if accelerator == "auto":

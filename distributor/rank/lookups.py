@@ -3,8 +3,9 @@
 Torch's rendezvous store looks up the name of each address that connects to it, and each client looks up the name of
 the store (``formatSockAddr`` calls getnameinfo(3)). If a name server does not answer, this takes 5 s or more, and all
 ranks ask at the same instant. From torch 2.9 on, a process never asks again once one such call has failed (pytorch pull
-request 159596). This module therefore makes one call fail: a client's address is a path that is longer than a port's
-name may be. The call sends no query, and changes no setting of the resolver. Forks of the process inherit the result.
+request 159596). This module therefore makes one call fail. It connects to a store over a Unix socket, and the client's
+address is a path that is longer than a port's name may be. The call sends no query, and changes no setting of the
+resolver. Forks of the process inherit the result.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ _RENDEZVOUS = "torch.distributed.rendezvous"
 #: Whether this process, or the one that it was forked from, has tried to switch the look-ups off.
 _done = False
 
-#: If a store takes longer than this number of seconds to come up on its own machine, it has most likely waited for a
-#: name server. The resolver's time-out is 5 s by default (resolv.conf(5)).
+#: If a store takes longer than this number of seconds to start on its own machine, it has most likely waited for a name
+#: server. The resolver's time-out is 5 s by default (resolv.conf(5)).
 _SLOW = 4.5
 
-#: A name that is too long for getnameinfo(3), which allows a port NI_MAXSERV (32) bytes including the null byte.
+#: A name that is too long for getnameinfo(3), where a port's name may have NI_MAXSERV (32) bytes with its null byte.
 _LONG = "p" * 40
 
 #: An invalid address, so that no name server is asked about it.
@@ -63,7 +64,7 @@ def switch_off(folder: str) -> None:
 
 
 def warning(seconds: float, address: str) -> str | None:
-    """Return a warning for the user if a store was slow to come up on its own machine, else ``None``.
+    """Return a warning for the user if a store was slow to start on its own machine; otherwise ``None``.
 
     Args:
         seconds: number of seconds that the store took.

@@ -134,9 +134,9 @@ def _open_log(order: NodeOrder, local_rank: int, stream: str) -> int:
 def _close_connections() -> None:
     """Close the launcher's sockets and process descriptors, which would keep its ports open.
 
-    Other descriptors stay open. If they were closed, code that does not know about it would go on to use their numbers,
-    which could belong to files of the rank by then. For example, libuv's fork handler writes to its signal pipe, and
-    ``std::random_device`` reads from ``/dev/urandom``.
+    Other descriptors stay open. If they were closed, code that does not know this would still use their numbers. By
+    then, the numbers could belong to files of the rank. For example, libuv's fork handler writes to its signal pipe,
+    and ``std::random_device`` reads from ``/dev/urandom``.
     """
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -232,7 +232,7 @@ def _without_torch(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _calm_signal_handlers() -> None:
-    """Make the user's signal handlers raise no more exceptions, which could prevent the report of the rank's outcome.
+    """Suppress exceptions of the user's signal handlers, which could prevent the report of the rank's outcome.
 
     For example, torch's data loader raises an exception from its SIGCHLD handler, wherever the main thread happens to
     be.
@@ -292,7 +292,7 @@ def _call(order: NodeOrder, local_rank: int) -> Any:
 
 
 def _call_ours(call: Call | None, local_rank: int) -> None:
-    """Call a function that the plan names, if it names one."""
+    """Call a function of this package that the plan names. Do nothing if it names none."""
     if call is not None:
         getattr(importlib.import_module(call.module), call.function)(**call.arguments, local_rank=local_rank)
 
@@ -312,7 +312,7 @@ def script_path(order: NodeOrder, script: Script) -> str:
 def _user_frames(frames: TracebackType | None) -> TracebackType | None:
     """Return the traceback from the user's first frame on, without this module, the unpickling and ``runpy``.
 
-    Returns ``None`` if no frame is the user's: the target could not be loaded or could not be called.
+    Return ``None`` if no frame is the user's, because the target could not be loaded or called.
     """
     ours = (__file__, payload.__file__, runpy.__file__, "<frozen runpy>")
     rest = frames

@@ -1,7 +1,7 @@
 """Write a rank's reports to a file, which the node's agent sends to the driver. A report waits for no other process.
 
-The file consists of lines, and is sent like the rank's output. Lines are sent at once over the channel, and again after
-a break of the connection. Lines that are missing at the end come through Spark.
+The file consists of lines, and is sent like the rank's output. Lines are sent at once over the channel. After a break
+of the connection, lines that were lost are sent again. Lines that are still missing at the end are sent through Spark.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Writer:
 
     Args:
         path: path of the file.
-        room: maximum number of bytes of the rank's reports that are kept.
+        room: maximum total size of the reports that are kept for the rank, in bytes.
         attempt: number of the attempt.
     """
 
@@ -72,7 +72,7 @@ class Writer:
             self._write(line)
 
     def committed(self, step: int, path: str) -> None:
-        """Write the news of a checkpoint."""
+        """Write that a checkpoint has been committed."""
         with self._lock:
             self._write(pack_committed(Committed(self._attempt, time.time(), step, path)))
 
@@ -83,7 +83,7 @@ class Writer:
                 self._write(pack_spent(Spent(self._attempt, what, seconds)))
 
     def finish(self) -> None:
-        """Write the last report if it was left out: it shows how training has ended."""
+        """Write the last report if it was left out, because it shows how training has ended."""
         with self._lock:
             if self._left_out is not None and os.getpid() == self._owner:
                 self._write(pack(self._left_out))

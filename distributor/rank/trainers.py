@@ -78,7 +78,7 @@ def _total(trainer: Any) -> int | None:
 
 
 def _report(logs: Mapping[Any, Any], step: int, total: int | None) -> None:
-    """Report those logged values that are numbers."""
+    """Report the logged values that are numbers, and ignore the others."""
     numbers: dict[str, float] = {}
     for name, value in logs.items():
         with suppress(TypeError, ValueError, RuntimeError):  # texts, and tensors of several elements

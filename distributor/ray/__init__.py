@@ -1,1 +1,4 @@
-"""The wing for Ray: the launch path as users write it (driver), and the companion that runs Ray on a node."""
+"""Ray: the launch path as users write it, and the companion that runs Ray on a node.
+
+A wing (see docs/architecture.md): runs on the driver and on nodes.
+"""

@@ -17,10 +17,10 @@ _LEAST = 78_643_200
 class Ray:
     """The launch path that starts a Ray cluster on the run's nodes, and runs the function once, as Ray's driver.
 
-    ``num_processes`` is the number of Ray workers that the cluster has room for: each node offers the CPUs and GPUs of
-    its slots. The function runs on node 0, where ``ray.init()``, which Ray also calls by itself, joins the cluster.
-    ``run()`` returns what the function returns. Only processes of the run have the token that the cluster asks for. The
-    cluster ends with the function.
+    ``num_processes`` is the number of Ray workers that fit into the cluster: each node offers the CPUs and GPUs of its
+    slots. The function runs on node 0. There, ``ray.init()`` joins the cluster; Ray also calls it by itself. ``run()``
+    returns what the function returns, and the cluster ends with the function. The cluster accepts only processes that
+    have its token, which are the processes of the run.
 
     Args:
         object_store_memory: size of each node's object store, such as ``"2g"``, at least 78,643,200 bytes. ``None``

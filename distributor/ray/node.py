@@ -26,8 +26,8 @@ _STARTED = "ray_current_cluster"
 #: The first version that was seen to refuse clients without the token.
 _LEAST = (2, 60)
 
-#: Variables that Ray's workers must not get: Ray chooses their number of threads, and with a variable of torchrun's,
-#: ``init_process_group`` waits forever for a store that nobody serves.
+#: Variables that Ray's workers must not get. Ray itself chooses their number of threads. With torchrun's variable,
+#: ``init_process_group`` would wait forever for a store that no process serves.
 _NOT_FOR_WORKERS = {"OMP_NUM_THREADS", *CONTRACT} - {NODE_ID}
 
 
@@ -59,7 +59,7 @@ def serve(
 
 
 def too_old(version: str) -> str | None:
-    """Return why a version of Ray is refused; ``None`` if it is not. Old versions let clients in without the token.
+    """Return why a version of Ray is refused; ``None`` if it is not. Old versions accept clients without the token.
 
     >>> too_old("2.60.0")
     >>> too_old("2.9.3")

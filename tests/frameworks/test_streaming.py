@@ -92,4 +92,5 @@ def test_executors_that_number_their_own_ranks_collide_and_are_advised(
     except TrainingError as error:
         assert "local_ranks='host'" in str(error) or 'local_ranks="host"' in str(error)
     told = capfd.readouterr()
-    assert re.search(r"streaming coordinates by host, and 2 executors of this run share this host", told.out + told.err)
+    text = "streaming expects one LOCAL_RANK 0 on each host, but 2 executors of this run share this host"
+    assert re.search(text, told.out + told.err)

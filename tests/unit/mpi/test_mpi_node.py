@@ -184,7 +184,7 @@ def test_a_shim_whose_rank_is_elsewhere_says_so(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("DISTRIBUTOR_MPI_LINES", f"one {secrets.token_hex(8)}")
     monkeypatch.setattr(shim, "_PATIENCE", 0.1)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
-        with pytest.raises(SystemExit, match="rank 1 is not on this machine: do two machines have its host name"):
+        with pytest.raises(SystemExit, match="rank 1 is not on this machine: two machines may have the same host name"):
             shim.connect(line, 1)
 
 
