@@ -1,4 +1,4 @@
-"""Which checkpoints a place holds: reads the committed ones, commits new ones, and removes those that need not stay."""
+"""The catalog of a place for checkpoints: read committed checkpoints, commit new ones, and remove old ones."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from distributor.checkpoint.records import INDEX, MANIFEST, Index, Manifest, Sha
 from distributor.machine.places import Place
 from distributor.values.checkpoints import Checkpoints
 
-#: Number of seconds without a change after which a folder without a manifest was left by a run that has ended.
+#: A folder without a manifest that has not changed for this number of seconds was left behind by a run that has ended.
 _ABANDONED = 3600.0
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A checkpoint whose shards are all there, and which can be committed. The fields are those of ``Manifest``."""
+    """A checkpoint that has all its shards and can be committed. The fields are the same as in ``Manifest``."""
 
     folder: str
     step: int
@@ -29,12 +29,12 @@ class Draft:
 
 
 class Catalog:
-    """The checkpoints of one place. Only one process at a time commits: rank 0 of a run.
+    """The checkpoints of one place. Only one process at a time commits checkpoints: rank 0 of a run.
 
     Args:
-        place: holds the checkpoints.
-        checkpoints: how many of them stay.
-        sole: whether no other run can commit any more, because this one holds the name of the training.
+        place: the place that holds the checkpoints.
+        checkpoints: the options that say which checkpoints are kept.
+        sole: whether only this run can commit, because it holds the name of the training.
     """
 
     def __init__(self, place: Place, checkpoints: Checkpoints, *, sole: bool = False) -> None:
@@ -46,7 +46,7 @@ class Catalog:
         self._number = 0  # of the last commit that was tried
 
     def committed(self) -> list[Manifest]:
-        """Read the records of all committed checkpoints, the newest first. Their shards are not looked at."""
+        """Read the manifests of all committed checkpoints, the newest first. Their shards are not checked."""
         index = self._read_index()
         listed = [name for name, _ in self._place.folders()]
         found = [manifest for folder in {*index.folders, *listed} if (manifest := self.read(folder)) is not None]
@@ -70,23 +70,23 @@ class Catalog:
         return max(found, key=lambda each: each.sequence)
 
     def is_whole(self, manifest: Manifest) -> bool:
-        """Return whether all shards of a checkpoint are there with their sizes."""
+        """Return whether a checkpoint has all its shards, each with its size."""
         return all(self._place.size(f"{manifest.folder}/{shard.name}") == shard.size for shard in manifest.shards)
 
     def latest(self) -> Manifest | None:
-        """Return the newest committed checkpoint whose shards are all there; ``None`` if there is none."""
+        """Return the newest committed checkpoint that has all its shards; ``None`` if there is none."""
         return next((each for each in self.committed() if self.is_whole(each)), None)
 
     def best(self) -> Manifest | None:
-        """Return the best committed checkpoint whose shards are all there; ``None`` if there is none."""
+        """Return the best committed checkpoint that has all its shards; ``None`` if there is none."""
         whole = [each for each in self.committed() if self.is_whole(each)]
         return records.best(whole, self._checkpoints)
 
     def commit(self, draft: Draft) -> Manifest:
-        """Commit a checkpoint, and remove the checkpoints that need not stay.
+        """Commit a checkpoint, and remove the checkpoints that are no longer kept.
 
         Raises:
-            OSError: the checkpoint could not be committed. The ones before it are as they were.
+            OSError: the checkpoint could not be committed. Earlier checkpoints are unchanged.
         """
         known = self.committed() if self._known is None else self._known
         self._number = 1 + max([self._number, *(each.number for each in known)])  # no number is tried twice
@@ -106,7 +106,7 @@ class Catalog:
         stay = [each for each in known if each not in removed]
         self._write_index(stay)
         self._known = stay
-        with suppress(OSError):  # what is left is removed after a later commit
+        with suppress(OSError):  # what remains is removed after a later commit
             self._remove([each.folder for each in removed])
             self._remove(self._abandoned(draft.origin))
         return manifest
@@ -117,13 +117,13 @@ class Catalog:
         self._sequence = index.sequence
 
     def _remove(self, folders: Sequence[str]) -> None:
-        """Remove checkpoints, each one's manifest first, so that a checkpoint without all its shards has none."""
+        """Remove checkpoints. Each manifest goes first, so that no manifest names a shard that is gone."""
         for folder in folders:
             self._place.remove_file(f"{folder}/{MANIFEST}")
             self._place.remove_folder(folder)
 
     def _abandoned(self, origin: str) -> list[str]:
-        """Return the folders that were never committed, and never will be."""
+        """Return the folders of checkpoints that were never committed and never will be."""
         assert self._known is not None
         known, before = {each.folder for each in self._known}, time.time() - _ABANDONED
         run = origin.rpartition("-")[0]

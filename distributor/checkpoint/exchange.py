@@ -1,6 +1,6 @@
-"""Lets the ranks of a run exchange bytes over torch's rendezvous store, without collectives.
+"""Exchange bytes between the ranks of a run over torch's rendezvous store, without collectives.
 
-So a checkpoint can be committed in a thread while the ranks train, and also after ``destroy_process_group()``.
+Therefore, a thread can commit a checkpoint while the ranks train, and also after ``destroy_process_group()``.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from distributor.text.wording import who
 
 _log = notices.logger
 
-#: Numbers of seconds after which a rank says whose call it waits for, and after which it gives up.
+#: A rank that waits for another rank logs a warning after the first number of seconds, and gives up after the second.
 TELL_AFTER, GIVE_UP_AFTER = 30.0, 1800.0
 
-#: Number of seconds between two looks at whether a rank that is waited for has ended.
+#: Maximum number of seconds between two checks whether an awaited rank has ended.
 _LOOK = 0.1
 
 #: Maximum number of bytes of one value in the store. Torch's limit is 8 MiB.
@@ -30,12 +30,12 @@ _PIECE = 4 << 20
 
 _ENDED = "ended/{}"
 
-#: What comes before a value that rank 0 sends, and before the text of an error.
+#: Prefixes of what rank 0 sends: of a value, and of the text of an error.
 _GIVEN, _REFUSED = b"+", b"!"
 
 
 class Store(Protocol):
-    """What is used of torch's stores."""
+    """The methods of torch's stores that this module uses."""
 
     def set(self, key: str, value: bytes) -> None: ...
 
@@ -82,11 +82,12 @@ class Exchange:
             key: a name that is used once, by all ranks.
             value: this rank's value.
             what: the user's call. Ranks that make different calls get an error.
-            patient: wait for as long as the other ranks live, because they have begun and may take long.
+            patient: whether to wait as long as the other ranks live, because they have begun the call and may take
+                long.
 
         Raises:
-            ConfigurationError: a rank makes another call, has ended without this call, or has not made it within half
-                an hour.
+            ConfigurationError: a rank makes a different call, has ended without this call, or has not made this call
+                within half an hour.
         """
         if self._store is None:
             return [value]
@@ -109,7 +110,7 @@ class Exchange:
         return values
 
     def share(self, key: str, values: Sequence[bytes], what: str, *, patient: bool = False) -> bytes:
-        """Rank 0 sends each rank its value, or all ranks the same value if there is only one. Return this rank's value.
+        """Send each rank its value from rank 0, or one value to all ranks. Return this rank's value.
 
         Args:
             key: a name that is used once, by all ranks.
@@ -118,8 +119,8 @@ class Exchange:
             patient: as for :meth:`gather`.
 
         Raises:
-            ConfigurationError: rank 0 has refused the ranks' calls, has ended without this call, or has not made it
-                within half an hour.
+            ConfigurationError: rank 0 has refused the ranks' calls, has ended without this call, or has not made this
+                call within half an hour.
         """
         if self._store is None:
             return values[0]
@@ -147,13 +148,13 @@ class Exchange:
             self._put(f"{key}/for-{rank}", values[rank] if len(values) > 1 else values[0])
 
     def agree(self, key: str, value: str) -> str:
-        """Return the value of the rank that has asked first. The ranks do not wait for each other."""
+        """Return the value of the rank that makes this call first. The ranks do not wait for each other."""
         if self._store is None:
             return value
         return bytes(self._store.compare_set(key, "", value)).decode()
 
     def agreed(self, key: str) -> str | None:
-        """Return the value that a rank has set with :meth:`agree`, if one has."""
+        """Return the value that was set with :meth:`agree`; ``None`` if no rank has called it."""
         if self._store is None or not self._store.check([key]):
             return None
         return bytes(self._store.get(key)).decode()
@@ -167,7 +168,7 @@ class Exchange:
         self._store.set(key, str(len(pieces)).encode())
 
     def _take(self, key: str, rank: int, what: str, *, patient: bool) -> bytes:
-        """Wait for a value of a rank, and return it. A value is for one reader, which removes it."""
+        """Wait for a rank's value, remove it from the store, and return it. Each value has one reader."""
         assert self._store is not None
         self._await(key, rank, what, patient=patient)
         names = [f"{key}/{number}" for number in range(int(self._store.get(key)))]
@@ -180,7 +181,7 @@ class Exchange:
         assert self._store is not None
         start, told, pause = time.monotonic(), False, _LOOK / 100
         while True:
-            has_ended = self._store.check([_ENDED.format(rank)])  # asked first: what it has sent is there by now
+            has_ended = self._store.check([_ENDED.format(rank)])  # before the key: an ended rank has sent all
             if self._store.check([key]):
                 return
             if has_ended:
@@ -205,11 +206,11 @@ def connect(rank: int, world_size: int, prefix: str, what: str) -> Exchange:
     Args:
         rank: this rank.
         world_size: number of ranks.
-        prefix: what the keys begin with: different in each attempt.
+        prefix: the beginning of all keys, different in each attempt.
         what: the user's call, for errors.
 
     Raises:
-        ConfigurationError: there are several ranks and no such store.
+        ConfigurationError: there are several ranks, but no such store.
     """
     if world_size == 1:
         return Exchange(None, rank, world_size)
@@ -224,8 +225,8 @@ def connect(rank: int, world_size: int, prefix: str, what: str) -> Exchange:
 def connect_group(rank: int, world_size: int, token: str, what: str) -> tuple[Exchange, str]:
     """Return the exchange of a rank outside a run of this package, over the store of the default process group.
 
-    All ranks call it together. Launchers may use one store, and one count of restarts, for several attempts; so rank
-    0's token tells attempts apart.
+    All ranks must make this call together. A launcher may use the same store and the same restart count for several
+    attempts. Rank 0's token therefore distinguishes the attempts.
 
     Returns:
         The exchange, and the token of rank 0.
@@ -246,7 +247,7 @@ def connect_group(rank: int, world_size: int, token: str, what: str) -> tuple[Ex
     dist.broadcast_object_list(told, src=0)
     store: Any = dist.distributed_c10d._get_default_store()
     if hasattr(store, "clone"):
-        store = store.clone()  # a thread that waits keeps others from using its connection
+        store = store.clone()  # while one thread waits, no other thread can use the same connection
     else:  # torch before 2.8
         store = _client(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     return _exchange(store, rank, world_size, told[0]), told[0]

@@ -1,4 +1,4 @@
-"""Checkpoints whose files the ranks write themselves."""
+"""``checkpoint_folder``: checkpoints whose files are written by the ranks' own code."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ def checkpoint_folder(step: int) -> Iterator[Path]:
                 _commit(session, save, own, problem)
         finally:
             shutil.rmtree(own, ignore_errors=True)
-            with suppress(OSError):  # the folder holds the files of the checkpoint, or those of other ranks
+            with suppress(OSError):  # the folder holds files of the checkpoint or of other ranks
                 own.parent.rmdir()
 
 
 def _own_folder(session: Session, save: Save) -> tuple[Path, str | None]:
-    """Return a new folder for this rank, on the file system of the checkpoint if that is a folder.
+    """Return a new folder for this rank's files, and an error text or ``None``.
 
-    If it cannot be created there, the folder is elsewhere, and the second value says why.
+    If checkpoints are kept in a folder, the new folder is on the same file system. If it cannot be created there, it is
+    elsewhere, and the error text says why.
     """
     name, root = f".rank-{session.exchange.rank}", session.place.root
     if root is not None:
@@ -57,7 +58,7 @@ def _own_folder(session: Session, save: Save) -> tuple[Path, str | None]:
 
 
 def _tell_failed(session: Session, save: Save) -> None:
-    """Tell the other ranks that this rank has failed in the block. Wait for none of them."""
+    """Tell the other ranks that this rank has failed in the ``with`` block, without waiting for them."""
     exchange, part = session.exchange, Part(failed=True)
     with suppress(Exception):  # the failure itself is raised
         if exchange.rank == 0:
@@ -94,7 +95,7 @@ def _packed(parts: Sequence[Part]) -> bytes:
 
 
 def _publish(session: Session, save: Save, own: Path, files: Sequence[Shard]) -> str | None:
-    """Put files where the checkpoint is. Return why that failed, if it did."""
+    """Put files into the checkpoint. Return the error text if this fails; otherwise ``None``."""
     try:
         for shard in files:
             session.place.upload(str(own / shard.name), f"{save.folder}/{shard.name}")

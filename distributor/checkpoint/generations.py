@@ -1,4 +1,4 @@
-"""What a slot of the memory tier holds, which slot is overwritten next, and which states all ranks load. Pure."""
+"""Decide which slot of the memory tier is overwritten, and which state all ranks load. Pure functions."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Piece:
         name: the tensor's name.
         dtype: its type, such as ``"float32"``.
         shape: the size of the part.
-        whole: the size of the tensor.
+        whole: the size of the whole tensor.
         is_whole: whether the rank has the tensor in full, and not split over the ranks (DTensor).
         offset: where the part begins in the slot's file, in bytes.
-        size: number of bytes.
+        size: number of bytes of the part.
     """
 
     name: str
@@ -190,7 +190,7 @@ def read_sources(told: Iterable[dict[str, Any]]) -> tuple[Source, ...]:
 def oldest(slots: Sequence[Generation | None], loaded: str | None) -> int:
     """Return the number of the slot to overwrite: an empty one, or the older one.
 
-    What was loaded stays: another slot may hold a later state, but not all ranks had it.
+    The slot that was loaded stays. The other slot may hold a later state, but not all ranks have that state.
 
     >>> oldest([Generation("step-1-3f-0-1", 1, 2, (), ()), None], None)
     1
@@ -209,7 +209,7 @@ def common(held: Sequence[Sequence[str]]) -> str | None:
     """Return the newest checkpoint that all ranks hold; ``None`` if there is none.
 
     Args:
-        held: the names of the folders of the checkpoints that each rank holds.
+        held: for each rank, the folder names of the checkpoints that it holds.
 
     >>> common([["step-1-3f-0-1", "step-2-3f-0-2"], ["step-1-3f-0-1"]])
     'step-1-3f-0-1'
@@ -220,7 +220,8 @@ def common(held: Sequence[Sequence[str]]) -> str | None:
 def is_newer(kept: str, committed: str | None) -> bool:
     """Return whether the state in memory is at least as new as the last committed checkpoint.
 
-    Memory holds states of this run only. A checkpoint of another run was committed before this one began.
+    Memory holds states of this run only. A checkpoint of another run is older, because it was committed before this run
+    began.
 
     >>> is_newer("step-5-3f-0-5", "step-4-3f-0-4"), is_newer("step-5-3f-0-5", "step-6-3f-0-6")
     (True, False)

@@ -1,4 +1,4 @@
-"""How often to save: the interval that loses least time."""
+"""The interval between saves that loses the least time."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Checkpoint:
     Attributes:
         step: the step of the training.
         path: the folder that holds its files, on this machine.
-        metrics: the values that rank 0 had reported last when it was saved, by name.
+        metrics: the values that rank 0 had last reported before the save, by name.
     """
 
     step: int
@@ -81,7 +81,7 @@ def best_checkpoint() -> Checkpoint | None:
 
 
 def _candidates(session: Session, refused: Iterable[str]) -> Iterator[Manifest]:
-    """Yield the committed checkpoints whose shards are all there, the newest first."""
+    """Yield the committed checkpoints that have all their shards, the newest first."""
     for each in session.catalog.committed():
         if each.folder not in refused and session.catalog.is_whole(each):
             yield each
@@ -104,10 +104,10 @@ def _folder(session: Session, manifest: Manifest) -> Path:
 
 
 def _fetch(session: Session, manifest: Manifest, shard: Shard) -> Path:
-    """Return the path of a shard on this machine. Of the ranks of a node, one downloads it.
+    """Return the path of a shard on this machine. If it must be downloaded, one rank of the node does so.
 
     Raises:
-        OSError: it cannot be downloaded, or its bytes are not those that were saved.
+        OSError: the shard cannot be downloaded, or its bytes differ from the saved ones.
     """
     target = _folder(session, manifest) / shard.name
     if session.place.root is not None:
@@ -150,9 +150,9 @@ def load_checkpoint(state: Any, *, weights_only: bool = True) -> int | None:
 
 
 def _choose(session: Session, memory: Memory | None, refused: Iterable[str]) -> Manifest | Recall | None:
-    """Return the checkpoint that all ranks load, in the place or in memory; ``None`` if there is none.
+    """Return the checkpoint that all ranks load, from the place or from memory; ``None`` if there is none.
 
-    Rank 0 chooses it.
+    Rank 0 makes the choice.
     """
     key, what = session.next_key(), "load_checkpoint"
     told = session.exchange.gather(f"{key}/1", recalling.tell(memory), what)
@@ -179,7 +179,10 @@ def _recall(session: Session, memory: Memory, recall: Recall) -> Held | None:
 
 
 def _committed(session: Session, refused: Iterable[str], kept: Kept | None) -> Manifest | None:
-    """Return the last committed checkpoint. If the place cannot be read, it is enough that memory holds one."""
+    """Return the last committed checkpoint.
+
+    If the place cannot be read, but memory holds a checkpoint, log a warning and return ``None``.
+    """
     try:
         return next(_candidates(session, refused), None)
     except OSError as error:
@@ -205,7 +208,7 @@ def _from_memory(held: Held, entries: Mapping[str, Any], *, weights_only: bool) 
 
 
 def _all_intact(session: Session, manifest: Manifest, loading: _Loading) -> bool:
-    """Return whether all shards are as they were saved. Each rank looks at some of them."""
+    """Return whether all shards are as they were saved. Each rank checks some of them."""
     exchange = session.exchange
     bad = loading.damaged(list(manifest.shards)[exchange.rank :: exchange.world_size])
     return not _any_problem(session, bad.encode(), f"checkpoint {manifest.folder} is damaged")
@@ -235,7 +238,7 @@ class _Loading:
         self._shards = {shard.name: shard for shard in manifest.shards}
 
     def damaged(self, some: Iterable[Shard]) -> str:
-        """Return which of some shards is not as it was saved, or ``""``."""
+        """Return the first of the given shards that is not as it was saved, and why; ``""`` if all are intact."""
         for shard in some:
             try:
                 path = _fetch(self._session, self._manifest, shard)
@@ -249,7 +252,7 @@ class _Loading:
         """Read the state of this rank. The tensors of modules are read in place.
 
         Raises:
-            ConfigurationError: the checkpoint was written by ``checkpoint_folder``, or from another model.
+            ConfigurationError: the checkpoint was written by ``checkpoint_folder``, or saved from another model.
         """
         if METADATA not in self._shards:
             raise ConfigurationError(
@@ -269,7 +272,7 @@ class _Loading:
         return states.objects_file(self._session.exchange.rank) in self._shards
 
     def _objects_path(self) -> Path:
-        """Return the file of this rank's objects, or of rank 0's if fewer ranks have saved."""
+        """Return the file with this rank's objects. If fewer ranks have saved, return the file of rank 0."""
         name = states.objects_file(self._session.exchange.rank if self._has_own_objects else 0)
         return _fetch(self._session, self._manifest, self._shards[name])
 

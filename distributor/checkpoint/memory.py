@@ -1,11 +1,12 @@
-"""The memory tier: the newest states of a node's ranks in files in its shared memory, which outlive the ranks.
+"""The memory tier: the newest states of a node's ranks, in files in shared memory that outlive the ranks.
 
-Each rank has two files, its *slots*, and writes them in turn, so that one of them is always whole. A slot counts once
-its record is there, which names the checkpoint. All ranks of a node read all records. A tensor that several ranks of
-a node have in full, such as a weight under DDP, is kept by the lowest of them.
+Each rank has two *slots*, which are files, and writes them in turn. So one of them is always complete. A slot is valid
+once it has a record, which names the checkpoint. Every rank of a node reads the records of all ranks of the node. If
+several ranks of a node have the same tensor in full, such as a weight under DDP, only the lowest of these ranks keeps
+it.
 
-No rank can be two saves ahead of another, since each save waits for the end of the save before it. So there is always
-a checkpoint that all ranks hold, once all have copied their first.
+No rank can be two saves ahead of another, because each save waits until the previous save has ended. Once all ranks
+have copied their first state, there is therefore always a checkpoint that all ranks hold.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ Room = dict[str, torch.Tensor]
 
 
 def kept_by(session: Session) -> Memory | None:
-    """Return what this process keeps in memory; ``None`` if its run does not ask for it."""
+    """Return this process's part of the memory tier; ``None`` if the run does not use memory."""
     about = session.settings.memory
     if session.memory is None and about is not None:
         peers = Peers(about.folder, session) if about.replicate else None
@@ -48,10 +49,10 @@ def kept_by(session: Session) -> Memory | None:
 
 
 class Memory:
-    """What one rank keeps in shared memory.
+    """The states that one rank keeps in shared memory.
 
     Args:
-        about: where, and how much.
+        about: the folder of the files, and their maximum size.
         rank: this rank.
         world_size: number of ranks.
         peers: reaches other nodes, if they keep copies.
@@ -69,7 +70,7 @@ class Memory:
         self._has_warned = False
 
     def begin(self, checkpoint: str, step: int, tensors: Mapping[str, torch.Tensor], others: Iterable[str]) -> Room:
-        """Make room for a new state in the slot that may be overwritten.
+        """Begin to overwrite a slot with a new state.
 
         Args:
             checkpoint: name of the checkpoint's folder.
@@ -78,18 +79,18 @@ class Memory:
             others: the names of the tensors that other ranks of the node keep for this one.
 
         Returns:
-            The memory to copy each tensor to, by name. If there is too little, that is a warning, and nothing is kept
-            any more, not even the state before.
+            The memory to copy each tensor to, by name. If there is too little memory, log a warning, remove the
+            previous states as well, and return an empty mapping.
         """
         number = oldest([slot.generation for slot in self._slots], self._loaded)
-        self._loaded = None  # the next save begins once all ranks have copied this one
+        self._loaded = None  # the next save begins only once all ranks have copied this state
         slot, pieces, size = self._slots[number], *_layout(tensors)
         self._open = None
         slot.clear()
         try:
             room = slot.prepare(pieces, size, self._about.limit)
         except OSError as error:
-            for each in self._slots:  # the other one would grow older and older
+            for each in self._slots:  # the state in the other slot would become outdated
                 each.remove()
             self._warn(error)
             return {}
@@ -97,7 +98,7 @@ class Memory:
         return room
 
     def seal(self, objects: bytes) -> None:
-        """Let the state count that has been copied since :meth:`begin`.
+        """Make the state valid that was copied since :meth:`begin`.
 
         Args:
             objects: the rank's other state.
@@ -111,7 +112,7 @@ class Memory:
             self._warn(error)
 
     def revoke(self, checkpoint: str) -> None:
-        """Let a state no longer count."""
+        """Make a state invalid."""
         for slot in self._slots:
             if slot.holds(checkpoint):
                 slot.clear()
@@ -134,7 +135,7 @@ class Memory:
             self._warn(error, "Checkpoints(replicate=True): no copy is kept")
 
     def held(self) -> list[Generation]:
-        """Return this rank's part of the checkpoints of which this node has all that the rank needs."""
+        """Return this rank's state of each checkpoint for which its node holds all tensors that the rank needs."""
         found = []
         for generation in (slot.generation for slot in self._slots):
             if generation is not None and generation.world_size == self._world_size:
@@ -149,7 +150,7 @@ class Memory:
         return found
 
     def read(self, checkpoint: str, sources: Iterable[Source] | None, seats: Iterable[Seat] = ()) -> Held:
-        """Return what is held of a checkpoint for this rank.
+        """Return this rank's state of a checkpoint.
 
         Args:
             checkpoint: name of the checkpoint's folder.
@@ -157,7 +158,7 @@ class Memory:
             seats: a seat of each node.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the state cannot be read.
         """
         if sources is None:
             return self._read_here(checkpoint)
@@ -201,7 +202,7 @@ class Memory:
 
 @dataclass
 class Held:
-    """What a node holds of a checkpoint for one rank.
+    """One rank's state of a checkpoint, as its node holds it.
 
     Attributes:
         tensors: this rank's part of each tensor, by name.
@@ -214,7 +215,7 @@ class Held:
     objects: bytes = b""
 
     def add(self, views: Room, pieces: Iterable[Piece], names: Iterable[str]) -> None:
-        """Add some of a slot's tensors."""
+        """Add those tensors of a slot that are in ``names``."""
         chosen = set(names)
         for piece in pieces:
             if piece.name in chosen:
@@ -235,7 +236,7 @@ class _Slot:
         self.objects = path.with_suffix(".objects")
         self._record = path.with_suffix(".record")
         self._mapped: tuple[tuple[Piece, ...], Room] | None = None
-        #: What the slot holds; ``None`` if it holds nothing whole. Only its own rank changes it after this.
+        #: The state in the slot; ``None`` if there is no complete state. Only the slot's own rank changes it later.
         self.generation: Generation | None = None
         with suppress(FileNotFoundError):
             self.generation = read(self._record.read_bytes())
@@ -245,18 +246,18 @@ class _Slot:
         return self.generation is not None and self.generation.checkpoint == checkpoint
 
     def clear(self) -> None:
-        """Let the slot hold nothing."""
+        """Empty the slot."""
         self._record.unlink(missing_ok=True)
         self.generation = None
 
     def remove(self) -> None:
-        """Let the slot hold nothing, and free its memory."""
+        """Empty the slot, and free its memory."""
         self.clear()
         self._mapped = None
         self.path.unlink(missing_ok=True)
 
     def prepare(self, pieces: tuple[Piece, ...], size: int, limit: int) -> Room:
-        """Return the memory to copy each tensor to. It stays mapped as long as the tensors stay of the same sizes.
+        """Return the memory to copy each tensor to. The mapping is reused as long as the tensors keep their sizes.
 
         Args:
             pieces: where each tensor is in the file.
@@ -289,7 +290,7 @@ class _Slot:
 
 
 def _layout(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Piece, ...], int]:
-    """Return where each tensor's part of this rank is in a file, and the size of the file."""
+    """Return where this rank's part of each tensor is in a file, and the size of the file."""
     pieces, end = [], 0
     for name, tensor in tensors.items():
         local = local_part(tensor)

@@ -1,7 +1,7 @@
-"""Reads pickles of torch's checkpoint plans and metadata, and refuses any other class.
+"""Read pickles of torch's checkpoint plans and metadata, and refuse any other class.
 
-Torch reads them with ``pickle.load``, which runs whatever code the file names. A checkpoint may come from anywhere, and
-the rendezvous store does not ask who writes to it.
+Torch reads them with ``pickle.load``, which runs whatever code the file names. This is not safe here: a checkpoint may
+come from anywhere, and any process that reaches the rendezvous store can write to it.
 Source: https://docs.python.org/3/library/pickle.html#restricting-globals
 """
 

@@ -1,6 +1,6 @@
-"""Which rank writes which part of which tensor. Plans and files are those of ``torch.distributed.checkpoint`` (DCP).
+"""Plan which rank writes which tensors. Plans and files have the format of ``torch.distributed.checkpoint`` (DCP).
 
-A tensor that all ranks have in full, such as a weight under DDP, is written by the lowest rank. Of a DTensor, each rank
+The lowest rank writes the tensors that all ranks have in full, such as weights under DDP. For a DTensor, each rank
 writes its own part.
 """
 
@@ -56,13 +56,13 @@ class Planner:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of the tensors of which this rank writes something."""
+        """The names of the tensors of which this rank writes at least a part."""
         assert self._final is not None
         return frozenset(item.index.fqn for item in self._final.items)
 
     @property
     def left_out(self) -> frozenset[str]:
-        """The names of the tensors that a lower rank of this rank's node has in full as well."""
+        """The names of the tensors that a lower rank of the same node also has in full."""
         return self._left_out
 
     @property
@@ -80,12 +80,13 @@ class Planner:
 
         Args:
             key: the save's key in the exchange.
-            tensors: the tensors to save. Only their sizes and types are looked at.
-            samples: digests by which rank 0 sees whether all ranks have the same values, by entry of the state.
+            tensors: the tensors to save. Only their sizes and types are used.
+            samples: digests of values, by entry of the state. Rank 0 compares the digests of all ranks that have an
+                entry.
             what: the user's call, for errors.
 
         Raises:
-            ConfigurationError: ranks have different tensors of one name, or one has ended without this call.
+            ConfigurationError: ranks have different tensors of one name, or a rank has ended without this call.
         """
         key, own = f"{key}/1", _local(tensors)
         value = b"" if own == self._told else pickles.dumps((own, samples, tuple(self._seat)))
@@ -129,7 +130,7 @@ def _compare(samples: Sequence[Mapping[str, str]]) -> None:
     """Check that all ranks that have an entry have the same values.
 
     Raises:
-        ValueError: they have not.
+        ValueError: the values differ.
     """
     seen: dict[str, str] = {}
     for own in samples:
@@ -142,10 +143,10 @@ def _compare(samples: Sequence[Mapping[str, str]]) -> None:
 
 
 def _compare_sizes(plans: Sequence[SavePlan]) -> None:
-    """Check that a tensor that several ranks have in full has one size and type.
+    """Check that a tensor has the same size and type on all ranks that have it in full.
 
     Raises:
-        ValueError: it has several.
+        ValueError: sizes or types differ.
     """
     seen: dict[str, Any] = {}
     for plan in plans:
@@ -162,10 +163,10 @@ def _compare_sizes(plans: Sequence[SavePlan]) -> None:
 def _known_elsewhere(
     plans: Sequence[SavePlan], folders: Sequence[str]
 ) -> tuple[list[frozenset[str]], list[frozenset[str]]]:
-    """Return the names of the tensors of each rank that a lower rank has in full as well.
+    """For each rank, return the names of the tensors that a lower rank also has in full.
 
     Returns:
-        The names for which that rank is of the same node, and those for which it may be of any node.
+        The names that a lower rank of the same node has, and the names that a lower rank of any node has.
     """
     seen: dict[str, set[str]] = {}
     anywhere: set[str] = set()
@@ -185,21 +186,21 @@ def _planner() -> DefaultSavePlanner:
 
 
 def _local(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """Return the plan of a rank that writes all that it has of some tensors."""
+    """Return a plan by which a rank writes everything that it has of the given tensors."""
     planner = _planner()
     planner.set_up_planner(dict(tensors), is_coordinator=False)
     plan = planner.create_local_plan()
     for item in plan.items:
         assert item.tensor_data is not None
-        item.tensor_data.properties.pin_memory = False  # the copies may be pinned where the tensors are not
+        item.tensor_data.properties.pin_memory = False  # copies may be in pinned memory, unlike the tensors
     return pickles.dumps(plan)
 
 
 def write(plan: SavePlan, tensors: Mapping[str, torch.Tensor], folder: Path) -> tuple[list[Shard], bytes]:
-    """Write what a plan says into a folder.
+    """Write the tensors of a plan into a folder.
 
     Returns:
-        The files, and where each part of a tensor is, for :func:`write_metadata`.
+        The files, and the place of each part of a tensor in them, for :func:`write_metadata`.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written to.
@@ -207,7 +208,7 @@ def write(plan: SavePlan, tensors: Mapping[str, torch.Tensor], folder: Path) -> 
     planner = _planner()
     planner.set_up_planner(dict(tensors), is_coordinator=False)
     planner.finish_plan(plan)
-    # 0: without torch's own loader of tensors on GPUs, which synchronizes with GPU 0; the tensors are on the CPU
+    # 0 turns off torch's loader for tensors on GPUs, which synchronizes with GPU 0. These tensors are on the CPU.
     writer = FileSystemWriter(folder, sync_files=False, per_thread_copy_ahead=0)
     writer.fs = files = _MeasuredFiles(folder)
     results = pickles.dumps(writer.write_data(plan, planner).value())
@@ -249,12 +250,12 @@ class Copies:
     def of(
         self, tensors: Mapping[str, torch.Tensor], names: Set[str], room: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return copies of some tensors. The others are returned without their values.
+        """Return copies of the named tensors, and the others without their values.
 
         Args:
             tensors: tensors by name.
-            names: the names of those to copy.
-            room: the memory for some copies, by name.
+            names: the names of the tensors to copy.
+            room: memory for copies, by name. A tensor without an entry is copied to other memory.
         """
         copies = {
             name: self._copy(name, tensor, room.get(name)) if name in names else _empty(tensor)
@@ -287,7 +288,7 @@ def _empty(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _like(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that is split over the ranks as another is, with another local part."""
+    """Return a tensor that is split over the ranks like the given one, but has another local part."""
     if not isinstance(tensor, DTensor):
         return local
     make: Any = DTensor  # DTensor.from_local would move the part to the mesh's device

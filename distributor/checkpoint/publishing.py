@@ -1,4 +1,4 @@
-"""The end of each save: rank 0 commits the checkpoint if all ranks have done their part, and tells them."""
+"""The end of each save: if all ranks have done their part, rank 0 commits the checkpoint and tells the others."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from distributor.text.wording import who
 
 _log = notices.logger
 
-#: Called on rank 0 with the parts of all ranks before the commit; returns further shards.
+#: A function that rank 0 calls with the parts of all ranks before the commit. It returns further shards.
 Complete = Callable[[Sequence["Part"]], Sequence[Shard]]
 
 
 @dataclass(frozen=True)
 class Save:
-    """One save, as all its ranks know it.
+    """The description of one save, which is the same on all ranks except for the metrics.
 
     Attributes:
         what: the user's call, such as ``save_checkpoint(step=100)``.
         step: the step of the training.
         key: the save's key in the exchange.
         folder: name of the checkpoint's folder.
-        metrics: the values that this rank had reported last when the save began, by name.
+        metrics: the values that this rank had last reported when the save began, by name.
     """
 
     what: str
@@ -57,13 +57,13 @@ def begin(session: Session, call: str, step: int) -> Save:
 
 
 def _numbers(values: Mapping[str, float]) -> dict[str, float]:
-    """Return values without those that JSON cannot hold."""
+    """Return the values that JSON can hold."""
     return {name: value for name, value in values.items() if abs(value) < float("inf")}
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank says about its part of a save.
+    """A rank's report about its part of a save.
 
     Attributes:
         shards: the files that it adds.
@@ -94,10 +94,10 @@ def said(error: Exception) -> str:
 
 
 def check(parts: Sequence[Part], what: str) -> None:
-    """Check that the user's own code has failed in no rank.
+    """Raise an error if the user's own code has failed in a rank.
 
     Raises:
-        RuntimeError: it has.
+        RuntimeError: the code has failed in a rank.
     """
     failed = [rank for rank, part in enumerate(parts) if part.failed]
     if failed:
@@ -131,7 +131,7 @@ def conclude(session: Session, save: Save, part: Part, complete: Complete | None
 
 
 def _commit(session: Session, save: Save, parts: Sequence[Part], complete: Complete | None) -> bool:
-    """Commit a checkpoint on rank 0. Return whether that has succeeded."""
+    """Commit a checkpoint on rank 0. Return whether this has succeeded."""
     try:
         problem = next((f"{part.problem} ({who([rank])})" for rank, part in enumerate(parts) if part.problem), None)
         if problem is not None:

@@ -1,10 +1,13 @@
 """The records of checkpoints: the manifest of each, and an index of all. Pure functions of bytes.
 
-A checkpoint is a folder of files, which are called shards. It is committed once its manifest is there, which is written
-last and names each shard with its size and digest. The index names the folders of committed checkpoints, for stores
-whose listings may be out of date. It is kept in two files, which are written in turn, so that one of them is always
-whole. Each record ends with a digest of itself, so a record that was written only in part is recognized. The protocol
-needs no atomic rename, no listing and no atomic overwriting.
+A checkpoint is a folder of files, which are called shards. Its manifest names each shard with its size and digest. The
+manifest is written last, and the checkpoint is committed once the manifest exists.
+
+The index names the folders of committed checkpoints, because the listings of some stores may be out of date. Two files
+hold the index. They are written in turn, so that one of them is always complete.
+
+Each record ends with a digest of itself, so a record that was written only in part is detected. The protocol needs no
+atomic rename, no atomic overwriting and no listing.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ class Manifest:
         world_size: number of ranks that wrote it.
         origin: the run and attempt that wrote it.
         shards: its files.
-        metrics: the values that rank 0 had reported last, by name.
+        metrics: the values that rank 0 had last reported before the save, by name.
     """
 
     folder: str
@@ -140,7 +143,7 @@ def run_of(name: str) -> str:
 
 
 def order_of(name: str) -> tuple[int, int]:
-    """Return a checkpoint's place among those of its run: by attempt, then by the saves of the attempt.
+    """Return a key that sorts the checkpoints of one run: the attempt, and the number of the save in the attempt.
 
     >>> order_of("step-100-3f2a-0-2")
     (0, 2)
@@ -151,7 +154,7 @@ def order_of(name: str) -> tuple[int, int]:
 
 
 def surplus(committed: Iterable[Manifest], checkpoints: Checkpoints) -> list[Manifest]:
-    """Return the checkpoints that need not stay: all but the newest ones and the best one."""
+    """Return the checkpoints that are no longer kept: all except the newest ones and the best one."""
     newest_first = sorted(committed, key=lambda each: each.number, reverse=True)
     if checkpoints.keep is None:
         return []

@@ -28,7 +28,7 @@ METADATA = ".metadata"
 
 @dataclass
 class _Kept:
-    """What is kept from one save to the next."""
+    """Objects that are kept from one save to the next."""
 
     session: Session
     planner: plans.Planner
@@ -37,7 +37,7 @@ class _Kept:
     has_saved: bool = False
 
     def copy(self, save: Save, tensors: Mapping[str, torch.Tensor], objects: bytes) -> dict[str, torch.Tensor]:
-        """Return copies of the tensors of which this rank writes something. Keep the state in memory, if asked for."""
+        """Return copies of the tensors that this rank writes. Keep the state in the memory tier if the run uses it."""
         names, room = self.planner.names, Room()
         if self.memory is not None:
             left_out = self.planner.left_out
@@ -101,7 +101,7 @@ class _Task:
     left_out: frozenset[str]
 
     def run_calmly(self) -> None:
-        """Run in a thread of its own, where nobody catches exceptions: a failed save does not end the training."""
+        """Run in a separate thread. If the save fails, log a warning instead of raising an error: training goes on."""
         try:
             self.run()
         except Exception as error:
@@ -111,13 +111,13 @@ class _Task:
         """Write, and commit.
 
         Raises:
-            ConfigurationError: ranks make different calls, or one has ended without a call.
+            ConfigurationError: ranks make different calls, or a rank has ended without this call.
         """
         session, save, planner = self.kept.session, self.save, self.kept.planner
         plan = self.plan if self.plan is not None else planner.settle(save.key, self.tensors, {}, save.what)
         if self.kept.memory is not None:
             if planner.left_out != self.left_out:
-                self.kept.memory.revoke(save.folder)  # other ranks no longer keep what this one has left out
+                self.kept.memory.revoke(save.folder)  # other ranks no longer keep the tensors that this rank left out
             self.kept.memory.replicate(save.folder, planner.omitted, planner.peer)
         part, folder = Part(), self._folder()
         try:
@@ -140,7 +140,7 @@ class _Task:
             if (reason := states.refused_by_weights_only(self.objects)) is not None:
                 _log.warning(
                     "%s: this state can only be loaded with load_checkpoint(..., weights_only=False), which may run "
-                    "code of the checkpoint. Torch says: %s",
+                    "code from the checkpoint. Torch says: %s",
                     self.save.what,
                     reason,
                 )
@@ -150,14 +150,15 @@ class _Task:
         return (self.kept.session.staging if root is None else root) / self.save.folder
 
     def _write(self, plan: Any, folder: Path) -> tuple[list[Shard], bytes]:
-        """Write this rank's files. Return them, and where each part of a tensor is."""
+        """Write this rank's files. Return them, and the place of each part of a tensor in them."""
         folder.mkdir(parents=True, exist_ok=True)
         missing = {item.index.fqn for item in plan.items} - {
             name for name, tensor in self.tensors.items() if tensor.device.type != "meta"
         }
         if missing:  # another rank's plan has changed since the tensors were copied
             raise OSError(
-                f"the ranks have just divided the tensors anew, {min(missing)!r} among them; the next save has all"
+                f"this rank has no copy of {min(missing)!r}, which it must now write because another rank's tensors "
+                "have changed; the next save will be complete"
             )
         files, results = plans.write(plan, self.tensors, folder)
         name = states.objects_file(self.kept.session.exchange.rank)

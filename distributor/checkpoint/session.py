@@ -1,4 +1,4 @@
-"""One process's part in the checkpoints of its run: where they are, which comes next, and what is still being saved."""
+"""One process's view of the checkpoints of its run: their place, the next one, and the save in progress."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Session:
         self.settings = settings
         self.place: Place = open_place(settings.checkpoints.dir)
         self.catalog = Catalog(self.place, settings.checkpoints, sole=settings.fence is not None)
-        self.last: str | None = None  # the folder of the checkpoint that this attempt has committed last
-        self.memory: Memory | None = None  # after the first call that needs it
+        self.last: str | None = None  # folder of the last checkpoint that this attempt has committed
+        self.memory: Memory | None = None  # None until the first call that needs it
         self._exchange: tuple[Exchange, str] | None = None
         self._count = 0
         self._saving: threading.Thread | None = None
@@ -83,23 +83,23 @@ class Session:
         return str(self._count)
 
     def new_folder(self, step: int, key: str) -> str:
-        """Return the name of the folder of a new checkpoint: the same on all ranks, and never used before."""
+        """Return the folder name of a new checkpoint. It is the same on all ranks, and was never used before."""
         return folder_name(step, self.origin, int(key))
 
     @property
     def staging(self) -> Path:
-        """A private folder of this machine, for files on their way to or from a URL. It is removed at the end."""
+        """A private folder on this machine, for files on their way to or from a URL. The process removes it at exit."""
         if self._staging is None:
             self._staging = Path(tempfile.mkdtemp(prefix="checkpoints-", dir=self.settings.staging))
             atexit.register(_remove, str(self._staging), os.getpid())
         return self._staging
 
     def check_fence(self) -> None:
-        """Check that the run still holds its name.
+        """Check that this attempt of the run still holds the run's name.
 
         Raises:
-            OSError: another run holds it now, the run goes on in a later job, or the driver keeps the claim in another
-                place.
+            OSError: another run holds the name now, a later attempt of this run has begun, or ranks and the driver do
+                not see the same folder.
         """
         fence = self.settings.fence
         if fence is None:
@@ -108,7 +108,7 @@ class Session:
         if found is None:
             raise OSError(
                 f"{fence.place!r} does not hold the claim that the driver has written there: the driver must see the "
-                "same folder as the ranks. Pass a URL, or leave name= out"
+                "same folder as the ranks. Pass a URL, or omit name="
             )
         if found.run != fence.run:
             raise OSError(f"{found.holder or f'run {found.run}'} holds the name of this run now")
@@ -116,13 +116,13 @@ class Session:
             raise OSError(f"attempt {found.attempt} of this run has begun")
 
     def save_later(self, save: Callable[[], None]) -> None:
-        """Call a function in a thread, after an earlier one has ended. The process does not end before the thread."""
+        """Call a function in a thread, once the previous one has ended. The process does not end before the thread."""
         self.finish()
         self._saving = threading.Thread(target=save, name="distributor-checkpoint")
         self._saving.start()
 
     def finish(self) -> None:
-        """Wait until nothing is being saved any more."""
+        """Wait until the save in progress has ended, if there is one."""
         if self._saving is not None:
             self._saving.join()
             self._saving = None
@@ -141,7 +141,7 @@ def current(what: str, *, together: bool = True) -> Session:
 
     Args:
         what: the user's call, for errors.
-        together: whether the ranks work together in this call, and so must reach each other.
+        together: whether the ranks work together in this call, and therefore must be able to reach each other.
 
     Raises:
         ConfigurationError: the run has no place for checkpoints, or the ranks cannot reach each other.
@@ -164,10 +164,11 @@ def in_run(environ: Mapping[str, str]) -> bool:
 
 
 def _say_where(environ: Mapping[str, str], what: str) -> None:
-    """Say where checkpoints are kept if nobody has named a place.
+    """Log where checkpoints are kept, because the user has named no place.
 
     Raises:
-        ConfigurationError: this process is a rank of a run, whose nodes need not share the current directory.
+        ConfigurationError: this process is a rank of a run, where the current directory is no common place for all
+            nodes.
     """
     if NODE_ID in environ:
         raise ConfigurationError(f"{what}: this run has no place for checkpoints: pass Distributor(checkpoints=...)")

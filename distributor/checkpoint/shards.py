@@ -19,14 +19,14 @@ _PIECE = 4 << 20
 
 
 def found_in(folder: Path) -> dict[str, Shard]:
-    """Return the files in a folder by name, and write them to the disk, so that they survive a loss of power.
+    """Return the files in a folder by name. Flush them to the disk, so that they survive a loss of power.
 
     Raises:
         OSError: a file cannot be read, or the disk is full.
     """
     names = list(_names(folder))
     for name in names:
-        if (folder / name).is_symlink():  # the file that it leads to belongs to the checkpoint
+        if (folder / name).is_symlink():  # the checkpoint must hold the file itself, and not a link to it
             target = os.path.realpath(folder / name)
             os.unlink(folder / name)
             shutil.copyfile(target, folder / name)
@@ -42,7 +42,7 @@ def _names(folder: Path) -> Iterator[str]:
 
 
 def measured(path: Path, name: str) -> Shard:
-    """Return a file's size and digest, and write the file to the disk."""
+    """Flush a file to the disk, and return its size and digest."""
     found, size = hashlib.sha256(), 0
     with open(path, "rb", buffering=0) as file:
         piece = bytearray(_PIECE)
@@ -54,7 +54,7 @@ def measured(path: Path, name: str) -> Shard:
 
 
 class MeasuredFile:
-    """A new file, whose digest is computed by a thread while the file is written. On leaving it, it is on the disk.
+    """A new file. A thread computes its digest while it is written. After the ``with`` block, the file is on the disk.
 
     Args:
         path: path of the file.
@@ -91,12 +91,12 @@ class MeasuredFile:
 
     @property
     def shard(self) -> Shard:
-        """The file's size and digest, once it is whole.
+        """The file's size and digest, once the file is complete.
 
         Raises:
             OSError: the file cannot be read.
         """
-        if self._read < self._size:  # it could not be read while it was written, as on some network file systems
+        if self._read < self._size:  # some network file systems do not let a file be read while it is written
             return measured(self._path, self._name)
         return Shard(self._name, self._size, self._found.hexdigest())
 
@@ -115,13 +115,13 @@ class MeasuredFile:
         return self._size
 
     def flush(self) -> None:
-        """Do nothing: nothing is held back."""
+        """Do nothing, because nothing is buffered."""
 
     def close(self) -> None:
-        """Do nothing: the file is closed on leaving it."""
+        """Do nothing, because the file is closed at the end of the ``with`` block."""
 
     def _follow(self) -> None:
-        """Read what has been written, and advise the kernel to begin to write it to the disk."""
+        """Read and hash what has been written, and advise the kernel to begin to write it to the disk."""
         piece = bytearray(_PIECE)
         with suppress(OSError), open(self._path, "rb", buffering=0) as file:
             while self._waits_for_more() and (count := file.readinto(piece)):
@@ -131,7 +131,7 @@ class MeasuredFile:
                 self._read += count
 
     def _waits_for_more(self) -> bool:
-        """Wait until there is more to read, or the file is whole. Return whether there is more to read."""
+        """Wait until there is more to read, or the file is complete. Return whether there is more to read."""
         with self._more:
             self._more.wait_for(lambda: self._whole or self._size >= self._read + _PIECE)
             return self._size > self._read
@@ -149,14 +149,15 @@ def is_intact(path: Path, shard: Shard) -> bool:
 
 
 def divide(brought: Sequence[Mapping[str, Shard]], what: str) -> list[tuple[Shard, ...]]:
-    """Return the files that each rank adds. If several ranks bring equal files of one name, the lowest rank adds it.
+    """Return the files that each rank adds. If several ranks bring the same file, only the lowest of them adds it.
 
     Args:
         brought: the files of each rank by name.
         what: the user's call, for errors.
 
     Raises:
-        ConfigurationError: two ranks bring different files of one name, or one's file is another's folder.
+        ConfigurationError: two ranks bring different files with one name, or a name is a file of one rank and a folder
+            of another.
 
     Example:
         >>> one, other = Shard("config.json", 2, "aa"), Shard("1.pt", 9, "bb")
@@ -171,7 +172,7 @@ def divide(brought: Sequence[Mapping[str, Shard]], what: str) -> list[tuple[Shar
             if first != shard:
                 raise ConfigurationError(
                     f"{what}: {who([owner, rank])} wrote different bytes to {name!r}: give each rank's file a name of "
-                    "its own, for example with runtime.rank(), or write it in one rank only"
+                    "its own, for example with runtime.rank(), or write the file in one rank only"
                 )
             for folder in _folders(name):
                 folders.setdefault(folder, rank)

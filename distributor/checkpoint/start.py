@@ -1,4 +1,4 @@
-"""Checks before a run's functions begin that all nodes see the same place for checkpoints."""
+"""Check, before the ranks run their target, that all nodes see the same place for checkpoints."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from distributor.errors import StartError
 
 _WHAT = "checkpoints"
 
-#: Number of seconds within which a file that one node has written must be visible on the others. NFS may take some.
+#: Number of seconds within which a file that one node has written must be visible on the others. NFS may need some.
 _VISIBLE = 10.0
 
 
 def check_place(*, local_rank: int) -> None:
     """Check that this rank's node can write to the place for checkpoints, and sees what node 0 writes there.
 
-    All ranks call it. One rank of each node looks.
+    All ranks call this function; one rank of each node does the check.
 
     Args:
         local_rank: this rank's number within its node.
 
     Raises:
-        StartError: the node cannot use the place, or sees another one than node 0.
+        StartError: the node cannot use the place, or does not see the same place as node 0.
     """
     try:
         session = current(_WHAT)
@@ -46,7 +46,7 @@ def check_place(*, local_rank: int) -> None:
 
 
 def _write(session: Session, name: str) -> str:
-    """Write a file on node 0. Return what is wrong, if anything is."""
+    """Write a file on node 0. Return an error text; ``""`` if all is well."""
     where = session.settings.checkpoints.dir
     try:
         session.check_fence()
@@ -59,7 +59,7 @@ def _write(session: Session, name: str) -> str:
 
 
 def _look(session: Session, name: str) -> str:
-    """Look for the file of node 0, and write one. Return what is wrong, if anything is."""
+    """Look for the file of node 0, and write another one. Return an error text; ``""`` if all is well."""
     where = session.settings.checkpoints.dir
     own = f"{name}-{session.exchange.rank}"
     deadline = time.monotonic() + _VISIBLE
@@ -68,8 +68,8 @@ def _look(session: Session, name: str) -> str:
             if time.monotonic() > deadline:
                 first = session.settings.hosts.get(0, "node 0")
                 return (
-                    f"checkpoints {where!r} is not the same here as on {first}: a file written there does not appear "
-                    "here. Pass a folder that all nodes share, or a URL"
+                    f"checkpoints {where!r} is not the same place on this node as on {first}: a file that {first} has "
+                    "written does not appear here. Pass a folder that all nodes share, or a URL"
                 )
             time.sleep(0.05)
         session.place.write(own, b"")

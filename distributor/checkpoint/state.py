@@ -1,11 +1,11 @@
-"""Turns the state of a training into named tensors, and restores it from them.
+"""Convert the state of a training to named tensors, and restore it from them.
 
 - A module's tensors are named ``<entry>.<name in its state_dict>``, without the prefixes of DDP and ``torch.compile``.
-  So a checkpoint of a DDP model can be loaded into the model that it wraps, or into one that ``fully_shard`` has split.
-- An optimizer's tensors are named by the parameters that they belong to, ``<entry>.state.<parameter>.<name>``, if the
-  modules have all its parameters. The name of a parameter begins with its module's entry.
-- All else is an *object* of the rank: what ``state_dict()`` returns of anything that has it, random states, and plain
-  values. Each rank keeps its own objects, in a file of their own.
+  So a checkpoint of a DDP model can be loaded into the bare model, or into a model that ``fully_shard`` has split.
+- An optimizer's tensors are named ``<entry>.state.<parameter>.<name>``, where ``<parameter>`` is the name of a module's
+  parameter as above. This requires that the modules of the state have all parameters of the optimizer.
+- Everything else is an *object* of the rank: random states, plain values, and the ``state_dict()`` of any other entry
+  that has one. Each rank writes its own objects to a separate file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ else:
 #: The entry under which random states are kept among a rank's objects.
 _RANDOM = "#random"
 
-#: Number of values at each end of a parameter by which ranks compare it.
+#: Ranks compare a parameter by this number of values at each end of it.
 _SAMPLED = 8
 
 #: Maximum number of names in an error.
@@ -56,7 +56,7 @@ class State:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a tensor: all of it, unless it is split over the ranks."""
+    """Return this rank's part of a tensor; the whole tensor if it is not split over the ranks."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -66,7 +66,7 @@ def objects_file(rank: int) -> str:
 
 
 def collect(entries: Mapping[str, Any]) -> State:
-    """Return the state of what a training consists of. Tensors are not copied.
+    """Return the state of a training's entries, such as models and optimizers. Tensors are not copied.
 
     Raises:
         ConfigurationError: an entry cannot be saved in this way.
@@ -120,7 +120,7 @@ def _add_module(state: State, entry: str, module: torch.nn.Module) -> None:
 
 
 def _is_saved_as_tensor(name: str, value: object) -> bool:
-    """Return whether a value of a module's state_dict is a tensor. Extra state may have another size each time."""
+    """Return whether a value of a module's state_dict is saved as a tensor. Extra state is not: its size may change."""
     return isinstance(value, torch.Tensor) and name.rpartition(".")[2] != "_extra_state"
 
 
@@ -134,7 +134,7 @@ def _refuse_flat_parameters(entry: str, module: torch.nn.Module) -> None:
 
 
 def _plain(module: torch.nn.Module) -> Callable[[str], str]:
-    """Return a function that removes from the names of a module's tensors what DDP and ``torch.compile`` add."""
+    """Return a function that removes the prefixes of DDP and ``torch.compile`` from names of a module's tensors."""
     prefix, inner = "", cast("Any", module)
     while True:
         if isinstance(inner, torch.nn.parallel.DistributedDataParallel):
@@ -212,7 +212,7 @@ def pack_objects(objects: Mapping[str, Any]) -> bytes:
 
 
 def refused_by_weights_only(objects: bytes) -> str | None:
-    """Return why torch does not load some objects with ``weights_only``; ``None`` if it does."""
+    """Return why torch does not load the given objects with ``weights_only``; ``None`` if it does."""
     try:
         torch.load(io.BytesIO(objects), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -224,7 +224,7 @@ def load_objects(source: Path | IO[bytes], *, weights_only: bool) -> dict[str, A
     """Return the objects in a file.
 
     Raises:
-        ConfigurationError: they hold classes other than those that torch's ``weights_only`` allows.
+        ConfigurationError: the objects have classes that torch's ``weights_only`` does not allow.
     """
     try:
         found: dict[str, Any] = torch.load(source, map_location="cpu", weights_only=weights_only)
@@ -241,11 +241,11 @@ def wanted(entries: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, to
     """Return the tensors to read from a checkpoint: a module's own tensors, and new ones for its optimizers.
 
     Args:
-        entries: what the training consists of.
+        entries: the entries of the training, such as models and optimizers.
         saved: the size and type of each tensor in the checkpoint (``TensorStorageMetadata``), by name.
 
     Raises:
-        ConfigurationError: the checkpoint lacks a tensor, or holds it in another size.
+        ConfigurationError: the checkpoint lacks a tensor, or has it with another size.
     """
     found: dict[str, torch.Tensor] = {}
     for entry, value in entries.items():
@@ -284,7 +284,7 @@ def _list(names: list[str]) -> str:
 def _for_optimizer(
     entry: str, optimizer: torch.optim.Optimizer, names: list[list[str]], saved: Mapping[str, Any]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield new tensors for an optimizer's state. A tensor of a split parameter's size is split in the same way."""
+    """Yield new tensors for an optimizer's state. A tensor that has the size of a split parameter is split like it."""
     parameters = {
         name: parameter
         for own, group in zip(names, optimizer.param_groups, strict=True)
@@ -308,9 +308,9 @@ def _for_optimizer(
 
 
 def restore(entries: MutableMapping[str, Any] | Mapping[str, Any], read: State) -> None:
-    """Put the state that was read from a checkpoint into what the training consists of.
+    """Put the state that was read from a checkpoint into the entries of the training.
 
-    A plain value replaces the one in ``entries``. Random states are set if the checkpoint has them for this rank.
+    A plain value replaces the value in ``entries``. Random states are set if the checkpoint has them for this rank.
     """
     for entry, value in entries.items():
         if isinstance(value, torch.nn.Module):
@@ -369,7 +369,7 @@ def _restore_optimizer(entry: str, optimizer: torch.optim.Optimizer, names: list
 def _groups(
     entry: str, optimizer: torch.optim.Optimizer, names: list[list[str]], saved: list[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """Return the groups as ``load_state_dict`` takes them, and the number of each parameter by its name."""
+    """Return the groups in the form that ``load_state_dict`` takes, and each parameter's number by name."""
     if [sorted(map(str, group["params"])) for group in saved] != [sorted(group) for group in names]:
         raise ConfigurationError(
             f"load_checkpoint: the optimizer {entry!r} had other parameters when the checkpoint was saved: give it the "

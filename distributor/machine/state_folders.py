@@ -83,18 +83,18 @@ def create_file(path: Path, size: int, limit: int) -> None:
     Raises:
         OSError: the files in the folder would exceed the limit, or there is not enough shared memory.
     """
-    with folders.locked(path.with_name("lock")):  # other processes would find the same room free
+    with folders.locked(path.with_name("lock")):  # without it, processes would claim the same free memory
         free = max(0, limit - sum(map(_size, path.parent.glob("*-[01]"))))
         if size > free:
             raise OSError(
-                f"a rank needs {mebibytes(size)} of shared memory, but only {mebibytes(free)} are left of what its "
-                "node may use, which is half of what was free when the run began. A container gets more by "
-                "docker run --shm-size"
+                f"a rank needs {mebibytes(size)} of shared memory, but only {mebibytes(free)} are left for its node. "
+                "The nodes on a machine may together use half of the shared memory that was free when the run began. "
+                "Provide more, in a container for example with docker run --shm-size"
             )
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         os.ftruncate(descriptor, size)
     try:
-        os.posix_fallocate(descriptor, 0, size)  # a page that cannot be had later would be a SIGBUS
+        os.posix_fallocate(descriptor, 0, size)  # if a page could not be provided later, the rank would get SIGBUS
     finally:
         os.close(descriptor)
 
