@@ -1,10 +1,12 @@
-"""Saves a model: the speed beside torch.save, and what training feels of it.
+"""Compare the speed of saving a model with torch.save, and measure how much saving slows training down.
 
     python benchmarks/checkpoint.py [--size 1024] [--rounds 5] [--folder /data] [--memory]
 
 Each round saves the same tensors with ``torch.save`` and fsync, and with ``runtime.save_checkpoint``, in turn. Then it
-trains while one save after another is written, and without any: the dip. The stall is the time for which
-``save_checkpoint`` holds up training; it is given in copies of the state in memory.
+measures the speed of training twice: while one save after another is written, and without saves.
+
+The *stall* is the time for which ``save_checkpoint`` blocks training. It is also given as a multiple of the time that a
+copy of the state in memory takes.
 """
 
 from __future__ import annotations

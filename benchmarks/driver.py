@@ -1,7 +1,8 @@
 """A driver process for the checkout that PYTHONPATH names: ``python benchmarks/driver.py [MASTER]``.
 
-It reads requests from standard input, one line of JSON each, and answers with the number of seconds that each took. So
-checkouts can take turns in one benchmark, each with its own warm process and Spark session.
+It reads requests from standard input, one line of JSON each, and answers each with the number of seconds that it took.
+With one such process per checkout, checkouts can take turns in a benchmark, each with its own warm process and Spark
+session.
 """
 
 from __future__ import annotations

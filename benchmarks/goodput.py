@@ -2,14 +2,16 @@
 
     python benchmarks/goodput.py [--runs 100] [--nodes 8 1000 10000] [--days 30]
 
-First, small trainings run on this machine, and ranks of theirs are killed at random steps. Half of them give the
-constants of the model: the seconds of a start, a restart, a step, a save and a load. The model then predicts the share
-of training of the other half, which is compared with ``run.goodput``. With these constants, the times that this machine
-cannot show (see the options) and a rate of failures, the model computes the shares for many nodes.
+First, small trainings run on this machine, with ranks that are killed at random steps. Half of these runs give the
+constants of a model: the seconds of a start, a restart, a step, a save and a load. For the other half, the model
+predicts the share of training, which is compared with ``run.goodput``.
 
-The default rates are those of the training of Llama 3: 419 unexpected interruptions in 54 days on 16,384 GPUs, of which
-about three quarters were hardware (Llama Team, "The Llama 3 Herd of Models", 2024, section 3.3.4,
-https://arxiv.org/abs/2407.21783), for nodes with eight GPUs.
+The model then computes the shares for many nodes. It uses these constants, the times that this machine cannot show (see
+the options) and a rate of failures.
+
+The default rates come from the training of Llama 3 on 16,384 GPUs, on nodes with eight GPUs. It had 419 unexpected
+interruptions in 54 days, about three quarters of them from hardware (Llama Team, "The Llama 3 Herd of Models", 2024,
+section 3.3.4, https://arxiv.org/abs/2407.21783).
 """
 
 from __future__ import annotations
@@ -43,10 +45,10 @@ DAY = 86_400.0
 
 @dataclass(frozen=True)
 class Constants:
-    """What things cost, in seconds.
+    """The constants of the model, in seconds.
 
     Attributes:
-        step: a step.
+        step: one step.
         save, load: the calls that save and load a checkpoint.
         start: from the call of ``run`` to the first step.
         restart: from the end of an attempt to the first step of the next one on the same nodes, without the load.
@@ -62,13 +64,13 @@ class Constants:
 
 
 def killed_after(seed: int, attempt: int, begun: int) -> int | None:
-    """Return the step after which a rank is killed in an attempt; ``None`` if it is not."""
+    """Return the step after which a rank is killed in an attempt; ``None`` if no rank is killed."""
     drawn = random.Random(f"{seed}-{attempt}")
     return next((step for step in range(begun + 1, STEPS + 1) if drawn.random() < RISK), None)
 
 
 def train(seed: int) -> None:
-    """A small training, with two ranks that make each step together."""
+    """Run a small training, with two ranks that make each step together."""
     import torch
     import torch.distributed as dist
 
@@ -190,13 +192,13 @@ class Site:
 
 
 def simulate(about: Constants, site: Site, nodes: int, days: float, seed: int = 0) -> Goodput:
-    """Return where the time of a long training goes, with saves as often as is best."""
+    """Return where the time of a long training goes, with the best interval between saves."""
     drawn, rate = random.Random(seed), nodes * (site.crashes + site.losses)
     interval = suggest_checkpoint_interval(rate, about.save)
     whole, lost = Goodput(), 0.0
     again, loads, waits = about.start + nodes * site.per_node, 0.0, 0.0
     while whole.total < days * DAY:
-        lives = drawn.expovariate(rate / DAY)  # seconds until the next failure, wherever it comes
+        lives = drawn.expovariate(rate / DAY)  # seconds until the next failure on any node
         up = min(lives, again + loads)
         life, lost = _life(lives - up, lost, interval, about.save)
         whole += (

@@ -1,4 +1,4 @@
-"""Compare how long a start takes, and what it costs later: this package, torchrun, and PySpark's distributor.
+"""Compare the duration and the later costs of a start with this package, torchrun, and PySpark's distributor.
 
 The systems take turns in one process tree; medians, ratios and versions are printed. Run it on an idle machine:
 
@@ -34,8 +34,8 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 #: Sizes of large return values; the second is the default of spark.driver.maxResultSize, in bytes.
 VALUE_BYTES, LARGEST_BYTES = 256 << 20, 1 << 30
 
-#: The largest number of processes with which PySpark's distributor takes part. With more, it takes minutes, since each
-#: process imports torch twice.
+#: The largest number of processes for which PySpark's distributor takes part. With more processes, it takes minutes,
+#: because each process imports torch twice.
 PYSPARKS_MOST = 16
 
 #: One all-reduce, as in the function below.
@@ -166,7 +166,7 @@ class Bench:
 
     @contextlib.contextmanager
     def _beside(self, count: int, master: str | None = None) -> Iterator[Systems]:
-        """Yield the other checkout as a system, if there is one."""
+        """Yield the other checkout as a further system, if the user named one."""
         if self.before is None:
             yield {}
             return
@@ -177,7 +177,7 @@ class Bench:
             checkout.close()
 
     def executors(self) -> None:
-        """Later runs of a session, on executors."""
+        """Measure later runs of a session, on executors."""
         targets = {2: (0.10, 0.25), 16: (0.03, 0.1)}
         for count in self.processes:
             master = f"local[{max(4, count)}]"
@@ -197,7 +197,7 @@ class Bench:
             spark.stop()
 
     def cluster(self) -> None:
-        """Later runs of a session, on two nodes."""
+        """Measure later runs of a session, on two nodes."""
         spark = session("local-cluster[2,1,1024]")
         print("warm, 2 processes, local-cluster[2,1,1024]")
         systems: Systems = {"distributor": lambda: ours(2), "PySpark": lambda: pysparks(2)}
@@ -205,7 +205,7 @@ class Bench:
         spark.stop()
 
     def cold(self) -> None:
-        """The first run of a session, in a new driver each time."""
+        """Measure the first run of a session, in a new driver each time."""
         for count, target in ((2, 0.5), (16, 0.15)):
             print(f"cold, {count} processes, executors")
             systems: Systems = {name: lambda name=name: None for name in ("distributor", "PySpark")}
@@ -225,7 +225,7 @@ class Bench:
             judge({name: statistics.median(values) for name, values in seconds.items()}, "PySpark", target)
 
     def local(self) -> None:
-        """Later runs of a session, on this machine without Spark."""
+        """Measure later runs of a session, on this machine without Spark."""
         targets = {2: 0.15, 16: 0.06}
         for count in self.processes:
             print(f"warm, {count} processes, local mode")
@@ -239,19 +239,19 @@ class Bench:
                 judge(found, "torchrun", targets[count])
 
     def many(self) -> None:
-        """The memory of 64 processes on one machine."""
+        """Measure the memory of 64 processes on one machine."""
         from distributor import TorchDistributor
 
         shares = TorchDistributor(64, True, False, logs="none").submit(memory).results()
         print(f"64 processes, local mode\n    {statistics.mean(shares) / (1 << 20):.1f} MiB of memory per rank (Pss)")
 
     def steps(self) -> None:
-        """Training steps per second: ``benchmarks/steps.py`` with its own number of rounds."""
+        """Measure training steps per second: run ``benchmarks/steps.py`` with its own number of rounds."""
         command = [sys.executable, str(Path(__file__).with_name("steps.py"))]
         subprocess.run([*command, *(["--before", self.before] if self.before else [])], check=True)
 
     def value(self) -> None:
-        """Large return values, and one that is too large for Spark's settings."""
+        """Measure large return values, including one that is too large for Spark's settings."""
         value, largest = partial(large_value, VALUE_BYTES), partial(large_value, LARGEST_BYTES)
         for master in ("local[4]", "local-cluster[2,2,1024]"):
             spark = session(master)
@@ -268,7 +268,7 @@ class Bench:
             spark.stop()
 
     def breakdown(self) -> None:
-        """Where the time of a later run goes."""
+        """Measure where the time of a later run goes."""
         from distributor import TorchDistributor
 
         for count in self.processes:
@@ -303,7 +303,7 @@ class Bench:
             spark.stop()
 
     def imports(self) -> None:
-        """The time that ``import distributor`` takes."""
+        """Measure the time that ``import distributor`` takes."""
         print("import of the package")
         codes = {"python": "pass", "distributor": "import distributor"}
         runs: Systems = {name: partial(subprocess.run, [sys.executable, "-c", code]) for name, code in codes.items()}

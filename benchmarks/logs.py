@@ -1,8 +1,8 @@
 """Measure what live logs cost a rank: compare a plain process that writes to a file with a rank of the distributor.
 
-Both write lines of 60 bytes at a given rate, with work in between, like a training loop that prints very much. The
-slow-down is how much longer the rank takes. Then both write as fast as they can. The two take turns; medians are
-printed. Run it on an idle machine:
+First, both write lines of 60 bytes at a given rate, with work in between, like a training loop that prints very much.
+Then both write as fast as they can. The slow-down is the extra time that the rank takes. The two take turns; medians
+are printed. Run it on an idle machine:
 
     python benchmarks/logs.py --lines 500000 --rate 100000 --rounds 5
 """
@@ -23,7 +23,7 @@ TEXT = "x" * 50
 
 
 def _spins(seconds: float) -> int:
-    """Return how many empty loops fill the time of a line, besides writing it (which takes about 2 microseconds)."""
+    """Return the number of empty loops that take the time of a line, less about 2 microseconds for writing the line."""
     count = 2_000_000
     start = time.perf_counter()
     for _ in range(count):

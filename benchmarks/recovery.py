@@ -3,8 +3,7 @@
     python benchmarks/recovery.py [--ranks 2] [--size 100] [--rounds 5] [--master "local-cluster[2,1,1024]"] [--ray]
 
 Each training saves its state once, kills one of its own processes, and goes on from that state. A round measures the
-seconds from the kill to the first new step of all ranks. With ``--ray``, Ray Train takes part, which must be
-installed.
+seconds from the kill until all ranks have made a new step. With ``--ray``, Ray Train takes part; it must be installed.
 """
 
 from __future__ import annotations
@@ -23,10 +22,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-#: What is killed, and the largest number of seconds that may pass until the first new step.
+#: The processes to kill, and the maximum number of seconds that may then pass until the first new step.
 TARGETS = {"rank": 1.0, "agent": 3.0, "worker": 3.0, "executor": None, "driver": 15.0}
 
-#: What ranks find imported. DistributedDataParallel imports torch._dynamo, which takes half a second.
+#: Modules that are imported before ranks start. DistributedDataParallel imports torch._dynamo, which takes half a
+#: second.
 PRELOAD = ["psutil", "torch._dynamo"]
 
 
@@ -89,7 +89,7 @@ def here(victim: str, local: bool, options: argparse.Namespace, folder: str) -> 
 
 
 def here_after_its_driver(options: argparse.Namespace, folder: str) -> None:
-    """Train in a driver of its own, which is killed and started again."""
+    """Train in a separate driver process, which is killed and started again."""
     command = [sys.executable, __file__, "--drive", folder, "--ranks", str(options.ranks), "--size", str(options.size)]
     for _ in range(2):
         subprocess.run(command, stderr=subprocess.DEVNULL)
@@ -126,7 +126,7 @@ def with_ray(options: argparse.Namespace, folder: str) -> None:
 
 
 def systems(options: argparse.Namespace) -> dict[str, Callable[[str], None]]:
-    """Return what takes turns, by name."""
+    """Return the systems that take turns, by name."""
     found: dict[str, Callable[[str], None]] = {
         "rank, local": partial(here, "rank", True, options),
         "rank, torchrun": partial(with_torchrun, options),

@@ -1,4 +1,4 @@
-"""Measure what a report costs a rank: here, in Ray Train if Ray is installed, and as a printed line for comparison.
+"""Measure the cost of a report in a rank, in Ray Train if Ray is installed, and of a printed line for comparison.
 
 The systems take turns; medians of the rounds are printed, in microseconds per call. Ray Train's ``report`` is called by
 the workers of a ``TorchTrainer``. Run it on an idle machine:

@@ -21,7 +21,7 @@ from rich.text import Text
 
 COLUMNS, ROWS = 88, 30
 
-#: Four ranks that fit a line: each rank has its own noise, and all make the same steps.
+#: A script that fits a line on four ranks. Each rank has its own noise, and all make the same steps.
 TRAIN = """
 import time
 import torch

@@ -83,7 +83,7 @@ dist.destroy_process_group()
 #: Loops, and the number of steps of each.
 LOOPS = {"compute": 200, "gradients": 20, "one-gradient": 12}
 
-#: The target for each loop: the least ratio to torchrun's steps per second.
+#: The target for each loop: the minimum ratio to torchrun's steps per second.
 TARGETS = {"compute": 0.99, "gradients": 1.15, "one-gradient": 0.99}
 
 #: Other measurements: page faults and switches per step, the kernel's share of the time, and memory.
@@ -91,8 +91,8 @@ MEASURES = {"page faults": ".0f", "switches": ".0f", "system": ".2f", "MiB": ".0
 
 _PROCESSES = 2
 
-#: How often a program is started. At their exit, about one in a hundred ranks is aborted by one of torch's threads
-#: ("terminate called without an active exception"), after all has been measured.
+#: How often a program is started if it fails. At exit, after all measurements, one of torch's threads aborts about one
+#: in a hundred ranks ("terminate called without an active exception").
 _TRIES = 3
 
 System = Callable[[list[str]], object]

@@ -72,12 +72,12 @@ def train(steps: int = 150, width: int = 128, layers: int = 4, config: dict[str,
         config: configuration for ``deepspeed.initialize``; by default the run's.
 
     Returns:
-        On rank 0, ``losses`` (nats per byte, for every tenth step), ``loss`` on held-out text, ``written`` (text that
-        the network has written) and ``parameters`` (their number).
+        On rank 0, a dict: ``losses`` (nats per byte, for every tenth step), ``loss`` on held-out text, ``written``
+        (text that the network has written) and ``parameters`` (the number of parameters).
     """
     import warnings
 
-    warnings.filterwarnings("ignore", category=FutureWarning)  # from torch, about what DeepSpeed calls in each step
+    warnings.filterwarnings("ignore", category=FutureWarning)  # torch warns of a function that DeepSpeed calls
     import deepspeed
     import torch
     import torch.distributed as dist
@@ -127,7 +127,7 @@ def train(steps: int = 150, width: int = 128, layers: int = 4, config: dict[str,
 
 
 def write(model: Any, begin: bytes, count: int) -> str:
-    """Return some bytes and what a network writes after them, in this process alone."""
+    """Return some bytes and the network's continuation of them. Only this process takes part."""
     import torch
 
     torch.manual_seed(0)
@@ -140,7 +140,7 @@ def write(model: Any, begin: bytes, count: int) -> str:
 
 
 def script() -> None:
-    """Train as a rank that runs this file as its script, with DeepSpeed's arguments and the script's own."""
+    """Train in a rank that runs this file as a script. Its arguments are DeepSpeed's and the script's own."""
     import json
 
     import deepspeed

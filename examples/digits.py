@@ -1,6 +1,6 @@
 """Train a small network on handwritten digits with DistributedDataParallel; the same function runs anywhere.
 
-``make demo`` trains on this machine without Spark, then with the same call on Spark with two executors. The data are
+``make demo`` trains on this machine without Spark. Then, the same call trains on Spark with two executors. The data are
 the 1,797 digits that come with scikit-learn (8 x 8 pixels, ten classes).
 """
 

@@ -1,10 +1,10 @@
-"""Train through a killed rank, and go on after a killed driver.
+"""Train on although a rank is killed, and resume after the whole program is killed.
 
     python examples/resume.py /tmp/runs
 
-One of its ranks is killed after 100 of 300 steps, and training goes on from there. Kill the whole program with
-``kill -9``, and start it again: it goes on as well. On a cluster, pass a folder that all nodes and the driver see, or a
-URL.
+One of the ranks is killed after 100 of 300 steps, and training goes on from there. You can also kill the whole program
+with ``kill -9``. When you start it again, it resumes from its last checkpoint. On a cluster, pass a folder that all
+nodes and the driver see, or a URL.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 
-from digits import train  # from the file beside this one; the function travels to the executors by value
+from digits import train  # from the file digits.py in this folder; the function is shipped to the executors by value
 from pyspark.sql import SparkSession
 
 from distributor import TorchDistributor, TrainingError

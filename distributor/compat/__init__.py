@@ -1,1 +1,4 @@
-"""Names of other launchers, for notebooks that use them. A wing: runs on the driver; ``horovod.torch`` in ranks."""
+"""Names of other launchers, for notebooks that use them.
+
+A wing (see docs/architecture.md): runs on the driver, except that ``horovod.torch`` runs in ranks.
+"""

@@ -1,4 +1,4 @@
-"""GPU types: the names that users ask for, and the check in each rank that its GPU is of the type asked for."""
+"""GPU types: their names, and the check in each rank that its GPU is of the requested type."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distributor.values.launch import Launch, LaunchPath
 from distributor.values.outcome import Failure
 from distributor.values.plan import Call, Plan, Site
 
-#: GPU models that a cloud sells under another model's name: AWS has A10G where other clouds have A10.
+#: GPU models that a cloud offers in place of another model: AWS has A10G where other clouds have A10.
 _SOLD_AS = {"A10": ("A10", "A10G")}
 
 
@@ -136,7 +136,7 @@ class CheckedPath:
         return self.path.advise(failure, job)
 
     def plan(self, site: Site) -> Plan:
-        """Return the plan of one node; the inner path must have no first call of its own."""
+        """Return the inner path's plan of one node, with the check as the first call. The inner path must have none."""
         plan = self.path.plan(site)
         assert plan.first is None
         return replace(plan, first=Call(__name__, "check_here", {"accelerator": self.accelerator}))

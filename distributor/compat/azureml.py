@@ -36,7 +36,7 @@ from distributor.text import notices
 from distributor.values.checks import check_count, check_env, check_title
 from distributor.values.launch import Launch
 
-#: Arguments of Azure's ``command`` that say where and under which labels Azure runs a job; accepted without effect.
+#: Arguments of Azure's ``command`` about where Azure runs a job and how it labels the job. They have no effect.
 NOT_USED = (
     *("compute", "description", "docker_args", "environment", "experiment_name", "identity", "instance_type"),
     *("is_deterministic", "job_tier", "locations", "name", "parent_job_name", "priority", "properties", "services"),
@@ -61,14 +61,14 @@ class Distribution(Protocol):
         """The number of processes on each instance; ``None`` if processes are spread freely."""
 
     def processes(self, instance_count: int) -> int:
-        """Return the number of processes of a job on this number of instances."""
+        """Return the number of processes of a job that has this number of instances."""
 
     def launch(self, instance_count: int) -> Launch:
         """Return the launch path that starts the processes."""
 
 
 class _Counts:
-    """Attributes that are numbers, and can be changed later, like those of Azure's distributions."""
+    """The numbers of a distribution, as attributes that can be changed later, like those of Azure's distributions."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if value is not None and (name, value) != ("parameter_server_count", 0):

@@ -1,4 +1,4 @@
-"""How Azure's jobs describe their inputs, and the machines that they ask for. Pure.
+"""Descriptions of the inputs and the machines of Azure's jobs. Pure.
 
 Sources: https://learn.microsoft.com/python/api/azure-ai-ml/azure.ai.ml.input,
 https://learn.microsoft.com/python/api/azure-ai-ml/azure.ai.ml.entities.resourceconfiguration

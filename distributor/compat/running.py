@@ -1,4 +1,4 @@
-"""Runs what a call under another launcher's name asks for, with the slots and GPUs that there are."""
+"""Run what a call under another launcher's name requests, on the available slots and GPUs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from distributor.values.launch import Launch
 
 @dataclass(frozen=True)
 class Request:
-    """What a call under another launcher's name asks for.
+    """What a call under another launcher's name requests.
 
     Attributes:
         asked: the call in the user's words, for messages, such as ``"@distributed(gpus=8)"``.
@@ -69,9 +69,9 @@ def settle(request: Request, trial: int | None, look: Callable[[bool | None], Pl
         look: returns where a run with a ``local_mode`` would train.
 
     Raises:
-        ConfigurationError: the request needs a Spark session and none is active, or it needs the number of slots, which
-            is not known.
-        ResourceError: the request asks for more GPUs than there are, or for all GPUs or slots, and there are none.
+        ConfigurationError: the request needs a Spark session, but none is active; or it needs the number of slots,
+            which is not known.
+        ResourceError: the request needs more GPUs than are available, or needs all GPUs or slots, but there are none.
 
     Example:
         >>> settle(Request("run()", "num_proc"), None, lambda mode: Place(gpus=0, cpus=4)).processes
@@ -184,7 +184,7 @@ def check_trial(request: Request, trial: int) -> None:
 
 @contextmanager
 def _told_how_to_try(request: Request) -> Iterator[None]:
-    """Add to an error about missing GPUs how to try the call on CPUs."""
+    """In an error about missing GPUs, also explain how to try the call on CPUs."""
     try:
         yield
     except ResourceError as error:

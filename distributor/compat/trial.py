@@ -1,4 +1,4 @@
-"""``DISTRIBUTOR_COMPAT_CPU``: the way to try a notebook that is written for GPUs on a machine without any. Pure."""
+"""``DISTRIBUTOR_COMPAT_CPU``, a variable with which notebooks for GPUs can be tried on machines without GPUs. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from distributor.errors import ConfigurationError
 
-#: The variable with the number of ranks on CPUs that each call of this wing starts, whatever it asks for.
+#: The variable with the number of ranks on CPUs that each call of ``distributor.compat`` starts, whatever it requests.
 VARIABLE = "DISTRIBUTOR_COMPAT_CPU"
 
 

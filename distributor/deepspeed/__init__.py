@@ -1,1 +1,1 @@
-"""DeepSpeed: configurations, ZeRO, tuning, checkpoints and extensions. A wing: no room imports it."""
+"""DeepSpeed: configurations, ZeRO, tuning, checkpoints and extensions. A wing (see docs/architecture.md)."""

@@ -22,8 +22,8 @@ from distributor.text.tables import table
 #: Metrics for which smaller values are better.
 _LESS = ("latency", "loss", "memory", "seconds", "time")
 
-#: Texts by which a rank reports that it is out of memory: those of torch for GPUs and CPUs, DeepSpeed, Python and this
-#: package.
+#: Error texts that mean that a rank is out of memory. They come from torch (on GPUs and CPUs), DeepSpeed, Python and
+#: this package.
 _OUT_OF_MEMORY = (
     "OutOfMemoryError",
     "out of memory",
@@ -120,8 +120,8 @@ def autotune(
         space: the values to try for each setting, by its path (``{"zero_optimization.stage": [1, 2, 3]}``); every
             combination is tried. A list of combinations is accepted as well.
         metric: name of the metric: ``"throughput"`` (samples per second), or the name that your function uses.
-        distributor: the distributor that runs the experiments; its configuration is the base in which each
-            experiment sets its values. The default is ``DeepspeedTorchDistributor()``, with one process.
+        distributor: the distributor that runs the experiments. Each experiment changes values in a copy of its
+            configuration. The default is ``DeepspeedTorchDistributor()``, with one process.
         mode: whether the largest (``"max"``) or smallest (``"min"``) value is best. The default is ``"min"`` for
             ``latency``, ``loss``, ``memory``, ``seconds`` and ``time``, and ``"max"`` for all other metrics.
         timeout: number of seconds that one experiment may take, including its start (default: no limit).
@@ -219,7 +219,7 @@ def best(experiments: Sequence[Experiment], less: bool) -> Experiment | None:
 
 
 def is_out_of_memory(error: TrainingError) -> bool:
-    """Return whether any rank ran out of memory. The rank that failed first may have failed for another reason."""
+    """Return whether any rank ran out of memory, even if the first failure had another reason."""
     told = [(each.kind, each.message, each.traceback, each.log_tail) for each in error.failures]
     texts = [str(error), *(" ".join(each) for each in told)]
     return any(words in text for words in _OUT_OF_MEMORY for text in texts)

@@ -29,8 +29,8 @@ from distributor.errors import ConfigurationError
 #: The suffix that follows the tag in the name of a checkpoint that any number of ranks can load.
 UNIVERSAL = "_universal"
 
-#: File with the data that DeepSpeed's universal form lacks: parameters and buffers that are not in the optimizer, and
-#: the settings of the optimizer's groups.
+#: The file with the data that DeepSpeed's universal form lacks: the parameters and buffers that are not in the
+#: optimizer, and the settings of the optimizer's groups.
 _REST = "distributor_rest.pt"
 
 _CLIENT_STATE = "distributor_client_state"
@@ -40,7 +40,7 @@ _LATEST = "latest_universal"
 #: Folder in which rank 0 makes a universal form before it replaces an earlier one.
 _UNFINISHED = ".unfinished"
 
-#: How long ranks wait for rank 0: longer than any disk takes. If rank 0 ends, the ranks that wait for it end, too.
+#: How long ranks wait for rank 0, which is longer than any disk takes. If rank 0 ends, the waiting ranks end, too.
 _PATIENCE = timedelta(days=7)
 
 _numbers = itertools.count()
@@ -56,9 +56,9 @@ def save(
     """Save model, optimizer and scheduler: first a shard from each rank, then the universal form of all shards.
 
     Rank 0 makes the universal form from the shards. It takes as much disk space as the shards. ``folder/tag`` holds the
-    shards and may be removed; ``folder/tag_universal`` holds the universal form. A universal form that was saved under
-    the same tag before can be loaded until the new one is complete. Without ZeRO only ``folder/tag`` is saved, without
-    a universal form.
+    shards and may be removed; ``folder/tag_universal`` holds the universal form. If the same tag was saved before, the
+    earlier universal form can be loaded until the new one is complete. Without ZeRO, only ``folder/tag`` is saved, and
+    there is no universal form.
 
     Args:
         engine: the engine that ``deepspeed.initialize`` returned. With ZeRO, its optimizer must be a variant of Adam
@@ -66,8 +66,8 @@ def save(
         folder: a folder on a disk that the ranks of all nodes share.
         tag: name of the checkpoint; by default ``global_step`` and the number of the step.
         client_state: your own data to save as well, such as the epoch or the position in the data.
-        workers: number of processes with which rank 0 makes the universal form. If there are several, rank 0 forks
-            them, which CUDA does not support well.
+        workers: number of processes that make the universal form. Rank 0 forks them if there are several. CUDA does not
+            support forks well.
 
     Returns:
         The tag.
@@ -173,7 +173,7 @@ def _check_whole(engine: Any) -> None:
 
 
 def _gather(engine: Any, wanted: Callable[[Any], bool], keep: Callable[[Any], Any]) -> dict[str, Any]:
-    """Gather the wanted parameters, whole, and all else in the state dict on rank 0. All ranks must call this."""
+    """Gather the wanted parameters in full, and the rest of the state dict, on rank 0. All ranks must call this."""
     import torch
     import torch.distributed as dist
 
@@ -213,7 +213,7 @@ def _in_optimizer(parameter: Any) -> bool:
 
 
 def _full(parameter: Any, masters: Mapping[int, Any]) -> Any:
-    """Return a whole parameter in the best precision available. All ranks must call it."""
+    """Return a parameter in full, in the best precision available. All ranks must call this function."""
     if _in_optimizer(parameter):
         from deepspeed.utils import safe_get_full_fp32_param
 
@@ -225,7 +225,7 @@ def _full(parameter: Any, masters: Mapping[int, Any]) -> Any:
 
 
 def _whole(parameters: list[Any], modifier_rank: int | None = None) -> Any:
-    """Return a context that makes whole the parameters that ZeRO stage 3 has split over the ranks.
+    """Return a context in which parameters that ZeRO stage 3 has split over the ranks are gathered.
 
     With a ``modifier_rank``, all ranks keep what that rank writes into the parameters.
     """
@@ -345,7 +345,7 @@ def _together(action: Callable[[], None]) -> None:
 
 
 def _make_universal(root: Path, tag: str, rest: Mapping[str, Any], workers: int) -> None:
-    """Make the universal form of a tag's shards. It is complete before it replaces an earlier one."""
+    """Make the universal form of a tag's shards. Replace an earlier form only once the new one is complete."""
     import torch
     import torch.distributed as dist
     from deepspeed.checkpoint.ds_to_universal import main

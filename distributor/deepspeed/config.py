@@ -25,9 +25,9 @@ TOTAL_STEPS = "scheduler.params.total_num_steps"
 STAGES = {0: "none", 1: "optimizer states", 2: "+ gradients", 3: "+ parameters"}
 
 #: The names that ``auto=`` accepts, with their defaults. The defaults are those of Hugging Face's TrainingArguments,
-#: except for ``warmup_steps``, of which DeepSpeed accepts no less than 1. ``None``: no default is possible. Without
-#: ``hidden_size``, buckets get DeepSpeed's default sizes.
-#: Source: https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments
+#: except for ``warmup_steps``, where DeepSpeed requires at least 1. ``None`` means that there is no default. Without
+#: ``hidden_size``, buckets get DeepSpeed's default sizes. Source:
+#: https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments
 FILL: dict[str, Any] = {
     "micro_batch_size": 8,
     "gradient_accumulation_steps": 1,
@@ -54,8 +54,8 @@ _FILLED = {
     TOTAL_STEPS: "total_steps",
 }
 
-#: Buckets: how Hugging Face's Trainer computes the size in elements from the hidden size, and DeepSpeed's default size.
-#: Source: ``transformers/integrations/deepspeed.py``, ``trainer_config_finalize``.
+#: For each bucket: the function with which Hugging Face's Trainer computes the size in elements from the hidden size,
+#: and DeepSpeed's default size. Source: ``transformers/integrations/deepspeed.py``, ``trainer_config_finalize``.
 _BUCKETS: dict[str, tuple[Callable[[int], int], int]] = {
     "zero_optimization.reduce_bucket_size": (lambda hidden: hidden * hidden, 500_000_000),
     "zero_optimization.allgather_bucket_size": (lambda hidden: hidden * hidden, 500_000_000),
@@ -63,8 +63,8 @@ _BUCKETS: dict[str, tuple[Callable[[int], int], int]] = {
     "zero_optimization.stage3_param_persistence_threshold": (lambda hidden: 10 * hidden, 100_000),
 }
 
-#: Top-level names that DeepSpeed reads. It ignores unknown names, which may belong to other programs; here a name that
-#: looks like a misspelling of one of these is an error.
+#: Top-level names that DeepSpeed reads. DeepSpeed ignores unknown names, which may belong to other programs. This
+#: package reports an error if an unknown name looks like a misspelling of one of these names.
 _SECTIONS = (
     *(
         TRAIN,
@@ -96,13 +96,14 @@ _SECTIONS = (
     *("tensor_parallel", "expert_parallel", "sequence_parallel_size", "data_parallel_size", "hybrid_engine", "compile"),
 )
 
-#: Similarity (:mod:`difflib` ratio) from which a name counts as a misspelling of another.
+#: A name counts as a misspelling of another if their similarity (:mod:`difflib` ratio) is at least this number.
 _SLIP = 0.8
 
-#: The threshold for names in ``zero_optimization``: they resemble each other anyway, and not all are listed here.
+#: The threshold for names in ``zero_optimization``. It is higher, because these names resemble each other, and not all
+#: of them are listed here.
 _SURE_SLIP = 0.93
 
-#: Names that other tools use, and DeepSpeed's names for the same settings.
+#: Names that other tools use, each with DeepSpeed's name for the same setting.
 _OTHER_NAMES = {
     "batch_size": TRAIN,
     "micro_batch_size": MICRO,
@@ -131,7 +132,7 @@ def check(config: Config, world_size: int) -> None:
     ``"auto"`` is accepted wherever it can be filled in.
 
     Raises:
-        ConfigurationError: a value is wrong; the message has the value, and the numbers that contradict it.
+        ConfigurationError: a value is wrong; the message shows the value, and the numbers that contradict it.
     """
     for name in config:
         close = _meant(name, _SECTIONS)
@@ -176,8 +177,8 @@ def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool =
         config: a configuration from :func:`read`; it is not changed.
         world_size: number of ranks.
         auto: values, by the names in :data:`FILL`.
-        guess: whether to fill in values that are not in ``auto`` as well. ``False`` leaves them to a library that will
-            know better values.
+        guess: whether to fill in values that are not in ``auto`` as well. ``False`` leaves them to a library that knows
+            better values.
 
     Raises:
         ConfigurationError: ``auto`` has an unknown name or contradicts the configuration, or a value is missing.
@@ -215,10 +216,10 @@ def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool =
 
 
 def unfilled(config: Config) -> list[str]:
-    """Return the paths of those remaining "auto" values that DeepSpeed does not understand as "the default".
+    """Return the paths of remaining "auto" values that DeepSpeed does not replace with a default of its own.
 
-    In a final configuration, only :data:`TOTAL_STEPS` can be among them: Hugging Face's Trainer fills it in, and no
-    other library can know it.
+    In a final configuration, only :data:`TOTAL_STEPS` can be among them. Only Hugging Face's Trainer can fill in this
+    value, because no other library knows it.
     """
     return [
         path
@@ -231,7 +232,7 @@ def positive(name: str, value: Any) -> int:
     """Return a value from JSON if it is a positive integer.
 
     Raises:
-        ConfigurationError: the value is not a positive integer; the message has the name.
+        ConfigurationError: the value is not a positive integer; the message contains the name.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigurationError(f"{name} must be a positive integer, not {value!r}")
@@ -263,7 +264,7 @@ def precision(config: Config) -> str:
 
 
 def extensions(config: Config, use_gpu: bool) -> tuple[str, ...]:
-    """Return the names of the builders in ``deepspeed.ops.op_builder`` whose code a run with this configuration loads.
+    """Return the extensions that a run with this configuration loads: their builders in ``deepspeed.ops.op_builder``.
 
     Source: ``deepspeed/runtime/engine.py`` (``_configure_basic_optimizer``), ``deepspeed/comm/torch.py``.
 
@@ -439,7 +440,8 @@ def _fill(config: Config, path: str, value: Any, said: bool, name: str) -> None:
         config: the configuration, which is changed.
         path: path of the setting.
         value: the value for it.
-        said: whether the user gave the value in ``auto``. If so, it must not contradict a value in the configuration.
+        said: whether the user gave the value in ``auto``. Such a value must not contradict a value in the
+            configuration.
         name: name of the value in ``auto``, for the message.
     """
     *sections, last = path.split(".")

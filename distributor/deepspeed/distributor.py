@@ -23,8 +23,8 @@ class DeepspeedTorchDistributor(TorchDistributor):
 
     Args:
         numGpus: number of ranks per node, each with its own GPU.
-        nnodes: number of nodes; ``numGpus * nnodes`` ranks train together. Spark places the ranks:
-            ``max_processes_per_node=numGpus`` keeps it from putting more than ``numGpus`` on one executor.
+        nnodes: number of nodes; ``numGpus * nnodes`` ranks train together. Spark places the ranks;
+            ``max_processes_per_node=numGpus`` limits the ranks on one executor to ``numGpus``.
         localMode: same as ``local_mode`` of :class:`distributor.TorchDistributor`.
         useGpu: same as ``use_gpu`` of :class:`distributor.TorchDistributor`. Without GPUs, DeepSpeed trains on CPUs,
             with gloo.
@@ -47,7 +47,7 @@ class DeepspeedTorchDistributor(TorchDistributor):
         options: all other options of :class:`distributor.TorchDistributor`.
 
     Raises:
-        ConfigurationError: an argument or the configuration is wrong; the message has the value and says what to do.
+        ConfigurationError: an argument or the configuration is wrong; the message shows the value and says what to do.
         ResourceError: there are not enough GPUs. If ``localMode`` is not given, ``run`` raises it instead.
 
     Example:

@@ -1,8 +1,9 @@
 """DeepSpeed's C++ and CUDA extensions: a rank builds them once per node, before training, or reports why it cannot.
 
-While torch builds such an extension, the building process keeps a file in the extension's folder, and all others wait
-until that file is gone. If the builder is killed, they wait forever (``torch/utils/file_baton.py``). This module uses
-a kernel lock instead, which ends with the process that holds it, and waits for it with a deadline.
+When torch builds such an extension, the building process creates a lock file, and all other processes wait until the
+file is gone. If the building process is killed, they wait forever (``torch/utils/file_baton.py``). This module uses a
+kernel lock instead, which is released when the process that holds it ends. Other processes wait for the lock with a
+deadline.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from distributor.machine import folders
 #: Number of seconds between checks whether another process has finished its build.
 _LOOK = 0.05
 
-#: Number of seconds after which a waiting rank prints that it waits.
+#: Number of seconds after which a waiting rank prints a message that it is waiting.
 _PATIENCE = 2.0
 
 #: How many times a rank tries to load an extension that other processes build.
@@ -44,14 +45,14 @@ _ADVICE = {
 
 
 def load(names: Sequence[str], timeout: float, local_rank: int) -> None:
-    """Load extensions. The first rank of a node to arrive builds those that do not exist yet.
+    """Load extensions. The first rank of a node to call this function builds the extensions that do not exist yet.
 
     From then on, torch also waits with a deadline for any other extension that this process builds or loads.
 
     Args:
         names: names of builders in ``deepspeed.ops.op_builder``.
         timeout: number of seconds that a rank waits while another one builds.
-        local_rank: index of the device that decides what to build for.
+        local_rank: index of the device for which to build.
 
     Raises:
         StartError: DeepSpeed or a tool that the build needs is missing, DeepSpeed has no such extension for this
@@ -95,14 +96,14 @@ def load(names: Sequence[str], timeout: float, local_rank: int) -> None:
 
 
 def _build(builder: Any) -> None:
-    """Build or load an extension. Try again if another process was building it and ended before it was complete."""
+    """Build or load an extension. Try again if another process has ended in the middle of building it."""
     for _ in range(_ATTEMPTS - 1):
         try:
             builder.load(verbose=False)
             return
         except ImportError:
             tools = importlib.import_module("torch.utils.cpp_extension")
-            tools.JIT_EXTENSION_VERSIONER.entries.pop(builder.name, None)  # torch takes the extension for built
+            tools.JIT_EXTENSION_VERSIONER.entries.pop(builder.name, None)  # or torch skips the build
     builder.load(verbose=False)
 
 
@@ -148,10 +149,11 @@ def cache_folder(gpus: str = "") -> str:
     """Return the folder where this node keeps built extensions between runs.
 
     It lies below ``XDG_CACHE_HOME`` (by default ``~/.cache``), or else below a private folder in ``/tmp``. Each
-    combination of Python, torch and DeepSpeed versions and kinds of processor and GPUs has its own folder: extensions
-    are compiled for the machine's own instructions, and machines may share a home folder. Each environment has its own
-    folder, too. Otherwise torch would compile an extension again if the paths of its headers changed, while ranks may
-    be using it.
+    combination of versions (Python, torch, DeepSpeed), processor and GPUs has its own folder, because extensions are
+    compiled for the machine's own instructions, and machines may share a home folder.
+
+    Each environment has its own folder, too. If environments shared a folder, torch would see other paths of headers
+    and compile an extension again, while ranks may be using it.
     """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     versions = [
@@ -210,7 +212,7 @@ def _processor() -> str:
 
 
 def _find_ninja() -> None:
-    """Add Python's folder to the PATH if ninja is there: pip installs it there, but executors may not search it."""
+    """Add Python's folder to the PATH if ninja is there. Pip installs ninja there, but executors may not search it."""
     if shutil.which("ninja") is None:
         beside = os.path.dirname(sys.executable)
         if shutil.which("ninja", path=beside) is not None:
@@ -241,7 +243,7 @@ def _set_baton(timeout: float) -> None:
 
 
 class Baton:
-    """A lock whose holder may build, with the members of ``torch.utils.file_baton.FileBaton``.
+    """A lock that a process must hold in order to build. It has the members of ``torch.utils.file_baton.FileBaton``.
 
     Args:
         path: path of torch's lock file, in the folder of one extension.

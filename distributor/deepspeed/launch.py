@@ -89,12 +89,12 @@ def _check_arguments(kind: Any, has_config: bool) -> ScriptArguments:
 def _configs(
     source: str | os.PathLike[str] | Mapping[str, Any], world_size: int, auto: Mapping[str, Any]
 ) -> tuple[Config, Config]:
-    """Return the final configuration, and the one that keeps every "auto" that another library may fill in."""
+    """Return the final configuration, and one that keeps every "auto" that another library may fill in."""
     config = reading.read(source)
     deepspeed_config.check(config, world_size)
     if deepspeed_config.TRAIN not in config and deepspeed_config.MICRO not in config:
         notices.logger.warning(
-            "deepspeedConfig has no batch size, and deepspeed.initialize refuses it: add %s or %s",
+            "deepspeedConfig has no batch size, which deepspeed.initialize requires: add %s or %s",
             deepspeed_config.TRAIN,
             deepspeed_config.MICRO,
         )

@@ -1,4 +1,4 @@
-"""Reads DeepSpeed's configuration as plain data, from a dict, JSON or YAML."""
+"""Read DeepSpeed's configuration as plain data, from a dict, JSON or YAML."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def copy_of(config: Mapping[str, Any]) -> Config:
-    """Return a copy of a configuration, with DeepSpeed's current names and JSON values only."""
+    """Return a copy of a configuration with DeepSpeed's current names. It must consist of JSON values only."""
     copied: Config = plain(config, "")
     if "bfloat16" in copied and "bf16" not in copied:  # an older name that DeepSpeed still reads
         copied["bf16"] = copied.pop("bfloat16")

@@ -54,7 +54,7 @@ _COMMENTS = {
 
 
 class CommentedConfig(dict[str, Any]):
-    """A DeepSpeed configuration: an ordinary dict that ``str()`` shows as JSON with comments on its values.
+    """A DeepSpeed configuration: an ordinary dict, but ``str()`` shows it as JSON with comments on its values.
 
     DeepSpeed can read that text as it is, including the comments.
     """
@@ -128,7 +128,7 @@ def zero(
 
 
 def _check_zero(stage: int, offload: str, precision: str, nvme_path: str | None) -> None:
-    """Check that the arguments of :func:`zero` are valid, and go together."""
+    """Check that the arguments of :func:`zero` are valid and fit each other."""
     if isinstance(stage, bool) or stage not in STAGES:
         raise ConfigurationError(f"stage must be 0, 1, 2 or 3, not {stage!r}")
     if offload not in ("none", "cpu", "nvme"):
@@ -214,7 +214,7 @@ class Suggestion:
     best: Estimate | None
 
     def config(self, **options: Any) -> CommentedConfig:
-        """Return what :func:`zero` returns for the best estimate's stage and offload, with these options.
+        """Return what :func:`zero` makes for the stage and offload of the best estimate, with these options.
 
         Raises:
             ConfigurationError: there is no best estimate.
@@ -262,15 +262,16 @@ def suggest_zero(
     The estimates are those of DeepSpeed's ``estimate_zero2_model_states_mem_needs`` and ``estimate_zero3_...``, for
     Adam and mixed precision; stages 0 and 1 are computed from the same terms. They assume that every rank first builds
     the whole model, except with stage 3, where it is built within ``zero.Init``. With an offloaded optimizer, the host
-    memory that stage 2 needs on each node grows with the total number of GPUs. GB are 2**30 bytes. The least sharded
-    stage that fits is the quickest.
+    memory that stage 2 needs on each node grows with the total number of GPUs. GB are 2**30 bytes. Of the stages that
+    fit, the one that splits least among ranks is the quickest.
 
     Args:
         model_or_parameter_count: a torch module (on any device, including "meta"), or its number of parameters.
         num_gpus_per_node: number of GPUs, and of ranks, per node.
         nnodes: number of nodes.
         gpu_memory: memory of each GPU, in bytes or as ``"80g"``. Without it, no stage is suggested.
-        host_memory: memory of each node, in the same form. Without it, every stage is assumed to fit into the host.
+        host_memory: memory of each node, in the same form. Without it, every stage is assumed to fit into a node's
+            memory.
         largest_layer_parameters: number of parameters of the largest layer, which stage 3 keeps whole. By default,
             it is read from the module; if only a number of parameters is given, 1/40 of it is assumed.
         activation_share: fraction of a GPU's memory to leave for activations and fragmentation.

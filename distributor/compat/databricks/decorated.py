@@ -1,4 +1,4 @@
-"""What Databricks' decorators of both generations return: a function with a method that runs it in many processes."""
+"""The functions that Databricks' decorators, old and new, return. A method of them runs them in many processes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from distributor.text import notices
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Variables with which notebooks choose one of Databricks' pools.
-#: Source: https://api-docs.databricks.com/python/serverless_gpu/overview.html
+#: Environment variables with which notebooks choose one of Databricks' pools. Source:
+#: https://api-docs.databricks.com/python/serverless_gpu/overview.html
 POOLS = ("DATABRICKS_USE_RESERVED_GPU_POOL", "DATABRICKS_REMOTE_GPU_POOL_ID")
 
 

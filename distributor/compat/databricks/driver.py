@@ -1,4 +1,4 @@
-"""What ``ray_launch`` does before the user's function: it joins the run's Ray cluster. Runs in the rank.
+"""Join the run's Ray cluster before the user's function begins, for ``ray_launch``. Runs in the rank.
 
 Public notebooks use ``ray.cluster_resources()`` and ``ray.data`` in such functions without ``ray.init()``. Source:
 https://github.com/databricks-industry-solutions/genesis-workbench (notebooks that embed sequences with Ray).

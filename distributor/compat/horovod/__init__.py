@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from distributor.compat.horovod.runner import HorovodRunner as HorovodRunner
     from distributor.compat.horovod.spark import run as run
 
-#: Modules that programs use as attributes, such as ``horovod.spark``, after importing this package only.
+#: Modules that programs use as attributes, such as ``horovod.spark``, without importing them.
 _MODULES = ("keras", "spark", "tensorflow", "torch")
 
 _WHERE = {"HorovodRunner": "distributor.compat.horovod.runner", "run": "distributor.compat.horovod.spark"}

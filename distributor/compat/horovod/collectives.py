@@ -148,7 +148,7 @@ def start(tensor: torch.Tensor, reduction: Reduction, *, into: torch.Tensor | No
 
 
 class _Reduced(torch.autograd.Function):
-    """A reduction through which gradients flow: the gradient of a sum over ranks is the sum of the ranks' gradients."""
+    """A reduction that lets gradients through: the gradient of a sum over ranks is the sum of the ranks' gradients."""
 
     @staticmethod
     def forward(context: Any, tensor: torch.Tensor, reduction: Reduction) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """``DistributedOptimizer``: an optimizer that averages gradients over all ranks before it steps.
 
-Gradients are reduced while ``backward`` still computes others. The order is the same on all ranks: from the last
-parameter to the first.
+While ``backward`` still computes gradients, those that are complete are already reduced. All ranks reduce them in the
+same order: from the last parameter to the first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Parameter = torch.Tensor
 
 
 class GradientReducer:
-    """Starts the reduction of each gradient once it and all gradients before it in the common order have been computed.
+    """Starts the reduction of each gradient, once this gradient and all earlier ones in the common order are computed.
 
     Args:
         groups: the optimizer's own list of parameter groups.

@@ -1,4 +1,4 @@
-"""Equal starting points: copy parameters and the state of an optimizer from one rank to all ranks."""
+"""Copy parameters and the state of an optimizer from one rank to all ranks, so that all start from the same point."""
 
 from __future__ import annotations
 

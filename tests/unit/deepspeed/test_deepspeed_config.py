@@ -382,7 +382,7 @@ def test_the_names_of_extensions_are_deepspeeds() -> None:
 def test_no_batch_size_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """The function may add one."""
     DeepspeedTorchDistributor(2, 1, True, False, {"bf16": {"enabled": True}})
-    assert "has no batch size, and deepspeed.initialize refuses it: add" in caplog.text
+    assert "has no batch size, which deepspeed.initialize requires: add" in caplog.text
 
 
 def test_names_that_deepspeed_has_are_not_taken_for_slips() -> None:

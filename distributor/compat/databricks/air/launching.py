@@ -28,7 +28,7 @@ def distributed(
 
     Args:
         num_accelerators: number of GPUs, each with a rank of its own, on any number of nodes. ``None`` (default): the
-            number in ``accelerator_type``, or all GPUs that there are.
+            number in ``accelerator_type``, or all available GPUs.
         accelerator_type: a number and a model such as ``"GPU_8xH100"``. Each rank checks that its GPU is of that model
             before the function runs. The number of GPUs on a node is not checked. ``None`` (default): any model.
 
@@ -50,8 +50,8 @@ def ray_launch(
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
     """Decorate a function: ``function.distributed(...)`` runs it once, as the driver of a Ray cluster with these GPUs.
 
-    The cluster spans the nodes of the run, and ends with the function. The function has already joined it when it
-    begins. ``function.distributed(...)`` returns a list with the function's one value.
+    The cluster spans the nodes of the run, and ends with the function. The process joins the cluster before the
+    function begins. ``function.distributed(...)`` returns a list with a single value, which is the function's.
 
     Args:
         num_accelerators: number of GPUs of the cluster, as for :func:`distributed`.

@@ -22,7 +22,7 @@ def distributed(
     """Decorate a function: ``function.distributed(...)`` runs it in one process per GPU, and returns all values.
 
     Args:
-        gpus: number of GPUs, each with a rank of its own. ``None`` (default): all GPUs that there are.
+        gpus: number of GPUs, each with a rank of its own. ``None`` (default): all available GPUs.
         gpu_type: the model of the GPUs, such as ``"H100"`` or ``GPUType.A10``. Each rank checks that its GPU is of that
             model before the function runs. ``None`` (default): any model.
         remote: ``True`` trains on the executors of the active Spark session, ``False`` on this machine. ``None``

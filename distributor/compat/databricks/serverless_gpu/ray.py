@@ -20,11 +20,11 @@ def ray_launch(
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
     """Decorate a function: ``function.distributed(...)`` runs it once, as the driver of a Ray cluster with these GPUs.
 
-    The cluster spans the nodes of the run, and ends with the function. The function has already joined it when it
-    begins. ``function.distributed(...)`` returns a list with the function's one value.
+    The cluster spans the nodes of the run, and ends with the function. The process joins the cluster before the
+    function begins. ``function.distributed(...)`` returns a list with a single value, which is the function's.
 
     Args:
-        gpus: number of GPUs of the cluster. ``None`` (default): all GPUs that there are.
+        gpus: number of GPUs of the cluster. ``None`` (default): all available GPUs.
         gpu_type: the model of the GPUs. Only the function's own node is checked; the other nodes are assumed to have
             the same model.
         remote: where to train, as for :func:`~distributor.compat.databricks.serverless_gpu.distributed`.

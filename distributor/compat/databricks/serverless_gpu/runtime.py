@@ -51,9 +51,9 @@ def get_node_rank() -> int:
 
 
 def get_replica_rank() -> int:
-    """Return the number of this node among those that hold a replica of the model, which here means all nodes.
+    """Return the number of this node among the nodes that hold a replica of the model, which here are all nodes.
 
-    So this is the node's rank, as in training that shards the model within each node and replicates it across nodes.
-    The public documentation does not define the replica rank.
+    This is the node's rank, as if each node held one replica of the model, sharded over its GPUs. The public
+    documentation does not define the replica rank.
     """
     return runtime.node_rank()

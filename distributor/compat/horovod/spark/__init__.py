@@ -1,4 +1,4 @@
-"""``horovod.spark.run``, which also stands for ``horovod.run``.
+"""``horovod.spark.run``, which also serves as ``horovod.run``.
 
 Sources: https://horovod.readthedocs.io/en/stable/spark_include.html,
 https://horovod.readthedocs.io/en/stable/run_include.html
@@ -60,7 +60,7 @@ def run(
         env: additional environment variables for the ranks.
         verbose: 0 hides the status of the run.
         nics: names of the network interfaces of gloo and NCCL. By default the kernel's routing decides.
-        prefix_output_with_timestamp: accepted without effect, with a warning: lines begin with rank and host.
+        prefix_output_with_timestamp: accepted without effect, with a warning, since lines begin with rank and host.
         np: the name of ``num_proc`` in ``horovod.run``.
         options: further options of ``Distributor`` by name, such as ``{"log_dir": "logs"}``.
 
@@ -127,7 +127,7 @@ _REFUSED = {
 
 
 def refuse(**given: Any) -> None:
-    """Check that no argument is given that has no meaning here.
+    """Refuse arguments that have no meaning here.
 
     Raises:
         ConfigurationError: such an argument is given.
