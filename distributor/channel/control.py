@@ -1,9 +1,8 @@
 """The private line between an agent and its owner: its task's Python worker, or the driver itself.
 
-The line is a socket pair, one end of which the agent inherits. It carries pickles of plain values, each after its
-length. No other process can reach it. When the line closes, each side learns that the other is gone. One end runs in
-Spark's Python workers, where this package is not installed. This module therefore imports nothing but the standard
-library.
+The line is a socket pair. The agent inherits one end. It carries pickles of plain values, each after its length. No
+other process can reach it. When the line closes, each side learns that the other is gone. One end runs in Spark's
+Python workers, where this package is not installed. This module therefore imports nothing but the standard library.
 """
 
 from __future__ import annotations

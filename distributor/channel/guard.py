@@ -357,10 +357,10 @@ class Guard:
                 raise ProtocolError(f"the value of rank {rank} is not base64: {error}") from None
 
     def _is_new(self, node: str, warnings: messages.Warnings) -> bool:
-        """Return whether to show these warnings now: only if the node has not sent too many or too long ones.
+        """Return whether to show these warnings now. Do not show them if they are too many or too long.
 
-        All warnings come again with the node's report. Warnings that a node sends again after a break of the connection
-        do not count twice.
+        A node's report repeats all its warnings, so none is lost. Warnings that a node sends again after a break of the
+        connection do not count twice.
         """
         placed = self._nodes()[1].get(node)
         if placed is not None and warnings.host != placed.host:

@@ -46,7 +46,7 @@ class Intake:
 
     Args:
         limit: maximum total size of all values, in bytes. The default is half of this machine's memory, since
-            unpickling makes a copy. A value beyond the limit is refused, and comes through Spark.
+            unpickling makes a copy. A value beyond the limit is refused here, and sent through Spark.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -119,7 +119,7 @@ class Intake:
 
 
 class _Delivery(asyncio.BufferedProtocol):
-    """The bytes of one value, of which ``filled`` have arrived. The connection writes them directly into ``data``.
+    """The bytes of one value. The connection writes them directly into ``data``; ``filled`` is how many have arrived.
 
     Args:
         size: number of bytes of the value. Memory is taken up only as the bytes arrive.

@@ -69,8 +69,8 @@ def exchange(
 
     Args:
         mine: the task's facts as plain values, including its ``"partition"``.
-        attempt: a value that is the same only for the tasks that Spark started together, and the number of this task
-            attempt, which is higher than the number of any earlier one.
+        attempt: two values. The first is shared by exactly the tasks that Spark started together. The second is the
+            number of this task attempt; later attempts have higher numbers.
         endpoint: the driver; ``None`` uses ``gather`` without trying to reach it.
         gather: ``BarrierTaskContext.allGather``.
         patience: number of seconds that the driver may be silent once it was reached.

@@ -60,7 +60,7 @@ def latest_checkpoint() -> Checkpoint | None:
 
 
 def _agreed(session: Session) -> str | None:
-    """Return the folder on which the ranks agree: the rank that asks first decides, and none waits for the others."""
+    """Return the folder on which the ranks agree. The first caller decides, and ranks do not wait for each other."""
     agreed = session.exchange.agreed("latest")
     if agreed is None:
         agreed = session.exchange.agree("latest", _newest(session) or "-")

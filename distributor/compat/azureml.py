@@ -117,7 +117,7 @@ class MpiDistribution(PyTorchDistribution):
     """Processes that read their rank from Open MPI's and Azure's variables. MPI itself is not started.
 
     Besides ``OMPI_COMM_WORLD_RANK`` and the like, they find torchrun's variables, and the address of rank 0 in
-    ``AZ_BATCH_MASTER_NODE`` and ``AZ_BATCHAI_MPI_MASTER_NODE``. Arguments are those of :class:`PyTorchDistribution`.
+    ``AZ_BATCH_MASTER_NODE`` and ``AZ_BATCHAI_MPI_MASTER_NODE``. Arguments are as for :class:`PyTorchDistribution`.
 
     Example:
         >>> MpiDistribution(process_count_per_instance=4).processes(instance_count=2)
@@ -343,7 +343,7 @@ def command(
         code: the project folder, which becomes the ranks' current directory.
         inputs: values by name: text, numbers, or objects with a ``path``, such as Azure's ``Input``. Paths are taken as
             they are, and must exist on all nodes.
-        distribution: how many processes each instance has, and how they are started; by default one, as torchrun does.
+        distribution: how many processes each instance has, and how they are started. Default: one, as with torchrun.
             May be a dict with its ``type``, such as ``"pytorch"``.
         instance_count: number of instances.
         environment_variables: variables for the ranks.
@@ -393,7 +393,7 @@ def run(
     Args:
         target: a function, the path of a script, or a job that ``command`` has returned.
         args: arguments of the function or the script.
-        distribution: how many processes each instance has, and how they are started; by default one, as torchrun does.
+        distribution: how many processes each instance has, and how they are started. Default: one, as with torchrun.
         instance_count: number of instances. Each is a Spark executor; without executors, all are this machine.
         environment_variables: variables for the ranks.
         code: the project folder, which becomes the ranks' current directory.

@@ -131,7 +131,7 @@ class EveryRank(Distributor):
     """A distributor whose run can also return the values of all ranks."""
 
     def run_all(self, train_object: Any, *args: Any, **kwargs: Any) -> list[Any]:
-        """Train, and return every rank's value in rank order. Arguments and errors are those of :meth:`run`."""
+        """Train, and return every rank's value in rank order. Arguments and errors are the same as for :meth:`run`."""
         values: list[Any] = self._wait(*self._prepare(train_object, args, kwargs, "all"), Run.results)
         return values
 

@@ -171,7 +171,7 @@ def _meant(name: str, known: Sequence[str]) -> str | None:
 def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool = True) -> Config:
     """Return the final configuration, with ``"auto"`` filled in as Hugging Face's Trainer does it.
 
-    An ``"auto"`` that DeepSpeed itself understands may remain, and so may the one at :data:`TOTAL_STEPS`.
+    An ``"auto"`` that DeepSpeed itself understands may remain, as may an ``"auto"`` at :data:`TOTAL_STEPS`.
 
     Args:
         config: a configuration from :func:`read`; it is not changed.
@@ -402,7 +402,7 @@ def _check_batches(config: Config, world_size: int) -> None:
 
 
 def _fill_batches(final: Config, world_size: int, auto: Mapping[str, Any], guess: bool) -> None:
-    """Fill in batch sizes that are "auto": from ``auto``, else from the others, else with Hugging Face's defaults."""
+    """Fill in batch sizes that are "auto": from ``auto``, else from each other, else with Hugging Face's defaults."""
     ranks, words = _data_parallel_size(final, world_size)
     for path, name in ((MICRO, "micro_batch_size"), (ACCUMULATION, "gradient_accumulation_steps")):
         if name in auto:

@@ -259,11 +259,11 @@ def suggest_zero(
 ) -> Suggestion:
     """Estimate the GPU and host memory that each ZeRO stage needs, and suggest the quickest stage that fits.
 
-    The estimates are those of DeepSpeed's ``estimate_zero2_model_states_mem_needs`` and ``estimate_zero3_...``, for
-    Adam and mixed precision; stages 0 and 1 are computed from the same terms. They assume that every rank first builds
-    the whole model, except with stage 3, where it is built within ``zero.Init``. With an offloaded optimizer, the host
-    memory that stage 2 needs on each node grows with the total number of GPUs. GB are 2**30 bytes. Of the stages that
-    fit, the one that splits least among ranks is the quickest.
+    The formulas are the same as in DeepSpeed's ``estimate_zero2_model_states_mem_needs`` and ``estimate_zero3_...``,
+    for Adam and mixed precision. Stages 0 and 1 are computed from the same terms. Every rank is assumed to build the
+    whole model first, except with stage 3, where the model is built within ``zero.Init``. With an offloaded optimizer,
+    the host memory that stage 2 needs on each node grows with the total number of GPUs. GB are 2**30 bytes. Of the
+    stages that fit, the one that splits least among ranks is the quickest.
 
     Args:
         model_or_parameter_count: a torch module (on any device, including "meta"), or its number of parameters.

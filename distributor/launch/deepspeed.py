@@ -46,8 +46,8 @@ class DeepspeedRanks(BasePath):
         precision: ``"fp32"``, ``"fp16"`` or ``"bf16"``.
         extensions: the builders of the C++ or CUDA extensions that ranks load.
         extensions_timeout: number of seconds that ranks of a node wait for the rank that builds the extensions.
-        script_arguments: the arguments that scripts and modules get: ``--deepspeed --deepspeed_config PATH``
-            (``"deepspeed"``), ``--deepspeed PATH`` as for Hugging Face's Trainer (``"trainer"``), or none (``False``).
+        script_arguments: which arguments scripts and modules get. ``"deepspeed"``: ``--deepspeed --deepspeed_config
+            PATH``. ``"trainer"``: ``--deepspeed PATH``, which Hugging Face's Trainer takes. ``False``: none.
     """
 
     name: ClassVar[str] = "deepspeed"
@@ -123,8 +123,8 @@ def _on_arguments(text: str, kind: ScriptArguments, job: Job) -> str:
         )
     if kind == "deepspeed" and "argument --deepspeed_config: expected one argument" in text:
         return (
-            "The script takes --deepspeed_config, but not --deepspeed as well: pass script_arguments=False "
-            "(--script-arguments none), and --deepspeed_config with the configuration's path among its own arguments"
+            "The script takes --deepspeed_config, but not --deepspeed: pass script_arguments=False "
+            "(--script-arguments none), and add --deepspeed_config PATH to the script's own arguments"
         )
     if kind is not False and _OPTION_UNKNOWN.search(text):
         return (

@@ -36,7 +36,7 @@ class MpiEnv(BasePath):
         return self
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return the environment variables that all ranks get: torchrun's."""
+        """Return torchrun's environment variables, which all ranks get."""
         return Torchrun().env(use_gpu)
 
     def advise(self, failure: Failure, job: Job) -> str:

@@ -108,7 +108,7 @@ def _numbered_by_host(nodes: Sequence[Node], hosts: Sequence[str]) -> list[Node]
 
 
 def with_port(placement: Placement, port: int) -> Placement:
-    """Return the placement of another attempt, whose ranks meet at another port of node 0."""
+    """Return the placement of another attempt. Its ranks meet at another port of node 0."""
     return Placement((replace(placement.master, port=port), *placement.nodes[1:]))
 
 
@@ -128,7 +128,7 @@ def _node_gpus(tasks: Sequence[NodeFacts], job: Job) -> tuple[str, ...]:
                 f"task {task.partition} on {task.host} has {count(len(mapped), 'GPU')} "
                 f"({', '.join(mapped) or 'none'}), but runs {count(job.ranks_per_task, 'rank')} with "
                 f"{count(job.resources.gpus_each, 'GPU')} each: set spark.task.resource.gpu.amount to the number of "
-                "GPUs of one task"
+                "GPUs that one task needs"
             )
         by_rank += [
             mapped[first : first + job.resources.gpus_each] for first in range(0, needed, job.resources.gpus_each)

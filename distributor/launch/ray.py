@@ -37,7 +37,7 @@ class RayNodes(BasePath):
     object_store_memory: int | None = None
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return the environment variables that all processes get: torchrun's."""
+        """Return torchrun's environment variables, which all processes get."""
         return Torchrun().env(use_gpu)
 
     def plan(self, site: Site) -> Plan:

@@ -34,7 +34,7 @@ def is_here() -> bool:
 def begin(
     sizes: Sequence[int], hosts: Sequence[str], folder: str, environ: Mapping[str, str]
 ) -> tuple[subprocess.Popen[str], list[str]]:
-    """Start ``prterun`` on node 0, and return the process and the command of each node, which may be :data:`NOTHING`.
+    """Start ``prterun`` on node 0. Return its process, and each node's command (:data:`NOTHING` if there is no daemon).
 
     Args:
         sizes: number of ranks of each node.
@@ -84,7 +84,7 @@ def prefixes() -> dict[str, str]:
 
 
 def _hear(listener: socket.socket, prterun: subprocess.Popen[str]) -> tuple[str, str]:
-    """Return a host and the command of its daemon, from an agent. The connection stays open until this process ends."""
+    """Receive the name of a host and its daemon's command from an agent. The connection stays open to the end."""
     listener.settimeout(1.0)
     while True:
         try:

@@ -20,7 +20,7 @@ from distributor.values.layout import ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL
 #: Maximum number of bytes of stacks that one rank sends.
 _MAX_STACKS = 256 << 10
 
-#: The share of one CPU up to which a rank counts as idle. Threads that only poll use less.
+#: A rank that uses no more than this share of one CPU counts as idle. Threads that only poll use less.
 _IDLE_SHARE = 0.02
 
 #: Number of seconds between checks of a rank's stacks file.

@@ -125,7 +125,7 @@ class Companions:
         return started
 
     def _on_word(self, started: _Started, heard: int) -> None:
-        """Read from a companion's pipe whether it is ready. A pipe that closes without a word means that it is not."""
+        """Read from a companion's pipe whether it is ready. If the pipe closes without a message, it is not ready."""
         started.ready = bool(os.read(heard, 1))
         self._changed.set()
         asyncio.get_running_loop().remove_reader(heard)

@@ -58,7 +58,7 @@ class Handover:
 
         Returns:
             All values, with a :class:`Sent` in place of each value that was sent; and whether the run has been stopped.
-            If it has been stopped, no values are returned, since nobody waits for them any more.
+            If the run has been stopped, no values are returned, since no process waits for them any more.
         """
         left: dict[int, bytes | str | Sent] = dict(values)
         loop = asyncio.get_running_loop()

@@ -21,7 +21,7 @@ _QUIET = 1.0
 async def kill_idle(alive: Callable[[], Mapping[int, int]], folder: str, killed: set[int]) -> None:
     """Kill each rank that has no regular file open for writing, or has not written to its files for a second.
 
-    The caller ends this when the grace period is over.
+    The caller cancels this coroutine when the grace period is over.
 
     Args:
         alive: returns the pids of living ranks, by local rank.

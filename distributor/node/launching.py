@@ -69,7 +69,7 @@ class Launcher(Protocol):
         """Block until the launcher has ended."""
 
     def successor(self) -> Launcher:
-        """Return the launcher of the next attempt, which is the spare if there is one.
+        """Return the launcher of the next attempt: the spare, or a new process if there is no spare.
 
         Call this once the current launcher has ended.
         """

@@ -165,7 +165,7 @@ def within(outcomes: Sequence[Outcome], most: int) -> tuple[Outcome, ...]:
 
 
 def stopped(port: int, outcomes: Sequence[Outcome], error: tuple[str, str] | None) -> tuple[Stopped, ...]:
-    """Return the message of a node whose attempt has failed, followed by shorter versions without long texts.
+    """Return the message that an attempt has failed on a node, followed by shorter versions without long texts.
 
     The arguments are the message's fields.
     """

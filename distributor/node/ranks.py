@@ -15,7 +15,8 @@ from distributor.node.launching import Launcher
 from distributor.values import layout, messages
 from distributor.values.plan import NodeOrder
 
-#: Matches a traceback from the launcher's imports on. It has no source lines if the package is in a zip file.
+#: Matches a traceback from the line of the launcher's imports to its end. If the package is in a zip file, the
+#: traceback has no source lines.
 _IMPORTS_TORCH = re.compile(r'distributor/node/launcher\.py", line \d+, in <module>\n.*', re.DOTALL)
 
 

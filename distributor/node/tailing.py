@@ -36,8 +36,8 @@ _KEEP_OF_LAG = 64 << 10
 #: Minimum number of bytes of disk space that are freed at a time.
 _RELEASE_STEP = 4 << 20
 
-#: Maximum number of log files that are open at a time. If the process may open few files, a quarter of these is the
-#: maximum.
+#: Maximum number of log files that are open at a time. If the process may open only few files, the maximum is a quarter
+#: of their number.
 _MOST_OPEN = 64
 _SHARE_OF_OPEN = 4
 

@@ -103,7 +103,7 @@ def _import(preload: list[str], now: Path) -> tuple[list[str], str | None]:
             importlib.import_module(name)
         except Exception as error:
             notes.append(f"cannot preload {name!r} ({type(error).__name__}: {error}): ranks import it themselves")
-    # Python threads only: OpenBLAS and OpenMP, whose threads start as libraries load, handle forks themselves.
+    # Python threads only. OpenBLAS and OpenMP start threads when they are loaded, but handle forks themselves.
     threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     if threads:
         names = ", ".join(threads)

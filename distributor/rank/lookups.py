@@ -74,7 +74,7 @@ def warning(seconds: float, address: str) -> str | None:
         return None
     return (
         f"waited {seconds:.0f} s for torch's rendezvous store, most likely because a name server did not answer for "
-        f"{address}: add the nodes to /etc/hosts, or install torch 2.9 or later, which asks for no names"
+        f"{address}: add the nodes to /etc/hosts, or install torch 2.9 or later, which looks up no names"
     )
 
 

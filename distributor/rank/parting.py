@@ -4,9 +4,9 @@
 longer, and fails if the first rank's sockets close before that. A function that only calls ``init_process_group`` would
 therefore fail by chance.
 
-Torch's remedy is a barrier in ``init_process_group`` (``TORCH_DIST_INIT_BARRIER``). It also makes ``new_group`` wait
-for ranks that are not in the group. The barrier in this module comes at the end of a rank instead, and its wait is
-bounded.
+Torch's remedy is a barrier in ``init_process_group`` (``TORCH_DIST_INIT_BARRIER``). With it, ``new_group`` also waits
+for ranks that are not in the new group. This module therefore has a barrier at the end of each rank instead, and limits
+the time of the wait.
 """
 
 from __future__ import annotations

@@ -118,8 +118,8 @@ def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -
         os.chdir(order.cwd)
     sys.path[:] = order.sys_path
     sys.argv = [""]
-    # Python reseeds its own generator after a fork. numpy and torch do not: all ranks would draw the same numbers.
-    numpy_random = sys.modules.get("numpy.random")  # numpy 2 loads it on first use, older versions at once
+    # Python reseeds its own generator after a fork. numpy and torch do not, so all ranks would draw the same numbers.
+    numpy_random = sys.modules.get("numpy.random")  # numpy 2 loads this module on first use
     if numpy_random is not None:
         numpy_random.seed()
     torch = sys.modules.get("torch")
@@ -273,8 +273,8 @@ def _call(order: NodeOrder, local_rank: int) -> Any:
     _call_ours(order.check, local_rank)
     _call_ours(plan.first, local_rank)
     if isinstance(target, Function):
-        # PySpark takes a main module without file and specification for its own doctests, and may end the process
-        # with exit code 0 (pyspark.sql.connect.utils.check_dependencies).
+        # If the main module has neither a file nor a specification, PySpark believes that its own doctests run, and may
+        # end the process with exit code 0 (pyspark.sql.connect.utils.check_dependencies).
         sys.modules["__main__"].__spec__ = ModuleSpec("__main__", None)
         function, args, kwargs = payload.load_function(target.pickled)
         return function(*args, **kwargs)

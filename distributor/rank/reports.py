@@ -51,7 +51,7 @@ class Writer:
         self._left_out: Report | None = None
 
     def add(self, values: Mapping[str, float], step: int | None, total_steps: int | None) -> None:
-        """Write a report, or leave it out if reports are being thinned out. Do nothing in a fork of the rank.
+        """Write a report. After many reports, write only some of them. Do nothing in a fork of the rank.
 
         Raises:
             ConfigurationError: the report is too long.

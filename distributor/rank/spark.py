@@ -1,4 +1,4 @@
-"""Refuse a classic Spark session inside a rank, because each rank would start a JVM and compute the same as all others.
+"""Refuse a classic Spark session inside a rank, because each rank would start its own JVM and do the same work.
 
 A Spark Connect session starts no JVM, and is allowed.
 """

@@ -1,4 +1,4 @@
-"""Warn about code that starts its own training processes. Under a launcher, these wait for each other in vain.
+"""Warn about code that starts its own training processes. Under a launcher, these may wait for each other forever.
 
 Many scripts call ``torch.multiprocessing.spawn`` with a function that joins a process group. The processes inherit the
 rank's environment, which says that another process serves the rendezvous. As a result, none of them serves it, and all

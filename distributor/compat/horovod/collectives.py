@@ -210,7 +210,7 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: Any = None,
 ) -> torch.Tensor:
-    """Reduce a tensor in place, and return it. Arguments and errors are those of :func:`allreduce`."""
+    """Reduce a tensor in place, and return it. Arguments and errors are the same as for :func:`allreduce`."""
     handle = allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
     return handle.wait()
 
@@ -245,12 +245,12 @@ def allreduce_async_(
 
 
 def grouped_allreduce(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> list[torch.Tensor]:
-    """Return the result of :func:`allreduce` for each tensor. Arguments and errors are those of :func:`allreduce`."""
+    """Return the result of :func:`allreduce` for each tensor. Further arguments and errors are the same as there."""
     return [allreduce(tensor, *args, **kwargs) for tensor in tensors]
 
 
 def grouped_allreduce_(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> list[torch.Tensor]:
-    """Reduce tensors in place, and return them. Arguments and errors are those of :func:`allreduce_`."""
+    """Reduce tensors in place, and return them. Arguments and errors are the same as for :func:`allreduce_`."""
     return [allreduce_(tensor, *args, **kwargs) for tensor in tensors]
 
 
@@ -297,7 +297,7 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: 
 
 
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = None) -> torch.Tensor:
-    """Return the tensor of rank ``root_rank``. Arguments and errors are those of :func:`broadcast_`."""
+    """Return the tensor of rank ``root_rank``. Arguments and errors are the same as for :func:`broadcast_`."""
     _no_gradient("broadcast", tensor)
     return broadcast_(tensor.detach().clone(), root_rank, name, process_set)
 

@@ -175,7 +175,8 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
 
     Args:
         optimizer: any optimizer of torch.
-        named_parameters: ``model.named_parameters()``, used only to find parameters that were forgotten.
+        named_parameters: ``model.named_parameters()``, used only to check that each parameter of the optimizer has a
+            name.
         compression: how gradients are compressed for sending.
         backward_passes_per_step: number of backward passes before each ``step()``; their gradients are summed, not
             averaged.

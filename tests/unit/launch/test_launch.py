@@ -350,7 +350,7 @@ HUGGING_FACE = "File transformers/trainer.py\n"
     ("kind", "said", "told"),
     [
         ("deepspeed", "error: argument --deepspeed: expected one argument", 'script_arguments="trainer"'),
-        ("deepspeed", "error: argument --deepspeed_config: expected one argument", "--deepspeed_config with the"),
+        ("deepspeed", "error: argument --deepspeed_config: expected one argument", "add --deepspeed_config PATH"),
         ("deepspeed", f"{UNKNOWN} --deepspeed --deepspeed_config /n/deepspeed.json", "script_arguments=False"),
         ("trainer", f"{UNKNOWN} --deepspeed /n/deepspeed-given.json", "script_arguments=False"),
         ("trainer", f"{UNKNOWN} /n/deepspeed-given.json", 'script_arguments="deepspeed"'),
