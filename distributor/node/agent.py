@@ -111,7 +111,9 @@ class _Agent:
             try:
                 owner = _watch_process(loop, owner_pid, self._on_owner_gone)
                 site, attempt = await self._open()
-                kept = await keeper.begin(self._job, self._order, site.memory, site.node.address)
+                kept = await keeper.begin(
+                    self._job, self._order, site.memory, site.node.address, reached=self._link.is_open
+                )
                 report, small, failed = await self._train(site, attempt)
             except Exception as error:
                 told = outcomes.explain(error, folder)

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import ssl
 import time
 from pathlib import Path
+from typing import NoReturn
 
 from distributor.channel import lines
 from distributor.channel.peers import PeerServer
@@ -33,7 +35,9 @@ _LOADING = 60.0
 _CONNECT = 5.0
 
 
-async def begin(job: Job, order: AgentOrder, memory: SharedMemory | None, address: str) -> Keeper | None:
+async def begin(
+    job: Job, order: AgentOrder, memory: SharedMemory | None, address: str, *, reached: bool
+) -> Keeper | None:
     """Serve the node's states to the ranks of other nodes; return ``None`` if nodes do not exchange states.
 
     Args:
@@ -41,11 +45,12 @@ async def begin(job: Job, order: AgentOrder, memory: SharedMemory | None, addres
         order: the agent's order.
         memory: the node's folder in shared memory.
         address: the node's address.
+        reached: whether the driver can be reached.
     """
     if memory is None or job.peers is None:
         return None
     server = copies.serve(job.run_id, job.peers, memory, address)
-    line = await asyncio.get_running_loop().run_in_executor(None, _hold, order)
+    line = await asyncio.get_running_loop().run_in_executor(None, _hold, order) if reached else None
     return Keeper(job, order.folder, memory.folder, server, line)
 
 
@@ -95,6 +100,8 @@ class Keeper:
         if os.fork() == 0:
             try:
                 os.setsid()
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGTERM, _leave)
                 bootstrap.overwrite_argument("agent", bootstrap.KEEPER)
                 _let_go({self._line.fileno(), lock.fileno()})
                 until = time.monotonic() + self._job.deadlines.start_timeout + _LOADING
@@ -103,6 +110,10 @@ class Keeper:
                 folders.remove(own)
                 os._exit(0)
         lock.close()
+
+
+def _leave(*_: object) -> NoReturn:
+    raise SystemExit
 
 
 def _let_go(keep: set[int]) -> None:
