@@ -97,6 +97,7 @@ def test_a_run_goes_on_after_the_loss_of(
     lost, last = run.attempts
     assert (lost.number, lost.step, last.number, last.step, last.reason) == (0, 0, 1, 1, None)
     assert lost.reason is not None and lost.reason.startswith("lost the node on ")
+    assert lost.executor is not None and last.executor is None
     assert sorted((row.attempt, row.rank) for row in run.metrics) == [(a, r) for a in (0, 1) for r in range(ranks)]
     for rank, log in enumerate(logs):
         assert log.read_text() == f"rank {rank} in attempt 0\nwaiting\nrank {rank} in attempt 1\n"

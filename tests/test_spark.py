@@ -188,7 +188,7 @@ def test_a_run_that_is_placed_badly_is_placed_again(
     one_jvm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     answers = [False, False, True]
-    monkeypatch.setattr("distributor.schedulers.spark.slots.is_spread", lambda job, facts: answers.pop(0))
+    monkeypatch.setattr("distributor.schedulers.spark.placing.is_spread", lambda job, facts: answers.pop(0))
     run = on_executors(2, max_processes_per_node=2).submit(trainings.all_reduce)
     assert run.results() == [3.0, 3.0]
     assert answers == []
@@ -197,7 +197,7 @@ def test_a_run_that_is_placed_badly_is_placed_again(
 
 
 def test_a_run_is_not_placed_again_for_ever(one_jvm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distributor.schedulers.spark.slots.is_spread", lambda job, facts: False)
+    monkeypatch.setattr("distributor.schedulers.spark.placing.is_spread", lambda job, facts: False)
     with pytest.raises(StartError, match=r"start_timeout=3 s"):
         on_executors(2, max_processes_per_node=2, start_timeout=3).run(trainings.all_reduce)
 

@@ -51,7 +51,7 @@ def look(local_mode: bool | None, environ: Mapping[str, str]) -> Place:
     cluster = cluster_of(session)
     if cluster.is_local and not is_connect(session):
         return Place(gpus=_gpus_here(environ), cpus=_cores(session))
-    cores = [] if is_connect(session) else [cores for cores, _ in executors(session) if cores]
+    cores = [] if is_connect(session) else [each.cores for each in executors(session) if each.cores]
     if not cores:  # not known with Spark Connect, or before the first executor is up
         return Place(executors=True, gpus=None if cluster.executor_gpus else 0, cpus=None)
     return Place(

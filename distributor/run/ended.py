@@ -22,6 +22,8 @@ class EndedAttempt:
         reason: why it ended, in one line; ``None`` if it succeeded.
         step: the last step that a rank has reported or committed; ``None`` without such a step.
         goodput: where its time went.
+        executor: the executor on which it failed, if its host may be at fault: a node was lost, or a rank was killed by
+            a signal. A host on which two attempts have failed is avoided.
     """
 
     number: int
@@ -29,6 +31,7 @@ class EndedAttempt:
     reason: str | None
     step: int | None = None
     goodput: Goodput = field(default_factory=Goodput)
+    executor: str | None = None
 
     def __str__(self) -> str:
         """Return the end in one line.

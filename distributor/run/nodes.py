@@ -47,6 +47,8 @@ class Nodes:
         self._before = before
         #: Which ranks run on which nodes; ``None`` until a node has reported.
         self.placement: Placement | None = None
+        #: The node that was lost first; ``None`` if none was lost.
+        self.first_lost: str | None = None
         self._states: dict[str, _State] = {}
         self._suspects: set[str] | None = None
         self._importing: dict[str, str] = {}
@@ -118,6 +120,7 @@ class Nodes:
     def lost(self, name: str) -> bool:
         """Record that a node has gone away without a ``Bye``. Return ``False`` if that was already known."""
         before, self._states[name].lost = self._states[name].lost, True
+        self.first_lost = self.first_lost or name
         return not before
 
     def widowed(self, name: str) -> None:

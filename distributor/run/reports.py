@@ -143,11 +143,11 @@ class Reports:
         with self._lock:
             self._attempts += 1
 
-    def end_attempt(self, number: int, reason: str | None, goodput: Goodput) -> None:
+    def end_attempt(self, number: int, reason: str | None, goodput: Goodput, executor: str | None = None) -> None:
         """Record the end of an attempt; see :class:`~distributor.run.ended.EndedAttempt`."""
         with self._lock:
             course = self._courses.get(number, Course())
-            ended = EndedAttempt(number, goodput.total, reason, course.step, goodput)
+            ended = EndedAttempt(number, goodput.total, reason, course.step, goodput, executor)
             self._ended.append(ended)
             self._add_news(ended)
 

@@ -18,10 +18,11 @@ from distributor.files.tenure import Tenure, hold
 from distributor.outcomes import advice, timings
 from distributor.outcomes.causes import Cancelled, Cause, NodeLost, Preempted, Stalled, StartTimeout
 from distributor.outcomes.stacks import Stacks, summary
-from distributor.outcomes.verdict import Verdict, verdict
+from distributor.outcomes.verdict import Verdict, failures_of, verdict
 from distributor.run import events, state
 from distributor.run.alarm import Alarm
 from distributor.run.attempt import Attempt
+from distributor.run.avoiding import blamed, hosts_to_avoid
 from distributor.run.ended import add_history
 from distributor.run.events import Event
 from distributor.run.goodput import Goodput, goodput
@@ -186,7 +187,10 @@ class Supervisor:
             self.reports.expect_another()
         try:
             held = held_now(self._job.output_dir)
-            job = replace(self._job, attempt=number, recovery=recovery, excused=excused, output_dir=held)
+            avoided = hosts_to_avoid([*(each.executor for each in self.reports.ended), _blamed(about)])
+            job = replace(
+                self._job, attempt=number, recovery=recovery, excused=excused, output_dir=held, avoided=avoided
+            )
             job = job if self._tenure is None else self._tenure.advance(job)
             submission = self.submission.following(job, wider=widens)
         except Exception as failed:  # Spark's context may just have been stopped
@@ -243,7 +247,8 @@ class Supervisor:
 
     def _end_attempt(self, why: str | None) -> None:
         about, line = self.state, None if why is None else why.partition("\n")[0]
-        self.reports.end_attempt(about.number, line, self._goodput(about))
+        executor = None if why is None else _blamed(about)
+        self.reports.end_attempt(about.number, line, self._goodput(about), executor)
 
     @property
     def goodput(self) -> Goodput:
@@ -393,6 +398,10 @@ class Supervisor:
 
     def on_lost(self, node: str, why: str) -> None:
         self.on(events.Lost(node, why, self._display.logs.last_lines))
+
+
+def _blamed(about: AttemptState) -> str | None:
+    return blamed(about.nodes, failures_of(about.cause, about.failures))
 
 
 def _with_peers(job: Job) -> Job:

@@ -150,6 +150,8 @@ class Job:
         peers: the key with which nodes exchange copies of states; ``None`` if they exchange none.
         collect: which return values are sent back: only rank 0's (``"rank0"``), or the values of all ranks (``"all"``).
         widths: the smallest and the largest number of processes, if it may change; ``None`` if it may not.
+        avoided: hosts on which two attempts of the run have failed, as Spark names them. Ranks are placed on other
+            hosts if these have room.
         excused: number of earlier attempts that do not count as failed. ``recovery`` allows one restart more for each
             of them.
         attempt: number of the first attempt that the job's nodes make. It is above 0 if an earlier job of the run has
@@ -181,6 +183,7 @@ class Job:
     peers: PeerKey | None = field(default=None, repr=False)
     collect: Literal["rank0", "all"] = "rank0"
     widths: Widths | None = None
+    avoided: tuple[str, ...] = ()
     excused: int = 0
     attempt: int = 0
 

@@ -20,6 +20,7 @@ from distributor.outcomes import mishaps, verdict
 from distributor.outcomes.failures import describe, order_failures
 from distributor.schedulers.spark import errors as spark_errors, gathering, status
 from distributor.schedulers.spark.barrier import Delivery
+from distributor.schedulers.spark.placing import Placing
 from distributor.schedulers.spark.rows import FailedRows, Task, sort
 from distributor.schedulers.spark.session import Life, conf, context_for_tasks, life_of, without_bar
 from distributor.schedulers.spark.slots import Cluster, Slots, profile
@@ -107,6 +108,8 @@ class ClassicSession:
             RunCancelledError: the run was cancelled.
         """
         self._server, self._tag = server, f"distributor-{job.job_id}"
+        placing = Placing(job, lambda: Slots(self._session, self._cluster, job).free_beside(job.avoided))
+        server.accept_if(placing.accepts)
         deadline = time.monotonic() + job.deadlines.start_timeout
         lost = refused = 0
         while True:
@@ -125,7 +128,7 @@ class ClassicSession:
             if not server.start_again():
                 return replace(collected, times=status.times(self._session, self._tag))
             refused += 1
-            _refuse(job, refused, time.monotonic() > deadline)
+            _refuse(job, placing.why, refused, time.monotonic() > deadline)
             self._pause(job)
             self.await_slots(job)
 
@@ -254,21 +257,20 @@ def _held_up(slots: Slots, job: Job) -> Step | None:
     return None
 
 
-def _refuse(job: Job, times: int, too_late: bool) -> None:
-    """Warn once that the run is placed again because Spark placed too many ranks on an executor.
+def _refuse(job: Job, why: str, times: int, too_late: bool) -> None:
+    """Warn once that the run is placed again, and why.
 
     Raises:
         StartError: it is too late to place the run again.
     """
-    told = f"Spark put more ranks on an executor than the {job.node_limit} that it may host"
     if too_late:
         raise StartError(
-            f"the run did not start within start_timeout={job.deadlines.start_timeout:g} s: {told}, {times} times. "
+            f"the run did not start within start_timeout={job.deadlines.start_timeout:g} s: {why}, {times} times. "
             "Other jobs may hold the slots of other executors, or those may be smaller: free the slots, or give all "
             "executors the same number of cores (spark.executor.cores)"
         )
     if times == 1:
-        _log.warning("%s; placing run %s again", told, job.run_id)
+        _log.warning("%s; placing run %s again", why, job.run_id)
 
 
 def _session_tags(session: SparkSession) -> list[str]:

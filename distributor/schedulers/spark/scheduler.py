@@ -9,7 +9,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from distributor.channel.lines import Endpoint
@@ -156,7 +156,6 @@ class SparkScheduler:
         delivery = self._barrier.deliver(job)
         task = _make_task(_shipment(job, delivery, endpoint, host, server.seal(), key))
         server.intake.expect(range(job.world_size if job.collect == "all" else 1))
-        server.accept_if(partial(spark_slots.is_spread, job))
         return self._barrier.collect(job, task, server)
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from distributor.errors import ConfigurationError, ResourceError
@@ -95,7 +95,15 @@ def cluster_of(session: SparkSession) -> Cluster:
     )
 
 
-def executors(session: SparkSession) -> Iterator[tuple[int, int]]:
+class Executor(NamedTuple):
+    """A live executor that takes tasks: its host, as Spark names it, its cores, and the number of its running tasks."""
+
+    host: str
+    cores: int
+    running: int
+
+
+def executors(session: SparkSession) -> Iterator[Executor]:
     """Yield the cores and the number of running tasks of each live executor that takes tasks. Classic sessions only."""
     scala = session.sparkContext._jsc.sc()
     scheduler = scala.taskScheduler()
@@ -104,7 +112,9 @@ def executors(session: SparkSession) -> Iterator[tuple[int, int]]:
         if scheduler.getExecutorDecommissionState(executor.id()).isDefined():
             continue
         tasks = running.get(executor.id())
-        yield int(executor.totalCores()), int(tasks.get()) if tasks.isDefined() else 0  # a cluster's driver has 0 cores
+        host = str(executor.hostPort()).rpartition(":")[0]
+        running_here = int(tasks.get()) if tasks.isDefined() else 0
+        yield Executor(host, int(executor.totalCores()), running_here)  # a cluster's driver has 0 cores
 
 
 def _why_no_profiles(session: SparkSession, master: str) -> str | None:
@@ -277,7 +287,7 @@ class Slots:
         If the ranks per node are limited, slots beyond the limit do not count.
         """
         if self.limited:
-            return sum(self._usable(cores, 0) for cores, _ in executors(self._session))
+            return sum(self._usable(each.cores, 0) for each in executors(self._session))
         scala = self._session.sparkContext._jsc.sc()
         manager = scala.resourceProfileManager()
         jvm_profile = manager.defaultResourceProfile()
@@ -291,12 +301,18 @@ class Slots:
 
         Spark does not say what running tasks occupy. Each is assumed to have the session's CPUs and GPUs per task.
         """
-        free = sum(self._usable(cores, running) for cores, running in executors(self._session))
+        free = self.free_beside(())
         return free if self.limited else min(self.total(), free)  # with a limit, total() sums the same terms
+
+    def free_beside(self, hosts: Collection[str]) -> int:
+        """Return the number of free task slots on other hosts than some. Classic sessions only."""
+        return sum(
+            self._usable(each.cores, each.running) for each in executors(self._session) if each.host not in hosts
+        )
 
     def busy(self) -> bool:
         """Return whether any task runs on an executor. Classic sessions only."""
-        return any(running for _, running in executors(self._session))
+        return any(each.running for each in executors(self._session))
 
     def ready(self) -> bool:
         """Return whether the run can be submitted to Spark, which then waits for busy slots. Classic sessions only.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,9 +43,12 @@ class Server:
     def __init__(self, begun: bool = False, reached: bool = True, refused: int = 0) -> None:
         self.begun, self.reached, self.refused = begun, reached, refused
 
+    def accept_if(self, accept: Callable[[list[dict[str, Any]]], bool]) -> None:
+        self.accept = accept
+
     def start_again(self) -> bool:
         self.refused -= 1
-        return self.refused >= 0
+        return self.refused >= 0 and not self.accept([{"facts": {"executor": "a:1"}}] * 2)
 
 
 class Context:

@@ -1,0 +1,44 @@
+"""Decide which hosts a run's next job avoids: hosts on which at least two of its attempts failed. Pure functions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from distributor.outcomes.failures import order_failures
+from distributor.run.nodes import Nodes
+from distributor.values.outcome import Failure
+
+#: Number of failed attempts after which a host is avoided.
+_MOST = 2
+
+
+def blamed(nodes: Nodes, failures: Sequence[Failure]) -> str | None:
+    """Return the executor on which an attempt failed; ``None`` if no host can be at fault.
+
+    A host can be at fault if a node was lost, or if a rank was killed by a signal. Other failures are those of the
+    code, which would fail on any host.
+
+    Args:
+        nodes: the nodes of the attempt.
+        failures: the failures of ranks that nodes have reported.
+    """
+    if nodes.first_lost is not None:
+        return nodes.first_lost
+    root = order_failures(failures)[0] if failures else None
+    if root is None or root.signal is None or nodes.placement is None:
+        return None
+    return next((node.executor for node in nodes.placement.nodes if root.rank in node.ranks), None)
+
+
+def hosts_to_avoid(executors: Iterable[str | None]) -> tuple[str, ...]:
+    """Return the hosts on which at least two attempts failed, sorted.
+
+    Args:
+        executors: what :func:`blamed` returned for each attempt. Spark names an executor by its host and a port.
+
+    >>> hosts_to_avoid(["host-a:4000", "host-b:4001", None, "host-a:4002", None])
+    ('host-a',)
+    """
+    counts = Counter(executor.rpartition(":")[0] for executor in executors if executor is not None)
+    return tuple(sorted(host for host, count in counts.items() if count >= _MOST))

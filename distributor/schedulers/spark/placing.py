@@ -1,0 +1,60 @@
+"""Decide whether to accept where Spark has placed the tasks of a run, before the run begins."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from distributor.schedulers.spark.slots import is_spread
+from distributor.text import notices
+from distributor.values.job import Job
+
+_log = notices.logger
+
+#: The part of ``start_timeout`` within which placements on avoided hosts are refused.
+_PART = 0.5
+
+
+class Placing:
+    """Where Spark places the tasks of one job.
+
+    Args:
+        job: the job.
+        free: returns the number of free slots on hosts that the job does not avoid.
+    """
+
+    def __init__(self, job: Job, free: Callable[[], int]) -> None:
+        self._job = job
+        self._free = free
+        self._until = time.monotonic() + _PART * job.deadlines.start_timeout
+        #: Why the last placement was refused, in words.
+        self.why = ""
+
+    def accepts(self, facts: Sequence[Mapping[str, Any]]) -> bool:
+        """Return whether to begin the run with these tasks.
+
+        Tasks must keep to the limit of ranks per executor. They must not be on a host that the job avoids, as long as
+        other hosts have room for them, for at most half of ``start_timeout``.
+
+        Args:
+            facts: what each task has told about itself.
+        """
+        if not is_spread(self._job, facts):
+            self.why = f"Spark put more ranks on an executor than the {self._job.node_limit} that it may host"
+            return False
+        bad = {host for each in facts if (host := _host(each)) in self._job.avoided}
+        if not bad or time.monotonic() > self._until:
+            return True
+        elsewhere = sum(_host(each) not in bad for each in facts)
+        try:
+            is_possible = self._free() + elsewhere >= self._job.num_tasks
+        except Exception as error:  # Spark's context may be stopping
+            _log.debug("run %s: cannot look for other hosts: %s", self._job.run_id, error)
+            return True
+        self.why = f"Spark put ranks on {', '.join(sorted(bad))}, where two attempts of this run have failed"
+        return not is_possible
+
+
+def _host(entry: Mapping[str, Any]) -> str:
+    return str(entry["facts"]["executor"]).rpartition(":")[0]

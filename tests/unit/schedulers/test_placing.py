@@ -1,0 +1,66 @@
+"""Which placements by Spark are accepted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from jobs import make_job
+
+from distributor.schedulers.spark.placing import Placing
+from distributor.values.job import Job, Module
+
+
+def job(*avoided: str, limit: int | None = None, start_timeout: float = 60.0) -> Job:
+    return make_job("3f2a", 2, Module("train"), False, avoided=avoided, node_limit=limit, start_timeout=start_timeout)
+
+
+def facts(*executors: str) -> list[dict[str, dict[str, str]]]:
+    return [{"facts": {"executor": executor}} for executor in executors]
+
+
+def none() -> int:
+    raise AssertionError("nobody asks")
+
+
+@pytest.mark.parametrize(
+    ("avoided", "executors", "free", "accepted"),
+    [
+        ((), ("a:1", "b:1"), none, True),
+        (("c",), ("a:1", "b:1"), none, True),
+        (("a",), ("a:1", "b:1"), lambda: 1, False),
+        (("a",), ("a:1", "b:1"), lambda: 0, True),  # no other host has room
+        (("a", "b"), ("a:1", "b:1"), lambda: 1, True),
+        (("a", "b"), ("a:1", "b:1"), lambda: 2, False),
+    ],
+)
+def test_hosts_are_avoided_where_others_have_room(
+    avoided: tuple[str, ...], executors: tuple[str, ...], free: Callable[[], int], accepted: bool
+) -> None:
+    placing = Placing(job(*avoided), free)
+    assert placing.accepts(facts(*executors)) == accepted
+    if not accepted:
+        hosts = ", ".join(avoided)
+        assert placing.why == f"Spark put ranks on {hosts}, where two attempts of this run have failed"
+
+
+def test_late_placements_are_accepted() -> None:
+    placing = Placing(job("a", start_timeout=0.1), lambda: 9)
+    end = time.monotonic() + 0.05
+    while time.monotonic() <= end:
+        pass
+    assert placing.accepts(facts("a:1", "b:1"))
+
+
+def test_too_many_ranks_on_an_executor_are_never_accepted() -> None:
+    placing = Placing(job(limit=1, start_timeout=0.0001), none)
+    assert not placing.accepts(facts("a:1", "a:1"))
+    assert placing.why == "Spark put more ranks on an executor than the 1 that it may host"
+
+
+def test_a_session_that_does_not_answer_holds_up_nobody() -> None:
+    def stopped() -> int:
+        raise RuntimeError("SparkContext was shut down")
+
+    assert Placing(job("a"), stopped).accepts(facts("a:1", "b:1"))
