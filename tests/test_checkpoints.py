@@ -97,8 +97,15 @@ def test_ranks_that_start_again_go_on_from_memory(
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["agent", "executor"])
-@pytest.mark.parametrize("split", [False, True], ids=["DDP", "FSDP2"])
+@pytest.mark.parametrize(
+    ("split", "victim"),
+    [
+        pytest.param(False, "executor", id="DDP-executor"),
+        pytest.param(True, "agent", id="FSDP2-agent"),
+        pytest.param(False, "agent", id="DDP-agent", marks=pytest.mark.long),
+        pytest.param(True, "executor", id="FSDP2-executor", marks=pytest.mark.long),
+    ],
+)
 def test_a_lost_node_goes_on_from_the_copy_that_another_keeps(
     sessions: Sessions, undisturbed: Callable[..., str], split: bool, victim: str, tmp_path: Path
 ) -> None:
@@ -120,7 +127,7 @@ def test_a_lost_node_goes_on_from_the_copy_that_another_keeps(
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_a_channel_a_new_job_finds_no_copies(
     sessions: Sessions, unreachable: None, undisturbed: Callable[..., str], tmp_path: Path
 ) -> None:

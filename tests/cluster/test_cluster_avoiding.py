@@ -67,11 +67,11 @@ def test_a_host_that_failed_twice_is_avoided(hosts: Hosts, tmp_path: Path, monke
     bad = NAMES[0]
     monkeypatch.setattr(supervisor, "_blamed", lambda about: f"{hosts.addresses[bad]}:{4000 + about.number}")
     run = TorchDistributor(2, False, False, max_restarts=5, grace_period=1.0).submit(wait, str(tmp_path))
-    for attempt in range(6):
+    for attempt in range(5):
         placed = placement(hosts, tmp_path, attempt)
         assert len(placed) == 2
         assert attempt < 2 or bad not in placed
-        if attempt < 5:
+        if attempt < 4:
             kill_agent(max(placed.values()))
     (tmp_path / "go").touch()
-    assert run.result(watch.DEADLINE) == 5
+    assert run.result(watch.DEADLINE) == 4

@@ -43,7 +43,13 @@ def host_of(hosts: Hosts, run: Run, rank: int) -> str:
     return next(name for name in NAMES if pid in hosts.processes(name))
 
 
-@pytest.mark.parametrize(("rank", "split"), [(0, False), (1, True)], ids=["rank 0, DDP", "rank 1, FSDP2"])
+@pytest.mark.parametrize(
+    ("rank", "split"),
+    [
+        pytest.param(0, False, id="rank 0, DDP"),
+        pytest.param(1, True, id="rank 1, FSDP2", marks=pytest.mark.long),
+    ],
+)
 def test_a_lost_host_costs_at_most_one_step(hosts: Hosts, rank: int, split: bool, tmp_path: Path) -> None:
     """The place takes nothing, and the host that is left out at first has nothing: copies come over the network."""
     local = TorchDistributor(2, True, False, checkpoints=tmp_path / "undisturbed")
