@@ -131,8 +131,9 @@ def test_a_folder_that_others_may_read_is_not_of_this_run(node: Endpoint, folder
 
 def test_strangers_learn_nothing(node: Endpoint, folder: Path, key: PeerKey) -> None:
     host, port, certificate, token = node
-    with pytest.raises(OSError):
-        peers.recall((host, port, certificate, bytes(len(token))), str(folder / PEERS), [0], [memoryview(bytearray(1))])
+    (folder / "5-0").write_bytes(b"tensors")
+    with pytest.raises(ConnectionError):
+        peers.recall((host, port, certificate, bytes(len(token))), str(folder / "5-0"), [0], [memoryview(bytearray(1))])
     with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
         lines.connect((host, port, make_peer_key().certificate, token), 5.0)
     with socket.create_connection((host, port)) as line:
