@@ -21,6 +21,7 @@ from distributor.compat.databricks import air, serverless_gpu
 from distributor.compat.databricks.serverless_gpu import runtime
 from distributor.compat.places import Place, look
 from distributor.machine import processes
+from distributor.schedulers.spark.slots import Executor
 
 pytestmark = pytest.mark.slow
 
@@ -246,7 +247,7 @@ def test_what_there_is_where_a_run_would_train(sessions: Sessions, monkeypatch: 
     assert look(True, gpus) == Place(gpus=3, cpus=processes.cpu_count())
     sessions.get("local-cluster[2,2,1024]", **{"spark.task.cpus": "2"})
     watch.until(lambda: look(None, gpus) == Place(executors=True, gpus=0, cpus=2))
-    monkeypatch.setattr("distributor.schedulers.spark.slots.executors", lambda session: iter([(0, 0)]))
+    monkeypatch.setattr("distributor.schedulers.spark.slots.executors", lambda session: iter([Executor("", 0, 0)]))
     assert look(None, gpus) == Place(executors=True, gpus=0, cpus=None)
     sessions.stop()
     assert look(False, gpus).exists is False
