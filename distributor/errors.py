@@ -170,7 +170,10 @@ class StopError(DistributorError):
 
 
 class NodeLostError(TrainingError):
-    """A node (a Spark executor, or this machine's agent) was lost while its ranks were running."""
+    """A node was lost while its ranks were running.
+
+    A node is a Spark executor or, in local mode, the process on this machine that supervises the ranks.
+    """
 
 
 class StallError(TrainingError):

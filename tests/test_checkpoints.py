@@ -536,7 +536,7 @@ def refusals(kinds: list[str]) -> dict[str, str]:
 
 def test_what_cannot_be_saved_or_loaded_is_an_error(make_local: Make, tmp_path: Path) -> None:
     expected = {
-        "size": r"'model.weight', 'model.bias' had another size when .*: \(4, 4\) instead of \(5, 4\)",
+        "size": r"'model.weight', 'model.bias' had another size .*: 'model.weight' had \(4, 4\), and has \(5, 4\) now",
         "name": "the checkpoint has no 'net.weight', 'net.bias': it was saved from another model",
         "parameters": "the optimizer 'optimizer' had other parameters when the checkpoint was saved",
         "optimizer": "the checkpoint has no optimizer 'adam'",

@@ -188,9 +188,9 @@ class Guard:
         _check_length("the name of a node", hello.node, _LONGEST_NAME)
         _check_length("the secret of a node", hello.secret, _LONGEST_NAME)
         if self.seal is not None and not proof.holds(self.seal, hello.node, hello.secret):
-            raise ProtocolError(f"a process without a secret of node {hello.node!r}")
+            raise ProtocolError(f"the sender has no valid secret for node {hello.node!r}")
         if not _equal(self._secrets.get(hello.node, hello.secret), hello.secret):
-            raise ProtocolError(f"another process is node {hello.node!r}")
+            raise ProtocolError(f"another process has already registered as node {hello.node!r}")
         if self._world_size is not None:
             self._check_placed(hello, self._world_size)
         self._secrets[hello.node] = hello.secret

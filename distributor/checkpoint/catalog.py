@@ -1,4 +1,4 @@
-"""The catalog of a place for checkpoints: read committed checkpoints, commit new ones, and remove old ones."""
+"""Read, commit and remove the checkpoints of one place, which is a folder or a URL."""
 
 from __future__ import annotations
 

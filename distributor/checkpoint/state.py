@@ -272,8 +272,8 @@ def _check_sizes(asked: Mapping[str, torch.Tensor], saved: Mapping[str, Any]) ->
     if other:
         name = other[0]
         raise ConfigurationError(
-            f"load_checkpoint: {_list(other)} had another size when the checkpoint was saved: "
-            f"{tuple(saved[name].size)} instead of {tuple(asked[name].shape)}"
+            f"load_checkpoint: {_list(other)} had another size when the checkpoint was saved: {name!r} had "
+            f"{tuple(saved[name].size)}, and has {tuple(asked[name].shape)} now"
         )
 
 

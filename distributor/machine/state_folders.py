@@ -44,7 +44,7 @@ class StateFolder:
 
 
 def path_for(private: str) -> str:
-    """Return the path of the folder that belongs to a node's private folder.
+    """Return the path of a node's folder in shared memory. It has the same name as the node's private folder.
 
     >>> path_for("/tmp/distributor-3f2a-2-abcd1234")
     '/dev/shm/distributor-3f2a-2-abcd1234'

@@ -20,13 +20,13 @@ LEAVING = 2.0
 
 
 def may_last(running_for: float | None, longest: float, left_for: float | None = None) -> bool:
-    """Return whether a run's tasks may be in ``allGather``, or on the way to it.
+    """Return whether a task of the run is possibly still in ``allGather``, or has yet to enter it.
 
     Args:
-        running_for: seconds since Spark started the latest task; ``None`` if it has not started any.
-        longest: maximum number of seconds from the start of the tasks until they have left ``allGather``.
-        left_for: seconds since a task was first known to have left ``allGather``; ``None`` if none is known to have
-            left.
+        running_for: number of seconds since Spark started the latest task; ``None`` if it has not started any.
+        longest: number of seconds after that start by which all tasks have left ``allGather``.
+        left_for: number of seconds since the driver noticed that a task had left ``allGather``; ``None`` if it has
+            noticed none.
 
     >>> may_last(None, CLASSIC), may_last(3.0, CLASSIC), may_last(30.0, CLASSIC)
     (False, True, False)

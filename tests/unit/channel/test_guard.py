@@ -138,9 +138,9 @@ def test_a_node_is_who_has_shown_its_secret_first() -> None:
     it = guard()
     it.admit(Hello("a", secret="s"))
     it.admit(Hello("a", secret="s"))
-    with pytest.raises(ProtocolError, match="another process is node 'a'"):
+    with pytest.raises(ProtocolError, match="another process has already registered as node 'a'"):
         it.admit(Hello("a", secret="t"))
-    with pytest.raises(ProtocolError, match="another process is node 'a'"):
+    with pytest.raises(ProtocolError, match="another process has already registered as node 'a'"):
         it.admit(Hello("a", secret="ß\ud800"))
     it.forget("a")
     it.admit(Hello("a", secret="t"))
@@ -151,7 +151,7 @@ def test_on_spark_only_tasks_make_secrets() -> None:
     it = guard()
     it.seal = b"seal"
     for secret in ("", "s", "ß\ud800", proof.make(b"another", "a"), proof.make(b"seal", "b")):
-        with pytest.raises(ProtocolError, match="a process without a secret of node 'a'"):
+        with pytest.raises(ProtocolError, match="the sender has no valid secret for node 'a'"):
             it.admit(Hello("a", secret=secret))
     it.admit(Hello("a", secret=proof.make(b"seal", "a")))
 
