@@ -30,6 +30,7 @@ def test_a_killed_training_goes_on_bit_by_bit(cluster: Cluster, tmp_path: Path) 
     assert weights == undisturbed
 
 
+@pytest.mark.timeout(6 * watch.DEADLINE)
 def test_a_lost_node_is_a_new_job_bit_by_bit(cluster: Cluster, tmp_path: Path) -> None:
     """An agent is killed, then an executor."""
     cluster.session()
@@ -45,7 +46,7 @@ def test_a_lost_node_is_a_new_job_bit_by_bit(cluster: Cluster, tmp_path: Path) -
         watch.until(lambda step=step: max(checkpointed.committed(kept), default=0) >= step)  # type: ignore[misc]
         find().kill()
         watch.until(lambda number=number: len(run.attempts) > number)  # type: ignore[misc]
-    begun, found, _ = run.result(2 * watch.DEADLINE)
+    begun, found, _ = run.result(4 * watch.DEADLINE)
     assert begun >= 12
     assert found == weights
     watch.gone(run.id)
