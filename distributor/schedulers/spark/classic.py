@@ -108,7 +108,8 @@ class ClassicSession:
             RunCancelledError: the run was cancelled.
         """
         self._server, self._tag = server, f"distributor-{job.job_id}"
-        placing = Placing(job, lambda: Slots(self._session, self._cluster, job).free_beside(job.avoided))
+        slots = Slots(self._session, self._cluster, job)
+        placing = Placing(job, lambda own: slots.room_beside(job.avoided, own))
         server.accept_if(placing.accepts)
         deadline = time.monotonic() + job.deadlines.start_timeout
         lost = refused = 0

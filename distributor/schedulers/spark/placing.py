@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,18 +16,23 @@ _log = notices.logger
 #: The part of ``start_timeout`` within which placements on avoided hosts are refused.
 _PART = 0.5
 
+#: Maximum number of placements on avoided hosts that are refused.
+_MOST = 20
+
 
 class Placing:
     """Where Spark places the tasks of one job.
 
     Args:
         job: the job.
-        free: returns the number of free slots on hosts that the job does not avoid.
+        room: returns how many of the job's tasks fit on the hosts that the job does not avoid. It gets the number of
+            the job's running tasks by executor, which it does not count as busy.
     """
 
-    def __init__(self, job: Job, free: Callable[[], int]) -> None:
+    def __init__(self, job: Job, room: Callable[[Mapping[str, int]], int]) -> None:
         self._job = job
-        self._free = free
+        self._room = room
+        self._left = _MOST
         self._until = time.monotonic() + _PART * job.deadlines.start_timeout
         #: Why the last placement was refused, in words.
         self.why = ""
@@ -34,8 +40,9 @@ class Placing:
     def accepts(self, facts: Sequence[Mapping[str, Any]]) -> bool:
         """Return whether to begin the run with these tasks.
 
-        Tasks must keep to the limit of ranks per executor. They must not be on a host that the job avoids, as long as
-        other hosts have room for them, for at most half of ``start_timeout``.
+        Tasks must keep to the limit of ranks per executor. They must not be on a host that the job avoids, if all of
+        them fit on other hosts. The second rule holds for :data:`_MOST` placements at most, and for half of
+        ``start_timeout``.
 
         Args:
             facts: what each task has told about itself.
@@ -44,15 +51,17 @@ class Placing:
             self.why = f"Spark put more ranks on an executor than the {self._job.node_limit} that it may host"
             return False
         bad = {host for each in facts if (host := _host(each)) in self._job.avoided}
-        if not bad or time.monotonic() > self._until:
+        if not bad or not self._left or time.monotonic() > self._until:
             return True
-        elsewhere = sum(_host(each) not in bad for each in facts)
+        own = Counter(str(each["facts"]["executor"]) for each in facts)
         try:
-            is_possible = self._free() + elsewhere >= self._job.num_tasks
+            is_possible = self._room(own) >= self._job.num_tasks
         except Exception as error:  # Spark's context may be stopping
             _log.debug("run %s: cannot look for other hosts: %s", self._job.run_id, error)
             return True
-        self.why = f"Spark put ranks on {', '.join(sorted(bad))}, where two attempts of this run have failed"
+        if is_possible:
+            self._left -= 1
+            self.why = f"Spark put ranks on {', '.join(sorted(bad))}, where two attempts of this run have failed"
         return not is_possible
 
 

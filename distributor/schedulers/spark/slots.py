@@ -96,9 +96,15 @@ def cluster_of(session: SparkSession) -> Cluster:
 
 
 class Executor(NamedTuple):
-    """A live executor that takes tasks: its host, as Spark names it, its cores, and the number of its running tasks."""
+    """A live executor that takes tasks.
 
-    host: str
+    Attributes:
+        address: its host and port, as Spark names them to tasks.
+        cores: number of its cores.
+        running: number of its running tasks.
+    """
+
+    address: str
     cores: int
     running: int
 
@@ -112,9 +118,8 @@ def executors(session: SparkSession) -> Iterator[Executor]:
         if scheduler.getExecutorDecommissionState(executor.id()).isDefined():
             continue
         tasks = running.get(executor.id())
-        host = str(executor.hostPort()).rpartition(":")[0]
-        running_here = int(tasks.get()) if tasks.isDefined() else 0
-        yield Executor(host, int(executor.totalCores()), running_here)  # a cluster's driver has 0 cores
+        busy = int(tasks.get()) if tasks.isDefined() else 0
+        yield Executor(str(executor.hostPort()), int(executor.totalCores()), busy)  # a cluster's driver has 0 cores
 
 
 def _why_no_profiles(session: SparkSession, master: str) -> str | None:
@@ -301,14 +306,20 @@ class Slots:
 
         Spark does not say what running tasks occupy. Each is assumed to have the session's CPUs and GPUs per task.
         """
-        free = self.free_beside(())
+        free = sum(self._usable(each.cores, each.running) for each in executors(self._session))
         return free if self.limited else min(self.total(), free)  # with a limit, total() sums the same terms
 
-    def free_beside(self, hosts: Collection[str]) -> int:
-        """Return the number of free task slots on other hosts than some. Classic sessions only."""
-        return sum(
-            self._usable(each.cores, each.running) for each in executors(self._session) if each.host not in hosts
-        )
+    def room_beside(self, hosts: Collection[str], own: Mapping[str, int]) -> int:
+        """Return the number of slots on other hosts than some, as if the job's own tasks were not there.
+
+        Classic sessions only.
+
+        Args:
+            hosts: the hosts that do not count, as Spark names them.
+            own: number of the job's running tasks by the address of their executor.
+        """
+        others = (each for each in executors(self._session) if each.address.rpartition(":")[0] not in hosts)
+        return sum(self._usable(each.cores, max(0, each.running - own.get(each.address, 0))) for each in others)
 
     def busy(self) -> bool:
         """Return whether any task runs on an executor. Classic sessions only."""

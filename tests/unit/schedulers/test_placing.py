@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 from jobs import make_job
@@ -20,33 +20,40 @@ def facts(*executors: str) -> list[dict[str, dict[str, str]]]:
     return [{"facts": {"executor": executor}} for executor in executors]
 
 
-def none() -> int:
+def none(own: object) -> int:
     raise AssertionError("nobody asks")
 
 
 @pytest.mark.parametrize(
-    ("avoided", "executors", "free", "accepted"),
+    ("avoided", "executors", "room", "accepted"),
     [
         ((), ("a:1", "b:1"), none, True),
         (("c",), ("a:1", "b:1"), none, True),
-        (("a",), ("a:1", "b:1"), lambda: 1, False),
-        (("a",), ("a:1", "b:1"), lambda: 0, True),  # no other host has room
-        (("a", "b"), ("a:1", "b:1"), lambda: 1, True),
-        (("a", "b"), ("a:1", "b:1"), lambda: 2, False),
+        (("a",), ("a:1", "b:1"), lambda own: 2, False),
+        (("a",), ("a:1", "b:1"), lambda own: 1, True),  # no other host has room
+        (("a",), ("a:1", "b:1"), lambda own: own["b:1"], True),
+        (("a", "b"), ("a:1", "b:1"), lambda own: 1, True),
+        (("a", "b"), ("a:1", "b:1"), lambda own: 2, False),
     ],
 )
 def test_hosts_are_avoided_where_others_have_room(
-    avoided: tuple[str, ...], executors: tuple[str, ...], free: Callable[[], int], accepted: bool
+    avoided: tuple[str, ...], executors: tuple[str, ...], room: Callable[[Mapping[str, int]], int], accepted: bool
 ) -> None:
-    placing = Placing(job(*avoided), free)
+    placing = Placing(job(*avoided), room)
     assert placing.accepts(facts(*executors)) == accepted
     if not accepted:
         hosts = ", ".join(avoided)
         assert placing.why == f"Spark put ranks on {hosts}, where two attempts of this run have failed"
 
 
+def test_after_many_placements_any_is_accepted() -> None:
+    placing = Placing(job("a"), lambda own: 9)
+    answers = [placing.accepts(facts("a:1", "b:1")) for _ in range(22)]
+    assert answers == [False] * 20 + [True] * 2
+
+
 def test_late_placements_are_accepted() -> None:
-    placing = Placing(job("a", start_timeout=0.1), lambda: 9)
+    placing = Placing(job("a", start_timeout=0.1), lambda own: 9)
     end = time.monotonic() + 0.05
     while time.monotonic() <= end:
         pass
@@ -60,7 +67,7 @@ def test_too_many_ranks_on_an_executor_are_never_accepted() -> None:
 
 
 def test_a_session_that_does_not_answer_holds_up_nobody() -> None:
-    def stopped() -> int:
+    def stopped(own: object) -> int:
         raise RuntimeError("SparkContext was shut down")
 
     assert Placing(job("a"), stopped).accepts(facts("a:1", "b:1"))

@@ -5,6 +5,7 @@ from jobs import make_job
 
 from distributor.errors import ConfigurationError, ResourceError
 from distributor.launch.torchrun import Torchrun
+from distributor.schedulers.spark import slots
 from distributor.schedulers.spark.slots import Cluster, Slots, is_spread, node_limit, shape
 from distributor.values.job import Function, TaskProfile
 from distributor.values.options import Resources
@@ -234,3 +235,16 @@ def test_what_helps_against_too_few_slots(fields, words):
     told = Slots(None, cluster(), job).too_few(3)
     for word in [*words, "has 3: lower num_processes"]:
         assert word in told
+
+
+def test_room_on_other_hosts_does_not_count_the_jobs_own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each executor may host one rank: own tasks take no place, those of other jobs do."""
+    there = [slots.Executor("a:1", 3, 1), slots.Executor("b:1", 1, 1), slots.Executor("c:1", 2, 1)]
+    monkeypatch.setattr(slots, "executors", lambda session: iter(there))
+    job = make_job("3f2a", 3, Function("train", b""), False, node_limit=1)
+    room = Slots(None, Cluster("spark://a:7077"), job).room_beside
+    assert room((), {"a:1": 1, "b:1": 1, "c:1": 1}) == 3
+    assert room(("b",), {"a:1": 1, "b:1": 1, "c:1": 1}) == 2
+    assert room(("b",), {"a:1": 1, "b:1": 1}) == 2
+    there[2] = slots.Executor("c:1", 1, 1)
+    assert room(("b",), {"a:1": 1, "b:1": 1}) == 1
