@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,44 @@ def test_one_node_has_no_other_for_copies(make_local: Make, tmp_path: Path, capf
     begun, _, seen = run.result(watch.DEADLINE)
     assert begun is not None and seen == STEPS * 16
     assert "Checkpoints(replicate=True): no copy is kept: this run has only one node" in capfd.readouterr().err
+
+
+def test_a_state_in_memory_that_one_rank_cannot_read_is_passed_over_by_all(
+    make_local: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The place has the step before."""
+    kept = Checkpoints(str(tmp_path / "runs"), memory=True)
+    run = make_local(2, checkpoints=kept, max_restarts=1).submit(lose_memory)
+    assert run.results(watch.DEADLINE) == [1, 1]
+    told = "the state of step 2 in memory cannot be read (it is gone): an earlier one is tried"
+    assert capfd.readouterr().err.count(told) == 1
+
+
+def lose_memory() -> int | None:
+    """Commits a first step, keeps a second one in memory only, and is killed; the step that is found then."""
+    import torch
+
+    from distributor import runtime
+    from distributor.checkpoint.memory import Memory
+
+    torch.distributed.init_process_group("gloo")
+    torch.manual_seed(0)
+    state = {"model": torch.nn.Linear(2, 1)}
+    if runtime.attempt() > 0:
+        if runtime.rank() == 1:
+
+            def read(*_: object) -> Any:
+                raise OSError("it is gone")
+
+            Memory.read = read  # type: ignore[method-assign]
+        return runtime.load_checkpoint(state)
+    runtime.save_checkpoint(state, 1, wait=True)
+    checkpointed.take_nothing()
+    with suppress(OSError):
+        runtime.save_checkpoint(state, 2, wait=True)
+    torch.distributed.barrier()
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
 
 
 def test_what_is_newer_in_the_place_is_loaded_from_there(make_local: Make, tmp_path: Path) -> None:
