@@ -17,11 +17,14 @@ from distributor.values.messages import Message
 #: Where a server listens: host, port, certificate (PEM), token.
 Endpoint = tuple[str, int, str, bytes]
 
+#: Number of seconds that a connection may take, unless the caller says otherwise.
+CONNECT_TIMEOUT = 5.0
+
 #: Number of bytes that are read or sent at a time.
 PIECE = 256 << 10
 
 
-def connect(endpoint: Endpoint, timeout: float) -> ssl.SSLSocket:
+def connect(endpoint: Endpoint, timeout: float = CONNECT_TIMEOUT) -> ssl.SSLSocket:
     """Connect to a server of the run, and show the token.
 
     Raises:

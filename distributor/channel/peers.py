@@ -19,12 +19,9 @@ from contextlib import suppress
 from typing import ParamSpec, Protocol, TypeVar
 
 from distributor.channel import tls
-from distributor.channel.lines import PIECE, Endpoint, connect, exactly, fill, pack, read
+from distributor.channel.lines import CONNECT_TIMEOUT, PIECE, Endpoint, connect, exactly, fill, pack, read
 from distributor.values.checkpoints import PeerKey
 from distributor.values.messages import Copy, Message, Proceed, Recall, Received, Refused
-
-#: Number of seconds that a connection may take to be made, and to send its request.
-_CONNECT = 5.0
 
 #: Number of seconds without progress after which the other side counts as lost.
 _SILENCE = 30.0
@@ -100,7 +97,7 @@ class PeerServer(threading.Thread):
 
     def _serve(self, line: socket.socket) -> None:
         try:
-            line.settimeout(_CONNECT)
+            line.settimeout(CONNECT_TIMEOUT)  # for the handshake and the request
             with self._context.wrap_socket(line, server_side=True) as secured:
                 if hmac.compare_digest(exactly(secured, tls.TOKEN_BYTES), self._token):
                     message = read(secured, _MOST_BYTES)
@@ -208,7 +205,7 @@ def send_copy(peer: Endpoint, slot: str, record: bytes, objects: bytes, path: st
     Raises:
         OSError: the agent cannot be reached or has no room.
     """
-    with connect(peer, _CONNECT) as line, _Mapped(path) as file:
+    with connect(peer) as line, _Mapped(path) as file:
         line.settimeout(_SILENCE)
         line.sendall(pack(Copy(slot, len(record), len(objects), sum(size for _, size in parts))))
         _expect(Proceed, line)
@@ -218,25 +215,24 @@ def send_copy(peer: Endpoint, slot: str, record: bytes, objects: bytes, path: st
         _expect(Received, line)
 
 
-def recall(peer: Endpoint, path: str, offsets: Sequence[int], rooms: Sequence[memoryview]) -> None:
-    """Read some parts of a file that the agent of another node keeps.
+def recall(peer: Endpoint, path: str, parts: Sequence[Part]) -> bytearray:
+    """Return some parts of a file that the agent of another node keeps, one after the other.
 
     Args:
         peer: the agent.
         path: the file.
-        offsets: where each part begins.
-        rooms: the memory for each part.
+        parts: the parts.
 
     Raises:
         OSError: the agent cannot be reached or has no such file.
     """
-    with connect(peer, _CONNECT) as line:
+    data = bytearray(sum(size for _, size in parts))
+    with connect(peer) as line:
         line.settimeout(_SILENCE)
-        parts = tuple((offset, room.nbytes) for offset, room in zip(offsets, rooms, strict=True))
-        line.sendall(pack(Recall(path, parts)))
+        line.sendall(pack(Recall(path, tuple(parts))))
         _expect(Proceed, line)
-        for room in rooms:
-            fill(line, room)
+        fill(line, memoryview(data))
+    return data
 
 
 def _expect(kind: type[Message], line: socket.socket) -> None:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, BinaryIO
 
-from distributor.channel.lines import PIECE, Endpoint, connect, pack, read
+from distributor.channel.lines import PIECE, Endpoint, connect, fill, pack, read
 from distributor.values.files import make_way
 from distributor.values.messages import (
     AllFacts,
@@ -194,11 +194,10 @@ def _receive(offer: Offer, path: str, line: socket.socket) -> None:
     with open(path, "wb") as file:
         left, buffer = offer.size, memoryview(bytearray(PIECE))
         while left:
-            count = line.recv_into(buffer[: min(left, PIECE)])
-            if not count:
-                raise ConnectionError("the connection has ended")
-            file.write(buffer[:count])
-            left -= count
+            piece = buffer[: min(left, PIECE)]
+            fill(line, piece)
+            file.write(piece)
+            left -= len(piece)
     if path != os.devnull:
         os.chmod(path, offer.mode)
         os.utime(path, ns=(offer.mtime_ns, offer.mtime_ns))

@@ -9,6 +9,9 @@ from typing import Any
 
 from distributor.checkpoint.records import order_of, run_of
 
+#: Tensors begin at multiples of this number of bytes, as torch's allocator places them.
+_ALIGNMENT = 64
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -51,25 +54,41 @@ class Generation:
     pieces: tuple[Piece, ...]
     others: tuple[str, ...]
 
-    def without(self, names: Iterable[str], alignment: int) -> tuple[Generation, list[tuple[int, int]]]:
+    def without(self, names: Iterable[str]) -> tuple[Generation, list[tuple[int, int]]]:
         """Return the state as another node keeps it, which has some of the tensors elsewhere.
 
         Args:
             names: the names of these tensors.
-            alignment: tensors begin at multiples of this number of bytes.
 
         Returns:
             The state, and the parts of this state's file that make up the file of the other state.
         """
-        left, end, pieces, parts = set(names), 0, [], []
-        for piece in self.pieces:
-            if piece.name not in left:
-                size = -(-piece.size // alignment) * alignment
-                pieces.append(replace(piece, offset=end))
-                parts.append((piece.offset, size))
-                end += size
+        left = set(names)
+        pieces, parts = extract([piece for piece in self.pieces if piece.name not in left])
         others = {*self.others, *(piece.name for piece in self.pieces if piece.name in left)}
-        return replace(self, pieces=tuple(pieces), others=tuple(sorted(others))), parts
+        return replace(self, pieces=pieces, others=tuple(sorted(others))), parts
+
+
+def padded(size: int) -> int:
+    """Return how many bytes a tensor of this size takes in a file, so that the next one begins where it may.
+
+    >>> padded(0), padded(1), padded(64), padded(65)
+    (0, 64, 64, 128)
+    """
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def extract(pieces: Iterable[Piece]) -> tuple[tuple[Piece, ...], list[tuple[int, int]]]:
+    """Return some tensors as they are in a file of them alone, and the parts of their file that make up the new file.
+
+    A part is an offset and a number of bytes.
+    """
+    moved, parts, end = [], [], 0
+    for piece in pieces:
+        moved.append(replace(piece, offset=end))
+        parts.append((piece.offset, padded(piece.size)))
+        end += padded(piece.size)
+    return tuple(moved), parts
 
 
 @dataclass(frozen=True)
@@ -108,7 +127,7 @@ class Source:
     objects: int | None = None
 
 
-def sources(holdings: Sequence[Holding], homes: Sequence[int]) -> tuple[Generation, list[tuple[Source, ...]]] | None:
+def sources(holdings: Sequence[Holding], homes: Sequence[int]) -> tuple[str, list[tuple[Source, ...]]] | None:
     """Return the newest state of which the nodes together hold all parts, and for each rank where they are.
 
     What a rank's own node holds comes first. A tensor that a rank shares with others comes from the lowest rank whose
@@ -119,7 +138,7 @@ def sources(holdings: Sequence[Holding], homes: Sequence[int]) -> tuple[Generati
         homes: the rank of each rank's node.
 
     Returns:
-        A rank's state, which names the checkpoint, and the sources of each rank; ``None`` if no state is complete.
+        The name of the checkpoint's folder, and the sources of each rank; ``None`` if no state is complete.
     """
     states: dict[str, list[Holding]] = {}
     for holding in holdings:
@@ -127,8 +146,9 @@ def sources(holdings: Sequence[Holding], homes: Sequence[int]) -> tuple[Generati
             states.setdefault(holding.generation.checkpoint, []).append(holding)
     for checkpoint in sorted(states, key=order_of, reverse=True):
         found = [_sources(rank, home, states[checkpoint]) for rank, home in enumerate(homes)]
-        if all(found):
-            return states[checkpoint][0].generation, [each for each in found if each is not None]
+        complete = [each for each in found if each is not None]
+        if len(complete) == len(homes):
+            return checkpoint, complete
     return None
 
 

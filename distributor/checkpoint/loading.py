@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from distributor.checkpoint import pickles, recalling, shards, state as states
 from distributor.checkpoint.generations import is_newer
 from distributor.checkpoint.memory import Held, Memory, kept_by
-from distributor.checkpoint.recalling import Kept, Recall
+from distributor.checkpoint.recalling import InMemory, Kept
 from distributor.checkpoint.records import Manifest, Shard, pack, read_manifest
 from distributor.checkpoint.saving import METADATA
 from distributor.checkpoint.session import Session, current, in_run
@@ -134,7 +134,7 @@ def load_checkpoint(state: Any, *, weights_only: bool = True) -> int | None:
     session.finish()
     memory, refused = kept_by(session), list[str]()
     while (manifest := _choose(session, memory, refused)) is not None:
-        if isinstance(manifest, Recall):
+        if isinstance(manifest, InMemory):
             assert memory is not None
             if (held := _recall(session, memory, manifest)) is not None:
                 states.restore(state, _from_memory(held, state, weights_only=weights_only))
@@ -149,7 +149,7 @@ def load_checkpoint(state: Any, *, weights_only: bool = True) -> int | None:
     return None
 
 
-def _choose(session: Session, memory: Memory | None, refused: Iterable[str]) -> Manifest | Recall | None:
+def _choose(session: Session, memory: Memory | None, refused: Iterable[str]) -> Manifest | InMemory | None:
     """Return the checkpoint that all ranks load, from the place or from memory; ``None`` if there is none.
 
     Rank 0 makes the choice.
@@ -168,14 +168,14 @@ def _choose(session: Session, memory: Memory | None, refused: Iterable[str]) -> 
     return recalling.read_answer(chosen) or read_manifest(chosen)
 
 
-def _recall(session: Session, memory: Memory, recall: Recall) -> Held | None:
+def _recall(session: Session, memory: Memory, chosen: InMemory) -> Held | None:
     """Return what memory holds of this rank's state; ``None`` if a rank cannot read its own."""
     held, problem = None, b""
     try:
-        held = memory.read(recall.checkpoint, recall.sources, recall.seats)
+        held = memory.read(chosen.checkpoint, chosen.sources, chosen.seats)
     except OSError as error:
         problem = str(error).encode()
-    return None if _any_problem(session, problem, f"the state of step {recall.step} in memory cannot be read") else held
+    return None if _any_problem(session, problem, f"the state of step {chosen.step} in memory cannot be read") else held
 
 
 def _committed(session: Session, refused: Iterable[str], kept: Kept | None) -> Manifest | None:

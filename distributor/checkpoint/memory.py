@@ -20,23 +20,17 @@ from pathlib import Path
 import torch
 from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorageMetadata
 
-from distributor.checkpoint.generations import Generation, Piece, Source, oldest, pack, read
-from distributor.checkpoint.peers import Peers, dtype_of
+from distributor.checkpoint.generations import Generation, Piece, Source, oldest, pack, padded, read
+from distributor.checkpoint.peers import Peers
 from distributor.checkpoint.seats import Seat
 from distributor.checkpoint.session import Session
 from distributor.checkpoint.state import DTensor, local_part
+from distributor.checkpoint.views import Room, dtype_of, views_in
 from distributor.machine import state_folders
 from distributor.text import notices
 from distributor.values.checkpoints import SharedMemory
 
 _log = notices.logger
-
-#: Tensors begin at multiples of this number of bytes, as torch's allocator places them.
-_ALIGNMENT = 64
-
-
-#: The memory to copy each tensor to, by name.
-Room = dict[str, torch.Tensor]
 
 
 def kept_by(session: Session) -> Memory | None:
@@ -67,7 +61,7 @@ class Memory:
         self._slots = [_Slot(self._folder / f"{rank}-{number}") for number in range(2)]
         self._open: tuple[_Slot, Generation] | None = None
         self._loaded: str | None = None
-        self._has_warned = False
+        self._warned: set[str] = set()
 
     def begin(self, checkpoint: str, step: int, tensors: Mapping[str, torch.Tensor], others: Iterable[str]) -> Room:
         """Begin to overwrite a slot with a new state.
@@ -117,20 +111,21 @@ class Memory:
             if slot.holds(checkpoint):
                 slot.clear()
 
-    def replicate(self, checkpoint: str, omitted: Iterable[str], peer: Seat | None) -> None:
+    def replicate(self, checkpoint: str, objects: bytes, omitted: Iterable[str], peer: Seat | None) -> None:
         """Send this rank's state to the node that keeps its copy. If that fails, it is a warning.
 
         Args:
             checkpoint: name of the checkpoint's folder.
+            objects: the rank's other state.
             omitted: names of tensors that the copy need not hold.
             peer: where the copy is kept; ``None`` if there is only one node.
         """
         kept = next((slot for slot in self._slots if slot.holds(checkpoint)), None)
         if self.peers is None or kept is None or kept.generation is None or (peer is None and self._rank > 0):
             return
-        generation, parts = kept.generation.without(omitted, _ALIGNMENT)
+        generation, parts = kept.generation.without(omitted)
         try:
-            self.peers.send(peer, kept.path, pack(generation), kept.objects.read_bytes(), parts)
+            self.peers.send(peer, kept.path, pack(generation), objects, parts)
         except OSError as error:
             self._warn(error, "Checkpoints(replicate=True): no copy is kept")
 
@@ -163,12 +158,13 @@ class Memory:
         if sources is None:
             return self._read_here(checkpoint)
         assert self.peers is not None
-        self.peers.seats, held = {seat.node: seat for seat in seats}, Held()
+        held, elsewhere = Held(), {seat.node: seat for seat in seats if seat.node != self.peers.seat.node}
         for source in sources:
+            seat, slot = elsewhere.get(source.node), _Slot(Path(source.path))
             if source.objects is not None:
-                held.objects = self.peers.objects_of(source)
-            here = source.node == self.peers.seat.node
-            views = _Slot(Path(source.path)).views(source.pieces) if here else self.peers.tensors_of(source)
+                size = source.objects
+                held.objects = slot.objects.read_bytes() if seat is None else self.peers.objects(seat, source, size)
+            views = slot.views(source.pieces) if seat is None else self.peers.tensors(seat, source)
             held.add(views, source.pieces, views.keys() - held.tensors.keys())
         if any(slot.holds(checkpoint) for slot in self._slots):
             self._loaded = checkpoint
@@ -195,8 +191,8 @@ class Memory:
                 yield slot, slot.generation
 
     def _warn(self, error: OSError, what: str = "Checkpoints(memory=True): nothing is kept in memory") -> None:
-        if not self._has_warned:
-            self._has_warned = True
+        if what not in self._warned:
+            self._warned.add(what)
             _log.warning("%s: %s", what, error)
 
 
@@ -277,11 +273,7 @@ class _Slot:
     def views(self, pieces: tuple[Piece, ...]) -> Room:
         """Return the tensors in the file."""
         size = os.stat(self.path).st_size
-        whole = torch.from_file(str(self.path), shared=True, size=size, dtype=torch.uint8)
-        return {
-            piece.name: whole[piece.offset : piece.offset + piece.size].view(dtype_of(piece)).view(piece.shape)
-            for piece in pieces
-        }
+        return views_in(torch.from_file(str(self.path), shared=True, size=size, dtype=torch.uint8), pieces)
 
     def seal(self, generation: Generation, objects: bytes) -> None:
         """Let the slot hold a state, whose tensors have been copied."""
@@ -305,5 +297,5 @@ def _layout(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Piece, ...], int
                 local.numel() * local.element_size(),
             )
         )
-        end += -(-pieces[-1].size // _ALIGNMENT) * _ALIGNMENT
-    return tuple(pieces), max(end, _ALIGNMENT)
+        end += padded(pieces[-1].size)
+    return tuple(pieces), max(end, padded(1))

@@ -11,9 +11,10 @@ import torch
 
 from distributor.channel import peers
 from distributor.channel.lines import Endpoint
-from distributor.checkpoint.generations import Holding, Piece, Source, read
+from distributor.checkpoint.generations import Holding, Source, extract, read
 from distributor.checkpoint.seats import Seat
 from distributor.checkpoint.session import Session
+from distributor.checkpoint.views import Room, views_in
 from distributor.machine import state_folders
 from distributor.values.checkpoints import PEERS
 
@@ -34,8 +35,6 @@ class Peers:
         node = int(os.environ.get("GROUP_RANK", 0))
         #: Where this rank keeps its state.
         self.seat = Seat(folder, node, session.settings.hosts.get(node, ""), told["address"], told["port"])
-        #: The seats of the ranks of other nodes, by the rank of the node; known once ranks load a state.
-        self.seats: dict[int, Seat] = {}
 
     def _at(self, seat: Seat) -> Endpoint:
         return seat.address, seat.port, self._certificate, self._token
@@ -75,45 +74,31 @@ class Peers:
                     continue
         return found
 
-    def objects_of(self, source: Source) -> bytes:
+    def objects(self, seat: Seat, source: Source, size: int) -> bytes:
         """Return the content of the file of a rank's other state.
+
+        Args:
+            seat: a seat of the node that keeps it.
+            source: the rank's state there.
+            size: number of bytes of the file.
 
         Raises:
             OSError: it cannot be read.
         """
-        path = Path(source.path).with_suffix(".objects")
-        if source.node == self.seat.node:
-            return path.read_bytes()
-        buffer = bytearray(source.objects or 0)
-        self._recall(source.node, str(path), [0], [buffer])
-        return bytes(buffer)
+        return bytes(self._recall(seat, str(Path(source.path).with_suffix(".objects")), [(0, size)]))
 
-    def tensors_of(self, source: Source) -> dict[str, torch.Tensor]:
-        """Return tensors that another node keeps.
+    def tensors(self, seat: Seat, source: Source) -> Room:
+        """Return tensors that another node keeps, by name.
 
         Raises:
             OSError: they cannot be read.
         """
-        buffers = [bytearray(piece.size) for piece in source.pieces]
-        self._recall(source.node, source.path, [piece.offset for piece in source.pieces], buffers)
-        return {piece.name: _tensor(piece, buffer) for piece, buffer in zip(source.pieces, buffers, strict=True)}
+        pieces, parts = extract(source.pieces)
+        data = self._recall(seat, source.path, parts) or bytearray(1)  # torch takes no empty buffer
+        return views_in(torch.frombuffer(data, dtype=torch.uint8), pieces)
 
-    def _recall(self, node: int, path: str, offsets: Sequence[int], buffers: Sequence[bytearray]) -> None:
-        seat = self.seats[node]
+    def _recall(self, seat: Seat, path: str, parts: Sequence[tuple[int, int]]) -> bytearray:
         try:
-            peers.recall(self._at(seat), path, offsets, [memoryview(buffer) for buffer in buffers])
+            return peers.recall(self._at(seat), path, parts)
         except (OSError, ValueError) as error:
             raise OSError(f"the node on {seat.host} does not send what it keeps: {error}") from None
-
-
-def dtype_of(piece: Piece) -> torch.dtype:
-    """Return the type of a tensor."""
-    found = getattr(torch, piece.dtype)
-    assert isinstance(found, torch.dtype)
-    return found
-
-
-def _tensor(piece: Piece, buffer: bytearray) -> torch.Tensor:
-    if not buffer:  # torch.frombuffer refuses it
-        return torch.empty(piece.shape, dtype=dtype_of(piece))
-    return torch.frombuffer(buffer, dtype=torch.uint8).view(dtype_of(piece)).view(piece.shape)

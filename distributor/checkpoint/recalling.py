@@ -35,7 +35,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Recall:
+class InMemory:
     """The state in memory that this rank loads.
 
     Attributes:
@@ -74,14 +74,11 @@ def agree(told: Sequence[bytes]) -> Kept | None:
         found = sources(holdings, [seat.node for seat in seats])
         if found is None:
             return None
-        generation, by_rank = found
-        places = sorted({seat.node: seat for seat in seats}.values(), key=lambda seat: seat.node)
-        return Kept(
-            generation.checkpoint,
-            [_pack(generation.checkpoint, pack_sources(one), places) for one in by_rank],
-        )
-    checkpoint = common([one.get("held", []) for one in each])
-    return None if checkpoint is None else Kept(checkpoint, [_pack(checkpoint, None, ())])
+        checkpoint, by_rank = found
+        places = tuple({seat.node: seat for seat in seats}.values())
+        return Kept(checkpoint, [_pack(checkpoint, pack_sources(one), places) for one in by_rank])
+    shared = common([one.get("held", []) for one in each])
+    return None if shared is None else Kept(shared, [_pack(shared, None, ())])
 
 
 def _pack(checkpoint: str, found: list[dict[str, object]] | None, seats: Sequence[Seat]) -> bytes:
@@ -92,10 +89,10 @@ def _pack(checkpoint: str, found: list[dict[str, object]] | None, seats: Sequenc
 _MARK = b"memory "
 
 
-def read_answer(answer: bytes) -> Recall | None:
+def read_answer(answer: bytes) -> InMemory | None:
     """Return the state in memory that an answer names; ``None`` if it names none."""
     if not answer.startswith(_MARK):
         return None
     told = json.loads(answer.removeprefix(_MARK))
     found = None if told["sources"] is None else read_sources(told["sources"])
-    return Recall(told["checkpoint"], found, tuple(Seat(*seat) for seat in told["seats"]))
+    return InMemory(told["checkpoint"], found, tuple(Seat(*seat) for seat in told["seats"]))

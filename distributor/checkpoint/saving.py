@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from distributor.checkpoint import plans, publishing, shards, state as states
-from distributor.checkpoint.memory import Memory, Room, kept_by
+from distributor.checkpoint.memory import Memory, kept_by
 from distributor.checkpoint.publishing import Part, Save
 from distributor.checkpoint.records import Shard
 from distributor.checkpoint.seats import Seat
 from distributor.checkpoint.session import Session, current
+from distributor.checkpoint.views import Room
 from distributor.errors import ConfigurationError
 from distributor.text import notices
 
@@ -118,7 +119,7 @@ class _Task:
         if self.kept.memory is not None:
             if planner.left_out != self.left_out:
                 self.kept.memory.revoke(save.folder)  # other ranks no longer keep the tensors that this rank left out
-            self.kept.memory.replicate(save.folder, planner.omitted, planner.peer)
+            self.kept.memory.replicate(save.folder, self.objects, planner.omitted, planner.peer)
         part, folder = Part(), self._folder()
         try:
             self._warn_of_classes()

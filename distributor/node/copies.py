@@ -69,9 +69,10 @@ class Incoming:
     def __init__(self, path: Path, size: int, limit: int) -> None:
         self._path = path
         path.with_suffix(".record").unlink(missing_ok=True)
-        if not path.exists() or path.stat().st_size != max(size, 1):
+        length = max(size, 1)  # an empty file cannot be mapped
+        if not path.exists() or path.stat().st_size != length:
             path.unlink(missing_ok=True)
-            state_folders.create_file(path, max(size, 1), limit)
+            state_folders.create_file(path, length, limit)
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 0)
         self._view = memoryview(self._map)

@@ -119,8 +119,8 @@ class _Guard:
     def _strays(self) -> list[int]:
         children = processes.children(os.getpid())
         agents = [] if self._folder is None else [pid for pid in children if bootstrap.is_part(pid, "agent")]
-        found = strays(children, self._charge, agents)
-        found = strays(found, self._charge, _keepers(found))
+        keepers = _keepers(pid for pid in children if pid != self._charge)
+        found = strays(children, self._charge, [*agents, *keepers])
         if not found or self._charge is not None or agents:
             self._killing_since = None
         elif self._killing_since is None:

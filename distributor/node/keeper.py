@@ -13,6 +13,7 @@ import os
 import signal
 import ssl
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,16 +24,13 @@ from distributor.node import copies
 from distributor.values.checkpoints import SharedMemory
 from distributor.values.job import Job
 from distributor.values.messages import Holding
-from distributor.values.plan import AgentOrder, Endpoint
+from distributor.values.plan import AgentOrder
 
 #: Number of seconds between two looks at what other nodes on this machine have saved.
 _LOOK = 0.5
 
 #: Number of seconds that the ranks of the next job have to load a state, once they are up.
 _LOADING = 60.0
-
-#: Number of seconds that the connection to the driver may take.
-_CONNECT = 5.0
 
 
 async def begin(
@@ -58,9 +56,8 @@ def _hold(order: AgentOrder) -> ssl.SSLSocket | None:
     """Return a connection that ends when the driver closes the channel of this job; ``None`` without a channel."""
     if order.endpoint is None:
         return None
-    at = Endpoint(*order.endpoint)
     try:
-        line = lines.connect((at.host, at.port, at.certificate, at.token), _CONNECT)
+        line = lines.connect(order.endpoint)
         line.sendall(lines.pack(Holding(order.executor, order.secret)))
     except OSError:
         return None
@@ -88,7 +85,7 @@ class Keeper:
     def end(self, *, keep: bool) -> None:
         """End the server. With ``keep``, leave a process behind that keeps the states for the next job.
 
-        The caller has no other threads whose locks the forked process would need, and ends soon.
+        Other threads of the agent may hold locks when it forks. So the keeper uses nothing that takes a lock.
         """
         self._server.close()
         if not keep or self._line is None or _has_ended(self._line) or not any(Path(self._folder).glob("*.record")):
@@ -123,10 +120,8 @@ def _let_go(keep: set[int]) -> None:
         os.dup2(nothing, descriptor)
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) not in keep:
-            try:
+            with suppress(OSError):  # the one that lists them
                 os.close(int(name))
-            except OSError:  # the one that lists them
-                pass
 
 
 def _watch(line: ssl.SSLSocket, run_id: str, attempt: int, until: float) -> None:

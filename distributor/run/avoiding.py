@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from distributor.outcomes.failures import order_failures
 from distributor.run.nodes import Nodes
 from distributor.values.outcome import Failure
+from distributor.values.placement import host_in
 
 #: Number of failed attempts after which a host is avoided.
 _MOST = 2
@@ -40,5 +41,5 @@ def hosts_to_avoid(executors: Iterable[str | None]) -> tuple[str, ...]:
     >>> hosts_to_avoid(["host-a:4000", "host-b:4001", None, "host-a:4002", None])
     ('host-a',)
     """
-    counts = Counter(executor.rpartition(":")[0] for executor in executors if executor is not None)
+    counts = Counter(host_in(executor) for executor in executors if executor is not None)
     return tuple(sorted(host for host, count in counts.items() if count >= _MOST))

@@ -58,7 +58,8 @@ class Scheduler(Protocol):
         """Run a job to its end, and block until then. Failures of ranks are returned as data, not raised.
 
         Args:
-            job: a job that has passed ``check``.
+            job: a job that has passed ``check``. A scheduler that chooses hosts leaves out ``job.avoided`` if others
+                have room.
             server: the run's channel. The scheduler makes it listen for nodes, or attaches nodes to it.
 
         Raises:

@@ -130,3 +130,12 @@ class Placement:
             + (f", GPUs {','.join(n.gpus)}" if n.gpus else "")
             for n in self.nodes
         )
+
+
+def host_in(executor: str) -> str:
+    """Return the host in the name of an executor. Spark names an executor by its host and a port.
+
+    >>> host_in("host-a:4000"), host_in("[fd00::1]:4000")
+    ('host-a', '[fd00::1]')
+    """
+    return executor.rpartition(":")[0]

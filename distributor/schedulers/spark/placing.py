@@ -10,6 +10,7 @@ from typing import Any
 from distributor.schedulers.spark.slots import is_spread
 from distributor.text import notices
 from distributor.values.job import Job
+from distributor.values.placement import host_in
 
 _log = notices.logger
 
@@ -66,4 +67,4 @@ class Placing:
 
 
 def _host(entry: Mapping[str, Any]) -> str:
-    return str(entry["facts"]["executor"]).rpartition(":")[0]
+    return host_in(str(entry["facts"]["executor"]))

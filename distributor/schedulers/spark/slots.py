@@ -20,6 +20,7 @@ from distributor.schedulers.spark.session import conf, elements, is_connect, mas
 from distributor.text.wording import mebibytes, parse_memory
 from distributor.values.job import Job, TaskProfile
 from distributor.values.options import Resources
+from distributor.values.placement import host_in
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -318,7 +319,7 @@ class Slots:
             hosts: the hosts that do not count, as Spark names them.
             own: number of the job's running tasks by the address of their executor.
         """
-        others = (each for each in executors(self._session) if each.address.rpartition(":")[0] not in hosts)
+        others = (each for each in executors(self._session) if host_in(each.address) not in hosts)
         return sum(self._usable(each.cores, max(0, each.running - own.get(each.address, 0))) for each in others)
 
     def busy(self) -> bool:

@@ -31,6 +31,7 @@ from distributor.schedulers.spark.holder import await_end, choose_roles, hand_ov
 from distributor.schedulers.spark.shipment import Shipment
 from distributor.text.wording import no_temporary_folder
 from distributor.values import messages
+from distributor.values.placement import host_in
 from distributor.values.plan import AgentOrder
 
 #: Number of seconds to try to tell the driver which module is being imported. The import does not wait for this.
@@ -115,7 +116,7 @@ def _address(executor: str, driver_host: str) -> str:
     Spark names a task's executor by the executor's own address in its connection to the driver. Other executors fetch
     data from it at the host name that it was started with, so this name is preferred.
     """
-    known_as = executor_host(executor_of_this()) or executor.rpartition(":")[0]
+    known_as = executor_host(executor_of_this()) or host_in(executor)
     return network.node_address(known_as, driver_host)
 
 

@@ -63,12 +63,9 @@ def test_a_copy_arrives_and_is_read_back(node: Endpoint, folder: Path, tmp_path:
     peers.send_copy(node, "5-0", b"record", b"objects", str(path), parts)
     assert (folder / "5-0").read_bytes() == data[64:270_064] + data[:64]
     assert (folder / "5-0.record").read_bytes() == b"record"
-    rooms = [bytearray(64), bytearray(10), bytearray(0)]
-    peers.recall(node, str(folder / "5-0"), [270_000, 0, 7], [memoryview(room) for room in rooms])
-    assert rooms == [data[:64], data[64:74], b""]
-    room = bytearray(7)
-    peers.recall(node, str(folder / "5-0.objects"), [0], [memoryview(room)])
-    assert room == b"objects"
+    found = peers.recall(node, str(folder / "5-0"), [(270_000, 64), (0, 10), (7, 0)])
+    assert found == data[:64] + data[64:74]
+    assert peers.recall(node, str(folder / "5-0.objects"), [(0, 7)]) == b"objects"
 
 
 def test_a_newer_copy_takes_the_place_of_the_older_one(node: Endpoint, folder: Path, tmp_path: Path) -> None:
@@ -113,27 +110,26 @@ def test_only_files_of_the_run_are_read(node: Endpoint, folder: Path, tmp_path: 
     other = tmp_path / "distributor-0123456789ab-abcd1234"
     other.mkdir(mode=0o700)
     (other / "5-0").write_bytes(b"tensors")
-    room = memoryview(bytearray(3))
     for path in ("/etc/passwd", str(other / "5-0"), f"{folder}/../{other.name}/5-0", f"{folder}/{PEERS}"):
         with pytest.raises(OSError, match="is not kept here"):
-            peers.recall(node, path, [0], [room])
+            peers.recall(node, path, [(0, 3)])
     for path, offset in ((f"{folder}/link", 0), (f"{folder}/5-0", 5), (f"{folder}/5-0", -1), (f"{folder}/gone", 0)):
         with pytest.raises(OSError, match="symbolic links|shorter|No such file"):
-            peers.recall(node, path, [offset], [room])
+            peers.recall(node, path, [(offset, 3)])
 
 
 def test_a_folder_that_others_may_read_is_not_of_this_run(node: Endpoint, folder: Path) -> None:
     (folder / "5-0").write_bytes(b"tensors")
     folder.chmod(0o755)
     with pytest.raises(OSError, match="is not kept here"):
-        peers.recall(node, str(folder / "5-0"), [0], [memoryview(bytearray(3))])
+        peers.recall(node, str(folder / "5-0"), [(0, 3)])
 
 
 def test_strangers_learn_nothing(node: Endpoint, folder: Path, key: PeerKey) -> None:
     host, port, certificate, token = node
     (folder / "5-0").write_bytes(b"tensors")
     with pytest.raises(ConnectionError):
-        peers.recall((host, port, certificate, bytes(len(token))), str(folder / "5-0"), [0], [memoryview(bytearray(1))])
+        peers.recall((host, port, certificate, bytes(len(token))), str(folder / "5-0"), [(0, 1)])
     with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
         lines.connect((host, port, make_peer_key().certificate, token), 5.0)
     with socket.create_connection((host, port)) as line:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -13,10 +15,14 @@ torch = pytest.importorskip("torch")
 
 import stores  # noqa: E402
 
-from distributor.checkpoint.generations import Generation, common, is_newer, oldest, pack, read  # noqa: E402
+from distributor.channel.tls import make_peer_key  # noqa: E402
+from distributor.checkpoint import pickles, plans as planning  # noqa: E402
+from distributor.checkpoint.generations import Generation, Source, common, is_newer, oldest, pack, read  # noqa: E402
 from distributor.checkpoint.memory import Memory  # noqa: E402
+from distributor.checkpoint.peers import Peers  # noqa: E402
 from distributor.checkpoint.records import folder_name  # noqa: E402
-from distributor.values.checkpoints import SharedMemory  # noqa: E402
+from distributor.checkpoint.seats import Seat  # noqa: E402
+from distributor.values.checkpoints import PEERS, SharedMemory  # noqa: E402
 
 SIZE = 1 << 20
 
@@ -178,3 +184,50 @@ def test_no_kill_costs_more_than_the_save_that_it_hits(
                     rank.seal(f"{checkpoint} {number}".encode())
             if step <= whole or min(stages) > 1:
                 last = checkpoint
+
+
+class Peer:
+    """Reaches no other node."""
+
+    def send(self, *_: object) -> None:
+        raise OSError("the node on host-b does not take it")
+
+
+def test_each_kind_of_problem_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A copy that cannot be sent hides nothing that is said later."""
+    kept = Memory(SharedMemory(str(tmp_path), 1000, True), 0, 2, Peer())  # type: ignore[arg-type]
+    with caplog.at_level(logging.WARNING):
+        for step, size in ((1, 10), (2, 10), (3, 1000), (4, 1000)):
+            keep_what_fits(kept, step, torch.ones(size))
+            kept.replicate(name(step), b"", (), Seat("b", 1, "host-b"))
+    first, second = (record.message for record in caplog.records)
+    assert first == "Checkpoints(replicate=True): no copy is kept: the node on host-b does not take it"
+    assert second.startswith("Checkpoints(memory=True): nothing is kept in memory: a rank needs")
+
+
+def test_only_the_lowest_rank_sends_what_all_have_in_full() -> None:
+    """Two nodes of two ranks each. What a lower rank of the node has is not even kept there."""
+    full = {"w": torch.zeros(2), "b": torch.zeros(1)}
+    plans = [pickles.loads(planning._local({**full, f"own-{rank}": torch.zeros(1)})) for rank in range(4)]
+    here, anywhere = planning._known_elsewhere(plans, ["a", "a", "b", "b"])
+    assert here == [frozenset(), frozenset(full), frozenset(), frozenset(full)]
+    assert anywhere == [frozenset(), frozenset(full), frozenset(full), frozenset(full)]
+
+
+def test_other_nodes_are_named_if_they_cannot_be_reached(tmp_path: Path) -> None:
+    told = {"address": "127.0.0.1", "port": 1, "certificate": make_peer_key().certificate, "token": "00"}
+    (tmp_path / PEERS).write_text(json.dumps(told))
+    session = SimpleNamespace(origin="3f2a-0", settings=SimpleNamespace(hosts={0: "host-a"}))
+    peers = Peers(str(tmp_path), session)  # type: ignore[arg-type]
+    gone = Seat("b", 1, "host-b", "127.0.0.1", 1)
+    assert peers.seat == Seat(str(tmp_path), 0, "host-a", "127.0.0.1", 1)
+    keep(memory(tmp_path), 1, {"a": torch.ones(2)})
+    with pytest.raises(OSError, match="the node on host-b does not take it: .*refused"):
+        peers.send(gone, tmp_path / "0-0", b"", b"", [(0, 8)])
+    with pytest.raises(OSError, match="this run has only one node"):
+        peers.send(None, tmp_path / "0-0", b"", b"", [(0, 8)])
+    source = Source(1, "/dev/shm/b/0-0", ())
+    with pytest.raises(OSError, match="the node on host-b does not send what it keeps: .*refused"):
+        peers.tensors(gone, source)
+    with pytest.raises(OSError, match="the node on host-b does not send what it keeps: .*refused"):
+        peers.objects(gone, source, 3)

@@ -20,7 +20,7 @@ from distributor.checkpoint.generations import (
     read_sources,
     sources,
 )
-from distributor.checkpoint.records import folder_name
+from distributor.checkpoint.records import folder_name, step_of
 from distributor.checkpoint.seats import Seat, peer_of
 
 
@@ -38,11 +38,11 @@ def held(node: int, rank: int, generation: Generation) -> Holding:
 
 def test_a_copy_leaves_out_what_a_lower_rank_has() -> None:
     whole = state(1, piece("a", 0), piece("b", 64, size=100), piece("c", 192), others=("d",))
-    copy, parts = whole.without({"a", "x"}, 64)
+    copy, parts = whole.without({"a", "x"})
     assert [(each.name, each.offset) for each in copy.pieces] == [("b", 0), ("c", 128)]
     assert parts == [(64, 128), (192, 64)]
     assert copy.others == ("a", "d")
-    assert whole.without((), 64)[0].pieces == whole.pieces
+    assert whole.without(())[0].pieces == whole.pieces
 
 
 def test_the_copy_is_on_another_host_if_there_is_one() -> None:
@@ -60,8 +60,8 @@ def test_a_lost_node_is_replaced_by_the_copy() -> None:
     holdings = [held(1, 1, second), held(1, 0, first)]
     found = sources(holdings, [0, 1])
     assert found is not None
-    generation, (zero, one) = found
-    assert generation.step == 1
+    checkpoint, (zero, one) = found
+    assert step_of(checkpoint) == 1
     assert zero == (Source(1, "/dev/shm/1/0-1", first.pieces, 5),)
     assert one == (Source(1, "/dev/shm/1/1-1", second.pieces, 5),)
 
@@ -93,7 +93,7 @@ def test_a_state_of_which_a_part_is_missing_is_passed_over() -> None:
     other = state(3, piece("w"), ranks=1)
     holdings = [held(0, 0, old), held(0, 0, new), held(1, 1, old), held(0, 0, other)]
     found = sources(holdings, [0, 1])
-    assert found is not None and found[0].step == 1
+    assert found is not None and step_of(found[0]) == 1
     assert sources([held(0, 0, new), held(1, 1, state(2, others=("gone",)))], [0, 1]) is None
     assert sources([], [0, 1]) is None
 
@@ -120,11 +120,11 @@ def test_the_loss_of_any_node_leaves_a_state(nodes: int, data: st.DataObject) ->
         peer = peer_of(seat, seats)
         assert peer is not None
         if peer.node != lost and (step == 1 or new[seat.node]):
-            copy, _ = whole.without({"w"} if seat.node else (), 64)
+            copy, _ = whole.without({"w"} if seat.node else ())
             holdings.append(held(peer.node, seat.node, copy))
     found = sources(holdings, range(nodes))
     assert found is not None
-    assert found[0].step == (2 if new[lost] else 1)
+    assert step_of(found[0]) == (2 if new[lost] else 1)
     for rank, parts in enumerate(found[1]):
         assert {each.name for part in parts for each in part.pieces} == {"w", f"own-{rank}"}
         assert all(part.node != lost for part in parts)
