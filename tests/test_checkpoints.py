@@ -143,6 +143,35 @@ def test_without_a_channel_a_new_job_finds_no_copies(
     assert not list(Path("/dev/shm").glob(f"*{run.id}*"))
 
 
+def test_training_goes_on_while_a_copy_is_sent_and_the_next_save_waits(make_local: Make, tmp_path: Path) -> None:
+    kept = Checkpoints(str(tmp_path / "runs"), memory=True, replicate=True)
+    assert make_local(1, checkpoints=kept).run(save_while_a_copy_is_sent) == (0, 1)
+
+
+def save_while_a_copy_is_sent() -> tuple[int, int]:
+    """Saves twice; how many copies had been sent after each call."""
+    import threading
+
+    import torch
+
+    from distributor import runtime
+    from distributor.checkpoint.memory import Memory
+
+    may_go_on, sent = threading.Event(), list[str]()
+
+    def replicate(_: Memory, checkpoint: str, *rest: object) -> None:
+        assert may_go_on.wait(60)
+        sent.append(checkpoint)
+
+    Memory.replicate = replicate  # type: ignore[assignment, method-assign]
+    state = {"model": torch.nn.Linear(2, 1)}
+    runtime.save_checkpoint(state, 1)
+    after_first = len(sent)
+    threading.Timer(0.2, may_go_on.set).start()
+    runtime.save_checkpoint(state, 2)
+    return after_first, min(1, len(sent))
+
+
 def test_one_node_has_no_other_for_copies(make_local: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     kept = Checkpoints(str(tmp_path / "runs"), memory=True, replicate=True)
     run = make_local(2, checkpoints=kept, max_restarts=1).submit(

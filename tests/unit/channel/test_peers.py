@@ -68,6 +68,12 @@ def test_a_copy_arrives_and_is_read_back(node: Endpoint, folder: Path, tmp_path:
     assert peers.recall(node, str(folder / "5-0.objects"), [(0, 7)]) == b"objects"
 
 
+def test_an_empty_file_is_not_sent(node: Endpoint, folder: Path, tmp_path: Path) -> None:
+    peers.send_copy(node, "5-0", b"record", b"", str(state(tmp_path, 10)), [(0, 10)])
+    with pytest.raises(OSError, match="5-0.objects is empty"):
+        peers.recall(node, str(folder / "5-0.objects"), [(0, 0)])
+
+
 def test_a_newer_copy_takes_the_place_of_the_older_one(node: Endpoint, folder: Path, tmp_path: Path) -> None:
     for size in (1000, 1000, 2000, 0):
         path = state(tmp_path, max(size, 1))

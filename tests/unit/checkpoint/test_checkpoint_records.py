@@ -19,7 +19,14 @@ from distributor.checkpoint.records import (
     surplus,
 )
 from distributor.errors import ConfigurationError
-from distributor.values.checkpoints import Checkpoints, absolute, check_checkpoints, from_environ, to_environ
+from distributor.values.checkpoints import (
+    Checkpoints,
+    SharedMemory,
+    absolute,
+    check_checkpoints,
+    from_environ,
+    to_environ,
+)
 
 
 def manifest(number: int, **metrics: float) -> Manifest:
@@ -87,6 +94,11 @@ def test_the_newest_and_the_best_stay() -> None:
         ({"dir": "x", "keep": 0}, r"Checkpoints\(keep=...\) must be a positive integer, not 0"),
         ({"dir": "x", "best": "loss"}, r"must be the name of a metric and 'min' or 'max', .* not 'loss'"),
         ({"dir": "x", "best": ("loss", "least")}, r"not \('loss', 'least'\)"),
+        ({"dir": "x", "memory": True, "replicate": 1}, r"Checkpoints\(replicate=...\) must be True or False, not 1"),
+        (
+            {"dir": "x", "replicate": True},
+            r"replicate=True\) copies what memory=True keeps: pass Checkpoints",
+        ),
     ],
 )
 def test_wrong_settings_are_refused(options: dict[str, object], message: str) -> None:
@@ -98,6 +110,9 @@ def test_settings_reach_ranks_through_their_environment() -> None:
     asked = Checkpoints("/shared/run", keep=None, best=("val loss", "max"))
     told = from_environ(to_environ(asked, "/tmp/node", {0: "a", 1: "b"}))
     assert (told.checkpoints, told.staging, told.hosts, told.is_given) == (asked, "/tmp/node", {0: "a", 1: "b"}, True)
+    copied, memory = Checkpoints("/shared/run", memory=True, replicate=True), SharedMemory("/dev/shm/node", 5, True)
+    told = from_environ(to_environ(copied, "/tmp/node", {}, memory))
+    assert (told.checkpoints, told.memory) == (copied, memory)
     assert not from_environ({}).is_given
     with pytest.raises(ConfigurationError, match="checkpoints must be the path of a folder or a URL .* not 5"):
         check_checkpoints("checkpoints", 5)
