@@ -35,7 +35,8 @@ def train(folder: str, size: int, victim: str) -> None:
     import torch
     import torch.distributed as dist
 
-    dist.init_process_group("gloo")
+    if not dist.is_initialized():  # Ray Train has done so
+        dist.init_process_group("gloo")
     rank, saved, killed = dist.get_rank(), Path(folder, "state.pt"), Path(folder, "killed")
     layer = torch.nn.utils.skip_init(torch.nn.Linear, 1024, size * 256, bias=False)  # its values are loaded, or stay 0
     model = torch.nn.parallel.DistributedDataParallel(layer, init_sync=False)  # all ranks load the same values
@@ -109,8 +110,15 @@ def with_torchrun(options: argparse.Namespace, folder: str) -> None:
     """Train with torchrun on this machine."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"]
     command += ["--nproc-per-node", str(options.ranks), __file__, "--train", folder, "--size", str(options.size)]
+    import psutil
+
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     with suppress(subprocess.TimeoutExpired):  # its new ranks sometimes connect to those that were killed
-        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60)
+        process.wait(60)
+        return
+    for child in [*psutil.Process(process.pid).children(recursive=True), process]:
+        child.kill()
+    process.wait()
 
 
 def with_ray(options: argparse.Namespace, folder: str) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hmac
 import pickle
+import select
 import socket
 import time
 from collections.abc import Mapping
@@ -27,8 +28,8 @@ _FAILED = _RECEIVED = b"1"
 #: Number of seconds that another task may take to answer.
 _PEER_TIMEOUT = 5.0
 
-#: Number of seconds between the holder's checks that the driver is still there.
-_HOLD_INTERVAL = 0.2
+#: Number of seconds between a waiting task's checks that the job goes on.
+_INTERVAL = 0.2
 
 #: Maximum number of bytes that a task accepts from another task.
 _MAX_ROWS = 64 << 20
@@ -50,24 +51,83 @@ def choose_roles(facts: list[dict[str, Any]], key: bytes | None) -> tuple[int, i
     return (0, 1) if key is not None and len(facts) > 1 else None
 
 
+class _Job:
+    """The job, as a task sees it that waits for other tasks.
+
+    The driver closes the channel's port after it has cancelled the job, or after Spark has ended it. Spark kills a
+    task's Python worker up to four seconds after that (``PythonRunner.MonitorThread``). A task that waits for so long
+    keeps its slot, although the next job may need it.
+
+    Args:
+        endpoint: the channel's port.
+        reached: whether the driver has been reached there.
+        patience: number of seconds to wait at most.
+    """
+
+    def __init__(self, endpoint: Endpoint | None, reached: bool, patience: float) -> None:
+        self._endpoint = endpoint
+        self._reached = reached
+        self._deadline = time.monotonic() + patience
+
+    def goes_on(self) -> bool:
+        """Return whether the task still has something to wait for."""
+        if time.monotonic() > self._deadline:
+            return False
+        try:
+            if self._endpoint is not None:
+                socket.create_connection(self._endpoint[:2], _PEER_TIMEOUT).close()
+                self._reached = True
+        except ConnectionRefusedError:
+            return not self._reached
+        except OSError:  # not reachable from here: Spark ends this worker soon after the job
+            pass
+        return True
+
+    def await_end(self) -> None:
+        """Keep this task from ending before the job does."""
+        while self.goes_on():
+            time.sleep(_INTERVAL)
+
+    def await_data(self, line: socket.socket) -> bool:
+        """Wait until a socket has data or a connection to accept. Return ``False`` if the job ends first."""
+        poll = select.poll()
+        poll.register(line, select.POLLIN)
+        while not (found := poll.poll(_INTERVAL * 1000)) and self.goes_on():
+            pass
+        return bool(found)
+
+
 def hand_over(
     shipment: Shipment,
     facts: list[dict[str, Any]],
     roles: tuple[int, int | None],
-    partition: int,
+    mine: Mapping[str, Any],
     rows: list[bytes],
     listener: socket.socket,
     failed_rows: Any,
+    reached: bool,
 ) -> list[bytes]:
-    """Send a task's rows of a failed run to the driver. Return the rows that the task must yield itself."""
+    """Send a task's rows of a failed run to the driver. Return the rows that the task must yield itself.
+
+    Args:
+        shipment: the task's input.
+        facts: the facts of all tasks.
+        roles: the holder and the courier.
+        mine: this task's facts.
+        rows: this task's rows.
+        listener: this task's listening socket.
+        failed_rows: the accumulator.
+        reached: whether this task has reached the driver.
+    """
     holder, courier = roles
-    key, patience = shipment["key"] or b"", shipment["patience"]
+    partition, key = mine["partition"], shipment["key"] or b""
+    job = _Job(shipment["endpoint"], reached, shipment["patience"])
     if partition == holder:
-        if courier is None or _send_rows(facts[courier], key, rows, patience):
-            _hold(shipment["endpoint"], patience)
+        if courier is None or _send_rows(facts[courier], key, rows, job):
+            job.await_end()
         return rows
     if partition == courier:
-        taken = _take_rows(listener, key, patience)
+        taken = _take_rows(listener, key, job)
         if taken is None:
             return rows
         rows = [*rows, *taken]
@@ -75,25 +135,23 @@ def hand_over(
     return []
 
 
-def _send_rows(to: Mapping[str, Any], key: bytes, rows: list[bytes], timeout: float) -> bool:
+def _send_rows(to: Mapping[str, Any], key: bytes, rows: list[bytes], job: _Job) -> bool:
     """Send rows to the courier, which may still wait for its ranks to end. Return whether it has taken them."""
     data = pickle.dumps(rows)
     try:
         with socket.create_connection((to["address"], to["port"]), _PEER_TIMEOUT) as line:
             line.sendall(hmac.digest(key, data, "sha256") + data)
             line.shutdown(socket.SHUT_WR)
-            line.settimeout(timeout)
-            return line.recv(1) == _RECEIVED
+            return job.await_data(line) and line.recv(1) == _RECEIVED
     except OSError:
         return False
 
 
-def _take_rows(listener: socket.socket, key: bytes, timeout: float) -> list[bytes] | None:
+def _take_rows(listener: socket.socket, key: bytes, job: _Job) -> list[bytes] | None:
     """Receive the holder's rows; ``None`` if they do not come in time. The sender must prove that it has the key."""
-    deadline = time.monotonic() + timeout
-    while (left := deadline - time.monotonic()) > 0:
+    listener.settimeout(_PEER_TIMEOUT)
+    while job.await_data(listener):
         with suppress(OSError):
-            listener.settimeout(left)
             line, _ = listener.accept()
             with line:
                 line.settimeout(_PEER_TIMEOUT)
@@ -104,23 +162,6 @@ def _take_rows(listener: socket.socket, key: bytes, timeout: float) -> list[byte
                     rows: list[bytes] = pickle.loads(data)
                     return rows
     return None
-
-
-def _hold(endpoint: Endpoint | None, timeout: float) -> None:
-    """Keep this task from ending until the driver has cancelled the job and closed the channel's port."""
-    reached = False
-    deadline = time.monotonic() + timeout
-    while (left := deadline - time.monotonic()) > 0:
-        try:
-            if endpoint is not None:
-                socket.create_connection(endpoint[:2], _PEER_TIMEOUT).close()
-                reached = True
-        except ConnectionRefusedError:
-            if reached:
-                return
-        except OSError:  # not reachable from here: Spark ends this worker soon after the job
-            pass
-        time.sleep(min(left, _HOLD_INTERVAL))
 
 
 def tell_siblings(hold: socket.socket, count: int) -> None:

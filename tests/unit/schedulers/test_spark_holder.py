@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from typing import Any
 
 import pytest
 
+from distributor.machine import network
 from distributor.schedulers.spark import holder
 
 
@@ -53,24 +56,50 @@ def test_who_sends_which_rows(
     added: tuple[int, tuple[bytes, ...]] | None,
     kept: list[bytes],
 ) -> None:
-    held: list[float] = []
-    monkeypatch.setattr(holder, "_hold", lambda _, patience: held.append(patience))
+    held: list[bool] = []
+    monkeypatch.setattr(holder._Job, "await_end", lambda _: held.append(True))
     monkeypatch.setattr(holder, "_take_rows", lambda *_: taken)
     shipment: Any = {"key": b"k", "patience": 7.0, "endpoint": None}
     rows = Accumulator()
     line: Any = None
-    assert holder.hand_over(shipment, facts("abcc"), roles, partition, [b"row"], line, rows) == kept
+    mine = {"partition": partition}
+    assert holder.hand_over(shipment, facts("abcc"), roles, mine, [b"row"], line, rows, True) == kept
     assert rows.added == ([] if added is None else [added])
-    assert held == ([7.0] if partition == roles[0] else [])
+    assert held == ([True] if partition == roles[0] else [])
 
 
 @pytest.mark.parametrize("accepted", [True, False])
 def test_the_holder_holds_only_once_the_courier_has_its_rows(monkeypatch: pytest.MonkeyPatch, accepted: bool) -> None:
-    held: list[float] = []
+    held: list[bool] = []
     sent: list[Any] = []
-    monkeypatch.setattr(holder, "_hold", lambda _, patience: held.append(patience))
+    monkeypatch.setattr(holder._Job, "await_end", lambda _: held.append(True))
     monkeypatch.setattr(holder, "_send_rows", lambda to, *_: sent.append(to["partition"]) or accepted)
     shipment: Any = {"key": b"k", "patience": 7.0, "endpoint": None}
     line: Any = None
-    assert holder.hand_over(shipment, facts("ab"), (0, 1), 0, [b"row"], line, Accumulator()) == [b"row"]
-    assert (sent, held) == ([1], [7.0] if accepted else [])
+    mine = {"partition": 0}
+    assert holder.hand_over(shipment, facts("ab"), (0, 1), mine, [b"row"], line, Accumulator(), True) == [b"row"]
+    assert (sent, held) == ([1], [True] if accepted else [])
+
+
+@pytest.mark.parametrize("partition", [0, 1], ids=["the-holder", "the-courier"])
+@pytest.mark.parametrize("reached", [True, False])
+def test_a_task_waits_no_longer_than_the_job(partition: int, reached: bool) -> None:
+    """The other task hears nothing and sends nothing. The driver's port is closed: at once, or after the first look."""
+    driver, other, mine = (network.listen("127.0.0.1") for _ in range(3))
+    address, port = driver.getsockname()
+    entries = [{"partition": each, "address": address, "port": other.getsockname()[1]} for each in (0, 1)]
+    shipment: Any = {"key": b"k", "patience": 600.0, "endpoint": (address, port)}
+    if reached:
+        driver.close()
+    else:
+        threading.Thread(target=_accept_once, args=(driver,), daemon=True).start()
+    kept = holder.hand_over(shipment, entries, (0, 1), entries[partition], [b"row"], mine, Accumulator(), reached)
+    assert kept == [b"row"]
+    for each in (other, mine):
+        each.close()
+
+
+def _accept_once(listener: socket.socket) -> None:
+    line, _ = listener.accept()
+    listener.close()
+    line.close()
