@@ -283,6 +283,35 @@ def test_both_sides_give_up_when_the_wire_is_cut() -> None:
     assert listener.logs == []
 
 
+def test_a_node_learns_that_its_job_has_ended() -> None:
+    """It is told to stop, does not connect again, and needs no answer to its good-bye."""
+    listener = Listener()
+    with ChannelServer(listener) as server:
+        endpoint = server.listen("127.0.0.1", "127.0.0.1")
+
+        async def scene() -> None:
+            async with node(endpoint) as a:
+                await until(lambda: listener.heard(messages.Beat))
+                await asyncio.to_thread(server.retire)
+                await until(lambda: a.orders)
+                assert a.orders == [messages.Stop("the job has ended"), messages.End()]
+                answer = await a.uplink.close()
+                assert answer == messages.Farewell((), True)
+                assert len(a.writers) == 1
+                assert not a.given_up
+
+        play(scene())
+    assert listener.lost == []
+
+
+def test_a_node_that_does_not_read_holds_up_no_end() -> None:
+    with ChannelServer(Listener()) as server:
+        connection = trusted(server.listen("127.0.0.1", "127.0.0.1"))
+        connection.sendall(frames.pack(hello()))
+        watch.until(lambda: server.reached)
+    connection.close()
+
+
 def trusted(endpoint: Endpoint) -> ssl.SSLSocket:
     """A connection that has shown the token."""
     connection = stranger(endpoint)

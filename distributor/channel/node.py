@@ -194,7 +194,7 @@ class Uplink:
         """Read the messages from the driver, over as many connections as needed."""
         while reader is not None:
             with suppress(OSError, frames.ProtocolError, KeyError, TypeError, ValueError):
-                while isinstance(message := await frames.read(reader), Message):
+                while self._bye is None and isinstance(message := await frames.read(reader), Message):
                     self._heard = asyncio.get_running_loop().time()
                     self._obey(message)
             refused = not self._welcome.is_set()

@@ -7,7 +7,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,6 +38,9 @@ _LINGER = 10.0
 
 #: Maximum number of seconds until the driver notices that a process at the other end of a socket pair has ended.
 _NOTICE = 2.0
+
+#: Seconds that nodes may take to close their connections after they were told that the job has ended.
+_DISMISSAL = 1.0
 
 #: Number of frames of one connection that are read before other connections get their turn.
 _TURN = 64
@@ -81,6 +84,11 @@ class _Peer:
     writer: asyncio.StreamWriter
     heard: float
     leaving: asyncio.TimerHandle | None = None
+
+    def stay(self) -> None:
+        """Stop the timer."""
+        if self.leaving is not None:
+            self.leaving.cancel()
 
 
 @dataclass
@@ -423,8 +431,7 @@ class ChannelServer:
         self._answer_facts()
 
     def _answer_facts(self) -> None:
-        answer = self._facts.answer()
-        if answer is not None:
+        if (answer := self._facts.answer()) is not None:
             for writer in self._facts.waiting():
                 self._send(writer, answer)
 
@@ -448,8 +455,7 @@ class ChannelServer:
         before = self._peers.get(node)
         self._peers[node] = _Peer(writer, self._loop.time())
         if before is not None:
-            if before.leaving is not None:
-                before.leaving.cancel()
+            before.stay()
             before.writer.close()
         self._listener.on_message(node, message)
         self._send(writer, messages.Welcome(self._listener.offsets(node)))
@@ -476,10 +482,8 @@ class ChannelServer:
         return self._standing.stop is not None or not (self._peers or self.returns)
 
     def _lose(self, node: str, why: str) -> None:
-        peer = self._peers.pop(node, None)
-        if peer is not None:
-            if peer.leaving is not None:
-                peer.leaving.cancel()
+        if (peer := self._peers.pop(node, None)) is not None:
+            peer.stay()
             peer.writer.transport.abort()
             self._guard.forget(node)
             self._listener.on_lost(node, why)
@@ -519,16 +523,34 @@ class ChannelServer:
         writer.transport.abort()
 
     async def _end_tasks(self, staying: str | None = None) -> None:
-        """End all tasks but those of one name, and listen no more."""
+        """End all tasks but those of one name, and listen no more.
+
+        Nodes that are still connected learn that the job has ended. Otherwise, they would try to reconnect until Spark
+        kills their tasks, and the next job would wait for their slots.
+        """
+        self._order_stop(messages.Stop("the job has ended"))
+        self._order_next(messages.End())
+        peers, self._peers = self._peers, {}
+        for node, peer in peers.items():
+            peer.stay()
+            self._send(peer.writer, messages.Farewell(self._listener.offsets(node), True))
+        await _await_closing([peer.writer for peer in peers.values()])
         tasks = [task for task in self._tasks if task.get_name() != staying]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._door.close()
-        for peer in self._peers.values():
-            peer.writer.transport.abort()
-        self._peers.clear()
         await asyncio.sleep(0)  # transports close in the next round of the event loop
+
+
+async def _await_closing(writers: Sequence[asyncio.StreamWriter]) -> None:
+    """Wait until the other sides have closed their connections, or for :data:`_DISMISSAL` seconds, and end them."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + _DISMISSAL
+    while loop.time() < end and not all(writer.is_closing() for writer in writers):
+        await asyncio.sleep(0.01)
+    for writer in writers:
+        writer.transport.abort()
 
 
 async def _end(writer: asyncio.StreamWriter) -> None:
