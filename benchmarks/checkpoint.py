@@ -1,9 +1,13 @@
 """Compare the speed of saving a model with torch.save, and measure how much saving slows training down.
 
-    python benchmarks/checkpoint.py [--size 1024] [--rounds 5] [--folder /data] [--memory]
+    python benchmarks/checkpoint.py [--size 1024] [--rounds 5] [--folder /data] [--memory] [--replicate]
+    python benchmarks/checkpoint.py --master "local-cluster[2,1,1024]" [--memory] [--replicate]
 
 Each round saves the same tensors with ``torch.save`` and fsync, and with ``runtime.save_checkpoint``, in turn. Then it
 measures the speed of training twice: while one save after another is written, and without saves.
+
+With ``--master``, two ranks on two nodes have the same tensors, as with DistributedDataParallel. The figures are those
+of rank 0. To learn what a copy on another node costs, compare ``--memory`` with ``--replicate``.
 
 The *stall* is the time for which ``save_checkpoint`` blocks training. It is also given as a multiple of the time that a
 copy of the state in memory takes.
@@ -35,16 +39,20 @@ def timed(call: Callable[[], Any]) -> float:
 
 
 def measure(size: int, rounds: int, folder: str) -> dict[str, list[float]]:
-    """Measure in one rank. ``size`` is in MiB."""
+    """Measure in a rank. ``size`` is in MiB."""
     import torch
+    import torch.distributed as dist
 
     from distributor import runtime
     from distributor.checkpoint import saving
 
+    if runtime.world_size() > 1:
+        dist.init_process_group("gloo")
+    torch.manual_seed(0)
     values = (size << 20) // 4 // TENSORS
     model = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(values)) for _ in range(TENSORS)])
     spare = [torch.empty(values) for _ in range(TENSORS)]
-    plain = Path(folder, "plain.pt")
+    plain = Path(folder, f"plain-{runtime.rank()}.pt")
 
     def copy() -> None:
         for target, source in zip(spare, model, strict=True):
@@ -89,6 +97,22 @@ def measure(size: int, rounds: int, folder: str) -> dict[str, list[float]]:
     return found
 
 
+def train_on(asked: argparse.Namespace, folder: str) -> dict[str, list[float]]:
+    """Measure on this machine, or with a Spark master."""
+    kept = Checkpoints(f"{folder}/ours", memory=asked.memory or asked.replicate, replicate=asked.replicate)
+    options: dict[str, Any] = {"use_gpu": False, "checkpoints": kept, "progress": False}
+    if not asked.master:
+        return Distributor(1, local_mode=True, **options).run(measure, asked.size, asked.rounds, folder)
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.builder.master(asked.master).config("spark.ui.enabled", "false").getOrCreate()
+    try:
+        distributor = Distributor(2, max_processes_per_node=1, **options)
+        return distributor.run(measure, asked.size, asked.rounds, folder)
+    finally:
+        session.stop()
+
+
 def main() -> None:
     """Measure, and print medians and ratios."""
     parser = argparse.ArgumentParser()
@@ -96,12 +120,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", default=None, help="on the disk to measure (the folder for temporary files)")
     parser.add_argument("--memory", action="store_true", help="keep states in shared memory as well")
+    parser.add_argument("--replicate", action="store_true", help="send these states to another node as well")
+    parser.add_argument("--master", default="", help="Spark master of two nodes; one rank on this machine by default")
     asked = parser.parse_args()
     folder = tempfile.mkdtemp(prefix="checkpoints-", dir=asked.folder)
     try:
-        kept = Checkpoints(f"{folder}/ours", memory=asked.memory)
-        distributor = Distributor(1, local_mode=True, use_gpu=False, checkpoints=kept, progress=False)
-        found = distributor.run(measure, asked.size, asked.rounds, folder)
+        found = train_on(asked, folder)
     finally:
         shutil.rmtree(folder)
     median = {name: statistics.median(values) for name, values in found.items()}

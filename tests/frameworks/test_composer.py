@@ -185,7 +185,9 @@ def test_composer_trains_and_resumes(make: Make, mode: str, resume: str, tmp_pat
     assert second[0]["losses"][0] < first[0]["losses"][0] / 2
 
 
-@pytest.mark.framework("LLM Foundry", "llm-foundry", "train_from_yaml: an MPT, from mosaicml-streaming's shards")
+@pytest.mark.framework(
+    "LLM Foundry", "llm-foundry", "train_from_yaml: an MPT model, with data in mosaicml-streaming's shards"
+)
 def test_llm_foundry_trains(make: Make, mode: str, corpus: str) -> None:
     pytest.importorskip("llmfoundry")
     options: dict[str, Any] = {} if mode == LOCAL else {"local_ranks": "host", "max_processes_per_node": 1}

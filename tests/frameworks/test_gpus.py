@@ -42,7 +42,7 @@ def sums() -> tuple[str, float]:
     return backend, one.item()
 
 
-@pytest.mark.framework("PyTorch", "torch", "NCCL starts, and sums over all GPUs", where="GPU")
+@pytest.mark.framework("PyTorch", "torch", "an all-reduce over all GPUs with NCCL", where="GPU")
 def test_nccl_starts() -> None:
     assert on_each(sums) == [("nccl", float(len(GPUS)))] * len(GPUS)
 

@@ -15,7 +15,7 @@ pytest.importorskip("pytorch_lightning")
 pytestmark = pytest.mark.slow
 
 #: A row of the table in docs/frameworks.md.
-ROW = ("Lightning", "pytorch-lightning", "Trainer: devices and nodes are those of the run")
+ROW = ("Lightning", "pytorch-lightning", "Trainer gets the numbers of devices and nodes from the run")
 
 #: Number of samples: divisible by the numbers of ranks here.
 SAMPLES = 12
@@ -99,7 +99,7 @@ def test_numbers_of_a_trainer_are_those_of_the_run(make_local: Make, options: di
 
 
 @pytest.mark.framework(
-    "Lightning", "pytorch-lightning", "Trainer: devices and nodes are those of the run", where="executors"
+    "Lightning", "pytorch-lightning", "Trainer gets the numbers of devices and nodes from the run", where="executors"
 )
 @pytest.mark.spark
 @pytest.mark.parametrize("options", [{}, {"devices": 1, "num_nodes": 2}])
@@ -148,7 +148,7 @@ def fabric(**options: Any) -> tuple[int, int, float]:
 
 
 @pytest.mark.parametrize("options", [{}, {"accelerator": "cpu"}, {"strategy": "ddp", "devices": 4}])
-@pytest.mark.framework("Lightning", "pytorch-lightning", "Fabric: devices and nodes are those of the run")
+@pytest.mark.framework("Lightning", "pytorch-lightning", "Fabric gets the numbers of devices and nodes from the run")
 def test_numbers_of_fabric_are_those_of_the_run(make: Make, options: dict[str, Any]) -> None:
     zero, one = make(2, require_group=True).submit(fabric, **options).results()
     assert (zero[:2], one[:2]) == ((2, 0), (2, 1))

@@ -37,7 +37,7 @@ def mpi(request: pytest.FixtureRequest) -> Mpi:
     return Mpi(request.param)
 
 
-@pytest.mark.framework(*SYSTEM, "all-reduce, and torch's beside it: MPICH and Open MPI")
+@pytest.mark.framework(*SYSTEM, "all-reduce by MPI and by torch in one program, with MPICH and Open MPI")
 @pytest.mark.parametrize("num_processes", [1, 2, 4])
 def test_all_ranks_are_mpis_processes(num_processes: int, make: Make, mpi: Mpi, leftovers: Leftovers) -> None:
     run = make(num_processes, launch=mpi).submit(launched.mpi_total)
@@ -99,7 +99,7 @@ def killed_by_the_kernel() -> None:
     world.barrier()
 
 
-@pytest.mark.framework(*SYSTEM, "errors name the rank to blame")
+@pytest.mark.framework(*SYSTEM, "the error names the rank that failed first")
 @pytest.mark.parametrize(
     ("function", "told"),
     [
@@ -140,7 +140,7 @@ def victims_of(implementation: str) -> list[str]:
     return [victim for victim in ["none", *KILLS] if victim != "proxy" or implementation == "mpich"]
 
 
-@pytest.mark.framework(*SYSTEM, "whatever is killed: a true error, nothing left")
+@pytest.mark.framework(*SYSTEM, "whichever process is killed, the error names it and nothing is left")
 @pytest.mark.parametrize(
     ("mpi", "mode", "victim"),
     [
@@ -159,7 +159,7 @@ def test_nothing_is_left(victim: str, make: Make, mpi: Mpi, tmp_path: Path, left
     leftovers.gone(run.id)
 
 
-@pytest.mark.framework(*SYSTEM, "a killed driver leaves nothing")
+@pytest.mark.framework(*SYSTEM, "nothing is left after the driver is killed")
 @pytest.mark.parametrize("path", IMPLEMENTATIONS)
 def test_a_killed_driver_leaves_nothing(path: str, tmp_path: Path, leftovers: Leftovers) -> None:
     victims.kill_a_driver(path, LOCAL, 2, tmp_path, leftovers)

@@ -29,7 +29,7 @@ SYSTEM = ("Ray Train", "ray")
 LAUNCH = paths.LAUNCHES["ray"]
 
 
-@pytest.mark.framework(*SYSTEM, "a cluster of the run's nodes")
+@pytest.mark.framework(*SYSTEM, "the Ray cluster has all nodes of the run")
 def test_each_node_offers_its_slots(make: Make, mode: str, leftovers: Leftovers) -> None:
     options: dict[str, Any] = {"cpus_per_process": 1} if mode == LOCAL else {"max_processes_per_node": 1}
     run = make(2, launch=LAUNCH, **options).submit(launched.ray_nodes)
@@ -109,7 +109,7 @@ def fail_in_a_task() -> None:
     ray.get(task.remote())
 
 
-@pytest.mark.framework(*SYSTEM, "one true error")
+@pytest.mark.framework(*SYSTEM, "the run's error is that of the task or function that failed")
 @pytest.mark.parametrize("function", [fail_as_driver, fail_in_a_task])
 def test_a_failure_is_told(function: Any, make: Make, leftovers: Leftovers) -> None:
     run = make(2, launch=LAUNCH, grace_period=2).submit(function)
@@ -193,7 +193,7 @@ KILLS = victims.with_companions(
 )
 
 
-@pytest.mark.framework(*SYSTEM, "whatever is killed: a true error, nothing left")
+@pytest.mark.framework(*SYSTEM, "whichever process is killed, the error names it and nothing is left")
 @pytest.mark.parametrize(
     ("mode", "victim"),
     victims.cases(["none", *KILLS], ["none", "head", "rank", "agent"], ["raylet", "companion", "executor"]),
@@ -206,6 +206,6 @@ def test_nothing_is_left(victim: str, make: Make, tmp_path: Path, leftovers: Lef
     leftovers.gone(run.id)
 
 
-@pytest.mark.framework(*SYSTEM, "a killed driver leaves nothing")
+@pytest.mark.framework(*SYSTEM, "nothing is left after the driver is killed")
 def test_a_killed_driver_leaves_nothing(tmp_path: Path, leftovers: Leftovers) -> None:
     victims.kill_a_driver("ray", LOCAL, 2, tmp_path, leftovers)

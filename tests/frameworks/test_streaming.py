@@ -78,7 +78,10 @@ def test_a_run_that_is_killed_leaves_nothing_that_the_next_one_finds(make: Make,
 
 @pytest.mark.spark
 @pytest.mark.framework(
-    "mosaicml-streaming", "mosaicml-streaming", "advice where executors of one host collide", where="executors"
+    "mosaicml-streaming",
+    "mosaicml-streaming",
+    "the error of executors that share a host comes with advice",
+    where="executors",
 )
 def test_executors_that_number_their_own_ranks_collide_and_are_advised(
     sessions: Any, shards: str, capfd: pytest.CaptureFixture[str]

@@ -42,7 +42,7 @@ def test_parameter_servers_end_with_the_chief(make: Make, tmp_path: Path) -> Non
     assert {path.name for path in tmp_path.iterdir()} == {"chief 0", "worker 0", "ps 0", "evaluator 0", "trained"}
 
 
-@pytest.mark.framework(*SYSTEM, "a server that fails is the root")
+@pytest.mark.framework(*SYSTEM, "the error names a parameter server that failed")
 def test_a_server_that_ends_too_early_is_the_root(make: Make, tmp_path: Path) -> None:
     run = make(3, launch=TensorFlow(parameter_servers=1), grace_period=2).submit(
         launched.serve_or_train, str(tmp_path), fail="ps 0"
@@ -54,7 +54,7 @@ def test_a_server_that_ends_too_early_is_the_root(make: Make, tmp_path: Path) ->
 SERVERS = "parameter-servers"
 
 
-@pytest.mark.framework(*SYSTEM, "whatever is killed: a true error, nothing left")
+@pytest.mark.framework(*SYSTEM, "whichever process is killed, the error names it and nothing is left")
 @pytest.mark.parametrize(
     ("mode", "victim"),
     victims.cases(
@@ -69,7 +69,7 @@ def test_nothing_is_left(victim: str, local: bool, tmp_path: Path, leftovers: Le
     leftovers.gone(run.id)
 
 
-@pytest.mark.framework(*SYSTEM, "a killed driver leaves nothing")
+@pytest.mark.framework(*SYSTEM, "nothing is left after the driver is killed")
 @pytest.mark.parametrize("path", [SERVERS, pytest.param("tensorflow", marks=pytest.mark.long)])
 def test_a_killed_driver_leaves_nothing(path: str, tmp_path: Path, leftovers: Leftovers) -> None:
     victims.kill_a_driver(path, LOCAL, 4, tmp_path, leftovers)
@@ -85,7 +85,7 @@ def fit_with_keras() -> None:
     model.fit(tf.ones((8, 2)), tf.ones((8, 1)), batch_size=4, verbose=0)
 
 
-@pytest.mark.framework(*SYSTEM, "Keras 3 gets advice")
+@pytest.mark.framework(*SYSTEM, "an error of Keras 3 comes with advice")
 def test_keras_3_gets_advice(make_local: Make) -> None:
     with pytest.raises(TrainingError, match="Keras 3 does not train with strategies of several processes"):
         make_local(2, launch="tensorflow", grace_period=2).submit(fit_with_keras).result(watch.DEADLINE)
@@ -95,7 +95,7 @@ def config() -> Any:
     return json.loads(os.environ["TF_CONFIG"])["task"], "tensorflow" in sys.modules, launched.started_by() != 0
 
 
-@pytest.mark.framework(*SYSTEM, "warm: imported before the run")
+@pytest.mark.framework(*SYSTEM, "imported by the warm process, before the run")
 def test_all_processes_count_and_have_tensorflow_at_once(make_local: Make) -> None:
     values = make_local(2, launch=TensorFlow()).submit(config).results(watch.DEADLINE)
     assert values == [({"type": "worker", "index": index}, True, True) for index in (0, 1)]

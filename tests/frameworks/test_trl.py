@@ -306,7 +306,7 @@ def test_trl_trains_with_zero_3(
     assert out.count("with DeepSpeedEngine") == 2
 
 
-@pytest.mark.framework("Transformers", "transformers", "datasets' cache: made once per node")
+@pytest.mark.framework("Transformers", "transformers", "the cache of datasets is made once per node")
 def test_a_data_set_is_made_once_per_node(make: Make, tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     (tmp_path / "data.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n' * 100)

@@ -118,7 +118,7 @@ def test_ranks_train_together(full: bool, make: Make, mode: str, options: dict[s
     assert (options["output_dir"] / "out" / saved).exists()
 
 
-@pytest.mark.framework(*SYSTEM, "imported before what it changes", where="local")
+@pytest.mark.framework(*SYSTEM, "imported before the packages that it patches", where="local")
 @pytest.mark.parametrize("preload", [["transformers"], []], ids=["transformers", "nothing"])
 def test_it_is_imported_first_unless_others_are_preloaded(preload: list[str], make_local: Make) -> None:
     def complains() -> bool:
@@ -132,7 +132,7 @@ def test_it_is_imported_first_unless_others_are_preloaded(preload: list[str], ma
     assert make_local(1, preload=preload, env=ENV).run(complains) == bool(preload)
 
 
-@pytest.mark.framework(*SYSTEM, "advice where it must not train on CPUs", where="local")
+@pytest.mark.framework(*SYSTEM, "the error without a GPU comes with advice", where="local")
 def test_without_a_gpu_it_is_advised(make_local: Make, options: dict[str, Any]) -> None:
     options["env"] = {**ENV, "UNSLOTH_DISABLE_CPU_FALLBACK": "1"}
     with pytest.raises(TrainingError, match="Unsloth detected signs of an AMD ROCm GPU") as caught:
