@@ -46,10 +46,10 @@ class Incoming(Protocol):
         """The memory for the tensors."""
 
     def seal(self, record: bytes, objects: bytes) -> None:
-        """Let the copy count."""
+        """Mark the copy as complete."""
 
     def close(self) -> None:
-        """Release the memory. A copy that was not sealed does not count."""
+        """Release the memory. A copy that is not marked as complete is never used."""
 
 
 class Store(Protocol):

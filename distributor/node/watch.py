@@ -185,9 +185,9 @@ class Watch:
             self._changed.wait_for(lambda: not self._running())
 
     def release(self) -> None:
-        """Make the main thread end the ranks that serve others, and return once all have ended.
+        """Make the main thread end the ranks that only serve other ranks, such as parameter servers.
 
-        These ranks count as succeeded.
+        Return once they have ended. They count as succeeded.
         """
         if self._running():
             self._wishes.release = True

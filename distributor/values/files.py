@@ -51,7 +51,7 @@ class Brought:
 
 
 def incoming(path: str, node: int) -> str:
-    """Return the temporary name of a node's file, which it has until it is complete.
+    """Return the temporary name of a node's file that has not arrived completely.
 
     >>> incoming("ckpt/a.pt", 1), is_incoming("ckpt/a.pt.node-1.part")
     ('ckpt/a.pt.node-1.part', True)
