@@ -103,7 +103,7 @@ test-long: test-all
 
 # FRAMEWORK: which tests of tests/frameworks to run, all by default. Their results go into the table of docs/frameworks.md.
 FRAMEWORK ?= pytorch trl trainer_deepspeed accelerate lightning gpus vision streaming composer axolotl unsloth $(LAUNCHERS)
-LAUNCHERS = jax mpi ray tensorflow compat_launchers restarts
+LAUNCHERS = jax mpi ray tensorflow compat_launchers launcher_restarts
 NOTED = FRAMEWORKS_OUT=docs/frameworks.json
 
 test-frameworks: $(addprefix test-framework-,$(FRAMEWORK))

@@ -101,7 +101,7 @@ def test_ranks_that_start_again_go_on_from_memory(
 @pytest.mark.parametrize(
     ("split", "victim"),
     [
-        pytest.param(False, "executor", id="DDP-executor"),
+        pytest.param(False, "executor", id="DDP-executor", marks=pytest.mark.long),
         pytest.param(True, "agent", id="FSDP2-agent"),
         pytest.param(False, "agent", id="DDP-agent", marks=pytest.mark.long),
         pytest.param(True, "executor", id="FSDP2-executor", marks=pytest.mark.long),

@@ -39,6 +39,9 @@ NEEDED = {
     "unsloth": ["unsloth"],
 }
 
+#: Notebooks whose code other tests of CI run, too.
+LONG = ("03_deepspeed_zero", "05_trl_fine_tuning")
+
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
@@ -93,7 +96,10 @@ def test_notebooks_that_start_no_spark_use_the_gpus_of_where_they_train(
 
 @pytest.mark.slow
 @pytest.mark.spark
-@each
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(each, id=each.stem, marks=[pytest.mark.long] if each.stem in LONG else []) for each in NOTEBOOKS],
+)
 def test_notebooks_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needed = ["ipykernel", "matplotlib", "nbclient", "pyspark", "sklearn"]
     needed += [name for word, names in NEEDED.items() if word in path.stem for name in names]

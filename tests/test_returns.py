@@ -62,7 +62,15 @@ def has_succeeded(run: Run[Any], size: int) -> bool:
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])
-@pytest.mark.parametrize("stop", [("", "executor"), ("worker", ""), ("executor", "executor"), ("worker", "worker")])
+@pytest.mark.parametrize(
+    "stop",
+    [
+        ("", "executor"),
+        pytest.param(("worker", ""), marks=pytest.mark.long),
+        pytest.param(("executor", "executor"), marks=pytest.mark.long),
+        ("worker", "worker"),
+    ],
+)
 def test_who_passes_on_values_dies(
     sessions: Sessions, stop: tuple[str, str], size: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -675,6 +675,7 @@ def test_two_runs_at_the_same_time_do_not_meet(make: Make, tmp_path: Path) -> No
     assert first.results(timeout=watch.DEADLINE) == [0, 1]
 
 
+@pytest.mark.long_on_executors
 @pytest.mark.slow
 def test_twenty_runs_leave_nothing_behind(make: Make, mode: str, tmp_path: Path) -> None:
     make(2).run(trainings.all_reduce)  # what is made once per process

@@ -223,6 +223,7 @@ def talk_and_fail() -> None:
     time.sleep(60)
 
 
+@pytest.mark.long_on_executors
 @pytest.mark.slow
 def test_a_failed_run_without_the_channel(
     session: Any, ranks: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -97,7 +97,7 @@ def test_a_package_that_is_imported_from_a_zip(inside: str, tmp_path: Path) -> N
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.parametrize("reached", [True, False])
+@pytest.mark.parametrize("reached", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_an_executor_without_a_temporary_folder(
     sessions: Sessions, reached: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

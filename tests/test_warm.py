@@ -610,7 +610,10 @@ def test_spawned_ranks_do_the_same(spawned: Make, mode: str, tmp_path: Path, cap
 @pytest.mark.slow_on_executors
 @pytest.mark.parametrize(
     ("how", "text"),
-    [("raise", "ValueError: learning rate"), pytest.param("SIGKILL", "killed by SIGKILL", marks=pytest.mark.slow)],
+    [
+        pytest.param("raise", "ValueError: learning rate", marks=pytest.mark.long_on_executors),
+        ("SIGKILL", "killed by SIGKILL"),
+    ],
 )
 @pytest.mark.slow
 def test_spawned_ranks_fail_the_same(spawned: Make, how: str, text: str, tmp_path: Path) -> None:

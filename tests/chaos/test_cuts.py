@@ -48,6 +48,7 @@ def test_a_host_that_is_cut_off_ends_by_itself(cluster: Hosts, path: str, tmp_pa
     assert time.monotonic() - start < HEARTBEAT + watch.ORPHAN_DEADLINE
 
 
+@pytest.mark.long
 def test_hosts_that_are_all_cut_off_end_by_themselves(
     cluster: Hosts, path: str, tmp_path: Path, leftovers: Leftovers
 ) -> None:

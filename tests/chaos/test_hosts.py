@@ -94,6 +94,7 @@ def test_a_start_that_fails_leaves_nothing() -> None:
     assert left(hosts.name) == []
 
 
+@pytest.mark.long
 def test_a_start_removes_what_a_killed_process_left() -> None:
     code = """
         import time

@@ -62,7 +62,11 @@ def kill_something(run: Run, chance: random.Random, names: list[str]) -> str:
 @pytest.mark.timeout(60 * watch.DEADLINE)
 @pytest.mark.parametrize("kills", [5, pytest.param(100, marks=pytest.mark.long)])
 @pytest.mark.parametrize("split", [False, pytest.param(True, marks=pytest.mark.long)], ids=["DDP", "FSDP2"])
-@pytest.mark.parametrize("mode", [LOCAL, pytest.param(MASTERS[-1], marks=pytest.mark.spark)], indirect=True)
+@pytest.mark.parametrize(
+    "mode",
+    [pytest.param(LOCAL, marks=pytest.mark.long), pytest.param(MASTERS[-1], marks=pytest.mark.spark)],
+    indirect=True,
+)
 def test_killed_at_random(make: Make, mode: str, split: bool, kills: int, tmp_path: Path) -> None:
     """Seeds are those of the numbers of kills, so that a failure can be seen again."""
     names = ["rank", "agent"] if mode == LOCAL else [*FINDS]

@@ -15,6 +15,7 @@ from distributor import TorchDistributor, TrainingError
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.slow]
 
 
+@pytest.mark.long
 def test_a_killed_training_goes_on_bit_by_bit(cluster: Cluster, tmp_path: Path) -> None:
     cluster.session()
 

@@ -115,6 +115,7 @@ def test_another_torch_on_one_host(cluster: Cluster, skewed: Path) -> None:
     assert "host-c" in str(caught.value) and "9.9.0" in str(caught.value)
 
 
+@pytest.mark.long
 def test_another_build_of_torch_on_one_host(cluster: Cluster, skewed: Path, caplog: pytest.LogCaptureFixture) -> None:
     cluster.session({"spark.executorEnv.PYTHONPATH": str(skewed), "spark.executorEnv.SKEW": "patch"})
     assert TorchDistributor(6, use_gpu=False).run(trainings.all_reduce) == 21.0

@@ -17,6 +17,7 @@ def layout(run: object) -> list[tuple[str, list[int]]]:
     return [(node.host, list(node.ranks)) for node in run.placement.nodes]  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 def test_executors_of_different_sizes(cluster: Cluster, capfd: pytest.CaptureFixture[str]) -> None:
     cluster.session()
     run = TorchDistributor(6, use_gpu=False).submit(trainings.environment, *NAMES)

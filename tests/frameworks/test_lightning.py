@@ -80,10 +80,10 @@ def assert_together(results: list[dict[str, Any]]) -> None:
     "options",
     [
         pytest.param({}, id="nothing-said"),
-        pytest.param({"strategy": "ddp"}, id="ddp"),
-        pytest.param({"strategy": "ddp_notebook"}, id="ddp-of-a-notebook"),
+        pytest.param({"strategy": "ddp"}, id="ddp", marks=pytest.mark.long),
+        pytest.param({"strategy": "ddp_notebook"}, id="ddp-of-a-notebook", marks=pytest.mark.long),
         pytest.param({"strategy": "ddp", "devices": 1}, id="code-of-one-device"),
-        pytest.param({"devices": 8}, id="more-devices-than-ranks"),
+        pytest.param({"devices": 8}, id="more-devices-than-ranks", marks=pytest.mark.long),
         pytest.param({"devices": 1, "num_nodes": 2}, id="pysparks-recipe"),
     ],
 )
@@ -147,7 +147,9 @@ def fabric(**options: Any) -> tuple[int, int, float]:
     return made.world_size, made.global_rank, float(model.weight.detach())
 
 
-@pytest.mark.parametrize("options", [{}, {"accelerator": "cpu"}, {"strategy": "ddp", "devices": 4}])
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"accelerator": "cpu"}, marks=pytest.mark.long), {"strategy": "ddp", "devices": 4}]
+)
 @pytest.mark.framework("Lightning", "pytorch-lightning", "Fabric gets the numbers of devices and nodes from the run")
 def test_numbers_of_fabric_are_those_of_the_run(make: Make, options: dict[str, Any]) -> None:
     zero, one = make(2, require_group=True).submit(fabric, **options).results()

@@ -155,14 +155,17 @@ ROWS = [
     pytest.param(
         (SFT, ["gpt-oss+full"], True),
         id="sft-gpt-oss",
-        marks=pytest.mark.framework("TRL", "trl", "supervised fine-tuning, GPT-OSS-style model (mixture of experts)"),
+        marks=[
+            pytest.mark.long,
+            pytest.mark.framework("TRL", "trl", "supervised fine-tuning, GPT-OSS-style model (mixture of experts)"),
+        ],
     ),
     pytest.param(
         (SFT, ["llama+lora"], True),
         id="sft-lora",
         marks=pytest.mark.framework("TRL", "trl", "supervised fine-tuning with LoRA (PEFT)"),
     ),
-    pytest.param((DPO, [], True), id="dpo", marks=pytest.mark.framework("TRL", "trl", "DPO")),
+    pytest.param((DPO, [], True), id="dpo", marks=[pytest.mark.long, pytest.mark.framework("TRL", "trl", "DPO")]),
     # The loss of GRPO begins at 0.
     pytest.param((GRPO, [], False), id="grpo", marks=pytest.mark.framework("TRL", "trl", "GRPO")),
 ]
