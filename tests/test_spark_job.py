@@ -293,7 +293,9 @@ def courier() -> Iterator[Courier]:
     """A task that waits for a row: its socket, its address, and a wait for what it took."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         taken: list[list[bytes] | None] = []
-        thread = threading.Thread(target=lambda: taken.append(holder._take_rows(listener, KEY, 4.0)))
+        thread = threading.Thread(
+            target=lambda: taken.append(holder._take_rows(listener, KEY, holder._Job(None, False, 4.0)))
+        )
         thread.start()
 
         def wait() -> list[bytes] | None:
@@ -304,20 +306,23 @@ def courier() -> Iterator[Courier]:
         thread.join()
 
 
+def job() -> holder._Job:
+    """A job without a channel, for which a task waits some seconds."""
+    return holder._Job(None, False, 5.0)
+
+
 def test_a_row_is_taken_from_the_holder_only(courier: Courier, monkeypatch: pytest.MonkeyPatch) -> None:
     listener, to, wait = courier
     monkeypatch.setattr(holder, "_PEER_TIMEOUT", 0.5)
     with socket.create_connection(listener.getsockname()):  # says nothing
-        assert not holder._send_rows(to, b"x" * 32, [b"R a forged row"], 5.0)
-        assert holder._send_rows(to, KEY, [b"R" + b"row" * 100_000], 5.0)
+        assert not holder._send_rows(to, b"x" * 32, [b"R a forged row"], job())
+        assert holder._send_rows(to, KEY, [b"R" + b"row" * 100_000], job())
     assert wait() == [b"R" + b"row" * 100_000]
 
 
-def test_a_row_that_never_comes(
-    courier: Courier,
-) -> None:
+def test_a_row_that_never_comes(courier: Courier) -> None:
     _, to, wait = courier
-    assert not holder._send_rows(to, b"x" * 32, [b"R a forged row"], 5.0)
+    assert not holder._send_rows(to, b"x" * 32, [b"R a forged row"], job())
     assert wait() is None
 
 
