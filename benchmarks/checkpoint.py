@@ -30,6 +30,10 @@ from distributor import Checkpoints, Distributor
 #: Number of tensors.
 TENSORS = 64
 
+#: Number of checkpoints that are kept, in either way. Rounds are measured once each save replaces an earlier one.
+#: Before that, the kernel must find memory for the files.
+KEPT = 3
+
 
 def timed(call: Callable[[], Any]) -> float:
     """Return the number of seconds that a call takes."""
@@ -52,17 +56,20 @@ def measure(size: int, rounds: int, folder: str) -> dict[str, list[float]]:
     values = (size << 20) // 4 // TENSORS
     model = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(values)) for _ in range(TENSORS)])
     spare = [torch.empty(values) for _ in range(TENSORS)]
-    plain = Path(folder, f"plain-{runtime.rank()}.pt")
+    plain: list[Path] = []
 
     def copy() -> None:
         for target, source in zip(spare, model, strict=True):
             target.copy_(source.detach())
 
     def save_plainly() -> None:
-        with open(plain, "wb") as file:
+        plain.append(Path(folder, f"plain-{runtime.rank()}-{len(plain)}.pt"))
+        with open(plain[-1], "wb") as file:
             torch.save({"model": model.state_dict()}, file)
             file.flush()
             os.fsync(file.fileno())
+        for old in plain[:-KEPT]:
+            old.unlink(missing_ok=True)
 
     small = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4)))
     batch = torch.randn(64, 512)
@@ -85,9 +92,13 @@ def measure(size: int, rounds: int, folder: str) -> dict[str, list[float]]:
 
     copy()
     save(True)
-    for _ in range(rounds):
-        found["torch.save"].append(timed(save_plainly))
-        found["ours"].append(timed(lambda: save(True)))
+    pairs = {"torch.save": save_plainly, "ours": lambda: save(True)}
+    for number in range(-KEPT, rounds):
+        if number == 0:
+            for values_of in found.values():
+                values_of.clear()
+        for name in pairs if number % 2 == 0 else reversed(pairs):  # the disk may be slower after the first of them
+            found[name].append(timed(pairs[name]))
         found["copy"].append(timed(copy))
         found["stall"].append(timed(lambda: save(False)))
         seconds = found["ours"][-1] * 0.8
@@ -99,7 +110,7 @@ def measure(size: int, rounds: int, folder: str) -> dict[str, list[float]]:
 
 def train_on(asked: argparse.Namespace, folder: str) -> dict[str, list[float]]:
     """Measure on this machine, or with a Spark master."""
-    kept = Checkpoints(f"{folder}/ours", memory=asked.memory or asked.replicate, replicate=asked.replicate)
+    kept = Checkpoints(f"{folder}/ours", keep=KEPT, memory=asked.memory or asked.replicate, replicate=asked.replicate)
     options: dict[str, Any] = {"use_gpu": False, "checkpoints": kept, "progress": False}
     if not asked.master:
         return Distributor(1, local_mode=True, **options).run(measure, asked.size, asked.rounds, folder)
