@@ -736,6 +736,7 @@ def kill_at_random(run: Run, rng: random.Random) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(60 * watch.DEADLINE)
 @pytest.mark.parametrize("kills", [KILLS, pytest.param(200, marks=pytest.mark.long)])
 def test_kills_at_random_instants_of_saves(make_local: Make, kills: int, tmp_path: Path) -> None:
     """After each kill, all ranks load one committed step, not before the last one, with the weights of that step.
