@@ -108,10 +108,10 @@ def drive(options: argparse.Namespace) -> None:
 
 def with_torchrun(options: argparse.Namespace, folder: str) -> None:
     """Train with torchrun on this machine."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"]
-    command += ["--nproc-per-node", str(options.ranks), __file__, "--train", folder, "--size", str(options.size)]
     import psutil
 
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"]
+    command += ["--nproc-per-node", str(options.ranks), __file__, "--train", folder, "--size", str(options.size)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     with suppress(subprocess.TimeoutExpired):  # its new ranks sometimes connect to those that were killed
         process.wait(60)

@@ -79,3 +79,11 @@ def test_the_recovery_benchmark_compares_and_names_targets() -> None:
     for name in ("rank, local", "agent, local", "driver, local"):
         assert table[name][0] == "1/1"
         assert 0 < float(table[name][1]) == float(table[name][2])
+
+
+@pytest.mark.slow
+def test_the_checkpoint_benchmark_compares_and_counts_copies() -> None:
+    told = run("checkpoint.py", "--rounds", "1", "--size", "8", "--memory")
+    assert "8 MiB, 1 rounds, medians" in told
+    for end in (r"x the speed of torch\.save", r"copies", r"x those without \([\d.]+\)"):
+        assert float(re.search(rf"([\d.]+) {end}", told)[1]) > 0  # type: ignore[index]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, cast
@@ -252,8 +253,10 @@ def test_a_driver_that_goes_is_given_up() -> None:
         waiting = Tasks(2).start(0, at, patience=0.5)
         watch.until(lambda: len(it._facts.here) == 1)
         it._call(vanish()).result()
+        start = time.monotonic()
         with pytest.raises(task.StoppedError, match=r"heard nothing from the driver for 0\.5 s"):
             waiting.result(watch.DEADLINE)
+        assert time.monotonic() - start < watch.DEADLINE
 
 
 def test_tasks_learn_that_their_job_has_ended() -> None:

@@ -98,7 +98,7 @@ def test_notebooks_that_start_no_spark_use_the_gpus_of_where_they_train(
 @pytest.mark.spark
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(each, id=each.stem, marks=[pytest.mark.long] if each.stem in LONG else []) for each in NOTEBOOKS],
+    [pytest.param(one, id=one.stem, marks=[pytest.mark.long] if one.stem in LONG else []) for one in NOTEBOOKS],
 )
 def test_notebooks_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needed = ["ipykernel", "matplotlib", "nbclient", "pyspark", "sklearn"]

@@ -53,7 +53,7 @@ def meet_after_a_failure() -> None:
     multihost_utils.sync_global_devices("end")
 
 
-@pytest.mark.framework(*SYSTEM, "the error names the rank that failed first")
+@pytest.mark.framework(*SYSTEM, "the error names the first rank that fails")
 @pytest.mark.parametrize("function", [fail_in_rank_1, meet_after_a_failure])
 def test_the_rank_that_failed_is_the_root(function: Any, make: Make) -> None:
     with pytest.raises(TrainingError, match=r"rank 1 on \S+ failed: ValueError: bad batch") as caught:

@@ -12,7 +12,7 @@ import pytest
 import victims
 import watch
 from leftovers import Leftovers
-from sessions import LOCAL, MASTERS, Make
+from sessions import LOCAL, MASTERS
 
 from distributor import Status
 
@@ -49,7 +49,7 @@ def test_a_run_goes_on_in_a_new_job(
     path: str,
     mode: str,
     victim: str,
-    make: Make,
+    local: bool,
     tmp_path: Path,
     leftovers: Leftovers,
     caplog: pytest.LogCaptureFixture,
@@ -57,7 +57,7 @@ def test_a_run_goes_on_in_a_new_job(
     if path not in paths.installed():
         pytest.skip(f"{paths.OTHERS[path][0]} is not installed")
     ranks = max(2, paths.least(path))
-    distributor = make(ranks, launch=paths.LAUNCHES.get(path, path), max_restarts=1, grace_period=2)
+    distributor = paths.distributor(path, ranks, local, max_restarts=1, grace_period=2)
     run = distributor.submit(train, paths.training(path), str(tmp_path))
     victims.await_ranks(path, ranks, tmp_path)
     find, told = KILLS[victim]

@@ -99,7 +99,7 @@ def killed_by_the_kernel() -> None:
     world.barrier()
 
 
-@pytest.mark.framework(*SYSTEM, "the error names the rank that failed first")
+@pytest.mark.framework(*SYSTEM, "the error names the first rank that fails")
 @pytest.mark.parametrize(
     ("function", "told"),
     [

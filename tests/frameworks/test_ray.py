@@ -109,7 +109,7 @@ def fail_in_a_task() -> None:
     ray.get(task.remote())
 
 
-@pytest.mark.framework(*SYSTEM, "the run's error is that of the task or function that failed")
+@pytest.mark.framework(*SYSTEM, "the run's error is that of the task or function that fails")
 @pytest.mark.parametrize("function", [fail_as_driver, fail_in_a_task])
 def test_a_failure_is_told(function: Any, make: Make, leftovers: Leftovers) -> None:
     run = make(2, launch=LAUNCH, grace_period=2).submit(function)

@@ -42,7 +42,7 @@ def test_parameter_servers_end_with_the_chief(make: Make, tmp_path: Path) -> Non
     assert {path.name for path in tmp_path.iterdir()} == {"chief 0", "worker 0", "ps 0", "evaluator 0", "trained"}
 
 
-@pytest.mark.framework(*SYSTEM, "the error names a parameter server that failed")
+@pytest.mark.framework(*SYSTEM, "the error names a parameter server that fails")
 def test_a_server_that_ends_too_early_is_the_root(make: Make, tmp_path: Path) -> None:
     run = make(3, launch=TensorFlow(parameter_servers=1), grace_period=2).submit(
         launched.serve_or_train, str(tmp_path), fail="ps 0"

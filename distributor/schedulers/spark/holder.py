@@ -101,7 +101,7 @@ def hand_over(
     shipment: Shipment,
     facts: list[dict[str, Any]],
     roles: tuple[int, int | None],
-    mine: Mapping[str, Any],
+    partition: int,
     rows: list[bytes],
     listener: socket.socket,
     failed_rows: Any,
@@ -113,14 +113,14 @@ def hand_over(
         shipment: the task's input.
         facts: the facts of all tasks.
         roles: the holder and the courier.
-        mine: this task's facts.
+        partition: this task's partition.
         rows: this task's rows.
         listener: this task's listening socket.
         failed_rows: the accumulator.
         reached: whether this task has reached the driver.
     """
     holder, courier = roles
-    partition, key = mine["partition"], shipment["key"] or b""
+    key = shipment["key"] or b""
     job = _Job(shipment["endpoint"], reached, shipment["patience"])
     if partition == holder:
         if courier is None or _send_rows(facts[courier], key, rows, job):

@@ -95,7 +95,7 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
             if rows is not None and roles is not None:
                 tell_siblings(hold, sum(fact["executor"] == executor for fact in facts) - 1)
         if rows is not None and roles is not None:
-            rows = hand_over(shipment, facts, roles, mine, rows, listener, failed_rows, reached)
+            rows = hand_over(shipment, facts, roles, mine["partition"], rows, listener, failed_rows, reached)
         yield from rows or ()
     finally:
         for held_open in (listener, *reserved, hold):

@@ -62,8 +62,7 @@ def test_who_sends_which_rows(
     shipment: Any = {"key": b"k", "patience": 7.0, "endpoint": None}
     rows = Accumulator()
     line: Any = None
-    mine = {"partition": partition}
-    assert holder.hand_over(shipment, facts("abcc"), roles, mine, [b"row"], line, rows, True) == kept
+    assert holder.hand_over(shipment, facts("abcc"), roles, partition, [b"row"], line, rows, True) == kept
     assert rows.added == ([] if added is None else [added])
     assert held == ([True] if partition == roles[0] else [])
 
@@ -76,8 +75,7 @@ def test_the_holder_holds_only_once_the_courier_has_its_rows(monkeypatch: pytest
     monkeypatch.setattr(holder, "_send_rows", lambda to, *_: sent.append(to["partition"]) or accepted)
     shipment: Any = {"key": b"k", "patience": 7.0, "endpoint": None}
     line: Any = None
-    mine = {"partition": 0}
-    assert holder.hand_over(shipment, facts("ab"), (0, 1), mine, [b"row"], line, Accumulator(), True) == [b"row"]
+    assert holder.hand_over(shipment, facts("ab"), (0, 1), 0, [b"row"], line, Accumulator(), True) == [b"row"]
     assert (sent, held) == ([1], [True] if accepted else [])
 
 
@@ -93,7 +91,7 @@ def test_a_task_waits_no_longer_than_the_job(partition: int, reached: bool) -> N
         driver.close()
     else:
         threading.Thread(target=_accept_once, args=(driver,), daemon=True).start()
-    kept = holder.hand_over(shipment, entries, (0, 1), entries[partition], [b"row"], mine, Accumulator(), reached)
+    kept = holder.hand_over(shipment, entries, (0, 1), partition, [b"row"], mine, Accumulator(), reached)
     assert kept == [b"row"]
     for each in (other, mine):
         each.close()
