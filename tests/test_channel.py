@@ -283,8 +283,9 @@ def test_both_sides_give_up_when_the_wire_is_cut() -> None:
     assert listener.logs == []
 
 
-def test_a_node_learns_that_its_job_has_ended() -> None:
-    """It is told to stop, does not connect again, and needs no answer to its good-bye."""
+def test_a_node_learns_that_its_job_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told to stop, hangs up, does not connect again, and needs no answer to its good-bye."""
+    monkeypatch.setattr("distributor.channel.server._DISMISSAL", 600.0)
     listener = Listener()
     with ChannelServer(listener) as server:
         endpoint = server.listen("127.0.0.1", "127.0.0.1")
