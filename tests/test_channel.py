@@ -291,8 +291,8 @@ def test_a_node_learns_that_its_job_has_ended(monkeypatch: pytest.MonkeyPatch) -
         endpoint = server.listen("127.0.0.1", "127.0.0.1")
 
         async def scene() -> None:
-            async with node(endpoint) as a:
-                await until(lambda: listener.heard(messages.Beat))
+            async with node(endpoint, interval=600.0) as a:  # no heartbeat to which the driver would hang up
+                await until(lambda: listener.heard(messages.Hello))
                 await asyncio.to_thread(server.retire)
                 await until(lambda: a.orders)
                 assert a.orders == [messages.Stop("the job has ended"), messages.End()]
