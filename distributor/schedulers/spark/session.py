@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
@@ -30,8 +31,9 @@ _SPARKS_PYTHON = "python3"
 #: https://github.com/apache/spark/blob/v3.5.0/sql/catalyst/src/main/scala/org/apache/spark/sql/internal/SQLConf.scala
 _CONNECT_PYTHON = "spark.sql.execution.pyspark.python"
 
-#: Number of seconds between orders to hide Spark's progress bar. Each order lasts half a second.
+#: Number of seconds between orders to hide Spark's progress bar, and how long an order lasts.
 _BAR_INTERVAL = 0.2
+_BAR_ORDER = 10.0
 
 
 def active_session() -> SparkSession | None:
@@ -222,8 +224,8 @@ def without_bar(session: SparkSession) -> Iterator[None]:
     """Hide Spark's progress bar (``[Stage 0:> ...``) within a ``with`` block.
 
     The bar does not end its line, so the next output would continue the same line. It also says nothing about a run.
-    ``finishAll`` clears the bar and hides it for half a second (``ConsoleProgressBar.refresh``); Spark calls it between
-    jobs. So the bar comes back by itself after the run.
+    Spark calls ``finishAll`` when any job of the session ends, which takes an earlier order back. So a thread repeats
+    the order. The bar comes back by itself after the run.
     """
     bar = cast(Any, session).sparkContext._jsc.sc().progressBar()
     if bar.isEmpty():
@@ -233,18 +235,33 @@ def without_bar(session: SparkSession) -> Iterator[None]:
 
     def keep_away() -> None:
         with suppress(Exception):  # Spark's context was stopped
-            bar.get().finishAll()
             while not ended.wait(_BAR_INTERVAL):
-                bar.get().finishAll()
+                _hide_bar(bar.get())
 
+    with suppress(Exception):
+        _hide_bar(bar.get())
     keeper = threading.Thread(target=keep_away, name="distributor-bar", daemon=True)
     keeper.start()
     try:
         yield
     finally:
         ended.set()
+        keeper.join(_JVM_PATIENCE)
         with suppress(Exception):
             bar.get().finishAll()
+
+
+def _hide_bar(bar: Any) -> None:
+    """Clear Spark's progress bar and hide it for ten seconds, or for half a second if Spark's fields have changed.
+
+    ``finishAll`` clears the bar, and ``refresh`` draws none until half a second after the time in ``lastFinishTime``:
+    https://github.com/apache/spark/blob/v4.0.0/core/src/main/scala/org/apache/spark/ui/ConsoleProgressBar.scala
+    """
+    bar.finishAll()
+    with suppress(Exception):
+        field = bar.getClass().getDeclaredField("lastFinishTime")
+        field.setAccessible(True)
+        field.setLong(bar, int((time.time() + _BAR_ORDER) * 1000))
 
 
 def _start_java(settings: Mapping[str, str]) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support import watch
 
 from distributor.api.choose import choose_session
 from distributor.errors import ConfigurationError, ResourceError
 from distributor.schedulers.spark import session
-from distributor.schedulers.spark.session import Life, answering, check_alive, life_of, task_python
+from distributor.schedulers.spark.session import Life, answering, check_alive, life_of, task_python, without_bar
 
 OURS, NAMED = "/venv/bin/python", "/opt/python"
 
@@ -83,6 +85,7 @@ def test_a_session_that_has_ended_is_refused_with_the_reason(says: Any, life: Li
 @pytest.mark.parametrize(("master", "refused"), [("local[4]", False), ("local-cluster[2,1,1024]", True)])
 def test_where_a_run_goes_after_the_jvm_has_ended(master: str, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A session that would not have been used is not missed."""
+    pytest.importorskip("pyspark")  # a process with a session has imported it
     monkeypatch.setattr(session, "active_session", lambda: spark(OSError("no"), master))
     assert choose_session(True) == (None, True)
     for local_mode in (None, False):
@@ -110,3 +113,46 @@ def test_gpus_of_a_driver_whose_jvm_has_ended(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("pyspark.SparkContext._active_spark_context", Dead())
     assert session.driver_gpus() is None
+
+
+class Bar:
+    """Spark's progress bar, without the private field that hides it for longer."""
+
+    def __init__(self, shown: bool = True) -> None:
+        self.shown, self.hidden = shown, 0
+        self.third = threading.Event()
+
+    def progressBar(self) -> Bar:
+        return self
+
+    def isEmpty(self) -> bool:
+        return not self.shown
+
+    def get(self) -> Bar:
+        return self
+
+    def finishAll(self) -> None:
+        self.hidden += 1
+        if self.hidden == 3:
+            self.third.set()
+
+
+def with_bar(bar: Bar) -> Any:
+    java = SimpleNamespace(sc=lambda: bar)
+    return SimpleNamespace(sparkContext=SimpleNamespace(_jsc=java))
+
+
+def test_sparks_bar_is_hidden_again_and_again_until_the_end() -> None:
+    bar = Bar()
+    with without_bar(with_bar(bar)):
+        assert bar.hidden >= 1
+        assert bar.third.wait(watch.DEADLINE)
+    assert bar.hidden >= 4  # the last order ends the earlier ones
+    assert not [thread for thread in threading.enumerate() if thread.name == "distributor-bar"]
+
+
+def test_without_a_bar_nothing_is_hidden() -> None:
+    bar = Bar(shown=False)
+    with without_bar(with_bar(bar)):
+        pass
+    assert bar.hidden == 0
