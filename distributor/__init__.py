@@ -108,7 +108,7 @@ def _unfit() -> str | None:
     """Return why this Python or platform cannot run the package; ``None`` if it can."""
     if sys.platform == "win32":
         return "distributor needs Linux, but this is Windows: use WSL 2, a container or a Linux machine"
-    if sys.version_info[:2] < (3, 11):  # noqa: UP036  (pip refuses older versions; a clone on the path does not)
+    if sys.version_info[:2] < (3, 11):  # noqa: UP036  (pip refuses older versions, but a clone may run without pip)
         version = ".".join(str(part) for part in sys.version_info[:3])
         return f"distributor needs Python 3.11 or later, but this is {version}: start it with another Python"
     return None
@@ -128,5 +128,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the public names and the attributes that every module has, without the submodules."""
+    """Return the public names and the attributes that every module has. Submodules are internal and left out."""
     return sorted({*(name for name in globals() if name[:2] == name[-2:] == "__"), *__all__})

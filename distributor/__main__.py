@@ -18,6 +18,7 @@ def main() -> NoReturn:
 
 
 if __name__ == "__main__":
-    if not __package__:  # run as a file: Python has put this folder on the path, but its modules are not top-level
+    # Run as a file: Python has put this folder first on the path, where its modules would hide others of the same name.
+    if not __package__:
         del sys.path[0]
     main()

@@ -18,7 +18,7 @@
     └── RunCancelledError                 the run was cancelled
 
 ``pyspark.ml.torch.distributor`` raises ``RuntimeError`` and ``ValueError``. ``DistributorError`` and
-``ConfigurationError`` are derived from them, so that code written for it can keep its ``except`` clauses.
+``ConfigurationError`` are derived from them, so that code written for PySpark can keep its ``except`` clauses.
 All of these exceptions can be pickled.
 """
 
@@ -141,8 +141,8 @@ class TrainingError(DistributorError):
         """The original exception, unless another cause was set. Python's traceback printers do not get the original.
 
         This error's text already contains the original exception with its traceback, so the interpreter and ``logging``
-        would print it twice. Up to Python 3.12, the interpreter prints the cause that is stored in the C object. Later
-        versions use the module ``traceback``.
+        would print it twice. Up to Python 3.12, the interpreter prints the cause that is stored in the C object, which
+        is not the original. Later versions, and ``logging``, read this property in the module ``traceback``.
         """
         cause: BaseException | None = _CAUSE.__get__(self)
         if cause is not None or sys._getframe(1).f_globals.get("__name__") == traceback.__name__:
@@ -197,4 +197,4 @@ class ResultError(DistributorError):
 
 
 class RunCancelledError(DistributorError):
-    """The run was cancelled by ``run.cancel()``, Ctrl-C or Spark."""
+    """The run was cancelled by ``run.cancel()``, Ctrl-C or Spark, or because another run had taken its name."""

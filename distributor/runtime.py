@@ -99,7 +99,7 @@ def report(
 
     Any rank may report, any number of times, without waiting for other ranks or the driver. Outside a run, the
     arguments are checked, but nothing is reported. If a rank reports more than 8 MiB (about 80,000 reports; less with
-    more than 4 ranks, see ``docs/metrics.md``), its reports are thinned out evenly.
+    more than 4 ranks, see ``docs/metrics.md``), only every second of its reports is kept, then every fourth, and so on.
 
     Args:
         metrics: values by name, for names that are not Python identifiers, such as ``"val/loss"``.
@@ -123,24 +123,26 @@ def report(
 
 
 def should_stop(step: int) -> bool:
-    """Return whether all ranks must stop at this step: for ``run.stop()``, a preemption, or free slots for more ranks.
+    """Return whether all ranks must stop at this step: for ``run.stop()``, a preemption, or to go on with more ranks.
 
     Call it on all ranks at the same steps, with increasing numbers. It returns ``True`` on all ranks at the same step,
     and does not make ranks wait for each other. When it returns ``True``, save a checkpoint and return. A rank that
     never calls it does not delay the others.
 
     After the first call in the main thread, SIGTERM no longer ends the rank. Instead, it asks all ranks to stop
-    together. (If user code has installed its own handler, that handler stays.) The ranks' return values are then
-    dropped. With ``max_restarts``, the run goes on in a new attempt, and the stop does not count as a restart.
-    Otherwise, the run ends with a ``PreemptionError``. Outside a run, or without a channel to the driver, the result is
-    always ``False``.
+    together. (If user code has installed its own handler, that handler stays.) When ranks stop for a preemption, such
+    as SIGTERM, their return values are dropped. With ``max_restarts``, the run goes on in a new attempt, and the stop
+    does not count as a restart. Otherwise, the run ends with a ``PreemptionError``.
+
+    Outside a run, or if nodes cannot reach the driver, the result is always ``False``.
 
     Args:
         step: the step of the training, from 0 on.
 
     Raises:
         ConfigurationError: ``step`` is not a whole number, or less than 0.
-        StopError: the rank has reached a proposed step, and did not learn within 60 s whether all ranks stop there.
+        StopError: the driver has proposed to stop at this step or before, and the rank did not learn within 60 s
+            whether all ranks agree.
 
     Example:
         >>> should_stop(step=1)  # outside a run

@@ -1,6 +1,6 @@
-"""A separate process that asks Accelerate which variables its launcher sets, so that the driver need not import it.
+"""A separate process that finds out what ``accelerate launch`` sets, so that the driver need not import Accelerate.
 
-It calls Accelerate's own functions; source: ``accelerate/commands/launch.py``, ``launch_command``.
+The process calls the same functions of Accelerate; source: ``accelerate/commands/launch.py``, ``launch_command``.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import os
 import sys
 from typing import Any
 
-#: Prefixes of the names of the configuration's variables. This package sets Accelerate's other variables (ranks, ports,
-#: threads, devices).
+#: Prefixes of the variables that hold the configuration. This package itself sets the other variables that ``accelerate
+#: launch`` sets (for ranks, ports, threads and devices).
 PREFIXES = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_")
 
 
 def main(config: str, num_processes: str, use_gpu: str) -> None:
-    """Print the result of :func:`answer` as JSON, in the last line."""
+    """Print the result of :func:`answer` as JSON: the last line of the output."""
     print(f"\n{json.dumps(answer(config, num_processes, use_gpu == 'True'))}")
 
 
 def answer(config: str, num_processes: str, use_gpu: bool) -> dict[str, Any]:
-    """Return the variables, the kind of training that the configuration asks for, and whether it asks for CPUs.
+    """Return the configuration's path, the variables that it sets, and the settings that the driver checks.
 
     Args:
         config: path of the configuration; "" for the one that Accelerate finds, if any.
@@ -32,12 +32,12 @@ def answer(config: str, num_processes: str, use_gpu: bool) -> dict[str, Any]:
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.utils import launch
 
-    launch.is_fp8_available = lambda: True  # only the nodes can know
+    launch.is_fp8_available = lambda: True  # nodes may have packages for FP8 that the driver lacks
     if not config and os.path.isfile(default_config_file):
         config = default_config_file
     file = ["--config_file", config] if config else []
     shape = ["--num_processes", num_processes, "--num_machines", "1", "--main_process_port", "0"]
-    sys.argv = ["accelerate", "launch"]  # its parser reads this
+    sys.argv = ["accelerate", "launch"]  # Accelerate's parser reads this
     arguments = launch_command_parser().parse_args([*file, *shape, *([] if use_gpu else ["--cpu"]), "train.py"])
     arguments, defaults, _ = _validate_launch_command(arguments)
     arguments.mpirun_hostfile = None  # Spark provides the nodes

@@ -101,7 +101,7 @@ def check_path(launch: LaunchPath, options: Options) -> None:
 def ranks_env(variables: Variables, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the user's variables for ranks: the forwarded ones, overridden by those in ``env``.
 
-    Variables of the rank contract (``RANK``, ...) are never forwarded.
+    Variables that the run sets for each rank (``RANK``, ...) are never forwarded.
 
     Example:
         >>> ranks_env(Variables(env={"A": "1"}, forward_env=["W_*", "RANK"]), {"W_KEY": "x", "RANK": "3", "B": "2"})

@@ -59,7 +59,8 @@ class Distributor:
             ``distributor.launch.DeepSpeed(config)``.
         name: the run's name in the status, in notes, in ``repr(run)`` and in the Spark UI (as the job's description, on
             classic sessions); one line of at most 100 characters.
-        env: environment variables for the ranks. They override everything except the rank contract (``RANK``, ...).
+        env: environment variables for the ranks. They override all others except those that the run sets for each rank
+            (``RANK``, ...), which ``env`` must not contain.
         forward_env: names of the driver's environment variables that ranks on executors get too, as patterns such as
             ``"WANDB_*"``.
         working_dir: a project folder that becomes the ranks' current directory and comes first on their import path. In
@@ -269,7 +270,7 @@ class Distributor:
     def _wait(self, run: Run, notes: Sequence[str], ask: Callable[[Run], Any] = Run.result) -> Any:
         """Start a run, wait for it, and return what ``ask`` returns: by default, the run's result.
 
-        If it is interrupted, at any moment, the run is stopped completely.
+        If Ctrl-C or another signal interrupts this, at any moment, the run is stopped completely.
         """
         with plain_interrupts():
             try:

@@ -1,4 +1,4 @@
-"""Warnings before a run starts: the run would not do what its user expects. Pure."""
+"""Warnings, before a run starts, that the run would not do what its user expects. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """The board: a small file through which a node's ranks and its agent arrange that all ranks stop at the same step.
 
-Every process locks the file before it reads or writes (fcntl(2); the lock belongs to the process). If a rank names its
-step while the agent proposes a step, one of them therefore comes second, and sees what the other has written.
+Before a rank goes on with a step, it *names* the step: it writes the step's number to the board. The agent writes the
+step at which the driver proposes to stop. Every process locks the file before it reads or writes (fcntl(2); the lock
+belongs to the process). If a rank names a step while the agent proposes one, the second of them therefore sees what the
+first has written.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class Head:
     """The agent's part of the board, which the ranks read.
 
     Attributes:
-        proposed: the step at which to stop, once it is agreed upon; :data:`NONE` if none is proposed.
+        proposed: the step at which all ranks stop if all nodes agree; :data:`NONE` if none is proposed.
         agreed: the step that all nodes have agreed upon; :data:`NONE` if there is none yet.
         linked: whether the driver can be reached.
         ending: whether the agent is stopping the ranks.
@@ -50,7 +52,8 @@ class Seat:
         step: the last step that the rank has named; :data:`NONE` before the first.
         halted: the step at which the rank was told to stop; :data:`NONE` if it was not.
         preempted: whether the rank got SIGTERM.
-        handles: whether the rank takes SIGTERM as a request to stop at a common step, and so does not end on it.
+        handles: whether the rank takes SIGTERM as a request to stop at a common step, and therefore does not end at
+            once when it gets the signal.
     """
 
     step: int = NONE
@@ -77,7 +80,7 @@ def create(path: Path, ranks: int, *, linked: bool) -> None:
 
 
 class Board:
-    """The file, as a rank or the agent sees it. It is opened at the first use.
+    """Reads and writes the file of a board, in a rank or in the agent. The file is opened at the first use.
 
     Args:
         path: its path.
@@ -111,7 +114,7 @@ class Board:
         return Head(proposed, agreed, bool(linked), bool(ending))
 
     def seats(self) -> list[Seat]:
-        """Return the part of each rank, by local rank."""
+        """Return the ranks' parts, in the order of local ranks."""
         descriptor = self._file.descriptor()
         data = os.pread(descriptor, os.fstat(descriptor).st_size - _HEAD.size, _HEAD.size)
         return [Seat(step, halted, bool(got), bool(handles)) for step, halted, got, handles in _SEAT.iter_unpack(data)]

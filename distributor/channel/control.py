@@ -1,8 +1,9 @@
-"""The private line between an agent and its owner: its task's Python worker, or the driver itself.
+"""The private connection (control line) between an agent and its owner.
 
-The line is a socket pair. The agent inherits one end. It carries pickles of plain values, each after its length. No
-other process can reach it. When the line closes, each side learns that the other is gone. One end runs in Spark's
-Python workers, where this package is not installed. This module therefore imports nothing but the standard library.
+The owner is the Python worker of a Spark task or, in local mode, the driver. The line is a socket pair, and the agent
+inherits one end. It carries pickles of plain values, each preceded by its length. No other process can reach it. When
+the line closes, each side learns that the other is gone. One end runs in Spark's Python workers, where this package is
+not installed. This module therefore imports nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import socket
 import struct
 from typing import Any
 
-#: The answer of a warm process that must be replaced.
+#: The answer of a warm process that must be replaced, for example because a module that it has loaded has changed.
 OUTDATED = b"outdated"
 
 

@@ -16,9 +16,9 @@ from distributor.values.plan import Endpoint
 #: Seconds that a new connection may take for the TLS handshake, and then again for showing the token.
 _HELLO_TIMEOUT = 10.0
 
-#: Maximum number of *strangers*: connections that have not yet shown the token or sent a first message. If twice the
-#: number of tasks is more, that is the maximum. A further connection ends the oldest stranger, so that a flood of
-#: connections keeps no node out for long.
+#: Maximum number of *strangers*: connections that have not yet shown the token and sent a valid first message. The
+#: maximum is twice the number of tasks if that is more. A further connection ends the oldest stranger, so that a flood
+#: of connections keeps no node out for long.
 _MAX_STRANGERS = 128
 
 #: The type of a function that serves a connection until it ends.
@@ -29,7 +29,7 @@ Start = Callable[[Coroutine[Any, Any, None]], Awaitable["asyncio.Task[None]"]]
 
 
 class Door:
-    """The door of one run.
+    """The listening socket of one run, with the connections that were not admitted yet.
 
     Args:
         serve: serves each connection that has shown the token, and calls :meth:`admit` once the sender is known.
@@ -81,7 +81,7 @@ class Door:
                 next(iter(self._strangers)).cancel()
 
     def admit(self) -> None:
-        """Note that the connection that the current asyncio task serves is no longer a stranger."""
+        """Stop counting the connection of the current asyncio task as a stranger: its first message was valid."""
         task = asyncio.current_task()
         if task is not None:
             self._strangers.pop(task, None)

@@ -1,4 +1,4 @@
-"""The facts of a run's tasks, gathered by the driver."""
+"""Gather, on the driver, the facts of a run's tasks: the address, port, GPUs and CPUs of each task, and more."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CONNECTIONS_PER_TASK = 8
 
 
 class Facts:
-    """The facts of the connected tasks, and the answer to all of them once the facts are complete.
+    """The facts of the connected tasks, and the answer that all tasks get once the facts are complete.
 
     Spark may start all tasks again while some of the previous ones are still connected. Only the tasks of the newest
     *wave* count, that is, those that were started together with the task that has the highest attempt number. Spark
@@ -27,7 +27,8 @@ class Facts:
 
     def __init__(self, tasks: int) -> None:
         self.tasks = tasks
-        #: Whether a node is up. A task that connects after that has been started again, or has missed the answer.
+        #: Whether an agent has connected, so the exchange is over. A task that sends its facts later was started again
+        #: by Spark, or has missed the answer.
         self.over = False
         #: The timer after which the driver no longer waits for missing tasks.
         self.fallback: asyncio.TimerHandle | None = None
@@ -39,12 +40,13 @@ class Facts:
         self._answered: set[asyncio.StreamWriter] = set()
         #: Whether the facts of all tasks have ever been complete and accepted, so that tasks may have got them.
         self.begun = False
-        #: A function that gets the facts of all tasks, and decides whether the run may begin with this placement.
+        #: A function that gets the facts of all tasks, and decides whether the run may begin with the tasks on these
+        #: executors.
         self.accept: Callable[[list[dict[str, Any]]], bool] = lambda facts: True
         self._refused = False
 
     def knows(self, told: TaskFacts) -> bool:
-        """Return whether these facts are part of the complete facts."""
+        """Return whether these facts are part of the complete facts, so that the task may still get the answer."""
         return self._complete.get(told.partition) == told
 
     def take(self, writer: asyncio.StreamWriter, told: TaskFacts) -> None:
@@ -88,7 +90,7 @@ class Facts:
         self.given_up = True
 
     def start_again(self) -> bool:
-        """Return whether the tasks were refused. Forget the refusal, since refused tasks have ended."""
+        """Return whether the tasks were refused. Forget the refusal: they have ended, and new tasks may be started."""
         refused, self._refused = self._refused, False
         return refused
 

@@ -52,7 +52,7 @@ UNREACHED = "cannot reach the driver"
 
 
 class ProtocolError(Exception):
-    """The other side does not speak this protocol."""
+    """A frame or its message is not allowed by this protocol."""
 
 
 class CutError(ProtocolError):

@@ -1,8 +1,9 @@
 """Decide which messages the driver accepts from processes that have the run's token.
 
-Any rank can read the token. The driver therefore accepts statements about a node and its ranks only from a process that
-has proved to be this node. A refused message ends the connection on which it came, and nothing else. This module has no
-side effects except that it logs refusals.
+Any rank can read the token. The driver therefore accepts messages about a node and its ranks only from a process that
+has proved with the node's secret that it belongs to the node. A refused message ends the connection on which it came,
+and nothing else. This module has no side effects except that it logs refusals. It has nothing to do with the guard
+process, which is the parent process of an agent.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _SUCCEEDED = ("finished", "unreturned")
 class Guard:
     """Checks messages against what is known about the run's nodes. Use it in the channel's thread only.
 
-    A guard without arguments knows no ranks, and checks only names and secrets.
+    Without arguments, it cannot check which nodes and ranks the run has.
 
     Args:
         label: the run's label in the log.
@@ -123,7 +124,7 @@ class Guard:
         _check_length("the name of a wave", told.wave, _LONGEST_NAME)
 
     def check_importing(self, told: messages.Importing) -> None:
-        """Check a message that a node is importing a module. The node need not be up yet.
+        """Check a message that a node is importing a module. The node need not have said hello yet.
 
         Raises:
             ProtocolError: the run has no such node, or cannot have that many nodes.
@@ -183,7 +184,8 @@ class Guard:
         """Register a node that says hello.
 
         Raises:
-            ProtocolError: the run has no such node, or another process is that node.
+            ProtocolError: the run has no such node, the secret is not valid, or another process has registered as this
+                node.
         """
         _check_length("the name of a node", hello.node, _LONGEST_NAME)
         _check_length("the secret of a node", hello.secret, _LONGEST_NAME)
@@ -200,7 +202,7 @@ class Guard:
         self._secrets.pop(node, None)
 
     def passes(self, node: str, message: Message | Log) -> bool:
-        """Check a message of a node, and return whether to pass it on. Too many or too long warnings are not passed on.
+        """Check a message of a node, and return whether to pass it on. Warnings beyond the limits are not passed on.
 
         Raises:
             ProtocolError: the node may not send this message.
@@ -241,9 +243,9 @@ class Guard:
         return True
 
     def _proves(self, node: str, secret: str) -> bool:
-        """Return whether a secret is the same that the node has shown in its hello.
+        """Return whether a secret is the one that the node has sent in its hello.
 
-        While the ranks are not known, a node need not have said hello.
+        If the guard does not know the number of ranks, the empty secret is valid for a node that has not said hello.
         """
         known = node in self._secrets or self._world_size is None
         return known and _equal(self._secrets.get(node, ""), secret)
@@ -274,7 +276,10 @@ class Guard:
             self._check_count({*self._secrets, hello.node})
 
     def _check_count(self, names: set[str]) -> None:
-        """Check the number of nodes that are known by name only. Their names change if Spark starts tasks again."""
+        """Check the number of node names. It may exceed the number of tasks, since Spark may start tasks again.
+
+        Nodes then have other names. This check is for the time before the placement says which nodes the run has.
+        """
         if len(names) > _NAMES_PER_TASK * max(1, self._tasks):
             raise ProtocolError("there are more nodes than the run can have")
 
@@ -357,10 +362,10 @@ class Guard:
                 raise ProtocolError(f"the value of rank {rank} is not base64: {error}") from None
 
     def _is_new(self, node: str, warnings: messages.Warnings) -> bool:
-        """Return whether to show these warnings now. Do not show them if they are too many or too long.
+        """Return whether to show these warnings now. They are not shown if they are too many or too long.
 
-        A node's report repeats all its warnings, so none is lost. Warnings that a node sends again after a break of the
-        connection do not count twice.
+        No warning is lost, because the node's report at the end repeats all of them. A node sends its warnings again
+        after a break of the connection; they do not count twice.
         """
         placed = self._nodes()[1].get(node)
         if placed is not None and warnings.host != placed.host:

@@ -173,7 +173,10 @@ class _Delivery(asyncio.BufferedProtocol):
         return found.digest()
 
     def _hash(self, found: hashlib._Hash, start: int, end: int) -> None:
-        """Hash bytes that have arrived, and get memory for the next ones. Both calls release the GIL."""
+        """Hash bytes that have arrived, and get memory for the next ones.
+
+        Both calls release the GIL, so the channel's thread can receive more bytes meanwhile.
+        """
         if sys.platform == "linux" and self._ready < min(end + _READY // 2, len(self.data)):
             length = min(_READY, len(self.data) - self._ready)
             where = ctypes.c_void_p(self._address + self._ready)

@@ -28,7 +28,7 @@ def connect(endpoint: Endpoint, timeout: float = CONNECT_TIMEOUT) -> ssl.SSLSock
     """Connect to a server of the run, and show the token.
 
     Raises:
-        OSError: the server cannot be reached, or is another one.
+        OSError: the server cannot be reached, or does not have the expected certificate.
     """
     host, port, certificate, token = endpoint
     line = socket.create_connection((host, port), timeout)
@@ -44,7 +44,7 @@ def connect(endpoint: Endpoint, timeout: float = CONNECT_TIMEOUT) -> ssl.SSLSock
 def pack(message: Message) -> bytes:
     """Return a message as a frame, as ``channel.frames.pack`` does.
 
-    Importing that module would load asyncio in Spark's workers.
+    That function is not used here, because importing ``channel.frames`` would load asyncio in Spark's workers.
     """
     body = json.dumps(messages.encode(message)).encode()
     return struct.pack("!IB", len(body), 1) + body
@@ -68,10 +68,10 @@ def read(line: socket.socket, limit: int | None = None) -> Message:
 
 
 def exactly(line: socket.socket, size: int) -> bytes:
-    """Read a number of bytes.
+    """Read the given number of bytes.
 
     Raises:
-        OSError: the connection has ended before.
+        OSError: the connection has ended before all bytes had arrived.
     """
     data = bytearray(size)
     fill(line, memoryview(data))
@@ -79,10 +79,10 @@ def exactly(line: socket.socket, size: int) -> bytes:
 
 
 def fill(line: socket.socket, room: memoryview) -> None:
-    """Read as many bytes as there is room for.
+    """Read bytes until ``room`` is full.
 
     Raises:
-        OSError: the connection has ended before.
+        OSError: the connection has ended before all bytes had arrived.
     """
     while room:
         count = line.recv_into(room[:PIECE])

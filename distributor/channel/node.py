@@ -1,4 +1,4 @@
-"""The node's side of the channel. Standard library only."""
+"""The node's side of the channel. This module uses the standard library only."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def over_tls(endpoint: Endpoint) -> Dial:
 
 
 def over_socket(sock: socket.socket) -> Dial:
-    """Return a function that uses an inherited, connected socket, as local mode does."""
+    """Return a function that makes the connection from an inherited, connected socket, as in local mode."""
     return lambda: asyncio.open_connection(sock=sock)
 
 
@@ -141,11 +141,11 @@ class Uplink:
         self._write(self._told[-1])
 
     def renew(self, hello: messages.Hello) -> None:
-        """Begin each later connection with this message, and forget the messages that were to be repeated until now."""
+        """Begin each later connection with this message, and do not send earlier messages again."""
         self._told = [frames.pack(hello)]
 
     def send(self, message: Message) -> None:
-        """Send a message once; it may get lost."""
+        """Send a message once. If the connection breaks, the message is lost."""
         self._write(frames.pack(message))
 
     async def send_log(self, log: outcome.Log) -> None:
@@ -205,7 +205,7 @@ class Uplink:
                 await asyncio.sleep(_REDIAL_INTERVAL)
             reader = await self._come_back() if self._rhythm.redial and self._bye is None else None
         self._ended.set()
-        self._welcome.set()  # release those who still wait for a welcome
+        self._welcome.set()  # release calls of send_log that still wait for it
         self._writer = None
         if self._bye is None:
             self._receiver.on_driver_lost()

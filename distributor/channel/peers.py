@@ -1,6 +1,6 @@
-"""The line between nodes: ranks send copies of their states to the agent of another node, and read states from it.
+"""The connection between nodes: ranks send copies of their states to another node's agent, and read states from it.
 
-The agent serves it in threads, because it reads and writes gigabytes. This module uses the standard library only.
+The agent serves these connections in threads, because they carry gigabytes. This module uses the standard library only.
 
 A connection carries one request. The client shows the token and sends a :class:`~distributor.values.messages.Copy` or
 a :class:`~distributor.values.messages.Recall`, and the server answers ``Proceed`` or ``Refused``. Then the bytes
@@ -26,7 +26,7 @@ from distributor.values.messages import Copy, Message, Proceed, Recall, Received
 #: Number of seconds without progress after which the other side counts as lost.
 _SILENCE = 30.0
 
-#: Maximum number of bytes of a request, and of connections at a time. Further connections wait.
+#: Maximum number of bytes of a request, and maximum number of connections that are served at a time. Others wait.
 _MOST_BYTES = 4 << 20
 _MOST_LINES = 64
 
@@ -39,7 +39,7 @@ Part = tuple[int, int]
 
 
 class Incoming(Protocol):
-    """Room for one copy."""
+    """The memory that receives one copy of a rank's state."""
 
     @property
     def tensors(self) -> memoryview:
@@ -56,18 +56,18 @@ class Store(Protocol):
     """Where an agent keeps copies. The methods may be called in several threads at a time."""
 
     def reserve(self, copy: Copy) -> Incoming:
-        """Make room for a copy. Raise an ``OSError`` if there is none."""
+        """Make room for a copy. Raise an ``OSError`` if there is no room."""
 
     def path_of(self, path: str) -> str:
         """Return the path of a file that ranks of other nodes may read. Raise an ``OSError`` for other files."""
 
 
 class PeerServer(threading.Thread):
-    """Serves the copies of one node, until :meth:`close`.
+    """Receives copies for one node, and sends back parts of files on request, until :meth:`close`.
 
     Args:
         listener: the listening socket, which the server owns.
-        key: the run's key.
+        key: the key that all nodes of the run share.
         store: keeps the copies.
     """
 
@@ -90,7 +90,7 @@ class PeerServer(threading.Thread):
             threading.Thread(target=self._serve, args=(line,), daemon=True).start()
 
     def close(self) -> None:
-        """Accept no more connections. Those that are being served end with the process."""
+        """Accept no more connections. Connections that are being served last until they or the process end."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes up the thread that accepts
         self._listener.close()
@@ -137,11 +137,15 @@ class PeerServer(threading.Thread):
 
 
 class _StoreError(Exception):
-    """The store has no room or no such file."""
+    """The store has no room for a copy, or does not have the file that was asked for."""
 
 
 def _ask_store(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call the store. Its errors must be told apart from those of the connection."""
+    """Call a method of the store. Its errors become a ``_StoreError``, unlike errors of the connection.
+
+    Raises:
+        _StoreError: the method has raised an ``OSError``. The client gets its text.
+    """
     try:
         return call(*args, **kwargs)
     except OSError as error:
@@ -155,7 +159,7 @@ class _Mapped:
         path: path of the file.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file is empty or cannot be read.
     """
 
     def __init__(self, path: str) -> None:
@@ -174,16 +178,16 @@ class _Mapped:
         self._map.close()
 
     def check(self, parts: Sequence[Part]) -> None:
-        """Check that the file has some parts.
+        """Check that the file is long enough for the given parts.
 
         Raises:
-            OSError: it is shorter.
+            OSError: the file is shorter.
         """
         if not all(offset >= 0 and size >= 0 and offset + size <= len(self._map) for offset, size in parts):
             raise OSError("the file is shorter than that")
 
     def send(self, parts: Sequence[Part], line: socket.socket) -> None:
-        """Send some parts of the file."""
+        """Send the given parts of the file."""
         with memoryview(self._map) as whole:
             for offset, size in parts:
                 for start in range(offset, offset + size, PIECE):
@@ -196,10 +200,10 @@ def send_copy(peer: Endpoint, slot: str, record: bytes, objects: bytes, path: st
 
     Args:
         peer: the agent.
-        slot: the name of the file of tensors at the other node.
-        record: the record of the state, for the parts that are sent.
-        objects: the rank's other state.
-        path: the file of tensors.
+        slot: the name that the file of tensors gets on the other node.
+        record: describes the state that is sent: its checkpoint and tensors.
+        objects: the rank's state apart from the tensors.
+        path: the file of tensors on this node.
         parts: the parts of the file that are sent.
 
     Raises:
@@ -216,7 +220,7 @@ def send_copy(peer: Endpoint, slot: str, record: bytes, objects: bytes, path: st
 
 
 def recall(peer: Endpoint, path: str, parts: Sequence[Part]) -> bytearray:
-    """Return some parts of a file that the agent of another node keeps, one after the other.
+    """Return the bytes of some parts of a file that the agent of another node keeps, joined in the order of ``parts``.
 
     Args:
         peer: the agent.

@@ -1,9 +1,9 @@
-"""Make and check the secrets that prove to the driver which node a process speaks for. Only tasks can make them.
+"""Make and check the secrets with which a process proves to the driver that it belongs to a certain node.
 
-The driver makes a *seal* for each run. Spark sends the seal to the tasks with their work; agents and ranks do not get
-it. A task makes its node's secret from the seal, and the node's agent shows that secret over the channel. The driver
-can therefore trust, and unpickle, what an agent with such a secret sends. This module uses the standard library only,
-because it is pickled by value into Spark's workers.
+For each job, the driver makes a random key, the *seal*. Spark sends the seal to the tasks with their work. Agents and
+ranks do not get the seal, so only tasks can make secrets. A task makes its node's secret from the seal, and the node's
+agent sends this secret over the channel. The driver can therefore trust, and unpickle, what an agent with a valid
+secret sends. This module uses the standard library only, because it is pickled by value into Spark's workers.
 """
 
 from __future__ import annotations

@@ -57,7 +57,10 @@ class Slots:
 
 
 def _memory(name: str) -> int:
-    """Return a descriptor of new memory. A Python built with old headers, like conda's, lacks ``os.memfd_create``."""
+    """Return a descriptor of new memory.
+
+    A Python that was built with old headers, such as conda's, lacks ``os.memfd_create``. The C library is used instead.
+    """
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name)
     descriptor = int(ctypes.CDLL(None, use_errno=True).memfd_create(name.encode(), _MFD_CLOEXEC))
@@ -88,7 +91,7 @@ class Slot:
         """
         if len(data) > ROOM or not self.is_mine:
             return False
-        self._memory[: _LENGTH.size] = _LENGTH.pack(0)  # if the rank is killed meanwhile, it has written nothing
+        self._memory[: _LENGTH.size] = _LENGTH.pack(0)  # if the rank is killed meanwhile, the slot is empty
         self._memory[_LENGTH.size : _LENGTH.size + len(data)] = data
         self._memory[: _LENGTH.size] = _LENGTH.pack(len(data))
         return True

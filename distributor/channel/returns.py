@@ -32,10 +32,10 @@ class Depository(Protocol):
         """Receive a file of a node over the connection that announced it, and answer."""
 
     async def give(self, writer: asyncio.StreamWriter) -> None:
-        """Send a node the files that were kept before the run."""
+        """Send a node the files that the driver has kept from earlier runs."""
 
     async def withdraw(self, told: Withdraw, node: int, writer: asyncio.StreamWriter) -> None:
-        """Take note that a node's ranks have removed a file, and answer."""
+        """Record that a node's ranks have removed a file, and answer."""
 
 
 class Returns:

@@ -45,10 +45,11 @@ _DISMISSAL = 1.0
 #: Number of frames of one connection that are read before other connections get their turn.
 _TURN = 64
 
-#: Maximum number of bytes that the driver holds for a connection that does not read. With more, it ends the connection.
+#: Maximum number of bytes that the driver holds for a connection whose other side does not read them. With more bytes,
+#: the driver ends the connection.
 _MOST_UNREAD = frames.MAX_BODY
 
-#: The name of the tasks that serve nodes that keep states for the run's next job.
+#: The name of the asyncio tasks that serve nodes which keep the states of ranks in memory for the run's next job.
 _HOLDING = "holding"
 
 #: The reason for stopping tasks that Spark has started again.
@@ -75,7 +76,7 @@ class Listener(Protocol):
 
 @dataclass
 class _Peer:
-    """A node that said hello.
+    """A node that has registered with its hello.
 
     ``writer`` is its newest connection, ``heard`` the time of its last message. ``leaving`` is the timer after which a
     node whose connection has ended counts as lost.
@@ -93,7 +94,7 @@ class _Peer:
 
 @dataclass
 class _Standing:
-    """The orders that also go to nodes that connect later: to stop the ranks, and to begin another attempt or end."""
+    """The orders that nodes also get if they connect later: to stop the ranks, and to begin another attempt or end."""
 
     stop: messages.Stop | None = None
     next: messages.Begin | messages.End | None = None
@@ -106,7 +107,7 @@ class ChannelServer:
         listener: receives the nodes' messages.
         timeout: number of seconds of silence after which a node counts as lost.
         tasks: number of tasks that exchange facts before the nodes start.
-        guard: decides which messages of nodes are accepted; by default, a guard that knows no ranks.
+        guard: decides which messages of nodes are accepted; by default, a guard that does not know the run's ranks.
         depository: receives new files of ranks; ``None`` if the run keeps none.
     """
 
@@ -164,9 +165,9 @@ class ChannelServer:
         return self
 
     def retire(self) -> None:
-        """Listen no more, and end all connections except those of nodes that keep states for the run's next job.
+        """Stop listening, and end all connections except those of nodes that keep states for the run's next job.
 
-        These nodes learn from the end of their connections that the server closes.
+        These connections end when the server closes, at the end of the run. The nodes then remove the states.
         """
         self._call(self._end_tasks(staying=_HOLDING)).result()
 
@@ -206,7 +207,8 @@ class ChannelServer:
             patience: number of seconds to wait while nothing arrives.
 
         Returns:
-            The reports and values of all nodes; ``None`` if a node has not succeeded, or is gone.
+            The reports and values of all nodes; ``None`` if the results of a node do not arrive, for example because
+            one of its ranks has failed.
         """
         return self._call(self.returns.wait(lambda: self._guard.names, self._expects_nothing, patience)).result()
 
@@ -228,7 +230,7 @@ class ChannelServer:
         end = time.monotonic() + _NOTICE
         while node in self._peers and time.monotonic() < end:
             time.sleep(0.01)
-        self._call(asyncio.sleep(0)).result()  # what was in progress then is done
+        self._call(asyncio.sleep(0)).result()  # if the loop is calling the listener, this waits for it
 
     def accept_if(self, accept: Callable[[list[dict[str, Any]]], bool]) -> None:
         """Set the function that checks the facts of all tasks.
@@ -315,7 +317,7 @@ class ChannelServer:
         except (frames.ProtocolError, KeyError, TypeError, ValueError) as error:
             why = f"it sent an invalid message ({error})"
             self._refuse(writer, f"sent an invalid message ({error})")
-        except BaseException:  # the server closes, or newer strangers take this one's place
+        except BaseException:  # the server closes, or there are too many strangers (see Door)
             writer.transport.abort()
             raise
         if node is not None and (peer := self._peers.get(node)) is not None and peer.writer is writer:
@@ -439,7 +441,8 @@ class ChannelServer:
         """Register a connection for the node that its hello names, in place of an older connection.
 
         Raises:
-            ProtocolError: the run has no such node, or another process is that node.
+            ProtocolError: the run has no such node, the secret is not valid, or another process has registered as this
+                node.
         """
         node = message.node
         try:
@@ -523,10 +526,10 @@ class ChannelServer:
         writer.transport.abort()
 
     async def _end_tasks(self, staying: str | None = None) -> None:
-        """End all tasks but those of one name, and listen no more.
+        """End all asyncio tasks except those that are named ``staying``, and stop listening.
 
-        Nodes that are still connected learn that the job has ended. Otherwise, they would try to reconnect until Spark
-        kills their tasks, and the next job would wait for their slots.
+        Nodes that are still connected are told that the job has ended. Otherwise, they would try to reconnect until
+        Spark kills their tasks, and the next job would wait for their slots.
         """
         self._order_stop(messages.Stop("the job has ended"))
         self._order_next(messages.End())

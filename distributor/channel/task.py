@@ -1,11 +1,12 @@
 """Use the channel in code without an event loop: exchange the facts of tasks, and send return values and files.
 
-Facts are exchanged once, before any task starts its work. Over the channel, the driver answers as soon as it has heard
-from all tasks, whereas Spark's own ``allGather`` polls once a second.
+The *facts* of a task describe its node: address, port, GPUs, CPUs and more. They are exchanged once, before any task
+starts its work. Over the channel, the driver answers as soon as it has received the facts of all tasks, whereas Spark's
+own ``allGather`` polls once a second.
 
-Either all tasks use the channel, or all use ``allGather``. A task that cannot reach the driver for
-:data:`CONNECT_TIMEOUT` seconds uses ``allGather``. The driver then lacks the facts of that task, and tells the other
-tasks to use ``allGather`` too.
+Either all tasks use the channel, or all use ``allGather``, because ``allGather`` waits for all tasks. A task that
+cannot reach the driver for :data:`CONNECT_TIMEOUT` seconds uses ``allGather``. The driver then lacks the facts of that
+task, and tells the other tasks to use ``allGather`` too.
 
 This module uses the standard library only, because it is pickled by value into Spark's workers.
 """
@@ -39,8 +40,8 @@ from distributor.values.messages import (
     Withdraw,
 )
 
-#: Seconds that a task tries to reach the driver before it uses ``allGather``. No task may give up sooner. The driver
-#: relies on this: until that time has passed, a run from which it has heard nothing cannot have begun.
+#: Seconds that a task tries to reach the driver before it uses ``allGather``. No task may give up sooner, because the
+#: driver relies on this: if no task has reached it, no task can have begun its work before this time has passed.
 CONNECT_TIMEOUT = 5.0
 
 #: Seconds between attempts to reach the driver.
@@ -51,7 +52,7 @@ _SENDINGS = 2
 
 
 class StoppedError(Exception):
-    """The run was stopped. It must not begin, or it no longer needs return values."""
+    """The driver has stopped the run: the task must not begin its work, or its return value is no longer needed."""
 
 
 class RefusedError(Exception):
@@ -73,7 +74,7 @@ def exchange(
             number of this task attempt; later attempts have higher numbers.
         endpoint: the driver; ``None`` uses ``gather`` without trying to reach it.
         gather: ``BarrierTaskContext.allGather``.
-        patience: number of seconds that the driver may be silent once it was reached.
+        patience: number of seconds without contact after which the driver counts as lost, once it was reached.
 
     Returns:
         The facts of all tasks, ordered by partition, and whether they came from the driver.

@@ -20,7 +20,7 @@ def make_tls() -> tuple[ssl.SSLContext, str]:
 
 
 def make_peer_key() -> PeerKey:
-    """Return a new key with which the nodes of a run know each other."""
+    """Return a new key by which the nodes of a run recognize each other."""
     return PeerKey(*_make_key(), secrets.token_bytes(TOKEN_BYTES))
 
 

@@ -1,4 +1,5 @@
 """Checkpoints that all ranks commit together.
 
-A wing (see docs/architecture.md): it runs in ranks, and in users' own processes outside a run.
+This package is a wing: no room imports it (see docs/architecture.md). It runs in ranks, and in users' own processes
+outside a run.
 """

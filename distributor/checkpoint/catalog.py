@@ -34,7 +34,7 @@ class Catalog:
     Args:
         place: the place that holds the checkpoints.
         checkpoints: the options that say which checkpoints are kept.
-        sole: whether only this run can commit, because it holds the name of the training.
+        sole: whether only this run can commit, because it holds the training's name (see ``values.claims``).
     """
 
     def __init__(self, place: Place, checkpoints: Checkpoints, *, sole: bool = False) -> None:
@@ -43,7 +43,7 @@ class Catalog:
         self._sole = sole
         self._known: list[Manifest] | None = None  # the newest first; None until they have been read
         self._sequence = 0
-        self._number = 0  # of the last commit that was tried
+        self._number = 0  # number of the last commit that was tried
 
     def committed(self) -> list[Manifest]:
         """Read the manifests of all committed checkpoints, the newest first. Their shards are not checked."""

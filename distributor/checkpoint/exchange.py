@@ -49,7 +49,7 @@ class Store(Protocol):
 
 
 class Exchange:
-    """The exchange of one rank with the others. Used by one thread at a time.
+    """The exchange of one rank with the others. Only one thread at a time may use it.
 
     Args:
         store: the store that the ranks share; ``None`` if there is one rank.
@@ -110,7 +110,7 @@ class Exchange:
         return values
 
     def share(self, key: str, values: Sequence[bytes], what: str, *, patient: bool = False) -> bytes:
-        """Send each rank its value from rank 0, or one value to all ranks. Return this rank's value.
+        """Send values from rank 0: one for each rank, or the same one to all. Return the value for this rank.
 
         Args:
             key: a name that is used once, by all ranks.
@@ -201,7 +201,7 @@ class Exchange:
 
 
 def connect(rank: int, world_size: int, prefix: str, what: str) -> Exchange:
-    """Return the exchange of a rank of a run of this package, over the store of torch's elastic agent.
+    """Return the exchange of a rank in a run of this package. It uses the store of torch's elastic agent.
 
     Args:
         rank: this rank.
@@ -210,7 +210,7 @@ def connect(rank: int, world_size: int, prefix: str, what: str) -> Exchange:
         what: the user's call, for errors.
 
     Raises:
-        ConfigurationError: there are several ranks, but no such store.
+        ConfigurationError: there are several ranks, but no store of torch's elastic agent.
     """
     if world_size == 1:
         return Exchange(None, rank, world_size)
@@ -223,7 +223,7 @@ def connect(rank: int, world_size: int, prefix: str, what: str) -> Exchange:
 
 
 def connect_group(rank: int, world_size: int, token: str, what: str) -> tuple[Exchange, str]:
-    """Return the exchange of a rank outside a run of this package, over the store of the default process group.
+    """Return the exchange of a rank outside a run of this package. It uses the store of the default process group.
 
     All ranks must make this call together. A launcher may use the same store and the same restart count for several
     attempts. Rank 0's token therefore distinguishes the attempts.

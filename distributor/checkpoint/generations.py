@@ -1,4 +1,7 @@
-"""Decide which slot of the memory tier is overwritten, and which state all ranks load. Pure functions."""
+"""Decide which of a rank's states in memory is overwritten, and which state all ranks load. Pure functions.
+
+Each rank keeps its newest states in two files in shared memory, the *slots* (see :mod:`distributor.checkpoint.memory`).
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ class Generation:
         step: the step of the training.
         world_size: number of ranks.
         pieces: the tensors that the rank keeps.
-        others: the names of the tensors that other ranks of its node keep for it.
+        others: the names of the tensors that are missing in ``pieces``, because other ranks keep them.
     """
 
     checkpoint: str
@@ -55,13 +58,13 @@ class Generation:
     others: tuple[str, ...]
 
     def without(self, names: Iterable[str]) -> tuple[Generation, list[tuple[int, int]]]:
-        """Return the state as another node keeps it, which has some of the tensors elsewhere.
+        """Return this state without some tensors, as another node keeps it.
 
         Args:
-            names: the names of these tensors.
+            names: the names of the tensors to leave out, since the states of other ranks hold them.
 
         Returns:
-            The state, and the parts of this state's file that make up the file of the other state.
+            The smaller state, and the parts of this state's file that make up the file of the smaller state.
         """
         left = set(names)
         pieces, parts = extract([piece for piece in self.pieces if piece.name not in left])
@@ -70,7 +73,7 @@ class Generation:
 
 
 def padded(size: int) -> int:
-    """Return how many bytes a tensor of this size takes in a file, so that the next one begins where it may.
+    """Return how many bytes a tensor of this size takes in a file, including the gap before the next tensor.
 
     >>> padded(0), padded(1), padded(64), padded(65)
     (0, 64, 64, 128)
@@ -79,7 +82,7 @@ def padded(size: int) -> int:
 
 
 def extract(pieces: Iterable[Piece]) -> tuple[tuple[Piece, ...], list[tuple[int, int]]]:
-    """Return some tensors as they are in a file of them alone, and the parts of their file that make up the new file.
+    """Return where tensors are in a new file that holds only them, and the parts of the old file that make it up.
 
     A part is an offset and a number of bytes.
     """
@@ -99,8 +102,8 @@ class Holding:
         node: rank of the node.
         rank: the rank.
         path: path of the file of tensors on the node.
-        objects: size of the file of the rank's other state.
-        generation: what the file holds.
+        objects: size of the file that holds the rank's state apart from tensors.
+        generation: what the file of tensors holds.
     """
 
     node: int
@@ -118,7 +121,8 @@ class Source:
         node: rank of the node.
         path: path of the file on the node.
         pieces: where the tensors are in the file.
-        objects: size of the file of the rank's other state; ``None`` if the file is another rank's.
+        objects: size of the file that holds the rank's state apart from tensors; ``None`` if ``path`` is the file of
+            another rank, which only shares tensors with this one.
     """
 
     node: int
@@ -128,14 +132,14 @@ class Source:
 
 
 def sources(holdings: Sequence[Holding], homes: Sequence[int]) -> tuple[str, list[tuple[Source, ...]]] | None:
-    """Return the newest state of which the nodes together hold all parts, and for each rank where they are.
+    """Return the newest state of which the nodes together hold all parts, and where each rank finds its parts.
 
-    What a rank's own node holds comes first. A tensor that a rank shares with others comes from the lowest rank whose
-    state is there, because that is the rank whose values a committed checkpoint would hold.
+    A rank prefers the parts that its own node holds. A tensor that several ranks have in full comes from the lowest
+    rank of which a state is held, because a committed checkpoint would hold the values of this rank.
 
     Args:
         holdings: what all nodes hold.
-        homes: the rank of each rank's node.
+        homes: for each rank, the rank of its node.
 
     Returns:
         The name of the checkpoint's folder, and the sources of each rank; ``None`` if no state is complete.
@@ -169,12 +173,12 @@ def _sources(rank: int, home: int, holdings: Sequence[Holding]) -> tuple[Source,
 
 
 def pack(generation: Generation) -> bytes:
-    """Return the record of a slot."""
+    """Return the record of a slot: the description of the state that it holds, as JSON."""
     return json.dumps({**vars(generation), "pieces": [vars(piece) for piece in generation.pieces]}).encode()
 
 
 def read(data: bytes) -> Generation:
-    """Return what a record says."""
+    """Return the state that a record describes."""
     return _generation(json.loads(data))
 
 
@@ -210,7 +214,8 @@ def read_sources(told: Iterable[dict[str, Any]]) -> tuple[Source, ...]:
 def oldest(slots: Sequence[Generation | None], loaded: str | None) -> int:
     """Return the number of the slot to overwrite: an empty one, or the older one.
 
-    The slot that was loaded stays. The other slot may hold a later state, but not all ranks have that state.
+    The slot from which the state was loaded is not overwritten. The other slot may hold a later state, but that state
+    is useless, because not all ranks have it.
 
     >>> oldest([Generation("step-1-3f-0-1", 1, 2, (), ()), None], None)
     1

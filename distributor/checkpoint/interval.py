@@ -1,4 +1,4 @@
-"""The interval between saves that loses the least time."""
+"""Compute the interval between saves at which training loses the least time."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def _choose(session: Session, memory: Memory | None, refused: Iterable[str]) -> 
 
 
 def _recall(session: Session, memory: Memory, chosen: InMemory) -> Held | None:
-    """Return what memory holds of this rank's state; ``None`` if a rank cannot read its own."""
+    """Read this rank's state from memory, and return it; ``None`` if any of the ranks cannot read its state."""
     held, problem = None, b""
     try:
         held = memory.read(chosen.checkpoint, chosen.sources, chosen.seats)
@@ -193,7 +193,7 @@ def _committed(session: Session, refused: Iterable[str], kept: Kept | None) -> M
 
 
 def _from_memory(held: Held, entries: Mapping[str, Any], *, weights_only: bool) -> State:
-    """Return the state of this rank. The tensors of modules are read in place."""
+    """Return the state of this rank. The values of modules' tensors are written into the modules' own tensors."""
     objects = states.load_objects(io.BytesIO(held.objects), weights_only=weights_only)
     tensors = states.wanted(entries, held.sizes)
     for name, tensor in tensors.items():
@@ -249,7 +249,7 @@ class _Loading:
         return ""
 
     def read(self, entries: Mapping[str, Any], *, weights_only: bool) -> State:
-        """Read the state of this rank. The tensors of modules are read in place.
+        """Read the state of this rank. The values of modules' tensors are read into the modules' own tensors.
 
         Raises:
             ConfigurationError: the checkpoint was written by ``checkpoint_folder``, or saved from another model.
@@ -272,7 +272,7 @@ class _Loading:
         return states.objects_file(self._session.exchange.rank) in self._shards
 
     def _objects_path(self) -> Path:
-        """Return the file with this rank's objects. If fewer ranks have saved, return the file of rank 0."""
+        """Return the file with this rank's objects; if fewer ranks have saved the checkpoint, the file of rank 0."""
         name = states.objects_file(self._session.exchange.rank if self._has_own_objects else 0)
         return _fetch(self._session, self._manifest, self._shards[name])
 

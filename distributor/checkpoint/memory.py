@@ -1,9 +1,9 @@
 """The memory tier: the newest states of a node's ranks, in files in shared memory that outlive the ranks.
 
 Each rank has two *slots*, which are files, and writes them in turn. So one of them is always complete. A slot is valid
-once it has a record, which names the checkpoint. Every rank of a node reads the records of all ranks of the node. If
-several ranks of a node have the same tensor in full, such as a weight under DDP, only the lowest of these ranks keeps
-it.
+once it has a record, a file that names the checkpoint and the tensors. If several ranks of a node have the same tensor
+in full, such as a weight under DDP, only the lowest of these ranks keeps it. To find such tensors, every rank of a node
+reads the records of all ranks of the node.
 
 No rank can be two saves ahead of another, because each save waits until the previous save has ended. Once all ranks
 have copied their first state, there is therefore always a checkpoint that all ranks hold.
@@ -49,7 +49,7 @@ class Memory:
         about: the folder of the files, and their maximum size.
         rank: this rank.
         world_size: number of ranks.
-        peers: reaches other nodes, if they keep copies.
+        peers: reaches other nodes; ``None`` if no other nodes keep copies.
     """
 
     def __init__(self, about: SharedMemory, rank: int, world_size: int, peers: Peers | None = None) -> None:
@@ -77,7 +77,7 @@ class Memory:
             previous states as well, and return an empty mapping.
         """
         number = oldest([slot.generation for slot in self._slots], self._loaded)
-        self._loaded = None  # the next save begins only once all ranks have copied this state
+        self._loaded = None  # the next save may overwrite it: all ranks have copied this state before it begins
         slot, pieces, size = self._slots[number], *_layout(tensors)
         self._open = None
         slot.clear()
@@ -92,10 +92,10 @@ class Memory:
         return room
 
     def seal(self, objects: bytes) -> None:
-        """Make the state valid that was copied since :meth:`begin`.
+        """Make the state valid whose tensors were copied after :meth:`begin`.
 
         Args:
-            objects: the rank's other state.
+            objects: the rank's state apart from the tensors.
         """
         if self._open is None:
             return
@@ -106,19 +106,19 @@ class Memory:
             self._warn(error)
 
     def revoke(self, checkpoint: str) -> None:
-        """Make a state invalid."""
+        """Make the state of a checkpoint invalid, so that it is not loaded."""
         for slot in self._slots:
             if slot.holds(checkpoint):
                 slot.clear()
 
     def replicate(self, checkpoint: str, objects: bytes, omitted: Iterable[str], peer: Seat | None) -> None:
-        """Send this rank's state to the node that keeps its copy. If that fails, it is a warning.
+        """Send this rank's state to the node that keeps its copy. If this fails, log a warning.
 
         Args:
             checkpoint: name of the checkpoint's folder.
-            objects: the rank's other state.
-            omitted: names of tensors that the copy need not hold.
-            peer: where the copy is kept; ``None`` if there is only one node.
+            objects: the rank's state apart from the tensors.
+            omitted: names of tensors that the copy need not hold, because lower ranks hold them too.
+            peer: a seat of the node that keeps the copy; ``None`` if there is only one node.
         """
         kept = next((slot for slot in self._slots if slot.holds(checkpoint)), None)
         if self.peers is None or kept is None or kept.generation is None or (peer is None and self._rank > 0):
@@ -150,7 +150,7 @@ class Memory:
         Args:
             checkpoint: name of the checkpoint's folder.
             sources: where the parts of the rank's state are; ``None`` if this node holds all of them.
-            seats: a seat of each node.
+            seats: for each node, the seat of one of its ranks, which says how to reach the node.
 
         Raises:
             OSError: the state cannot be read.
@@ -198,7 +198,7 @@ class Memory:
 
 @dataclass
 class Held:
-    """One rank's state of a checkpoint, as its node holds it.
+    """One rank's state of a checkpoint, as it was read from the memory of one or more nodes.
 
     Attributes:
         tensors: this rank's part of each tensor, by name.
@@ -276,7 +276,7 @@ class _Slot:
         return views_in(torch.from_file(str(self.path), shared=True, size=size, dtype=torch.uint8), pieces)
 
     def seal(self, generation: Generation, objects: bytes) -> None:
-        """Let the slot hold a state, whose tensors have been copied."""
+        """Make the slot valid: write the state's objects and record. Its tensors must have been copied before."""
         state_folders.write_beside(self.path, objects, pack(generation))
         self.generation = generation
 

@@ -1,4 +1,4 @@
-"""A rank's lines to the agents of other nodes, which keep copies of its state in memory."""
+"""A rank's connections to the agents of other nodes, which keep copies of ranks' states in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from distributor.values.checkpoints import PEERS
 
 
 class Peers:
-    """The lines of one rank to other nodes.
+    """Sends one rank's state to another node, and reads states from other nodes.
 
     Args:
         folder: the folder of the rank's node in shared memory.
@@ -33,7 +33,7 @@ class Peers:
         self._token = bytes.fromhex(told["token"])
         self._run_id = session.origin.rpartition("-")[0]
         node = int(os.environ.get("GROUP_RANK", 0))
-        #: Where this rank keeps its state.
+        #: Where this rank keeps its state, and at which address other nodes reach its node.
         self.seat = Seat(folder, node, session.settings.hosts.get(node, ""), told["address"], told["port"])
 
     def _at(self, seat: Seat) -> Endpoint:
@@ -47,8 +47,8 @@ class Peers:
         Args:
             peer: the node; ``None`` if there is none.
             path: the file of tensors.
-            record: the record of what is sent.
-            objects: the rank's other state.
+            record: describes the state that is sent.
+            objects: the rank's state apart from the tensors.
             parts: the parts of the file that are sent.
 
         Raises:
@@ -70,20 +70,20 @@ class Peers:
                 try:
                     size = path.with_suffix(".objects").stat().st_size
                     found.append(Holding(self.seat.node, rank, str(path), size, read(record.read_bytes())))
-                except FileNotFoundError:  # its keeper has just ended
+                except FileNotFoundError:  # the process that kept it has just ended
                     continue
         return found
 
     def objects(self, seat: Seat, source: Source, size: int) -> bytes:
-        """Return the content of the file of a rank's other state.
+        """Return the content of the file that holds a rank's state apart from tensors, from another node.
 
         Args:
-            seat: a seat of the node that keeps it.
-            source: the rank's state there.
+            seat: a seat of the node that keeps the file.
+            source: the rank's state on that node.
             size: number of bytes of the file.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the file cannot be read.
         """
         return bytes(self._recall(seat, str(Path(source.path).with_suffix(".objects")), [(0, size)]))
 

@@ -27,7 +27,7 @@ from distributor.checkpoint.state import DTensor, local_part
 
 
 class Planner:
-    """The plans of one rank. They are sent to rank 0 only when they change.
+    """The plans of one rank, which say what it writes. They are sent to rank 0 only when they change.
 
     Args:
         exchange: reaches the other ranks.
@@ -37,7 +37,7 @@ class Planner:
     def __init__(self, exchange: Exchange, seat: Seat = Seat()) -> None:  # noqa: B008  # it is immutable
         self._exchange = exchange
         self._seat = seat
-        self._told = b""  # this rank's own plan, as rank 0 knows it
+        self._told = b""  # the plan that this rank last sent to rank 0
         self._all: list[tuple[bytes, Seat]] = [(b"", Seat())] * exchange.world_size  # on rank 0: plan and seat of each
         self._final: SavePlan | None = None
         self._left_out: frozenset[str] = frozenset()
@@ -51,7 +51,7 @@ class Planner:
         return self._metadata
 
     def is_same(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """Return whether this rank's own plan is the one that rank 0 knows."""
+        """Return whether this rank's own plan is the one that rank 0 already has."""
         return self._final is not None and _local(tensors) == self._told
 
     @property
@@ -72,14 +72,14 @@ class Planner:
 
     @property
     def peer(self) -> Seat | None:
-        """The seat whose node keeps the copy of this rank's state; ``None`` if there is no other node."""
+        """A seat of the node that keeps the copy of this rank's state; ``None`` if there is no other node."""
         return self._peer
 
     def settle(self, key: str, tensors: Mapping[str, torch.Tensor], samples: Mapping[str, str], what: str) -> SavePlan:
         """Exchange plans with the other ranks, and return what this rank writes.
 
         Args:
-            key: the save's key in the exchange.
+            key: the first part of the keys under which the ranks exchange values about this save.
             tensors: the tensors to save. Only their sizes and types are used.
             samples: digests of values, by entry of the state. Rank 0 compares the digests of all ranks that have an
                 entry.
@@ -106,7 +106,7 @@ class Planner:
         return self._final
 
     def _plan(self, told: Sequence[tuple[bytes, Mapping[str, str], tuple[Any, ...]] | None]) -> list[bytes]:
-        """Return each rank's final plan and what it leaves out, or nothing for each rank if no plan has changed.
+        """Return each rank's answer: its final plan, what it leaves out, and its peer. Empty if no plan has changed.
 
         Raises:
             ValueError: ranks have different tensors of one name.

@@ -27,7 +27,7 @@ class Save:
     Attributes:
         what: the user's call, such as ``save_checkpoint(step=100)``.
         step: the step of the training.
-        key: the save's key in the exchange.
+        key: the first part of the keys under which the ranks exchange values about this save.
         folder: name of the checkpoint's folder.
         metrics: the values that this rank had last reported when the save began, by name.
     """
@@ -68,7 +68,7 @@ class Part:
     Attributes:
         shards: the files that it adds.
         failed: whether the user's own code has failed in the rank.
-        problem: why the files could not be written.
+        problem: why the files could not be written; ``None`` if they were written.
         more: what else rank 0 needs in order to complete the checkpoint, as text.
     """
 
@@ -89,7 +89,7 @@ class Part:
 
 
 def said(error: Exception) -> str:
-    """Return an error as the text of a :class:`Part`'s problem."""
+    """Return the text of an error for the ``problem`` of a :class:`Part`."""
     return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
 
 
@@ -105,13 +105,13 @@ def check(parts: Sequence[Part], what: str) -> None:
 
 
 def conclude(session: Session, save: Save, part: Part, complete: Complete | None = None) -> bool:
-    """Tell rank 0 that this rank has done its part. Rank 0 commits the checkpoint, or removes it if a part is missing.
+    """Send rank 0 the report about this rank's part. Rank 0 commits the checkpoint, or removes it if a part has failed.
 
     Args:
         session: this process's session.
         save: the save.
         part: what this rank has done.
-        complete: completes the checkpoint on rank 0.
+        complete: writes further files before the commit, on rank 0; ``None`` if there are none.
 
     Returns:
         Whether the checkpoint was committed. If not, rank 0 warns.

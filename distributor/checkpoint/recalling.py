@@ -1,4 +1,4 @@
-"""Which state in memory all ranks load: what each rank tells rank 0, and what rank 0 answers."""
+"""Agree on the state in memory that all ranks load: what each rank sends to rank 0, and what rank 0 answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class InMemory:
     Attributes:
         checkpoint: name of the checkpoint's folder.
         sources: where its parts are; ``None`` if this rank's node holds all of them.
-        seats: a seat of each node.
+        seats: for each node, the seat of one of its ranks, which says how to reach the node.
     """
 
     checkpoint: str
@@ -55,7 +55,10 @@ class InMemory:
 
 
 def tell(memory: Memory | None) -> bytes:
-    """Return what this rank tells rank 0: what it can load, and what its node holds for others."""
+    """Return what this rank sends to rank 0: the names of the states that it can load.
+
+    If nodes keep copies, a restarted rank sends its seat instead, and local rank 0 all states that its machine holds.
+    """
     if memory is None:
         return b"{}"
     if memory.peers is None or not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
@@ -85,7 +88,7 @@ def _pack(checkpoint: str, found: list[dict[str, object]] | None, seats: Sequenc
     return _MARK + json.dumps({"checkpoint": checkpoint, "sources": found, "seats": seats}).encode()
 
 
-#: What an answer begins with. A record of a committed checkpoint begins with a brace.
+#: What an answer that names a state in memory begins with. The manifest of a committed checkpoint begins with a brace.
 _MARK = b"memory "
 
 

@@ -154,7 +154,7 @@ def order_of(name: str) -> tuple[int, int]:
 
 
 def surplus(committed: Iterable[Manifest], checkpoints: Checkpoints) -> list[Manifest]:
-    """Return the checkpoints that are no longer kept: all except the newest ones and the best one."""
+    """Return the checkpoints to remove: all except the newest ones and the best one."""
     newest_first = sorted(committed, key=lambda each: each.number, reverse=True)
     if checkpoints.keep is None:
         return []
@@ -163,7 +163,10 @@ def surplus(committed: Iterable[Manifest], checkpoints: Checkpoints) -> list[Man
 
 
 def best(committed: Sequence[Manifest], checkpoints: Checkpoints) -> Manifest | None:
-    """Return the best of some checkpoints, the newest first; ``None`` if none has the metric."""
+    """Return the best of some checkpoints; ``None`` if none has the metric.
+
+    ``committed`` has the newest checkpoint first, so the newest one counts if several have the best value.
+    """
     found: Manifest | None = None
     if checkpoints.best is None:
         return None

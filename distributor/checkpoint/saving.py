@@ -23,7 +23,7 @@ from distributor.text import notices
 
 _log = notices.logger
 
-#: The name of DCP's own file about a checkpoint.
+#: The name of the file in which ``torch.distributed.checkpoint`` (DCP) describes a checkpoint.
 METADATA = ".metadata"
 
 
@@ -38,7 +38,7 @@ class _Kept:
     has_saved: bool = False
 
     def copy(self, save: Save, tensors: Mapping[str, torch.Tensor], objects: bytes) -> dict[str, torch.Tensor]:
-        """Return copies of the tensors that this rank writes. Keep the state in the memory tier if the run uses it."""
+        """Return copies of the tensors that this rank writes. With ``memory=True``, also keep the state in memory."""
         names, room = self.planner.names, Room()
         if self.memory is not None:
             left_out = self.planner.left_out
@@ -61,14 +61,14 @@ def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) 
             f"{type(state).__name__}"
         )
     publishing.check_step("save_checkpoint", step)
-    found = states.collect(state)  # before the other ranks wait for this one
+    found = states.collect(state)  # may raise an error, so it comes before the other ranks wait for this one
     objects = states.pack_objects(found.objects)
     session = current("save_checkpoint")
     session.finish()
     kept = _keep(session)
     save = publishing.begin(session, "save_checkpoint", step)
     plan = None
-    if not kept.planner.is_same(found.tensors):  # the others may be waiting for this rank's plan
+    if not kept.planner.is_same(found.tensors):  # the plan says what to copy; others may wait for it
         plan = kept.planner.settle(save.key, found.tensors, states.samples(state), save.what)
     left_out = kept.planner.left_out
     task = _Task(kept, save, plan, kept.copy(save, found.tensors, objects), objects, left_out)
@@ -109,7 +109,7 @@ class _Task:
             _log.warning("%s: nothing was saved, and training goes on: %s", self.save.what, error)
 
     def run(self) -> None:
-        """Write, and commit.
+        """Write this rank's part, and commit the checkpoint with the other ranks.
 
         Raises:
             ConfigurationError: ranks make different calls, or a rank has ended without this call.
@@ -151,7 +151,7 @@ class _Task:
         return (self.kept.session.staging if root is None else root) / self.save.folder
 
     def _write(self, plan: Any, folder: Path) -> tuple[list[Shard], bytes]:
-        """Write this rank's files. Return them, and the place of each part of a tensor in them."""
+        """Write this rank's files. Return them, and DCP's record of where each part of a tensor is in them."""
         folder.mkdir(parents=True, exist_ok=True)
         missing = {item.index.fqn for item in plan.items} - {
             name for name, tensor in self.tensors.items() if tensor.device.type != "meta"
@@ -167,7 +167,7 @@ class _Task:
         return [*files, shards.measured(folder / name, name)], results
 
     def _complete(self, parts: Sequence[Part]) -> list[Shard]:
-        """Write DCP's file about the checkpoint, on rank 0."""
+        """On rank 0, write the file in which DCP describes the checkpoint. Return this file."""
         folder = self._folder()
         plans.write_metadata(self.kept.planner.metadata, [base64.b64decode(part.more) for part in parts], folder)
         files = [shards.measured(folder / METADATA, METADATA)]

@@ -1,4 +1,4 @@
-"""Where each rank keeps its state in memory, and which node keeps the copy. Pure."""
+"""Where each rank keeps its state in memory, and which other node keeps the copy of this state. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ class Seat(NamedTuple):
     """Where a rank keeps its state in memory.
 
     Attributes:
-        folder: the folder of the rank's node, which no other node has under this name; ``""`` if it keeps none.
+        folder: the folder in which the rank's node keeps states; ``""`` if it keeps no states. The folders of two nodes
+            never have the same name.
         node: rank of the node.
-        host: name of its host.
-        address: address at which its agent takes copies; ``""`` if it takes none.
-        port: port at which its agent takes copies.
+        host: name of the node's host.
+        address: address at which the node's agent receives copies; ``""`` if it receives none.
+        port: port at which the node's agent receives copies.
     """
 
     folder: str = ""
@@ -25,9 +26,10 @@ class Seat(NamedTuple):
 
 
 def peer_of(seat: Seat, seats: Iterable[Seat]) -> Seat | None:
-    """Return the seat whose node keeps the copies of another seat's node; ``None`` if there is only one node.
+    """Return a seat of the node that keeps the copies for the given seat's node; ``None`` if there is only one node.
 
-    It is the next node on another host, or else the next node.
+    This is the next node on another host, so that the copies survive the loss of a host. If all nodes are on one host,
+    it is the next node.
 
     >>> seats = [Seat("a", 0, "one"), Seat("b", 1, "one"), Seat("c", 2, "two")]
     >>> [peer_of(seat, seats).node for seat in seats]

@@ -29,7 +29,7 @@ _log = notices.logger
 
 
 class Session:
-    """The checkpoints of this process.
+    """What a process uses to save and load checkpoints: the place, the other ranks, and the save in progress.
 
     Args:
         settings: where checkpoints are kept.
@@ -57,12 +57,12 @@ class Session:
 
     @property
     def origin(self) -> str:
-        """The run and attempt, after :meth:`connect`."""
+        """The run and attempt, as in the names of checkpoints' folders. It is known after :meth:`connect`."""
         assert self._exchange is not None
         return self._exchange[1]
 
     def connect(self, environ: Mapping[str, str], what: str) -> None:
-        """Connect to the other ranks, unless that has been done.
+        """Connect to the other ranks, unless this process is already connected.
 
         Raises:
             ConfigurationError: the ranks cannot reach each other.
@@ -116,7 +116,7 @@ class Session:
             raise OSError(f"attempt {found.attempt} of this run has begun")
 
     def save_later(self, save: Callable[[], None]) -> None:
-        """Call a function in a thread, once the previous one has ended. The process does not end before the thread."""
+        """Call a function in a thread, once the previous save has ended. The process does not end before the thread."""
         self.finish()
         self._saving = threading.Thread(target=save, name="distributor-checkpoint")
         self._saving.start()
@@ -159,7 +159,10 @@ def current(what: str, *, together: bool = True) -> Session:
 
 
 def in_run(environ: Mapping[str, str]) -> bool:
-    """Return whether this process is a rank of a run of this package. Ray's workers have the mark, but are no ranks."""
+    """Return whether this process is a rank of a run of this package.
+
+    Ray's workers also have the environment variable that marks a run's processes, but they are no ranks.
+    """
     return NODE_ID in environ and bool(environ.get("TORCHELASTIC_RUN_ID"))
 
 

@@ -11,7 +11,7 @@ from distributor.errors import StartError
 
 _WHAT = "checkpoints"
 
-#: Number of seconds within which a file that one node has written must be visible on the others. NFS may need some.
+#: Number of seconds within which a file that one node has written must be visible on the others. NFS may show it late.
 _VISIBLE = 10.0
 
 
@@ -46,7 +46,7 @@ def check_place(*, local_rank: int) -> None:
 
 
 def _write(session: Session, name: str) -> str:
-    """Write a file on node 0. Return an error text; ``""`` if all is well."""
+    """Write the file for which the other nodes look, on node 0. Return an error text; ``""`` if all is well."""
     where = session.settings.checkpoints.dir
     try:
         session.check_fence()
@@ -59,7 +59,7 @@ def _write(session: Session, name: str) -> str:
 
 
 def _look(session: Session, name: str) -> str:
-    """Look for the file of node 0, and write another one. Return an error text; ``""`` if all is well."""
+    """Look for the file of node 0, and write and remove a file. Return an error text; ``""`` if all is well."""
     where = session.settings.checkpoints.dir
     own = f"{name}-{session.exchange.rank}"
     deadline = time.monotonic() + _VISIBLE

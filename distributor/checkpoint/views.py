@@ -13,7 +13,7 @@ Room = dict[str, torch.Tensor]
 
 
 def views_in(block: torch.Tensor, pieces: Iterable[Piece]) -> Room:
-    """Return the tensors in a block of bytes, which they share."""
+    """Return the tensors in a block of bytes, without copying them: they use the block's memory."""
     return {
         piece.name: block[piece.offset : piece.offset + piece.size].view(dtype_of(piece)).view(piece.shape)
         for piece in pieces

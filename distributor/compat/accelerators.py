@@ -12,7 +12,7 @@ from distributor.values.launch import Launch, LaunchPath
 from distributor.values.outcome import Failure
 from distributor.values.plan import Call, Plan, Site
 
-#: GPU models that a cloud offers in place of another model: AWS has A10G where other clouds have A10.
+#: The GPU models that count as a type, if there are several: AWS has A10G where other clouds have A10.
 _SOLD_AS = {"A10": ("A10", "A10G")}
 
 
@@ -86,13 +86,13 @@ class OnAccelerator:
     launch: Launch
 
     def resolve(self, num_processes: int, use_gpu: bool) -> CheckedPath:
-        """Return the launch path as the job holds it. Raises the errors of the inner path's ``resolve``."""
+        """Return the launch path that becomes part of the job. Raises the errors of ``launch.resolve``."""
         return CheckedPath(self.launch.resolve(num_processes, use_gpu), self.accelerator)
 
 
 @dataclass(frozen=True)
 class CheckedPath:
-    """A launch path around another one, whose ranks check their GPU before they run the target."""
+    """A launch path that adds a check to another one, the inner path: ranks check their GPU before the target."""
 
     path: LaunchPath
     accelerator: str
@@ -119,7 +119,7 @@ class CheckedPath:
 
     @property
     def restarts(self) -> bool:
-        """Whether the inner path's processes can be started again."""
+        """Whether the inner path's processes can be started again on the same nodes."""
         return self.path.restarts
 
     @property
@@ -136,7 +136,10 @@ class CheckedPath:
         return self.path.advise(failure, job)
 
     def plan(self, site: Site) -> Plan:
-        """Return the inner path's plan of one node, with the check as the first call. The inner path must have none."""
+        """Return the inner path's plan of one node, with the check as the function that each rank calls first.
+
+        The inner path's plan must not name such a function, since a plan has only one.
+        """
         plan = self.path.plan(site)
         assert plan.first is None
         return replace(plan, first=Call(__name__, "check_here", {"accelerator": self.accelerator}))

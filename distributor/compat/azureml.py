@@ -4,7 +4,7 @@
 
     run("train.py", "--lr", 0.1, distribution=PyTorchDistribution(process_count_per_instance=2), instance_count=2)
 
-An instance is a Spark executor. On this machine, the ranks of all instances train together.
+An instance is a Spark executor. Without executors, the ranks of all instances train on this machine.
 Sources: https://learn.microsoft.com/python/api/azure-ai-ml/azure.ai.ml (classes and ``command``),
 https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu (environment variables).
 """
@@ -43,7 +43,7 @@ NOT_USED = (
     *("shm_size", "tags", "timeout"),
 )
 
-#: What to use instead of each name of ``azure.ai.ml`` that this module lacks.
+#: Names of ``azure.ai.ml`` that this module lacks, each with what to use instead.
 INSTEAD = {
     "MLClient": "run(job), which runs a job on the Spark session",
     "Output": 'options={"output_dir": ...} of run, which brings new files back',
@@ -68,7 +68,7 @@ class Distribution(Protocol):
 
 
 class _Counts:
-    """The numbers of a distribution, as attributes that can be changed later, like those of Azure's distributions."""
+    """A base class that checks each number assigned to an attribute, since users may change attributes later."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if value is not None and (name, value) != ("parameter_server_count", 0):
@@ -116,7 +116,7 @@ class PyTorchDistribution(_Counts):
 class MpiDistribution(PyTorchDistribution):
     """Processes that read their rank from Open MPI's and Azure's variables. MPI itself is not started.
 
-    Besides ``OMPI_COMM_WORLD_RANK`` and the like, they find torchrun's variables, and the address of rank 0 in
+    Processes get ``OMPI_COMM_WORLD_RANK`` and related variables, torchrun's variables, and the address of rank 0 as
     ``AZ_BATCH_MASTER_NODE`` and ``AZ_BATCHAI_MPI_MASTER_NODE``. Arguments are as for :class:`PyTorchDistribution`.
 
     Example:
@@ -276,7 +276,7 @@ def as_distribution(value: Any) -> Distribution:
 
 @dataclass
 class Command:
-    """A job that ``command`` describes and ``run`` runs. Its attributes can be changed later, like those of Azure's.
+    """A job, as ``command`` returns it and ``run`` takes it. Its attributes can be changed, like those of Azure's jobs.
 
     Raises:
         ConfigurationError: a value is wrong, or the job has no attribute of this name.
@@ -302,7 +302,7 @@ class Command:
 
     @property
     def instances(self) -> int:
-        """The number of instances: from the resources if they have one, otherwise ``instance_count``."""
+        """The number of instances that ``resources`` gives; if it gives none, ``instance_count``."""
         return instances(self.resources) or self.instance_count
 
 
@@ -335,7 +335,7 @@ def command(
     resources: Any = None,
     **others: Any,
 ) -> Command:
-    """Describe a job, as ``azure.ai.ml.command`` does. Nothing starts.
+    """Describe a job, as ``azure.ai.ml.command`` does. :func:`run` starts the job.
 
     Args:
         command: ``python SCRIPT ARGUMENTS`` or ``python -m MODULE ARGUMENTS``; no shell runs it. The value of an

@@ -61,7 +61,7 @@ def parse(command: str, inputs: Mapping[str, Any]) -> Program:
         words = shlex.split(marked)
     except ValueError as error:
         raise ConfigurationError(f"command cannot be split into words ({error}): {command!r}") from None
-    words = [word for index, word in enumerate(words) if not (index == 1 and word == "-u")]  # output is never held back
+    words = [word for index, word in enumerate(words) if not (index == 1 and word == "-u")]  # ranks write lines at once
     if not re.fullmatch(r"python(3(\.\d+)?)?", words[0]) or len(words) < 2 + (words[1:2] == ["-m"]):
         raise ConfigurationError(
             f"command must be 'python SCRIPT ...' or 'python -m MODULE ...', not {command!r}: the run starts the ranks "

@@ -16,7 +16,7 @@ from distributor.values.checks import check_count
 
 
 class AssetTypes:
-    """Kinds of inputs. All kinds are used as paths."""
+    """Kinds of inputs. The kind has no effect here: each input is a path."""
 
     CUSTOM_MODEL = "custom_model"
     MLFLOW_MODEL = "mlflow_model"

@@ -21,7 +21,7 @@ class Place:
         exists: whether a run can train there; ``False`` if it needs a Spark session and none is active.
         executors: whether the run would train on the executors of a cluster, and not on this machine.
         gpus: number of GPUs of all executors that are up, or of this machine; ``None`` if the number is not known.
-        cpus: number of task slots without GPUs; ``None`` if the number is not known.
+        cpus: number of task slots that the CPUs allow; ``None`` if the number is not known.
     """
 
     exists: bool = True

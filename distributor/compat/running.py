@@ -1,4 +1,4 @@
-"""Run what a call under another launcher's name requests, on the available slots and GPUs."""
+"""Turn calls of other launchers' functions into runs of ``Distributor``, on the slots and GPUs that are available."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from distributor.values.launch import Launch
 
 @dataclass(frozen=True)
 class Request:
-    """What a call under another launcher's name requests.
+    """The request that a call of another launcher's function makes.
 
     Attributes:
         asked: the call in the user's words, for messages, such as ``"@distributed(gpus=8)"``.

@@ -40,7 +40,7 @@ _LATEST = "latest_universal"
 #: Folder in which rank 0 makes a universal form before it replaces an earlier one.
 _UNFINISHED = ".unfinished"
 
-#: How long ranks wait for rank 0, which is longer than any disk takes. If rank 0 ends, the waiting ranks end, too.
+#: How long ranks wait until rank 0 has written its files: longer than any disk takes. If rank 0 ends, they end, too.
 _PATIENCE = timedelta(days=7)
 
 _numbers = itertools.count()
@@ -55,10 +55,10 @@ def save(
 ) -> str:
     """Save model, optimizer and scheduler: first a shard from each rank, then the universal form of all shards.
 
-    Rank 0 makes the universal form from the shards. It takes as much disk space as the shards. ``folder/tag`` holds the
-    shards and may be removed; ``folder/tag_universal`` holds the universal form. If the same tag was saved before, the
-    earlier universal form can be loaded until the new one is complete. Without ZeRO, only ``folder/tag`` is saved, and
-    there is no universal form.
+    The universal form can be loaded with any number of ranks. Rank 0 makes it from the shards, and it takes as much
+    disk space as the shards. ``folder/tag`` holds the shards and may be removed; ``folder/tag_universal`` holds the
+    universal form. If the same tag was saved before, the earlier universal form can be loaded until the new one is
+    complete. Without ZeRO, only ``folder/tag`` is saved, and there is no universal form.
 
     Args:
         engine: the engine that ``deepspeed.initialize`` returned. With ZeRO, its optimizer must be a variant of Adam
@@ -66,16 +66,16 @@ def save(
         folder: a folder on a disk that the ranks of all nodes share.
         tag: name of the checkpoint; by default ``global_step`` and the number of the step.
         client_state: your own data to save as well, such as the epoch or the position in the data.
-        workers: number of processes that make the universal form. Rank 0 forks them if there are several. CUDA does not
-            support forks well.
+        workers: number of processes that make the universal form. With more than one, rank 0 forks them, which CUDA
+            does not support well.
 
     Returns:
         The tag.
 
     Raises:
         ConfigurationError: the tag cannot be used, rank 0 does not see every rank's shard (the folder is not shared),
-            DeepSpeed makes no universal checkpoints of this model or optimizer, or ZeRO stage 3 has not made its first
-            step. Every rank raises this error.
+            DeepSpeed makes no universal checkpoints of this model or optimizer, or the optimizer of ZeRO stage 3 has
+            not made its first step. Every rank raises this error.
         RuntimeError: DeepSpeed could not make the universal form. Every rank raises this error.
     """
     root, tag = Path(folder), f"global_step{engine.global_steps}" if tag is None else tag
@@ -101,7 +101,8 @@ def save(
         "stage": engine.zero_optimization_stage(),
         "groups": [_settings(group) for group in engine.optimizer.param_groups],
     }
-    _together(lambda: shutil.rmtree(root / tag, ignore_errors=True))  # old shards of more ranks would count as new
+    # Otherwise, shards of an earlier save with more ranks would count as part of this one.
+    _together(lambda: shutil.rmtree(root / tag, ignore_errors=True))
     engine.save_checkpoint(str(root), tag=tag, client_state=state)
     _together(lambda: _make_universal(root, tag, rest, workers))
     return tag
@@ -154,7 +155,7 @@ def fp32_state_dict(engine: Any) -> dict[str, Any]:
 
     Raises:
         ConfigurationError: the model is a pipeline, is split by tensor parallelism or has experts on other ranks, so
-            that no rank knows all its parts.
+            that no rank's module has all its parameters.
 
     Example:
         >>> weights = fp32_state_dict(engine)  # doctest: +SKIP
@@ -236,7 +237,7 @@ def _whole(parameters: list[Any], modifier_rank: int | None = None) -> Any:
 
 
 def _masters(optimizer: Any) -> dict[int, Any]:
-    """Return the master copies that DeepSpeed's optimizer without ZeRO keeps, by the ``id`` of their parameter."""
+    """Return the fp32 copies that DeepSpeed's optimizer keeps without ZeRO, by the ``id`` of their parameter."""
     from torch._utils import _unflatten_dense_tensors
 
     found: dict[int, Any] = {}
@@ -308,7 +309,7 @@ def _latest(root: Path, universal: bool) -> str:
 
 @contextlib.contextmanager
 def _universal(engine: Any, on: bool) -> Iterator[None]:
-    """Make an engine expect a universal checkpoint, as ``{"checkpoint": {"load_universal": true}}`` does."""
+    """Make an engine load a universal checkpoint, as its setting ``{"checkpoint": {"load_universal": true}}`` does."""
     before = engine._config.load_universal_checkpoint
     engine._config.load_universal_checkpoint = on
     try:
@@ -320,7 +321,8 @@ def _universal(engine: Any, on: bool) -> Iterator[None]:
 def _together(action: Callable[[], None]) -> None:
     """Run an action on rank 0 once all ranks have called this function. If it fails, every rank raises an error.
 
-    The other ranks wait at the store: writing a large model may take longer than the timeout of collectives.
+    The other ranks wait at torch's store and not in a collective: writing a large model may take longer than the
+    timeout of collectives.
     """
     import torch.distributed as dist
 

@@ -174,11 +174,11 @@ def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool =
     An ``"auto"`` that DeepSpeed itself understands may remain, as may an ``"auto"`` at :data:`TOTAL_STEPS`.
 
     Args:
-        config: a configuration from :func:`read`; it is not changed.
+        config: a configuration from :func:`distributor.deepspeed.reading.read`; it is not changed.
         world_size: number of ranks.
         auto: values, by the names in :data:`FILL`.
-        guess: whether to fill in values that are not in ``auto`` as well. ``False`` leaves them to a library that knows
-            better values.
+        guess: whether to fill in values that ``auto`` lacks as well. ``False`` leaves them to a library, such as
+            Transformers, that takes better values from its own settings.
 
     Raises:
         ConfigurationError: ``auto`` has an unknown name or contradicts the configuration, or a value is missing.
@@ -218,8 +218,8 @@ def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool =
 def unfilled(config: Config) -> list[str]:
     """Return the paths of remaining "auto" values that DeepSpeed does not replace with a default of its own.
 
-    In a final configuration, only :data:`TOTAL_STEPS` can be among them. Only Hugging Face's Trainer can fill in this
-    value, because no other library knows it.
+    In a final configuration, only :data:`TOTAL_STEPS` can be among them. Only Hugging Face's Trainer can fill it in,
+    because no other library knows the number of training steps.
     """
     return [
         path
@@ -264,7 +264,9 @@ def precision(config: Config) -> str:
 
 
 def extensions(config: Config, use_gpu: bool) -> tuple[str, ...]:
-    """Return the extensions that a run with this configuration loads: their builders in ``deepspeed.ops.op_builder``.
+    """Return the C++ and CUDA extensions that a run with this configuration loads.
+
+    Each is named by its builder, a class in ``deepspeed.ops.op_builder``.
 
     Source: ``deepspeed/runtime/engine.py`` (``_configure_basic_optimizer``), ``deepspeed/comm/torch.py``.
 

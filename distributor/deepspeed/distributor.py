@@ -23,8 +23,8 @@ class DeepspeedTorchDistributor(TorchDistributor):
 
     Args:
         numGpus: number of ranks per node, each with its own GPU.
-        nnodes: number of nodes; ``numGpus * nnodes`` ranks train together. Spark places the ranks;
-            ``max_processes_per_node=numGpus`` limits the ranks on one executor to ``numGpus``.
+        nnodes: number of nodes; ``numGpus * nnodes`` ranks train together. Spark decides how many of them each executor
+            gets, but ``max_processes_per_node=numGpus`` allows at most ``numGpus``.
         localMode: same as ``local_mode`` of :class:`distributor.TorchDistributor`.
         useGpu: same as ``use_gpu`` of :class:`distributor.TorchDistributor`. Without GPUs, DeepSpeed trains on CPUs,
             with gloo.
@@ -33,12 +33,12 @@ class DeepspeedTorchDistributor(TorchDistributor):
             configuration with ``distributor.runtime.deepspeed_config()``; no file remains after the run.
         auto: values for ``"auto"`` settings: ``micro_batch_size``, ``gradient_accumulation_steps``, ``learning_rate``,
             ``betas``, ``eps``, ``weight_decay``, ``gradient_clipping``, ``warmup_steps``, ``total_steps``,
-            ``precision`` (``"fp32"``, ``"fp16"``, ``"bf16"``) and ``hidden_size`` (of the model, for the buckets).
-            Batch sizes are computed from each other; the other settings get the defaults of Hugging Face's
-            ``TrainingArguments``. For Accelerate and Transformers, only the values given here are filled in, since
-            these libraries know the others better.
+            ``precision`` (``"fp32"``, ``"fp16"``, ``"bf16"``) and ``hidden_size`` (of the model; ZeRO's bucket sizes
+            are computed from it). Batch sizes are computed from each other; the other settings get the defaults of
+            Hugging Face's ``TrainingArguments``. For Accelerate and Transformers, only the values given here are
+            filled in, since these libraries fill in the others from the model and their own settings.
         script_arguments: what is appended to the arguments of scripts and modules. ``"deepspeed"`` (default):
-            ``--deepspeed --deepspeed_config PATH``, as DeepSpeed's own launcher does; without a configuration only
+            ``--deepspeed --deepspeed_config PATH``, as PySpark appends them; without a configuration only
             ``--deepspeed``. ``"trainer"``: ``--deepspeed PATH``, for scripts that parse ``TrainingArguments`` of
             Transformers or TRL. ``False``: nothing.
         extensions_timeout: number of seconds (default 600) that ranks wait while another rank of their node compiles
@@ -100,7 +100,7 @@ class DeepspeedTorchDistributor(TorchDistributor):
         self,
         deepspeedConfig: str | os.PathLike[str] | Mapping[str, Any] | None,  # noqa: N803
     ) -> DeepspeedTorchDistributor:
-        """Return a copy of this distributor, including ``auto``, with another configuration.
+        """Return a copy of this distributor with another configuration and the same options, including ``auto``.
 
         Raises:
             ConfigurationError: the configuration is wrong, or does not fit the number of ranks.

@@ -152,8 +152,8 @@ def cache_folder(gpus: str = "") -> str:
     combination of versions (Python, torch, DeepSpeed), processor and GPUs has its own folder, because extensions are
     compiled for the machine's own instructions, and machines may share a home folder.
 
-    Each environment has its own folder, too. If environments shared a folder, torch would see other paths of headers
-    and compile an extension again, while ranks may be using it.
+    Each Python environment has its own folder, too. If two shared a folder, torch would find headers at other paths,
+    and compile an extension again while ranks of the other environment may be using it.
     """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     versions = [
@@ -212,7 +212,7 @@ def _processor() -> str:
 
 
 def _find_ninja() -> None:
-    """Add Python's folder to the PATH if ninja is there. Pip installs ninja there, but executors may not search it."""
+    """Add Python's folder to the PATH if ninja is there. Pip installs ninja there, but executors' PATH may lack it."""
     if shutil.which("ninja") is None:
         beside = os.path.dirname(sys.executable)
         if shutil.which("ninja", path=beside) is not None:

@@ -27,12 +27,12 @@ class DeepSpeed:
             (default): the training code brings its own.
         auto: values for ``"auto"`` settings: ``micro_batch_size``, ``gradient_accumulation_steps``, ``learning_rate``,
             ``betas``, ``eps``, ``weight_decay``, ``gradient_clipping``, ``warmup_steps``, ``total_steps``,
-            ``precision`` (``"fp32"``, ``"fp16"``, ``"bf16"``) and ``hidden_size`` (of the model, for the buckets).
-            Batch sizes are computed from each other; the other settings get the defaults of Hugging Face's
-            ``TrainingArguments``. For Accelerate and Transformers, only the values given here are filled in, since
-            these libraries know the others better.
+            ``precision`` (``"fp32"``, ``"fp16"``, ``"bf16"``) and ``hidden_size`` (of the model; ZeRO's bucket sizes
+            are computed from it). Batch sizes are computed from each other; the other settings get the defaults of
+            Hugging Face's ``TrainingArguments``. For Accelerate and Transformers, only the values given here are
+            filled in, since these libraries fill in the others from the model and their own settings.
         script_arguments: what is appended to the arguments of scripts and modules. ``"deepspeed"`` (default):
-            ``--deepspeed --deepspeed_config PATH``, as DeepSpeed's own launcher does; without a configuration only
+            ``--deepspeed --deepspeed_config PATH``, as PySpark appends them; without a configuration only
             ``--deepspeed``. ``"trainer"``: ``--deepspeed PATH``, for scripts that parse ``TrainingArguments`` of
             Transformers or TRL. ``False``: nothing.
         extensions_timeout: number of seconds (default 600) that ranks wait while another rank of their node compiles
@@ -50,7 +50,7 @@ class DeepSpeed:
     extensions_timeout: float = 600.0
 
     def resolve(self, num_processes: int, use_gpu: bool) -> DeepspeedRanks:
-        """Check and complete the configuration, and return the launch path as the job holds it.
+        """Check and complete the configuration, and return the launch path that becomes part of the job.
 
         Raises:
             ConfigurationError: the configuration or an option is wrong, or does not fit the number of ranks.

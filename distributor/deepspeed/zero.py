@@ -1,4 +1,4 @@
-"""ZeRO: complete configurations for each stage, and estimates of the stage that a model needs.
+"""ZeRO: a complete configuration for each stage, and estimates of the memory that a model needs with each stage.
 
 This module does not import torch.
 
@@ -187,8 +187,8 @@ class Estimate:
     Attributes:
         stage: ZeRO stage.
         offload: where optimizer states (and, with stage 3, parameters) are kept.
-        gpu_bytes: bytes of each GPU's memory.
-        host_bytes: bytes of each node's memory, for all its ranks together.
+        gpu_bytes: bytes needed in each GPU's memory.
+        host_bytes: bytes needed in each node's memory, for all its ranks together.
         fits: whether each GPU and each node has that much memory; ``None`` if the GPU memory is not known.
     """
 
@@ -311,7 +311,7 @@ def suggest_zero(
 def estimate(
     parameters: int, largest: int, stage: int, offload: bool, num_gpus_per_node: int, nnodes: int
 ) -> tuple[int, int]:
-    """Return the bytes of each GPU and of each host for parameters, gradients and optimizer states.
+    """Return the bytes that parameters, gradients and optimizer states need on each GPU, and on each host.
 
     Bytes per parameter: 2 for the parameter and 2 for its gradient in 16 bits; 4 each for its master copy, its gradient
     in fp32 and Adam's two moments. Buffers add half as much again to everything in the host's memory.

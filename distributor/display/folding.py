@@ -46,7 +46,7 @@ class Fold:
         self.entries: deque[_Entry] = deque()
 
     def add(self, rank: int, stream: int, text: str, now: float) -> None:
-        """Add a rank to the first equal entry after the rank's last one, or add a new entry at the end."""
+        """Add a rank's line: to the first equal entry after the rank's last entry, else as a new entry at the end."""
         equals = self._equals.setdefault((stream, text), [])
         place = bisect_right(equals, self._last.get((rank, stream), -1), key=lambda entry: entry.number)
         if place == len(equals):

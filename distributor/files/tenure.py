@@ -1,4 +1,4 @@
-"""Takes a run's name on the driver, renews the claim while the run lasts, and notices if another run has taken it."""
+"""Claims a run's name on the driver, renews the claim while the run lasts, and notices if another run takes over."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def _here(run: str) -> Holder:
 
 
 def _has_ended(holder: Holder, here: Holder) -> bool:
-    """Return whether the process of a holder is known to have ended. Only its own machine can know this."""
+    """Return whether a holder's process is known to have ended, which only its own machine can check."""
     same = holder.machine == here.machine and bool(here.machine and holder.started)
     return same and processes.has_ended(holder.pid, holder.started)
 

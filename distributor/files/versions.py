@@ -1,6 +1,6 @@
 """Decides which name each version of a file gets. Pure.
 
-Nodes may write different bytes to the same relative path. The lowest node's version keeps the name, and others get
+Nodes may write different bytes to the same relative path. The version of the lowest node keeps the name, and others get
 ``.node-1``, ``.node-2``, ... with the number of their node. Equal versions are kept once.
 """
 

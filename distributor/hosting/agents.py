@@ -1,4 +1,7 @@
-"""The owner's handle of an agent, and the function that starts an agent without a warm process."""
+"""The handle by which an owner controls its agent, and the function that starts an agent without a warm process.
+
+The owner of an agent is the Python worker of a Spark task or, in local mode, the driver.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ class Agent:
         pid: process id of the agent, or of its guard if it has one.
         descriptor: process descriptor of an agent that a warm process forked, otherwise -1; this object closes it.
         child: the agent's guard as a child of this process, if there is one.
-        note: a warning for the user.
+        note: a warning for the user, or ``None``.
     """
 
     def __init__(
@@ -47,7 +50,7 @@ class Agent:
 
 
 def anew(root: str, inherit: Mapping[str, socket.socket], note: str | None = None) -> tuple[Agent, socket.socket]:
-    """Start an agent under a guard, a child of this process. Return the agent and our end of its control line.
+    """Start an agent under a guard, a child of this process. Return the agent and this side's end of its control line.
 
     Args:
         root: the folder or zip from which the package can be imported.

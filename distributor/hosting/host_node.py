@@ -18,7 +18,7 @@ from distributor.values.plan import AgentOrder
 
 
 class HostedNode:
-    """The owner's handle of a node. :func:`host_node` creates it.
+    """A node, for the process that owns its agent: a Spark task or the driver. :func:`host_node` creates it.
 
     Attributes:
         folder: the node's private folder.
@@ -79,7 +79,7 @@ def host_node(job_id: str, leader: int) -> Iterator[HostedNode]:
         ...     result = node.converse(order)
     """
     folder = folders.make(job_id)
-    claimed = folders.claim(folder)  # until the agent claims it: this process may be killed before that
+    claimed = folders.claim(folder)  # if this process is killed before the agent claims it, the folder is stale
     node = HostedNode(folder)
     try:
         yield node

@@ -1,4 +1,4 @@
-"""Reads the values and the output of a node's report in pieces. They may be in files."""
+"""Reads the return values and the output of a node's ranks in pieces, from memory or from files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tell JAX about the other ranks, through a ``ClusterEnv`` of this package, which ``initialize()`` tries first."""
+"""Tell JAX about the other ranks: ``jax.distributed.initialize()`` asks a ``ClusterEnv`` of this package first."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _add_environment(module: ModuleType, place: dict[str, Any]) -> None:
 
         @classmethod
         def get_coordinator_address(cls, *_: Any, **__: Any) -> str:
-            # By default, the coordinator listens on all addresses. Not called if the script names a coordinator.
+            # By default, the coordinator listens on all addresses. JAX skips this if the script names a coordinator.
             os.environ.setdefault("JAX_COORDINATOR_BIND_ADDRESS", place["coordinator"])
             return str(place["coordinator"])
 
@@ -69,7 +69,7 @@ def _add_environment(module: ModuleType, place: dict[str, Any]) -> None:
 
 
 def _listen_on(module: ModuleType, address: str) -> None:
-    """Make collectives on CPUs listen on the node's address. By default, they use what the host's name resolves to."""
+    """Make collectives on CPUs listen on the node's address, and not on the one to which the host's name resolves."""
     for where in (getattr(module, "_jax", None), getattr(getattr(module, "_jax", None), "collectives", None)):
         make = getattr(where, "make_gloo_tcp_collectives", None)
         if make is not None:

@@ -69,8 +69,8 @@ class DeepspeedRanks(BasePath):
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         """Return the environment variables that must be set before torch is imported."""
-        # DeepSpeed asks torch for GPUs when it is imported. By default, torch would use CUDA, after which no process
-        # can be forked. With this variable, torch asks NVML instead.
+        # When DeepSpeed is imported, it asks torch for GPUs. By default, torch would initialize CUDA to answer, and
+        # forked ranks could then not use GPUs. With this variable, torch asks NVML instead.
         env = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         return env if use_gpu else {**env, "DS_ACCELERATOR": "cpu"}
 

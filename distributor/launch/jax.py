@@ -20,7 +20,7 @@ class Jax(BasePath):
     """The launch path for JAX. In its ranks, ``jax.distributed.initialize()`` needs no arguments.
 
     JAX runs on CPUs, or on the one GPU of each rank. JAX's coordinator listens on node 0's address only, at a port that
-    is reserved in advance. ``preload=["jax"]`` makes later runs start in less than a second.
+    is reserved in advance. The warm process imports JAX, so that later runs start in less than a second.
 
     Example:
         >>> from distributor import Distributor
@@ -39,8 +39,8 @@ class Jax(BasePath):
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         """Return the environment variables that all ranks get.
 
-        They switch off JAX's preemption service, which would handle SIGTERM and thus keep ranks from ending on it.
-        Source: ``jax/_src/distributed.py``.
+        One variable switches off JAX's preemption service, which would handle SIGTERM and thus keep ranks from ending
+        on it (source: ``jax/_src/distributed.py``). Without GPUs, another one makes JAX use CPUs only.
         """
         return {"JAX_ENABLE_PREEMPTION_SERVICE": "false", **({} if use_gpu else {"JAX_PLATFORMS": "cpu"})}
 

@@ -42,7 +42,7 @@ class MpiNodes(BasePath):
         return ""
 
     def plan(self, site: Site) -> Plan:
-        """Return the plan of one node. A companion runs MPI's process manager, and gives each rank its place in MPI."""
+        """Return the plan of one node. A companion runs MPI's process manager, and connects each rank to it."""
         plan, node, head, nodes = Torchrun().plan(site), site.node, site.placement.master, site.placement.nodes
         run = site.job.job_id
         lines = [key(self.secret, run, str(site.attempt), str(each.node_rank))[:16] for each in nodes]

@@ -1,6 +1,6 @@
-"""Decide, from the facts of all tasks, which rank runs where.
+"""Decide which rank runs where, from the facts of all tasks (addresses, ports, GPUs, CPUs).
 
-These functions have no side effects, so that every node gets the same answer.
+Each node computes the placement itself. These functions have no side effects, so that every node gets the same answer.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from distributor.values.placement import Node, NodeFacts, Numbering, Placement
 def place(facts: Sequence[NodeFacts], job: Job) -> Placement:
     """Merge the tasks of each executor into one node, and number nodes and ranks.
 
-    Nodes are ordered by their lowest partition; with ``local_ranks="host"``, the nodes of a host are neighbours. Ranks
-    are contiguous on a node, so ``RANK = (number of ranks on earlier nodes) + (number of the rank on its node)``, as
-    torchrun numbers them.
+    Nodes are ordered by the lowest partition of their tasks; with ``local_ranks="host"``, the nodes of a host are
+    neighbours. Ranks are contiguous on a node, so ``RANK = (number of ranks on earlier nodes) + (number of the rank on
+    its node)``, as torchrun numbers them.
 
     Args:
         facts: one entry per task, in any order.
@@ -81,7 +81,7 @@ def _ordered(facts: Sequence[NodeFacts], *, by_host: bool) -> list[NodeFacts]:
 
 
 def _host(fact: NodeFacts) -> str:
-    """Return the name of a task's host, or of its executor if the host is not known."""
+    """Return a name that all tasks of a host share; the name of the task's executor if the host is not known."""
     return fact.mounts or fact.executor
 
 

@@ -14,7 +14,7 @@ from distributor.values.launch import BasePath, key
 from distributor.values.placement import Node
 from distributor.values.plan import Companion, Plan, Site
 
-#: Maximum length of the path of Ray's folder. The paths of Ray's sockets may have 107 bytes (unix(7)), and Ray appends
+#: Maximum length of the path of Ray's folder. A socket's path has at most 107 bytes (unix(7)), and Ray appends
 #: names such as ``session_2026-11-23_20-25-42_123456_1234567/sockets/plasma_store``.
 _LONGEST = 42
 

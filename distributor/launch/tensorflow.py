@@ -35,8 +35,8 @@ class TensorFlow(BasePath):
     Without parameter servers, all processes are workers of ``MultiWorkerMirroredStrategy``. Worker 0 is rank 0.
 
     With parameter servers, rank 0 is the chief, which runs ``ParameterServerStrategy``. The next ranks are the workers
-    and then the servers, which run ``tf.distribute.Server(...).join()``. Workers and servers never end by themselves.
-    Once the chief and the evaluator have succeeded, the run stops them, and succeeds.
+    and then the servers, which run ``tf.distribute.Server(...).join()``. Workers and servers never end by themselves:
+    once the chief and the evaluator have succeeded, the run stops the workers and servers, and succeeds.
 
     Args:
         parameter_servers: number of processes that are parameter servers.

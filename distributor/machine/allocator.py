@@ -15,9 +15,9 @@ from contextlib import suppress
 #: The environment variable that leaves the allocator unchanged if it is ``0``.
 KEEP_MEMORY = "DISTRIBUTOR_KEEP_MEMORY"
 
-#: The parameters M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of mallopt(3), and their values. Blocks up to the first value,
-#: which is glibc's upper bound for it, come from the heap. The free end of the heap goes back to the kernel only if it
-#: is larger than the second value.
+#: The parameters M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of mallopt(3), and their values. Blocks up to the first value
+#: come from the heap; glibc allows no larger value. The free end of the heap goes back to the kernel only if it is
+#: larger than the second value.
 _SETTINGS = {-3: 32 << 20, -1: (1 << 31) - 1}
 
 #: Variables that users set to configure the allocator. GLIBC_TUNABLES counts only if it names the allocator.

@@ -52,12 +52,13 @@ _PARTS = {
     "accelerate": "distributor.accelerate.variables",
 }
 
-#: What the command line of a keeper shows in place of "agent", of which it is a fork.
+#: The word that a keeper's command line shows in place of "agent". A keeper is a fork of an agent. It keeps the states
+#: of ranks after the agent has ended; see :mod:`distributor.node.keeper`.
 KEEPER = "keep"
 
 #: Code for ``python -c``. It imports the package from a given path. Neither files beside the package nor files in the
-#: current directory can shadow other modules. A shell may ignore SIGCHLD, which would prevent waiting for children, so
-#: its handling is reset.
+#: current directory can shadow other modules. If a shell ignores SIGCHLD, so do the processes that it starts, and
+#: then cannot wait for their children. The code therefore resets the signal to its default.
 _BOOTSTRAP = f"""
 PARTS = {_PARTS}
 import signal, sys

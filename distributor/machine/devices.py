@@ -1,7 +1,7 @@
 """The GPUs of a machine and how ranks see them, without importing torch.
 
 A visible-devices variable is a *mapping*: with ``CUDA_VISIBLE_DEVICES=4,6`` the process's device 1 is the machine's
-device 6. Spark's resource addresses index that mapping if it is set.
+device 6. If an executor has such a variable, the GPU numbers that Spark assigns to its tasks are positions in it.
 Source: https://docs.nvidia.com/cuda/cuda-programming-guide/ (environment variables, CUDA_VISIBLE_DEVICES).
 """
 
@@ -17,8 +17,8 @@ from distributor.errors import ResourceError
 from distributor.text.wording import count
 
 #: The visible-devices variables. They are read in this order, and both are set for ranks: AMD's HIP treats them as two
-#: names of one setting. ``ROCR_VISIBLE_DEVICES`` filters at a lower level and stays unchanged; HIP numbers the devices
-#: that it leaves visible.
+#: names of one setting. ``ROCR_VISIBLE_DEVICES`` is a filter below them, which this package does not change. Numbers in
+#: the two variables count only the devices that this filter leaves visible.
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
@@ -58,10 +58,11 @@ def parse_visible(setting: str | None) -> tuple[str, ...] | None:
 def through_mapping(addresses: Sequence[str], visible: Sequence[str] | None, host: str) -> tuple[str, ...]:
     """Return Spark's resource addresses as names for a visible-devices variable.
 
-    An index is looked up in the mapping; a name (UUID, MIG) stays unchanged.
+    A number is a position in ``visible``, the executor's own visible-devices setting, and is replaced by the device at
+    that position. A name (UUID, MIG) stays unchanged.
 
     Raises:
-        ResourceError: an index is outside the mapping.
+        ResourceError: a number is no position in the setting.
 
     >>> through_mapping(["1", "0"], ("4", "6"), "host-a"), through_mapping(["1"], None, "host-a")
     (('6', '4'), ('1',))
@@ -110,7 +111,7 @@ def count_gpus() -> int:
 
 
 def _count_amd(topology: str) -> int:
-    """Count the GPUs among the nodes of AMD's kernel driver: those with SIMD units. Other nodes are CPUs."""
+    """Count the GPUs that AMD's kernel driver lists. Its list also has CPUs; only GPUs have SIMD units."""
     count = 0
     for path in Path(topology).glob("*/properties"):
         try:

@@ -1,7 +1,8 @@
 """Private folders in the temporary directory, which are removed even if their owner was killed.
 
 As long as a folder's owner lives, it keeps a file in the folder locked. The kernel releases the lock when the owner
-ends, even if it is killed. This module uses the standard library only, because Spark's Python workers run part of it.
+ends, even if it is killed. The next process that calls :func:`remove_stale` then removes the folder. This module uses
+the standard library only, because Spark's Python workers run part of it.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ OWNER = "owner"
 #: Number of free bytes below which a file system counts as full.
 _LITTLE = 64 << 10
 
-#: The file that lists the paths outside a folder that are removed with it.
+#: The file in a folder that lists paths outside the folder. They are removed after an attempt, or with the folder.
 _ELSEWHERE = "elsewhere"
 
-#: The file that lists outside paths that stay from one attempt to the next.
+#: The file in a folder that lists paths outside the folder that stay from one attempt to the next. They are removed
+#: only with the folder.
 ELSEWHERE_TO_THE_END = "elsewhere-to-the-end"
 
 
@@ -68,8 +70,11 @@ def make_private(folder: str) -> None:
 
 
 def claim(folder: str | os.PathLike[str]) -> IO[bytes]:
-    """Lock a folder for as long as the returned file is open."""
-    # The file gets its name only once it is locked, because remove_stale() takes an unlocked file for a dead owner's.
+    """Make this process the owner of a folder for as long as the returned file is open.
+
+    During this time, :func:`remove_stale` does not remove the folder.
+    """
+    # The file gets its name only once it is locked: if remove_stale() finds it unlocked, the owner counts as dead.
     lock = open(os.path.join(folder, f"{OWNER}.new"), "wb")
     fcntl.flock(lock, fcntl.LOCK_EX)
     os.rename(lock.name, os.path.join(folder, OWNER))
@@ -126,7 +131,7 @@ def is_full(folder: str | os.PathLike[str]) -> bool:
 
 
 def remove_stale() -> None:
-    """Remove this user's stale folders. Their owners have ended without removing them."""
+    """Remove this user's private folders whose owners have ended without removing them."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         try:
             if not is_private(folder):

@@ -106,7 +106,9 @@ def total_memory() -> int:
 
 
 def shortages(limits: Limits, ranks: int, use_gpu: bool, files: int = 0) -> list[str]:
-    """Return a text for each limit that is too low, with the remedy. It completes the sentence "the node on HOST ...".
+    """Return a text for each limit that is too low, with the remedy.
+
+    Each text completes the sentence "the node on HOST ...".
 
     Args:
         limits: limits of the node.

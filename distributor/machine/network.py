@@ -169,7 +169,8 @@ def interface_towards(
 
     Args:
         own: the node's address.
-        others: the addresses of all nodes, the most important first. Nodes on this machine have the address ``own``.
+        others: the addresses of all nodes. Nodes on this machine have the address ``own``. If several interfaces lead
+            to equally many other nodes, the one that comes first in this order is returned.
         route: returns the interface for an address; the default asks the kernel.
 
     Returns:

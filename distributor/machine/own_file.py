@@ -12,7 +12,7 @@ class OwnFile:
 
     Args:
         path: its path.
-        flags: how to open it, as for ``os.open``; the descriptor is never inherited.
+        flags: how to open it, as for ``os.open``. Programs that this process starts do not inherit the descriptor.
     """
 
     def __init__(self, path: Path, flags: int) -> None:

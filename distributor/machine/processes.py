@@ -202,7 +202,10 @@ def _is_tracker(pid: int) -> bool:
 
 
 def reap(keep: Collection[int] = ()) -> None:
-    """Reap children of this process that have ended, up to the first one in ``keep``, which another thread reaps."""
+    """Reap children of this process that have ended, except those in ``keep``, which another thread reaps.
+
+    Stop at the first child in ``keep``, because the kernel shows no other child until it is reaped.
+    """
     with suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
             if ended.si_pid in keep:
@@ -242,7 +245,10 @@ def start_time(pid: int) -> str | None:
 
 
 def has_ended(pid: int, started: str) -> bool:
-    """Return whether the process with this pid and start time has ended. A process that may not be read has not."""
+    """Return whether the process with this pid and start time has ended.
+
+    A process of another user counts as running if its start time may not be read.
+    """
     found = start_time(pid)
     if found is not None:
         return found != started
@@ -252,7 +258,7 @@ def has_ended(pid: int, started: str) -> bool:
         return True
     except PermissionError:  # another user's process, which may not be read
         return False
-    return True  # it has ended, but its parent has not noticed
+    return True  # a zombie: it has ended, but its parent has not reaped it
 
 
 def stat(pid: int) -> list[str] | None:

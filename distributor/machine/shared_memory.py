@@ -1,6 +1,6 @@
 """Finds and removes the shared memory that ranks leave in files of ``/dev/shm``.
 
-It outlives the processes that created it, unless its files are removed.
+Shared memory outlives the processes that created it, unless its files are removed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 
-#: Names that Python, torch, NCCL, mosaicml-streaming, MPICH and Open MPI give to such files. Others may be users' data.
+#: Names that Python, torch, NCCL, mosaicml-streaming, MPICH and Open MPI give to files of shared memory. Files with
+#: other names are never removed, since they may be users' data.
 _NAMES = re.compile(r"psm_[0-9a-f]+|torch_\d+_\d+_\d+|nccl-\w+|\d{6}_\w+|mpich_shm_[0-9a-f]+_\d+|sm_segment\.[\w.-]+")
 
 #: Where Linux keeps POSIX shared memory, shm_open(3).
@@ -18,7 +19,7 @@ FOLDER = "/dev/shm"  # noqa: S108
 
 
 class Segments:
-    """The shared-memory files that libraries create from now on in a run's processes."""
+    """The shared-memory files that libraries create in a run's processes after this object was made."""
 
     def __init__(self) -> None:
         self._before = _names()

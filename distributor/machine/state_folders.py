@@ -1,4 +1,7 @@
-"""The folders in shared memory in which the nodes of a run keep the newest states of ranks."""
+"""The folders in shared memory in which the nodes of a run keep the newest states of ranks.
+
+A rank's *state* is what it passes to ``save_checkpoint``: its tensors, in a file of their own, and other objects.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,14 @@ from distributor.machine import folders
 from distributor.machine.shared_memory import FOLDER
 from distributor.text.wording import mebibytes
 
-#: What a folder's name ends with, after the name of the run: the first attempt of a later job, and random characters.
+#: The end of a folder's name, after the run's ID: the number of the job's first attempt (left out for the run's first
+#: job), and random characters.
 _REST = re.compile(r"(?:-(\d+))?-\w{8}")
 
 
 @dataclass(frozen=True)
 class StateFolder:
-    """One node's folder.
+    """One node's folder in shared memory.
 
     Attributes:
         path: path of the folder.
@@ -35,7 +39,10 @@ class StateFolder:
 
     @property
     def is_complete(self) -> bool:
-        """Whether a rank has saved its state here at least twice. All ranks of its job have saved theirs once then."""
+        """Whether all ranks of the job have saved a state: true once a rank has saved here twice.
+
+        A rank begins its second save only when all ranks have ended their first.
+        """
         try:
             names = os.listdir(self.path)
         except OSError:  # removed meanwhile
@@ -70,10 +77,10 @@ def _is_private(path: str) -> bool:
 
 
 def create_file(path: Path, size: int, limit: int) -> None:
-    """Create a file of tensors, whose memory the kernel has set aside when this returns.
+    """Create a file for a rank's tensors, and reserve its memory.
 
-    The files of a folder are named ``RANK-0`` and ``RANK-1``, and have their sizes before their memory, so that all
-    processes of the node count them.
+    Each rank has two files, ``RANK-0`` and ``RANK-1``. A file gets its size before its memory, so that other processes
+    of the node count it against the limit from the start.
 
     Args:
         path: path of the file.
@@ -83,7 +90,7 @@ def create_file(path: Path, size: int, limit: int) -> None:
     Raises:
         OSError: the files in the folder would exceed the limit, or there is not enough shared memory.
     """
-    with folders.locked(path.with_name("lock")):  # without it, processes would claim the same free memory
+    with folders.locked(path.with_name("lock")):  # without the lock, processes would claim the same free memory
         free = max(0, limit - sum(map(_size, path.parent.glob("*-[01]"))))
         if size > free:
             raise OSError(
@@ -100,7 +107,7 @@ def create_file(path: Path, size: int, limit: int) -> None:
 
 
 def write_beside(path: Path, objects: bytes, record: bytes) -> None:
-    """Write a rank's other state beside its file of tensors, and then the record that lets both count."""
+    """Write a rank's other objects beside its file of tensors, and then the record, which makes the state valid."""
     path.with_suffix(".objects").write_bytes(objects)
     part = path.with_suffix(".part")
     part.write_bytes(record)

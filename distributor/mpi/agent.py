@@ -1,4 +1,4 @@
-"""The process that Open MPI's ``prterun`` starts instead of ssh. It passes the command for a host to the companion.
+"""The script that Open MPI's ``prterun`` starts instead of ssh. It passes a host's command to node 0's companion.
 
 Runs alone, without this package: ``python -S -E agent.py HOST COMMAND...``.
 """

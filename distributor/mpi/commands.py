@@ -1,6 +1,6 @@
-"""Fetch the command of a node's MPI daemon from the companion of node 0, which sends such commands.
+"""Send the commands that start MPI's daemons from the companion of node 0 to the companions of the other nodes.
 
-Each side proves that it has the run's key.
+Both sides first prove to each other that they have the run's key.
 
 Source: ``multiprocessing.connection``, where each side answers a challenge with its HMAC.
 """
@@ -20,12 +20,12 @@ _MOST = 1 << 16
 
 
 def tell(listener: socket.socket, key: bytes, lines: Sequence[str]) -> None:
-    """Send each node its command when it asks. Never returns.
+    """Send each node its line when the node asks for it. Never returns.
 
     Args:
         listener: where nodes connect.
         key: the run's key; a client without it gets no answer.
-        lines: the command of each node.
+        lines: a line for each node: the MPI to use, and the command of the node's daemon.
     """
     while True:
         accepted, _ = listener.accept()
@@ -41,7 +41,7 @@ def _answer(connection: Connection, key: bytes, lines: Sequence[str]) -> None:
 
 
 def ask(head: tuple[str, int], key: bytes, node: int) -> str:
-    """Wait until node 0 answers, and return the command of a node.
+    """Wait until node 0 answers, and return the line for a node, as :func:`tell` sends it.
 
     Args:
         head: where node 0 listens.

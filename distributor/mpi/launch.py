@@ -33,7 +33,7 @@ class Mpi:
     implementation: str | None = None
 
     def resolve(self, num_processes: int, use_gpu: bool) -> MpiNodes:
-        """Check the options, and return the launch path as the job holds it.
+        """Check the options, and return the launch path that becomes part of the job.
 
         Raises:
             ConfigurationError: ``implementation`` is unknown.

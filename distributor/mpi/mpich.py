@@ -54,11 +54,11 @@ def proxies(mpiexec: subprocess.Popen[str], nodes: int) -> list[str]:
 
 
 def start(command: str, environ: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Start this node's proxy with the program that is installed on this node.
+    """Start this node's proxy with the program that is installed on this node, whose path may differ from node 0's.
 
     Args:
         command: the command that ``mpiexec`` has printed.
-        environ: the environment of the proxy, which its shims inherit.
+        environ: the environment of the proxy. The processes that it starts in place of ranks inherit it.
     """
     words = [find("hydra_pmi_proxy") or "hydra_pmi_proxy", *shlex.split(command)[1:]]
     return subprocess.Popen(words, stdin=subprocess.DEVNULL, env=environ, text=True)

@@ -1,8 +1,11 @@
 """The companion that runs MPI's process manager on a node, and gives ranks their places in MPI's world.
 
-The manager on node 0 prints a command for each node. Companions of other nodes fetch their command from the companion
-of node 0. The command starts the manager's daemon on the node, and the daemon starts a *shim* for each rank. Each shim
-passes its place in MPI's world to this process, which gives it to the rank.
+The manager on node 0 gives out a command for each node. Companions of other nodes fetch their command from the
+companion of node 0. The command starts the manager's daemon on the node.
+
+MPI gives each process that it starts a *place*: environment variables, and with MPICH also a descriptor, that say which
+rank the process is, and connect it to the manager. Since the launcher starts the ranks, MPI starts a *shim* in place of
+each rank. The shim passes its place to this process, which gives it to the rank.
 """
 
 from __future__ import annotations
@@ -21,8 +24,8 @@ from distributor.mpi import commands, mpich, openmpi
 from distributor.mpi.places import Places
 from distributor.mpi.shims import environment
 
-#: If MPI's manager has ended, number of seconds to wait for the end of the ranks. A rank's end may be the cause, and
-#: then explains more.
+#: Number of seconds between the end of MPI's manager and the error about it. If the end of a rank was the cause, the
+#: rank's own error, which explains more, comes first.
 _PATIENCE = 1.0
 
 KINDS: Mapping[str, Any] = {"mpich": mpich, "openmpi": openmpi}
@@ -37,7 +40,7 @@ def serve(
     kind: str | None,
     ready: Callable[[], None],
 ) -> None:
-    """Run MPI's process manager on this node until SIGTERM. Never returns.
+    """Run MPI's process manager or its daemon on this node until SIGTERM. Never returns.
 
     Args:
         node: number of this node.
@@ -46,7 +49,7 @@ def serve(
         head: address and port of the companion of node 0, from which the others fetch their commands.
         folder: the node's private folder.
         kind: ``"mpich"``, ``"openmpi"``, or ``None`` for the one that node 0 has.
-        ready: called once all ranks of this node have a place.
+        ready: called once there is a place for each rank of this node.
     """
     key = bytes.fromhex(os.environ.pop("DISTRIBUTOR_MPI_KEY"))
     environ = environment(os.environ, folder)
@@ -104,7 +107,7 @@ def _beside(function: Callable[..., object], *arguments: object) -> None:
 
 
 def _await(name: str, manager: subprocess.Popen[str], places: Places) -> None:
-    """Wait for the end of one of MPI's processes."""
+    """Wait for the end of one of MPI's processes, which is an error while ranks run."""
     manager.communicate()
     code = manager.returncode
     _fail(f"{name} was killed by signal {-code}" if code < 0 else f"{name} ended with code {code}", places)

@@ -1,7 +1,8 @@
 """Open MPI's process manager: ``prterun`` on node 0, and a daemon (``prted``) on each other host.
 
-Instead of ssh, ``prterun`` starts an agent for each host, which passes the daemon's command to the companion of node 0.
-Executors of one host share a daemon, since two daemons with one host name do not find each other's ranks.
+Instead of ssh, ``prterun`` starts the script ``agent.py`` once for each other host. The script passes the daemon's
+command to the companion of node 0, which sends it to that host. Executors of one host share a daemon, since two daemons
+with one host name do not find each other's ranks.
 
 Source: https://docs.open-mpi.org/en/main/launching-apps/ssh.html; ``plm_ssh_agent`` in ``prte_info --all``
 """
@@ -40,7 +41,7 @@ def begin(
         sizes: number of ranks of each node.
         hosts: name of each node's host.
         folder: the private folder of node 0.
-        environ: the environment of ``prterun``, which the shims of its host inherit.
+        environ: the environment of ``prterun``. The processes that it starts in place of ranks inherit it.
     """
     here = socket.gethostname()  # the name by which prterun recognizes its own machine
     hosts = [here if host == hosts[0] else host for host in hosts]
@@ -77,14 +78,14 @@ def _prterun(slots: Path, agent: Path, ranks: int, environ: Mapping[str, str]) -
 
 
 def prefixes() -> dict[str, str]:
-    """Return variables that tell Open MPI where it is. A wheel needs them, because it was built for another path."""
+    """Return variables that tell Open MPI where it is. Its wheel needs them, because it was built for another path."""
     if not os.path.exists(os.path.join(sys.prefix, "lib", "libmpi.so.40")):
         return {}
     return dict.fromkeys(("OPAL_PREFIX", "PRTE_PREFIX", "PMIX_PREFIX"), sys.prefix)
 
 
 def _hear(listener: socket.socket, prterun: subprocess.Popen[str]) -> tuple[str, str]:
-    """Receive the name of a host and its daemon's command from an agent. The connection stays open to the end."""
+    """Receive the name of a host and its daemon's command from ``agent.py``, which runs until this process ends."""
     listener.settimeout(1.0)
     while True:
         try:
@@ -100,11 +101,11 @@ def _hear(listener: socket.socket, prterun: subprocess.Popen[str]) -> tuple[str,
 
 
 def start(command: str, environ: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Start the daemon of this node's host with the program that is installed on this node.
+    """Start the daemon of this host with the program that is installed here, whose path may differ from node 0's.
 
     Args:
         command: the arguments of the daemon, from ``prterun``.
-        environ: the environment of the daemon, which its shims inherit.
+        environ: the environment of the daemon. The processes that it starts in place of ranks inherit it.
     """
     words = [find("prted") or "prted", *json.loads(command)]
     return subprocess.Popen(words, stdin=subprocess.DEVNULL, env={**prefixes(), **environ}, text=True)

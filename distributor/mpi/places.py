@@ -1,8 +1,10 @@
-"""Give a node's ranks their places in MPI's world. The shims that MPI has started send these places.
+"""Give a node's ranks their places in MPI's world: the variables, and MPICH's descriptor, that MPI gave to shims.
 
-Messages from a rank to MPICH's process manager pass through here. The manager does not learn that a rank has ended,
-because the launcher decides whether a rank has failed. Here, ``MPI_Abort`` ends the rank that calls it. MPICH's manager
-would end all other ranks instead.
+A shim is a process that MPI has started in place of a rank; see :mod:`distributor.mpi.node`.
+
+Messages between a rank and MPICH's process manager pass through this process. It does not report to the manager that a
+rank has ended, because the launcher decides whether a rank has failed. It also keeps back ``MPI_Abort``, which here
+ends the rank that calls it. MPICH's manager would end all other ranks instead.
 
 Source: the PMI-1 protocol, lines such as ``cmd=abort exitcode=7``; ``src/pmi/src/pmi_wire.c`` of MPICH.
 """
@@ -25,8 +27,8 @@ _MOST = 1 << 16
 
 _ABORT = re.compile(rb"cmd=abort\b[^\n]*\bexitcode=(-?\d+)")
 
-#: The request for a file that describes the machine. The proxy would create one in /tmp, and leave it behind if it is
-#: killed. Without the file, MPICH looks at the machine itself.
+#: A rank's request for a file that describes the machine. This process answers that there is none, and MPICH then looks
+#: at the machine itself. The proxy would create such a file in /tmp, and leave it behind if the proxy is killed.
 _TOPOLOGY = b"key=PMI_hwloc_xmlfile"
 
 #: A function that is called with an error text if MPI ends too early.

@@ -28,7 +28,7 @@ _YIELD = {"OMPI_MCA_mpi_yield_when_idle": "1", "MPIR_CVAR_POLLS_BEFORE_YIELD": "
 
 
 def join(line: str, world_size: int, beside: int, local_rank: int) -> None:
-    """Take this rank's place in MPI's world, so that ``MPI_Init`` finds it.
+    """Take this rank's place in MPI's world: set the variables, and receive MPICH's descriptor, for ``MPI_Init``.
 
     Args:
         line: name of the companion's socket.
@@ -61,7 +61,10 @@ def _await_abort(companion: socket.socket) -> None:
 
 
 def _on_mpi4py(module: ModuleType, world_size: int) -> None:
-    """Check that mpi4py has found all ranks, and unlink MPI's shared memory."""
+    """Check that mpi4py has found all ranks, and unlink MPI's shared memory.
+
+    Otherwise, a rank that is killed before ``MPI_Finalize`` would leave the shared memory behind.
+    """
     mpi: Any = module
     if not mpi.Is_initialized():
         return

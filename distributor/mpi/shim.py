@@ -1,4 +1,4 @@
-"""The process that MPI starts in place of a rank. It passes its place to the rank, and stays until it is ended.
+"""The process that MPI starts in place of a rank. It passes MPI's variables to the rank, and stays until it is ended.
 
 Runs alone, without this package: ``python -S -E shim.py``.
 """
@@ -17,7 +17,7 @@ _PREFIXES = ("PMI_", "MPI_", "PMIX_", "OMPI_", "PRTE_")
 
 
 def main() -> None:
-    """Send the variables (and MPICH's descriptor) to the companion of the rank's node, and wait until it ends."""
+    """Send MPI's variables (and MPICH's descriptor) to the companion of the rank's node. Stay until it ends."""
     place = {name: value for name, value in os.environ.items() if name.startswith(_PREFIXES)}
     rank = int(place.get("PMI_RANK") or place["OMPI_COMM_WORLD_RANK"])
     descriptors = [int(place["PMI_FD"])] if "PMI_FD" in place else []

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-#: The command of a shim; each node sets the variables in its own environment.
+#: The command of a shim, the same for all nodes. Paths differ between nodes, so each node sets the two variables.
 SHIM = ("/bin/sh", "-c", 'exec "$DISTRIBUTOR_MPI_PYTHON" -S -E "$DISTRIBUTOR_MPI_SHIM"')
 
 

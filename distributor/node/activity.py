@@ -26,7 +26,7 @@ _IDLE_SHARE = 0.02
 #: Number of seconds between checks of a rank's stacks file.
 _LOOK = 0.02
 
-#: An order to stop waits for stacks that were requested before it, for this number of seconds at most.
+#: Maximum number of seconds for which an order to stop is held back, so that ranks can still write requested stacks.
 _LAST_WORDS = 0.3
 
 

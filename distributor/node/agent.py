@@ -1,7 +1,7 @@
 """The agent: the process that runs one node, from placing the ranks to reporting their outcomes.
 
 The agent uses neither Spark nor torch. Its owner is the process that has started it: a Spark task's Python worker, or
-the driver in local mode. The owner holds the other end of the agent's control line. The agent gives the launcher its
+the driver in local mode. The *control line*, a private socket pair, connects the two. The agent gives the launcher its
 order, and passes on the ranks' log lines and the driver's orders. At the end, it kills all remaining processes of the
 node. Once its owner has read the outcomes, it also removes the node's files.
 """
@@ -320,7 +320,7 @@ class _Agent:
             self._files.on_owner_gone()
 
     def _on_control(self) -> None:
-        """Note that the owner is gone. It sends nothing after its first message, so the control line has closed."""
+        """Note that the owner is gone: the control line has closed, since the owner sends nothing after its order."""
         asyncio.get_running_loop().remove_reader(self._control)
         self._on_owner_gone()
 

@@ -310,7 +310,7 @@ class Attempt:
         heard of.
 
         If a node has no ranks, its companions serve ranks of other nodes. Those ranks may need the companions in order
-        to save. The companions therefore run until the launcher hears that the other nodes have ended, or until the
+        to save. The companions therefore run until the launcher learns that the other nodes have ended, or until the
         grace period is over.
         """
         if self._stopping and grace:
@@ -400,7 +400,7 @@ async def _reap_orphans(own: Collection[int]) -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGCHLD, processes.reap, own)
     try:
-        while True:  # a search stops at one of the agent's own children
+        while True:  # the search at SIGCHLD stops early if one of the agent's own children has ended
             await asyncio.sleep(_REAP_INTERVAL)
             processes.reap(own)
     finally:

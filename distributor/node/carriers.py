@@ -85,7 +85,8 @@ def choose(job: Job, order: AgentOrder, link: DriverLink, node_rank: int, enviro
         job: the job.
         order: the agent's order.
         link: the link to the driver.
-        node_rank: the node's rank. On the driver's machine, nodes share one folder, and only the first node copies it.
+        node_rank: the node's rank. On the driver's machine, all nodes share one folder, and only the first node copies
+            the files in it.
         environ: the environment in which the packages for URLs find their credentials.
 
     Raises:
@@ -111,7 +112,7 @@ class ToDriver:
 
     Args:
         order: the agent's order.
-        link: the link to the driver, which tells whether the driver can be reached.
+        link: the link to the driver, which shows whether the driver can be reached.
         silence: number of seconds without progress after which the driver counts as lost.
     """
 
@@ -247,10 +248,12 @@ class Copies:
 
 
 class Direct:
-    """Copies files under their final names. On the driver's machine, one node copies the files of all nodes there.
+    """Copies files on the driver's machine to ``output_dir`` under their final names, without asking the driver.
+
+    The nodes on this machine share one folder, so one of them copies the files of all.
 
     Args:
-        place: the place of the copies.
+        place: where the copies go.
         limit: maximum number of bytes of all files together.
     """
 

@@ -1,4 +1,7 @@
-"""Keep copies of the states of other nodes' ranks in this node's shared memory, and serve what this machine keeps."""
+"""Keep copies of states for ranks of other nodes, and send such ranks the states that are kept on this machine.
+
+A *state* is what a rank passes to ``save_checkpoint``. States and copies are kept in the node's shared memory.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +46,10 @@ class Copies:
         return Incoming(self._folder / copy.slot, copy.tensors, self._limit)
 
     def path_of(self, path: str) -> str:
-        """Return the path of a file in a folder of the run on this machine.
+        """Return a path that a rank asks for, if it is in a folder for states of this run on this machine.
 
         Raises:
-            OSError: there is no such folder.
+            OSError: the path is elsewhere, or is the file with the run's key.
         """
         folder, name = os.path.split(path)
         if name != PEERS and any(found.path == folder for found in state_folders.find(self._run_id)):
@@ -58,7 +61,7 @@ class Incoming:
     """Room for one copy.
 
     Args:
-        path: the file for its tensors. What it held does not count any more.
+        path: the file for its tensors. An older copy in this file becomes invalid.
         size: number of bytes of the tensors.
         limit: maximum size of all such files in the folder.
 
@@ -84,7 +87,7 @@ class Incoming:
         return self._tensors
 
     def seal(self, record: bytes, objects: bytes) -> None:
-        """Let the copy count."""
+        """Write the other files of the copy, which is then complete and valid."""
         state_folders.write_beside(self._path, objects, record)
 
     def close(self) -> None:
@@ -96,7 +99,10 @@ class Incoming:
 
 
 def serve(run_id: str, key: PeerKey, memory: SharedMemory, address: str) -> PeerServer:
-    """Serve the node's copies to the ranks of other nodes, and tell the node's own ranks how to reach all nodes.
+    """Start a server that takes states from ranks of other nodes, and sends them states.
+
+    Write its address, certificate and token to a file for this node's ranks. The ranks of all nodes then exchange the
+    addresses.
 
     Args:
         run_id: the run.

@@ -74,6 +74,8 @@ class Watched:
 class _Books:
     """What is known about the files in the directory, by path.
 
+    A file's *stamp* is its size, modification time and inode, which show whether the file has changed.
+
     Attributes:
         known: the stamps of files when the watch began or when they were last copied.
         brought: the files that were copied.
@@ -94,7 +96,7 @@ class _Books:
         return sorted(new, key=lambda path: there[path].mtime_ns)
 
     def wait(self, path: str, began: float, least: float) -> None:
-        """Leave a file alone for ``least`` seconds, or for longer if the work on it since ``began`` took long."""
+        """Put off the next copy of a file by ``least`` seconds, or longer if the work since ``began`` took long."""
         now = time.monotonic()
         self.again[path] = now + max(least, _PATIENCE * (now - began))
 
@@ -110,7 +112,7 @@ class Files:
 
     Args:
         watched: the directory to watch.
-        known: the stamps of existing files. Such a file counts as new only once its stamp changes.
+        known: the stamps of existing files (size, time and inode). Such a file counts as new once its stamp changes.
         carrier: copies files; ``None`` if new files are lost with the node. In that case, the user is warned.
         tell: shows a warning about this node.
         pids: returns the pids of the node's ranks, by local rank.
@@ -177,9 +179,9 @@ class Files:
         self.close()
 
     def on_owner_gone(self) -> None:
-        """Copy no more files, since the owner is gone. Copies that are sent to the driver go on.
+        """Copy no more files to a folder or URL, since the owner is gone. Files for the driver are still sent.
 
-        They end by themselves when the driver ends.
+        Sending ends by itself when the driver ends.
         """
         if self._carrier is not None and not self._carrier.through_spark:
             self.give_up()

@@ -95,7 +95,10 @@ class _Guard:
         self._killing_since: float | None = None
 
     def run(self) -> None:
-        """Guard the charge until all its processes have ended. Give up on processes that SIGKILL does not end."""
+        """Guard the charge until all its processes have ended, except keepers, which end by themselves.
+
+        Give up on processes that SIGKILL does not end.
+        """
         while self._reap() and not self._in_vain() and not self._leaves():
             if self._is_useless():
                 self._kill([self._charge])

@@ -1,4 +1,8 @@
-"""The agent's part in stopping all ranks of a run at the same step; see :mod:`distributor.rank.halting`."""
+"""The agent's part in stopping all ranks of a run at the same step; see :mod:`distributor.rank.halting`.
+
+A node's ranks and its agent share a small file, the *board*, through which they agree on the step; see
+:mod:`distributor.channel.board`.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +49,9 @@ class Halting:
         self._told: set[Message] = set()
 
     def on_order(self, order: messages.Propose | messages.Agree) -> None:
-        """Obey an order from the driver, as soon as the board is not locked.
+        """Obey an order from the driver, as soon as no rank has the board locked.
 
-        An order may arrive twice, or after its attempt has ended.
+        An order may arrive twice, or after its attempt has ended. Orders for other attempts are ignored.
         """
         if order.attempt != self._attempt:
             return
@@ -85,7 +89,7 @@ class Halting:
             await asyncio.sleep(_LOOK)
 
     def look(self) -> None:
-        """Report to the driver once, leaving out what it was told before."""
+        """Read the board once, and report to the driver what has not been reported before."""
         for rank, seat in enumerate(self._seats(), start=self._first_rank):
             if seat.preempted:
                 self._tell_once(messages.Preempted(rank))

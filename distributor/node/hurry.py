@@ -39,7 +39,7 @@ async def kill_idle(alive: Callable[[], Mapping[int, int]], folder: str, killed:
 
 
 def kill(local_rank: int, pid: int, killed: set[int]) -> None:
-    """Kill a rank, and add it to ``killed``, so that its end does not count as a failure of its own."""
+    """Kill a rank, and add it to ``killed``, so that its end does not count as a failure."""
     killed.add(local_rank)
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)

@@ -1,9 +1,10 @@
 """Keep the states of ranks in this node's shared memory for the next job of the run, after the agent has ended.
 
-The agent's folder is removed with the agent, and the Spark task waits for that. So the agent leaves a process behind,
-the keeper, to which the folder in shared memory then belongs. It ends, and removes the folder, once the driver closes
-the channel of the ended job (at the end of the run), once ranks of a later job have saved their states on this machine,
-or after the time within which that job must be up.
+An agent cannot stay until the next job has loaded the states, because its Spark task waits for the agent to end. So the
+agent leaves a process behind, the *keeper*, which becomes the owner of the folder in shared memory. The keeper removes
+the folder and ends at the first of these events: the driver closes the channel of the ended job, which it does at the
+end of the run; ranks of a later job have saved their states on this machine; or the later job has had enough time to
+start and to load the states.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ _LOADING = 60.0
 async def begin(
     job: Job, order: AgentOrder, memory: SharedMemory | None, address: str, *, reached: bool
 ) -> Keeper | None:
-    """Serve the node's states to the ranks of other nodes; return ``None`` if nodes do not exchange states.
+    """Serve the node's states to the ranks of other nodes, and return the :class:`Keeper`.
+
+    Return ``None`` if the nodes of this job do not exchange states.
 
     Args:
         job: the job.
@@ -65,7 +68,7 @@ def _hold(order: AgentOrder) -> ssl.SSLSocket | None:
 
 
 class Keeper:
-    """What the agent does about the node's states in memory.
+    """Serves the node's states while the agent lives, and leaves a process that keeps them when the agent ends.
 
     Args:
         job: the job.
@@ -85,7 +88,8 @@ class Keeper:
     def end(self, *, keep: bool) -> None:
         """End the server. With ``keep``, leave a process behind that keeps the states for the next job.
 
-        Other threads of the agent may hold locks when it forks. So the keeper uses nothing that takes a lock.
+        The process is a fork of the agent, and other threads of the agent may hold locks at the moment of the fork. So
+        the process uses nothing that takes a lock.
         """
         self._server.close()
         if not keep or self._line is None or _has_ended(self._line) or not any(Path(self._folder).glob("*.record")):
@@ -114,7 +118,13 @@ def _leave(*_: object) -> NoReturn:
 
 
 def _let_go(keep: set[int]) -> None:
-    """Close all descriptors but some, which would keep users of the agent waiting, such as readers of its output."""
+    """Close all descriptors except some.
+
+    If they stayed open, other processes would wait for this one, such as readers of the agent's output.
+
+    Args:
+        keep: the descriptors that stay open.
+    """
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(nothing, descriptor)
@@ -134,7 +144,7 @@ def _watch(line: ssl.SSLSocket, run_id: str, attempt: int, until: float) -> None
 
 
 def _has_ended(line: ssl.SSLSocket) -> bool:
-    """Return whether the other side has closed a connection. It sends nothing but the data of TLS itself."""
+    """Return whether the driver has closed a connection. The driver sends no data on it, except for TLS itself."""
     line.settimeout(0.0)
     try:
         return not line.recv(1)

@@ -1,8 +1,9 @@
 """The launcher as its agent sees it: a new process, or a fork that waits for its order.
 
-A waiting launcher has imported torch, has run no user code and has no threads, so it can fork ranks. The agent itself
-forks the first launcher. If the run may have further attempts, each launcher forks a *spare* before it does anything
-else. The spare is the launcher of the next attempt. The agent adopts the spare when the launcher ends.
+A waiting launcher has imported torch, has run no user code and has no threads, so it can fork ranks. It gets its order
+over a socket pair, its *line* to the agent. The agent itself forks the first launcher. If the run may have further
+attempts, each launcher forks a *spare* before it does anything else. The spare is the launcher of the next attempt. The
+agent becomes the parent of the spare when the launcher ends.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from distributor.values.plan import NodeOrder
 #: Number of seconds that a spare may take to send its pid, which it does as soon as it is forked.
 _SPARE_PATIENCE = 5.0
 
-#: Maximum number of bytes of a message on the line: an order's path, or a spare's pid.
+#: Maximum number of bytes of a message on a launcher's line: the path of its order, or its pid.
 _LONGEST = 1 << 14
 
 #: Number of files that a launcher opens in addition to those for ranks and the store.
@@ -77,7 +78,7 @@ class Launcher(Protocol):
 
 @dataclass(frozen=True)
 class _Ends:
-    """The ends of a launcher's pipe for events and of its spare's line.
+    """The ends of two connections between an agent and a launcher: the pipe for events, and the spare's line.
 
     ``events`` and ``spare`` are the agent's ends. ``theirs`` are the launcher's descriptors, by name.
     """
@@ -151,7 +152,7 @@ class WaitingLauncher:
 
     Args:
         pid: the launcher's pid.
-        line: the line on which the launcher waits. The launcher ends when the line closes.
+        line: the agent's end of the socket pair on which the launcher waits. When this end closes, the launcher ends.
     """
 
     def __init__(self, pid: int, line: socket.socket) -> None:
@@ -166,7 +167,7 @@ class WaitingLauncher:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the launcher is still waiting. The line closes when the launcher ends."""
+        """Whether the launcher is still waiting. If it has ended, its line has closed, and so is readable."""
         return not processes.readable([self._line.fileno()], 0)
 
     def start(self, order: NodeOrder, slots: int, store: socket.socket | None, *, spare: bool) -> int:
@@ -289,7 +290,7 @@ def _with(order: NodeOrder, descriptors: Mapping[str, int]) -> NodeOrder:
 
 
 def _write(order: NodeOrder) -> str:
-    """Write the order to a file, and return the file's path. An order may hold a large function."""
+    """Write the order to a file, and return the file's path. An order may hold a function too large for a message."""
     path = str(layout.order(order.folder))
     with open(path, "wb") as file:
         pickle.dump(order, file)

@@ -46,8 +46,9 @@ _ALL_LEFT_KEY = "distributor/all_left"
 #: Number of seconds that node 0 waits for all nodes to pass the exit barrier.
 _LEAVE_TIMEOUT = 5.0
 
-#: Keys in the store: the number of nodes whose ranks have succeeded, and a flag that is set once all nodes have. Ranks
-#: that serve others do not count. The keys are used only if there are such ranks, or nodes without ranks.
+#: Keys in the store: the number of nodes whose ranks have succeeded, and a flag that is set once this is true of all
+#: nodes. Ranks that only serve other ranks, such as parameter servers, do not count. The keys are used only if there
+#: are such ranks, or nodes without ranks.
 _DONE_KEY = "distributor/done"
 _ALL_DONE_KEY = "distributor/all_done"
 
@@ -187,9 +188,10 @@ class _RankAgent(SimpleElasticAgent):
     def _all_done(self) -> bool:
         """Return whether this node may go to torch's exit barrier, now that its ranks have succeeded.
 
-        It may go at once if all nodes have ranks, and no rank serves others. Otherwise, it may go once all ranks that
-        serve no others have succeeded, for two reasons. Ranks that serve others must not end before those others have
-        ended. And a node without ranks would be at the barrier from the start, where it cannot hear of a failure.
+        It may go at once if all nodes have ranks, and no rank serves others (as a parameter server does). Otherwise, it
+        may go once the ranks of all nodes have succeeded, apart from ranks that serve others. There are two reasons. A
+        rank that serves others must not end before they do. And a node without ranks would be at the barrier from the
+        start, where it cannot learn that another node has failed.
         """
         if not self._order.plan.serving and all(node.ranks for node in self._order.placement.nodes):
             return True

@@ -44,7 +44,8 @@ class Ends:
         tails: the last output of each rank, by global rank.
         oom: whether the kernel has killed a process for lack of memory while the ranks ran.
         full: the node's folder, if its disk is full.
-        now: the current time. It is used for ends that were not observed.
+        now: the current time. It converts moments to seconds since the epoch, and replaces the time of an end that was
+            not observed.
         shipped: for each shipped file, its path on this node and its path on the driver.
     """
 
@@ -96,7 +97,10 @@ def outcome_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: E
 
 
 def _has_served(ending: Ending | None, exit: RankExited) -> bool:
-    """Return whether a rank has ended, without a result of its own, because it was told that its service was over."""
+    """Return whether a rank has ended because it was told that it need not serve other ranks any more.
+
+    If the rank has returned, or had failed before, its own report counts instead.
+    """
     if exit.released is None or (ending is not None and ending.outcome.state != "failed"):
         return False
     return ending is None or ending.moment >= exit.released

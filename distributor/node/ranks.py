@@ -15,8 +15,8 @@ from distributor.node.launching import Launcher
 from distributor.values import layout, messages
 from distributor.values.plan import NodeOrder
 
-#: Matches a traceback from the line of the launcher's imports to its end. If the package is in a zip file, the
-#: traceback has no source lines.
+#: Matches a traceback from the line of the launcher's imports to its end. Source lines are not required, because the
+#: traceback has none if the package is in a zip file.
 _IMPORTS_TORCH = re.compile(r'distributor/node/launcher\.py", line \d+, in <module>\n.*', re.DOTALL)
 
 
@@ -48,7 +48,11 @@ class Ranks:
     error: messages.LauncherFailed | None = None
 
     def note(self, event: messages.Message) -> messages.Message:
-        """Note a message from the launcher, and return it. The launcher may not know that the agent killed a rank."""
+        """Note a message from the launcher, and return it.
+
+        If the agent has killed the rank that the message is about, return a message that says that the rank was
+        stopped: the launcher may take the end for a failure.
+        """
         if isinstance(event, messages.RankExited) and event.stopped is None and event.local_rank in self.hurried:
             event = replace(event, stopped=event.moment) if event.code == -signal.SIGKILL else event
         if isinstance(event, messages.RanksStarted):

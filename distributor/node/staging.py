@@ -41,7 +41,7 @@ def unpack(job: Job, agent: AgentOrder) -> None:
 
 
 def write(plan: Plan, folder: str) -> None:
-    """Write the plan's files into the node's folder, and note the paths outside it that ranks leave behind."""
+    """Write the plan's files into the node's folder. List the paths outside it that are removed after the attempt."""
     folders.note_elsewhere(folder, plan.elsewhere)
     for name, text in plan.files.items():
         Path(folder, name).write_text(text, encoding="utf-8")

@@ -1,8 +1,8 @@
 """Follow the ranks' log files on a node and pass on new output.
 
 The files serve as a buffer. Ranks write at the speed of the disk, and output stays in the files until the driver has
-it. The disk space of output is freed once the driver has received it, or if nobody needs it. Offsets in the files stay
-valid.
+it. Once the driver has received output, or if nobody needs it, its disk space is freed by a hole in the file. The file
+keeps its size, so offsets stay valid.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class _File:
 class _Descriptors:
     """A cache of open file descriptors. When it is full, it closes the least recently used one.
 
-    A node may have more log files than a process may open. An open file can be read to its end even if a rank has
-    removed it.
+    The cache has a limit because a node may have more log files than a process may open. Files stay open as long as
+    possible because an open file can be read to its end even if a rank has removed it.
 
     Args:
         most: the maximum number of open descriptors.
@@ -96,7 +96,7 @@ class _Descriptors:
 
 
 class Tailing:
-    """A follower of the ranks' log files.
+    """Reads the log files of a node's ranks as they grow, and sends new output to the driver.
 
     Args:
         files: rank, stream (1 stdout, 2 stderr, 3 uncaught exception, 4 reports) and path of each log file.
@@ -119,7 +119,7 @@ class Tailing:
         self.seen = 0
 
     def ship_to(self, uplink: Uplink) -> None:
-        """Send lines over this uplink from now on."""
+        """Send output over this uplink, the agent's end of the channel, from now on."""
         self._uplink = uplink
 
     def stop_shipping(self) -> None:

@@ -1,4 +1,4 @@
-"""Access the run's URL from a separate process, because the package for the URL may start threads, and may hang."""
+"""Access ``output_dir``, if it is a URL, in a separate process: the URL's package may start threads, and may hang."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class Uploads:
 
 
 def main(url: str) -> None:
-    """Serve calls until the agent closes the line or ends (entry point)."""
+    """Serve calls that arrive on standard input, until the agent closes it or ends (entry point)."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of packages must not come between answers
     try:

@@ -44,7 +44,10 @@ _MOST_DESCRIPTORS = 6
 
 
 def main(_placeholder: str, folder: str, owner_pid: str, listener: str, keep: str, preload: str) -> None:
-    """Start an orphaned guard with the warm process as its child, and return (entry point)."""
+    """Fork a guard with the warm process as its child, and return (entry point).
+
+    This process then ends, so the guard is no child of the process that has asked for it.
+    """
     if os.fork() == 0:
         try:
             warm, owner = bootstrap.title("warm"), int(owner_pid)
@@ -196,7 +199,7 @@ class _Warm:
     def run(self) -> None:
         """Serve until the owner ends, or until there was no request and no agent for ``keep`` seconds.
 
-        A retired process serves until its last agent has ended.
+        After :meth:`_retire`, wait only for the agents that were forked, and return when the last one has ended.
         """
         end = time.monotonic() + self._keep
         while self._listener is not None or self._agents:

@@ -130,7 +130,10 @@ class Watch:
         os.close(waiting)
 
     def run(self) -> None:
-        """Watch the ranks until the meeting is over, or until they are stopped and other nodes have been told."""
+        """Watch the ranks until the other thread calls :meth:`end`, or until all ranks have been stopped.
+
+        In the second case, the other thread first gets a moment to tell the other nodes.
+        """
         while not self._wishes.over.is_set():
             self._look()
             if self._wishes.begin and not self._begun:
@@ -293,7 +296,10 @@ class Watch:
             self._signal_running(signal.SIGKILL)
 
     def _awaits_order(self) -> bool:
-        """Return whether to wait a moment, because the agent may still order that the ranks end without SIGTERM."""
+        """Return whether to wait a moment before SIGTERM, because the agent may order that ranks end without it.
+
+        The agent does so if another attempt follows.
+        """
         if self._wishes.ordered or self._order.spare_fd is None or not self._begun or self._wishes.release:
             return False
         self._held = time.monotonic() + _ORDER_PATIENCE if self._held is None else self._held

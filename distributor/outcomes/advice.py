@@ -1,4 +1,4 @@
-"""Advice on failures that the driver can explain better than the rank: it knows the job and its own files."""
+"""Advice on failures that the driver can explain better than the rank, because it has the job and its own files."""
 
 from __future__ import annotations
 

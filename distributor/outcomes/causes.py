@@ -87,7 +87,7 @@ class Preempted:
     widens: bool = False
 
     def message(self, step: int) -> str:
-        """Return the text of the error, if the ranks have stopped at a step."""
+        """Return the text of the error for ranks that have stopped at ``step``."""
         if self.widens:
             return f"{self.why}, so its ranks have stopped at step {step}. {self.kept}"
         return f"the run was preempted: {self.why}, and its ranks have stopped at step {step}. {self.kept}"
@@ -106,8 +106,8 @@ Cause = Cancelled | Stalled | Disagreed | StartTimeout | Unfit | RankFailed | No
 def joined(first: Cause, then: Cause) -> Cause:
     """Return the cause of a stop that began with ``first``, when ``then`` is reported later.
 
-    A run that was cancelled, stalled, disagreed or did not start keeps its first cause. Failed ranks and lost nodes are
-    combined, because the driver may hear of either of them first.
+    Failed ranks and lost nodes are combined, because the reports of both may arrive in any order. Otherwise, ``first``
+    remains the cause. For example, a cancelled run stays cancelled if a rank fails later.
 
     >>> joined(RankFailed(), NodeLost(("host-b",)))
     NodeLost(nodes=('host-b',), failures=())

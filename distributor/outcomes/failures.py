@@ -1,4 +1,4 @@
-"""Sorts failures, with the root first, and describes them."""
+"""Sorts failures, with the root (the likely cause of the others) first, and describes them."""
 
 from __future__ import annotations
 

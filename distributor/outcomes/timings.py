@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from distributor.values.outcome import Collected
 
-#: Phases of a run, and the timestamp that ends each: one of the Spark job, a node or a rank.
+#: For each phase of a run, the name of the timestamp at which it ends. Spark's job, nodes and ranks take timestamps.
 PHASES = {
     "schedule": "stage",
     "worker": "task",

@@ -1,7 +1,7 @@
 """The verdict on a run: its values, or the one exception that explains why there are none. Pure.
 
-The earliest failure is the root. A broken connection is the root only if no other failure explains it. If a rank is
-killed, its peers may notice before the node of the killed rank does.
+The earliest failure is the root: the cause of the others. But a broken connection is the root only if no other failure
+explains it, because the peers of a killed rank may notice its end before its node does.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from distributor.text.wording import who
 from distributor.values.job import Status
 from distributor.values.outcome import Collected, Failure
 
-#: Smaller differences between the clocks of two hosts, in seconds, are ignored: the driver hears of a failure a little
-#: later than it happens.
+#: Smaller differences between the clocks of two hosts, in seconds, are ignored: a report of a failure arrives at the
+#: driver a little later than the failure happens.
 _APART = 1.0
 
 #: Errors that explain the end of a run by themselves.

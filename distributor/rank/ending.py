@@ -1,4 +1,4 @@
-"""What a rank reports about its own end: what its target returned or raised.
+"""Reports how a rank has ended: what its function, script or module returned or raised.
 
 The report is written into memory that the rank shares with its agent, so it needs no disk. Preparing the report may run
 user code (the ``__str__`` of an exception, the ``__reduce__`` of a value). Since that code might never end, there is a

@@ -1,7 +1,7 @@
 """Make all ranks stop at the same step, without a collective.
 
-Before a rank goes on with a step, it names the step to its agent. Once the driver has proposed a step that lies ahead
-of all ranks, and each agent has accepted it, all ranks stop there.
+Before a rank goes on with a step, it writes the step's number to the board, a file that it shares with its agent. Once
+the driver has proposed a step that lies ahead of all ranks, and each agent has accepted it, all ranks stop there.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Stopper:
     """Tells a rank whether it must stop.
 
     Args:
-        board: the board of the rank's node.
-        local_rank: the rank.
+        board: the file in which the ranks and the agent of a node agree on a step.
+        local_rank: the rank's local rank.
         patience: number of seconds to wait at a proposed step.
     """
 
@@ -60,7 +60,7 @@ class Stopper:
         """Return whether the rank stops at a step. A fork of the rank never does.
 
         Raises:
-            StopError: it is not known in time whether the other ranks stop here.
+            StopError: the driver did not say in time whether all nodes agree to the proposed step.
             OSError: the node's folder is gone.
         """
         if os.getpid() != self._owner:
@@ -112,7 +112,7 @@ _stopper: Stopper | None = None
 
 
 def begin(path: Path, local_rank: int) -> None:
-    """Set the board from which this process, which is now a rank, learns when to stop."""
+    """Set the board from which this process, which is now a rank, reads when to stop."""
     global _stopper
     _stopper = Stopper(Board(path), local_rank)
 

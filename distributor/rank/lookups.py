@@ -3,9 +3,9 @@
 Torch's rendezvous store looks up the name of each address that connects to it, and each client looks up the name of
 the store (``formatSockAddr`` calls getnameinfo(3)). If a name server does not answer, this takes 5 s or more, and all
 ranks ask at the same instant. From torch 2.9 on, a process never asks again once one such call has failed (pytorch pull
-request 159596). This module therefore makes one call fail. It connects to a store over a Unix socket, and the client's
-address is a path that is longer than a port's name may be. The call sends no query, and changes no setting of the
-resolver. Forks of the process inherit the result.
+request 159596). This module therefore makes one call fail. It connects to a store over a Unix socket. For such a
+socket, getnameinfo(3) returns the path as the name of the port, and fails because the client's path is too long. The
+call sends no query, and changes no setting of the resolver. Forks of the process inherit the result.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -
     os.environ.update(env)
     path = layout.rank_log(order.folder, local_rank, "reports")
     reports.begin(path, order.placement.world_size, int(env.get("TORCHELASTIC_RESTART_COUNT", 0)))
-    if local_rank not in order.plan.serving_here:  # a rank that serves others ends after them
+    if local_rank not in order.plan.serving_here:  # a rank that serves others is stopped after them
         halting.begin(layout.board(order.folder), local_rank)
     if order.plan.keep_memory:
         allocator.keep_memory(os.environ)
@@ -251,7 +251,7 @@ def _calm_signal_handlers() -> None:
 def _handle_calmly(handler: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None) -> None:
     try:
         handler(number, frame)
-    except SystemExit:  # the handler asks to exit: allowed, but only after the outcome is written
+    except SystemExit:  # the handler asks to exit: allowed, but later, so that the outcome is written first
         _end_soon(1)
     except BaseException:
         pass

@@ -51,7 +51,9 @@ class Writer:
         self._left_out: Report | None = None
 
     def add(self, values: Mapping[str, float], step: int | None, total_steps: int | None) -> None:
-        """Write a report. After many reports, write only some of them. Do nothing in a fork of the rank.
+        """Write a report. Do nothing in a fork of the rank.
+
+        Whenever the written reports exceed the limit, write only half as many reports from then on.
 
         Raises:
             ConfigurationError: the report is too long.

@@ -21,10 +21,10 @@ def watch(rank: int) -> None:
 
 
 def _watch_processes(module: Any) -> None:
-    """Make the start of processes print the note once.
+    """Make ``torch.multiprocessing`` print the note when it first starts processes.
 
-    The constructor of their handle is wrapped, and not ``spawn`` itself, so that no frame of this package stays on the
-    stack while the processes run.
+    The constructor of ``ProcessContext`` is wrapped, and not ``spawn`` itself, so that no frame of this package stays
+    on the stack while the processes run.
     """
     context = module.ProcessContext
     begin = context.__init__

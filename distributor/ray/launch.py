@@ -38,7 +38,7 @@ class Ray:
     object_store_memory: int | str | None = None
 
     def resolve(self, num_processes: int, use_gpu: bool) -> RayNodes:
-        """Check the options, and return the launch path as the job holds it.
+        """Check the options, and return the launch path that becomes part of the job.
 
         Raises:
             ConfigurationError: the size of the object store is invalid.

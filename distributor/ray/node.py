@@ -26,8 +26,8 @@ _STARTED = "ray_current_cluster"
 #: The first version that was seen to refuse clients without the token.
 _LEAST = (2, 60)
 
-#: Variables that Ray's workers must not get. Ray itself chooses their number of threads. With torchrun's variable,
-#: ``init_process_group`` would wait forever for a store that no process serves.
+#: Variables that Ray's workers must not get. Ray itself chooses their number of threads. With torchrun's variables,
+#: ``init_process_group`` in a worker would wait forever for a store that no process serves.
 _NOT_FOR_WORKERS = {"OMP_NUM_THREADS", *CONTRACT} - {NODE_ID}
 
 

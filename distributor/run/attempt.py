@@ -26,7 +26,7 @@ class Line(Protocol):
         """Ask all ranks for their stacks, and report the stacks once all have arrived or the wait is over."""
 
     def rest(self, port: int | None) -> None:
-        """Decide what the nodes do next, now that all of them have stopped their ranks."""
+        """Decide whether all nodes, which have stopped their ranks, begin another attempt at ``port`` or end."""
 
 
 class Attempt:
@@ -35,7 +35,7 @@ class Attempt:
     Args:
         about: the attempt's state.
         submission: the job that runs the attempt.
-        line: the run.
+        line: receives the attempt's requests to its run.
         alarm: keeps the deadlines.
         display: shows announcements.
     """

@@ -31,7 +31,7 @@ class Callbacks:
     Args:
         callbacks: the user's objects, called in order.
         label: names the run in warnings.
-        new: returns the rows, checkpoints and ends of attempts since the last call.
+        new: returns the rows of metrics, committed checkpoints and ended attempts since the last call.
     """
 
     def __init__(self, callbacks: Sequence[Any], label: str, new: Callable[[], Sequence[News]]) -> None:

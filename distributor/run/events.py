@@ -45,7 +45,10 @@ class Lost:
 
 @dataclass(frozen=True)
 class Cancel:
-    """The run must end. ``why`` is the reason for users; ``told`` is the error's text if users did not ask for it."""
+    """The run must end. ``why`` is shown in the live status.
+
+    ``told`` is the reason in the text of the error; ``""`` if the user has cancelled the run.
+    """
 
     why: str
     told: str = ""
@@ -87,7 +90,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Room:
-    """Another job could have ``ranks`` more ranks than this one."""
+    """The run's next job could have ``ranks`` more ranks than the current one."""
 
     ranks: int
 
@@ -128,7 +131,10 @@ Event = Heard | Lost | Cancel | Kill | Halt | Due | Asked | Room | Leaving | Sto
 
 @dataclass(frozen=True)
 class StopRanks:
-    """Order all nodes to stop their ranks. ``hasty``: another attempt follows as soon as the ranks have ended."""
+    """Order all nodes to stop their ranks.
+
+    ``hasty``: kill them as soon as they are not writing a file, because another attempt waits for their end.
+    """
 
     reason: str
     grace: bool = True
@@ -179,7 +185,7 @@ class AskStacks:
 
 @dataclass(frozen=True)
 class Announce:
-    """Say which ranks run where."""
+    """Show the user which ranks run where."""
 
     text: str
 

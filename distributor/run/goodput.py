@@ -104,9 +104,9 @@ def goodput(moments: Moments, course: Course, now: float, *, ahead: float, stall
     """Return how one attempt has spent its time.
 
     Args:
-        moments: when it reached each phase.
+        moments: when the attempt reached each phase.
         course: the progress that its ranks have reported.
-        now: the current time, or when it ended.
+        now: the current time, or when the attempt ended.
         ahead: what to add to the driver's clock to get seconds since the epoch.
         stall: number of seconds without activity, if a stall ended the attempt.
 
@@ -118,7 +118,7 @@ def goodput(moments: Moments, course: Course, now: float, *, ahead: float, stall
     start = _between(moments.began, moments.starting, stop)
     up = _between(start, moments.running, stop)
     first = up
-    if course.first is not None:  # without a channel, nothing else is known
+    if course.first is not None:  # if no node reaches the driver, only the steps are known
         first = _between(moments.began if moments.running is None else up, course.first - ahead, stop)
         start = min(start, first)
     loading, saving = min(course.loading, first - start), min(course.saving, stop - first)

@@ -1,9 +1,9 @@
 """The driver's part in the agreement of all ranks on a step at which they stop. Pure.
 
-The driver proposes a step to all nodes. A node accepts it if none of its ranks has reached the step; from then on, its
-ranks wait at that step for the outcome. Once all nodes have accepted, the proposal holds. If a node does not accept, it
-says how far its ranks are, and the driver proposes a later step. Messages may get lost or come late: orders are
-repeated, and answers to earlier proposals do not count.
+The driver proposes a step to all nodes. A node accepts the step if none of its ranks has reached it; from then on, its
+ranks wait at that step until the driver has decided. Once all nodes have accepted, all ranks stop at the step. If a
+node does not accept, it reports how far its ranks are, and the driver proposes a later step. Messages may get lost or
+come late, so the driver repeats its orders, and ignores answers to earlier proposals.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from distributor.values.messages import Agree, Halted, Propose, Reached
 
 
 class Agreement:
-    """The agreement of one attempt.
+    """The agreement of one attempt's ranks on a step at which they stop.
 
     Args:
         attempt: number of the attempt.
@@ -23,9 +23,9 @@ class Agreement:
 
     def __init__(self, attempt: int = 0) -> None:
         self._attempt = attempt
-        #: Why the ranks are asked to stop, in words; ``""`` if the user asks for it, or nobody does.
+        #: Why the ranks are asked to stop, in words; ``""`` if they are not, or only at the user's request.
         self.preempted = ""
-        #: Whether they are asked so that the run can go on with more ranks.
+        #: Whether the ranks are asked to stop so that the run can go on with more ranks.
         self.widens = False
         self._nodes: frozenset[str] = frozenset()
         self._accepted: set[str] = set()
@@ -39,12 +39,12 @@ class Agreement:
             self.preempted, self.widens = why, widens
 
     def begin(self, nodes: Iterable[str]) -> None:
-        """Begin to ask the ranks of these nodes."""
+        """Begin to ask the ranks of these nodes to stop."""
         self._nodes = frozenset(nodes)
 
     @property
     def begun(self) -> bool:
-        """Whether the ranks are asked."""
+        """Whether the ranks are being asked to stop."""
         return bool(self._nodes)
 
     @property
@@ -78,6 +78,6 @@ class Agreement:
         return bool(self._halted)
 
     def on_halted(self, halted: Halted) -> str | None:
-        """Record where a rank has stopped. Return a description of the problem if others stopped at another step."""
+        """Record the step at which a rank has stopped. Return an error text if another rank stopped elsewhere."""
         self._halted[halted.rank] = halted.step
         return disagreement(self._halted)

@@ -100,7 +100,10 @@ class Run:
         return self
 
     def withdraw(self) -> bool:
-        """End the run if its thread has not begun, and return whether that was so. The thread then does nothing."""
+        """End the run if its thread has not begun to execute it; otherwise, do nothing and return ``False``.
+
+        A thread that begins later does nothing.
+        """
         if not self._life.begin():
             return False
         self._verdict = Verdict(error=RunCancelledError(f"run {self.id} was interrupted before it began"))
@@ -136,7 +139,7 @@ class Run:
 
     @property
     def num_processes(self) -> int:
-        """The number of processes of the current attempt; before the first one, the smallest number of the range."""
+        """The number of processes of the current attempt; before the first attempt, the smallest allowed number."""
         return self._current.resources.num_processes
 
     @property
@@ -212,7 +215,10 @@ class Run:
 
     @property
     def latest_metrics(self) -> dict[str, float]:
-        """The newest value of each name in the latest attempt. If several ranks report it, the lowest rank counts."""
+        """The newest value of each name in the latest attempt.
+
+        If several ranks report a name, the lowest rank's value counts.
+        """
         return self._supervisor.reports.latest
 
     @property
@@ -277,7 +283,7 @@ class Run:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the run has ended, for at most ``timeout`` seconds, and return whether it has."""
-        if self._callbacks.is_running_here and self._life.decided:  # the run waits for the callback
+        if self._callbacks.is_running_here and self._life.decided:  # the run itself waits for the callback
             return True
         with self._callers.counted(self._callers.waiting):
             return self._life.done.wait(timeout)

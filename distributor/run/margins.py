@@ -14,15 +14,14 @@ class Margins:
         kill: time for nodes to kill their ranks and report, until the scheduler ends the nodes too.
         lost: time for a job that has lost a node to end by itself, after all other nodes have ended too.
         unreached: time for any node to reach the driver once tasks run, before a warning is logged.
-        look: time between checks of whether the scheduler runs the tasks.
+        look: time between checks of whether the scheduler runs the tasks, or of whether a node is about to be ended.
         stall_answer: time for ranks to report their stacks before a stalled run is stopped.
         last_words: time for ranks to report their stacks before an interrupted run is stopped.
         transfer: extra time for the transfer of the ranks' answers, beyond the time that ranks get to answer.
         patience: time before the scheduler is first asked what a run waits for.
-        ask: time between two such questions.
+        ask: time until the scheduler is asked again what a run waits for.
         again: time between requests to the scheduler to end a job, if it could not end the job at once.
         repeat: time after which an order to ranks that stop together is repeated, because it may get lost.
-        view: time to wait for a display that hangs.
         widen: time between two checks for free slots for more ranks.
     """
 
@@ -38,5 +37,4 @@ class Margins:
     ask: float = 0.5
     again: float = 0.2
     repeat: float = 0.5
-    view: float = 2.0
     widen: float = 60.0

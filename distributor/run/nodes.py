@@ -16,8 +16,8 @@ _NODES_IN_WORDS = 16
 class _State:
     """What is known about one node.
 
-    ``heard`` is when the node last sent something. ``idle`` is for how many seconds its ranks had been idle at its last
-    heartbeat.
+    ``heard`` is when the node last sent something. At its last heartbeat, ``alive`` of its ranks were alive, and its
+    ranks had been idle for ``idle`` seconds.
     """
 
     heard: float = 0.0
@@ -27,7 +27,7 @@ class _State:
     ended: bool = False
     lost: bool = False
     keeping: bool = False  # it is copying the last new files of its ranks
-    widowed: bool = False  # its owner has gone, but its ranks have succeeded
+    widowed: bool = False  # its Spark task has gone, but its ranks have succeeded
     port: int | None = None  # where ranks can meet in the next attempt; set once it has stopped its ranks
     unable: bool = False  # it could not start its ranks
 
@@ -129,7 +129,7 @@ class Nodes:
 
     @property
     def widows(self) -> list[str]:
-        """The nodes that have no owner any more, are not lost and have not ended."""
+        """The nodes whose Spark task has gone after their ranks succeeded, and which have not ended or been lost."""
         return [name for name, state in self._states.items() if state.widowed and not (state.ended or state.lost)]
 
     @property
@@ -194,7 +194,8 @@ class Nodes:
     def stalled(self, name: str, limit: float) -> bool:
         """Return whether all ranks of all nodes were idle for ``limit`` seconds at the same moment.
 
-        Call this after each heartbeat of a node. It returns ``True`` only after two heartbeats of every node.
+        Call this after each heartbeat of a node. Nodes send heartbeats at different moments. So once all nodes seem
+        idle, the result is ``True`` only after one more heartbeat of each node has confirmed it.
         """
         if self.placement is None:
             return False
@@ -251,7 +252,7 @@ class Nodes:
         return next((node for node in nodes if node.executor == name), None)
 
     def _of_placement(self) -> list[_State]:
-        """Return what is known about the nodes of the placement, in order."""
+        """Return what is known about each node of the placement, in the order of the placement."""
         nodes = () if self.placement is None else self.placement.nodes
         return [self._states.get(node.executor, _State()) for node in nodes]
 

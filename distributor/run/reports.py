@@ -32,10 +32,10 @@ _MOST_NAMES = 1000
 #: What callbacks receive.
 News = Row | Committed | EndedAttempt
 
-#: Maximum number of news that wait for callbacks.
+#: Maximum number of items that wait for callbacks. If there are more, the oldest are dropped.
 _MOST_NEW = 100_000
 
-#: The driver's limit for a rank's reports, as a multiple of the node's limit. The two count bytes in different ways.
+#: The driver's limit for a rank's reports, as a multiple of the rank's own limit. The two count bytes differently.
 _SLACK = 2
 
 
@@ -50,7 +50,10 @@ class _Kept:
     total_steps: int | None = None
 
     def add(self, report: Report, length: int) -> None:
-        """Keep a report of ``length`` bytes. If its stage of thinning is new, drop the reports that it leaves out."""
+        """Keep a report of ``length`` bytes. If it begins a new stage, drop the reports that this stage leaves out.
+
+        In stage ``n``, only every ``2**n``-th report of a rank is kept.
+        """
         self.made = max(self.made, report.number + 1)
         self.total_steps = report.total_steps if report.total_steps is not None else self.total_steps
         if report.stage > self.stage:
@@ -87,7 +90,7 @@ class Reports:
         self._new: list[News] | None = None  # what the next call of new() returns; None before its first call
         self._ended: list[EndedAttempt] = []
         self._courses: dict[int, Course] = {}  # by attempt
-        #: The checkpoint that was committed last, as far as the driver has heard; ``None`` without one.
+        #: The last committed checkpoint that ranks have reported; ``None`` if there is none.
         self.last_committed: Committed | None = None
         self._told = False  # whether the warning about dropped reports was given
         self._lock = threading.Lock()
@@ -134,7 +137,7 @@ class Reports:
         self._add_news(_row(rank, report))
 
     def begin_again(self) -> None:
-        """Expect new streams, from new nodes. Reports that have arrived so far are kept."""
+        """Expect new streams, because a new job has new nodes. Reports that have arrived so far are kept."""
         with self._lock:
             self._streams.clear()
 
@@ -237,7 +240,10 @@ class Reports:
 
     @property
     def latest(self) -> dict[str, float]:
-        """The newest values in the latest attempt, by name. If several ranks report a name, the lowest rank counts."""
+        """The newest values in the latest attempt, by name.
+
+        If several ranks report a name, the lowest rank's value counts.
+        """
         with self._lock:
             return {name: value for name, (_, value) in self._newest.items()}
 

@@ -59,14 +59,15 @@ def again_in_new_job(
         attempt: number of the job's last attempt, from 0.
         recovery: the user's options.
         widens: whether ranks have stopped so that the run can go on with more ranks.
-        excused: number of attempts so far that do not count. ``recovery`` allows one restart more for each of them.
+        excused: number of earlier attempts that do not count as failed, because ranks were preempted or
+            stopped to go on with more ranks. ``recovery`` allows one restart more for each of them.
 
     >>> lost = errors.NodeLostError("lost the node on host-b")
     >>> again_in_new_job(lost, 0, Recovery(1)), again_in_new_job(errors.StartError("no torch"), 0, Recovery(1))
     (True, False)
     """
     if isinstance(error, errors.PreemptionError):
-        return widens or recovery.max_restarts > excused  # it does not count
+        return widens or recovery.max_restarts > excused  # does not count as a restart
     if attempt >= recovery.max_restarts or is_final(error):
         return False
     if isinstance(error, _NOT_STARTED) or (isinstance(error, errors.CompanionError) and NOT_READY in str(error)):
@@ -84,7 +85,8 @@ def again_in_new_job(
 def surely_again(cause: Cause, attempt: int, recovery: Recovery) -> bool:
     """Return whether another attempt certainly follows, whatever else the nodes of the stopping attempt report.
 
-    A rank's broken connection is not enough: its root may be an exception in the user's code on another rank.
+    If so, ranks are killed as soon as they are not writing a file, so that the next attempt can start. A rank's broken
+    connection is not enough: its root may be an exception in the user's code on another rank.
 
     Args:
         cause: what is known so far.

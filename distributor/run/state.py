@@ -141,11 +141,12 @@ class AttemptState:
         self.phase: Phase = Waiting(now)
         if self.nodes.placement is not None:
             self._enter(Starting(now))
-        #: The request to end the run, even if the run is already stopping for another reason.
+        #: The request to end the run; ``None`` without one. It is kept even if the run is already stopping for another
+        #: reason, so that no other attempt follows.
         self.wish: Cancel | Kill | Halt | None = None
         #: The agreement of all ranks on a step at which they stop.
         self.agreement = Agreement(number)
-        #: Whether the driver has warned that no node reaches it.
+        #: Whether the user has been warned that no node reaches the driver.
         self.unreached = False
         #: The failures of ranks that nodes have reported at the end of the attempt.
         self.failures: list[Failure] = []
@@ -161,7 +162,7 @@ class AttemptState:
 
     @property
     def reason(self) -> str:
-        """Why the attempt failed, in words: the root of the failures known now, even if another was reported first."""
+        """Why the attempt failed, in words: the root of the known failures, even if another failure came first."""
         if isinstance(self.cause, RankFailed | None) and (told := failures_of(self.cause, self.failures)):
             root = order_failures(told)[0]
             return f"rank {root.rank} failed: {root.message}"
@@ -339,7 +340,7 @@ class AttemptState:
         return [*self._stop(told, f"lost the node on {name}", now), *self._if_all_gone(), *self._if_all_rest()]
 
     def _if_all_gone(self) -> list[Action]:
-        """If a node is lost and all other nodes have gone too, end the job soon, before it would end by itself."""
+        """If a node is lost and all other nodes have gone too, end the job unless it soon ends by itself."""
         if isinstance(self.cause, NodeLost) and self.nodes.all_gone:
             return [Arm(Deadline.END, self._margins.lost)]
         return []

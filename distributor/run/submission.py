@@ -31,7 +31,7 @@ Resize = Callable[[Job, int], Job]
 
 
 class Submission:
-    """A job that is submitted once. A run that has lost its nodes makes another submission.
+    """A job that is submitted once. If the run goes on in a new job, it makes another submission.
 
     Args:
         job: the job.
@@ -55,7 +55,7 @@ class Submission:
         self._narrower: int | None = None
 
     def following(self, job: Job, *, wider: bool = False) -> Submission:
-        """Return the submission of another job of the run. ``wider``: it should get more ranks than this one had."""
+        """Return the submission of the run's next job. ``wider``: that job should have more ranks than this one."""
         made = Submission(job, self.scheduler.again(job), self._alarm, self._margins, self._resize)
         made._narrower = self.job.resources.num_processes if wider else None
         return made
@@ -102,7 +102,7 @@ class Submission:
             self.job, self.scheduler = job, self.scheduler.again(job)
 
     def look_for_room(self) -> Event:
-        """Return how many more ranks another job could have. May block while it calls Spark."""
+        """Return how many more ranks than this job the run's next job could have. May block while it calls Spark."""
         return events.Room(self._calmly(self._further, "look for free slots", 0))
 
     def _further(self) -> int:

@@ -44,7 +44,9 @@ _log = notices.logger
 
 
 class Supervisor:
-    """Runs a job to its end, and more jobs if it loses nodes. Implements ``channel.server.Listener`` and ``Line``.
+    """Runs a job to its end, and submits it again if the run can go on in a new job.
+
+    Implements the protocols ``channel.server.Listener`` and ``run.attempt.Line``.
 
     Args:
         job: the requested job.
@@ -65,7 +67,7 @@ class Supervisor:
         self._margins = margins
         self._alarm = Alarm()
         self._dumps = Dumps(lambda: self._job.world_size)
-        self._tenure: Tenure | None = None  # once the run holds its name
+        self._tenure: Tenure | None = None  # the run's claim on its name, once it holds the name
         self._stuck = False  # whether the run ends because its last attempts reached no later step
         self._where: Dump | None = None  # the request whose answers are shown when the user interrupts the run
         self._stalling: Dump | None = None  # the request whose answers say whether and where the run stalls
@@ -102,7 +104,9 @@ class Supervisor:
         return self.submission.scheduler.thread(target)
 
     def run(self, submitted: float) -> Verdict:
-        """Run the job to its end, and more jobs if they may succeed. Called in a thread that the scheduler has made.
+        """Run the job to its end, and submit it again as long as a new job may succeed.
+
+        Called in a thread that the scheduler has made.
 
         Args:
             submitted: when the run was submitted, in seconds since the epoch.
@@ -121,11 +125,11 @@ class Supervisor:
         return result
 
     def _displace(self, by: str) -> None:
-        """End the run: another run has taken its name."""
+        """End the run, because another run has taken its name."""
         self.on(events.Cancel(by, by))
 
     def _run_jobs(self, submitted: float, deposits: Deposits | None) -> Verdict:
-        channels = ExitStack()  # of all jobs, if their nodes keep states for the next one
+        channels = ExitStack()  # of ended jobs whose nodes keep states for the next job
         try:
             while True:
                 result = self._run_job(submitted, deposits, channels)
@@ -160,7 +164,10 @@ class Supervisor:
 
     @contextmanager
     def _channel(self, deposits: Deposits | None, channels: ExitStack) -> Iterator[ChannelServer]:
-        """Open the channel of the current job. If its nodes keep states for the next job, ``channels`` closes it."""
+        """Open the channel of the current job, and close it at the job's end.
+
+        If nodes keep states for the run's next job, they do so until the channel closes. ``channels`` then closes it.
+        """
         timeout, tasks = self._job.deadlines.heartbeat_timeout, self._job.num_tasks
         with ExitStack() as own:
             server = own.enter_context(ChannelServer(self, timeout, tasks, self._guard(), deposits))
@@ -181,7 +188,7 @@ class Supervisor:
         if about.wish is not None or not follows or self._gives_up():
             return False
         why = about.reason if isinstance(about.cause, NodeLost) else str(error).partition("\n")[0]
-        if isinstance(error, PreemptionError):  # does not count
+        if isinstance(error, PreemptionError):  # does not count as a restart
             recovery = replace(recovery, max_restarts=recovery.max_restarts + 1)
             excused += 1
             self.reports.expect_another()
@@ -212,7 +219,7 @@ class Supervisor:
         self._end_attempt(why)
 
     def _follow(self, ended: Attempt, following: Attempt) -> None:
-        """Make an attempt the current one."""
+        """Make ``following`` the current attempt, and end the previous attempt."""
         self.attempt = following
         ended.on(events.JobEnded(Status.FAILED))
 
@@ -240,7 +247,10 @@ class Supervisor:
         self._tell_where()
 
     def _gives_up(self) -> bool:
-        """Return whether the last attempts have reached no later step. Without a channel, steps are unknown."""
+        """Return whether the last attempts have reached no later step than the attempts before them.
+
+        Return ``False`` if no node has reached the driver, since the steps are then unknown.
+        """
         reached = self.server is not None and self.server.reached
         self._stuck = reached and is_stuck(self.reports.steps(self.state.number))
         return self._stuck
@@ -276,7 +286,7 @@ class Supervisor:
         )
 
     def _preempted(self) -> Preempted | None:
-        """Return why ranks were asked to stop together, unless the user has asked them to."""
+        """Return why ranks were asked to stop together; ``None`` if the user has asked them to."""
         about = self.state
         if isinstance(about.wish, events.Halt):
             return None
@@ -405,6 +415,6 @@ def _blamed(about: AttemptState) -> str | None:
 
 
 def _with_peers(job: Job) -> Job:
-    """Return the job with a key with which its nodes exchange copies of states, if they do."""
+    """Return the job. If its nodes exchange copies of states, add the key for the connections between them."""
     replicates = job.checkpoints is not None and job.checkpoints.replicate
     return replace(job, peers=make_peer_key()) if replicates else job

@@ -12,7 +12,7 @@ SETTLE = 5.0
 
 
 def widths(room: int | None, asked: Widths, ranks_per_task: int, waited: float = SETTLE) -> Iterator[int]:
-    """Yield the numbers of ranks that the next job may have, the largest first. Yield none to wait for slots.
+    """Yield the numbers of ranks that the next job may have, the largest first; none if it should wait for slots.
 
     Args:
         room: number of ranks that free slots can host; ``None`` if it is not known. Only the smallest number is then

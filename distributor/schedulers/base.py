@@ -58,8 +58,8 @@ class Scheduler(Protocol):
         """Run a job to its end, and block until then. Failures of ranks are returned as data, not raised.
 
         Args:
-            job: a job that has passed ``check``. A scheduler that chooses hosts leaves out ``job.avoided`` if others
-                have room.
+            job: a job that has passed ``check``. A scheduler that chooses hosts does not use those in ``job.avoided``
+                if other hosts have room.
             server: the run's channel. The scheduler makes it listen for nodes, or attaches nodes to it.
 
         Raises:
@@ -76,8 +76,8 @@ class Scheduler(Protocol):
         Local ranks get no grace period. On Spark, an agent whose task has ended still gives its ranks the grace period.
 
         Returns:
-            ``True`` if nothing was ended, because force would do harm at this moment. The caller must then call again.
-            Otherwise ``False``.
+            ``True`` if nothing was ended, because force would do harm at this moment: on Spark, it could end
+            executors. The caller must then call again. Otherwise ``False``.
         """
 
     def room(self, job: Job) -> int | None:

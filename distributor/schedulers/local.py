@@ -128,7 +128,7 @@ class LocalScheduler:
 
     def _check_gpus(self, count: int, each: int) -> None:
         if self._gpus is None:
-            # Indices into the GPUs that this process sees. The visible-devices mapping is applied later, only once.
+            # Indices into the GPUs that this process sees. The placement maps them by CUDA_VISIBLE_DEVICES, once.
             self._gpus = [str(index) for index in range(len(devices.local_gpus(os.environ)))]
         there = len(self._gpus)
         if there == 0:

@@ -103,7 +103,7 @@ def _changed(folder: str) -> float:
 
 
 def own_modules() -> list[ModuleType]:
-    """Return the loaded modules that the user wrote: those with a file outside Python and all installed packages.
+    """Return the loaded modules that the user wrote: those whose file is not Python's or an installed package's.
 
     ``__main__`` is left out, because cloudpickle always pickles it by value. This package is left out, because it is
     shipped separately.
@@ -129,7 +129,7 @@ def search_path() -> list[str]:
 
 
 def _ask_finders(name: str, path: Sequence[str] | None, folders: Sequence[str]) -> ModuleSpec | None:
-    """Ask all finders for a module, as ``import`` does. Packages installed in editable mode may have their own."""
+    """Ask all finders for a module, as ``import`` does. Editable installs of packages may add finders of their own."""
     for finder in sys.meta_path:
         find_spec = getattr(finder, "find_spec", None)
         if find_spec is None:

@@ -1,7 +1,7 @@
 """Pickles functions, values and exceptions. No other module uses the ``cloudpickle`` package for pickling.
 
 The training function is pickled on the driver. The user's own modules are pickled *by value*, because executors have no
-copy of them; installed packages are pickled by reference. Values and exceptions come back the same way.
+copy of them; installed packages are pickled by reference. Values and exceptions of ranks come back as pickles too.
 """
 
 from __future__ import annotations

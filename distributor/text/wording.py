@@ -135,7 +135,7 @@ def no_temporary_folder(host: str, why: str) -> str:
     )
 
 
-#: Part of the error text of a companion that has ended before the ranks could be started.
+#: Part of the error's text if a companion has ended before the ranks could be started. The restart policy looks for it.
 NOT_READY = "before it was ready"
 
 #: The call that makes processes find each other, by framework; ``"torch"`` if there is no framework.

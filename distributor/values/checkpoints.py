@@ -103,7 +103,7 @@ class SharedMemory:
 
     Attributes:
         folder: a private folder of the run in the node's shared memory.
-        limit: maximum number of bytes that the node's ranks may take there, and the copies of other nodes' ranks.
+        limit: maximum number of bytes of all states there: those of the node's ranks, and copies from other nodes.
         replicate: whether other nodes keep copies.
     """
 
@@ -117,9 +117,9 @@ class PeerKey:
     """The key with which the agents of a run serve copies of states to the ranks of other nodes.
 
     Attributes:
-        certificate: a certificate (PEM) that clients accept, and no other.
+        certificate: the only certificate (PEM) that clients accept.
         private: its key (PEM).
-        token: what clients show to be let in.
+        token: the token that clients must send.
     """
 
     certificate: str = field(repr=False)
@@ -156,7 +156,7 @@ def to_environ(
 
 @dataclass(frozen=True)
 class Settings:
-    """What a process knows about its checkpoints.
+    """The settings for the checkpoints of one process.
 
     Attributes:
         checkpoints: where checkpoints are kept, and how many.

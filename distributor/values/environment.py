@@ -16,7 +16,7 @@ NODE_ID = "DISTRIBUTOR_NODE_ID"
 
 
 def job_id(run_id: str, attempt: int) -> str:
-    """Return the ID of the job of a run that begins with an attempt. A run's first job has the run's own ID.
+    """Return the ID of a job of a run; ``attempt`` is the job's first attempt. A run's first job has the run's ID.
 
     >>> job_id("3f2a", 0), job_id("3f2a", 2)
     ('3f2a', '3f2a-2')

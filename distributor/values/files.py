@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from distributor.text.wording import size
 
-#: Maximum number of bytes of earlier runs' files that are sent with a job. If there are more, nodes ask the driver.
+#: Maximum number of bytes of the files in ``output_dir`` that are sent with a job. If there are more, nodes fetch them
+#: from the driver.
 WITH_THE_JOB = 64 << 20
 
 

@@ -5,7 +5,7 @@ the driver (the channel) and the launcher's pipe use JSON. Sockets between proce
 pickle, since those messages can hold bytes. :func:`decode` checks each value on arrival. A rank's output is not sent as
 a message, but as a :class:`~distributor.values.outcome.Log`.
 
-Spark's workers use this module by value, so it is self-contained and uses the standard library only.
+This module is pickled by value for Spark's workers, so it is self-contained and uses the standard library only.
 """
 
 # The annotations of messages are read at run time, so this module does not postpone their evaluation.
@@ -62,6 +62,9 @@ class Importing(Message):
     module: str
 
 
+# From a node to the driver, each as the first message of a connection of its own.
+
+
 @dataclass(frozen=True)
 class Deposit(Message):
     """A node announces a new file of its ranks. After the driver's :class:`Proceed`, it sends the file's bytes.
@@ -114,9 +117,9 @@ class Value(Message):
 
 @dataclass(frozen=True)
 class Holding(Message):
-    """A node asks to be told when this job's channel closes, at the end of the run: the connection then ends.
+    """A node opens a connection that ends when the driver closes this job's channel, at the end of the run.
 
-    Until then, the node may keep copies of ranks' states for the run's next job. ``node`` and ``secret`` are as in
+    Until then, the node may keep the states of ranks for the run's next job. ``node`` and ``secret`` are as in
     :class:`Hello`.
     """
 
@@ -129,7 +132,7 @@ class Holding(Message):
 
 @dataclass(frozen=True)
 class Copy(Message):
-    """A rank sends its state in memory, of which the other node keeps a copy.
+    """A rank sends its state to another node, which keeps a copy in memory.
 
     The bytes of three files follow, each with the given size: the record, the objects and the tensors. ``slot`` is the
     name of the file of tensors. The other node answers :class:`Received`, or :class:`Refused` if it has no room.
@@ -264,8 +267,9 @@ class Keeping(Message):
 class Reached(Message):
     """The answer to the :class:`Propose` with the same number.
 
-    ``accepted`` says that no rank of the node has reached the proposed step, and that none will pass it. ``step`` is
-    the highest step that a rank of the node has named; -1 if no rank has named one.
+    ``accepted`` says that no rank of the node has reached the proposed step, and that ranks will wait there for the
+    driver's decision. ``step`` is the highest step that a rank of the node has passed to ``runtime.should_stop``; -1 if
+    no rank has called it.
     """
 
     number: int
@@ -329,7 +333,7 @@ class AllFacts(Message):
 
 @dataclass(frozen=True)
 class Gather(Message):
-    """Not all tasks can reach the driver, so they must exchange their facts through Spark."""
+    """Some tasks cannot reach the driver, so all tasks must exchange their facts through Spark."""
 
 
 @dataclass(frozen=True)
@@ -445,7 +449,7 @@ class Dump(Message):
 
 @dataclass(frozen=True)
 class StartRanks(Message):
-    """Run the ranks of the order in the file ``path``.
+    """Start the ranks that the order in the file ``path`` describes.
 
     File descriptors are sent with the message; ``names`` says what each of them is.
     """
@@ -508,7 +512,8 @@ class LauncherFailed(Message):
     traceback: str
 
 
-# From an owner to a warm process, and from an agent to its owner: over private lines, pickled.
+# From an owner (a Spark task, or the driver in local mode) to a warm process, and from an agent to its owner: pickled,
+# over private connections.
 
 
 @dataclass(frozen=True)
@@ -516,7 +521,7 @@ class Fork(Message):
     """Fork an agent for the process ``owner``, with these environment variables.
 
     These file descriptors are sent with the message, in this order: the current directory, standard output, standard
-    error, and the sockets that ``names`` names.
+    error, and the sockets that ``names`` lists.
     """
 
     names: tuple[str, ...]

@@ -65,7 +65,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Ending:
-    """What a rank itself reports about its end.
+    """A rank's own report of how it ended.
 
     ``moment`` is the time of the end in seconds, on a clock that all processes of the host share
     (``time.monotonic()``). ``value`` is the rank's pickled return value if it is small; a larger value is in a file.

@@ -1,4 +1,4 @@
-"""Which rank runs where: the facts that tasks state about themselves, and the nodes that they form."""
+"""Which rank runs where: the facts about tasks, and the nodes that the tasks form."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class NodeFacts:
         versions: versions of Python, torch and the launch path's packages in the task.
         machine: name of the machine or container. Within one, a device number always means the same device. ``""`` if
             the name is not known: device numbers are then compared within this executor only.
-        mounts: name of the set of files and shared memory that the task sees. Tasks with the same name share them.
-            ``""`` if the name is not known.
+        mounts: name of the file systems and shared memory that the task sees. Tasks with the same name see the same
+            files. ``""`` if the name is not known.
     """
 
     partition: int

@@ -166,7 +166,7 @@ class NodeOrder:
 class Endpoint:
     """The address at which the driver listens.
 
-    Nodes accept only a server with this ``certificate`` (PEM). They show the ``token`` to be let in.
+    Nodes accept only a server with this ``certificate`` (PEM). The driver accepts only connections with the ``token``.
     """
 
     host: str
@@ -177,7 +177,9 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class AgentOrder:
-    """An owner's order to its agent. It travels over the control line as a dict of plain values.
+    """An order to an agent from its owner: the Spark task that starts it or, in local mode, the driver.
+
+    The order is sent over their private connection as a dict of plain values.
 
     Attributes:
         job: the pickled :class:`~distributor.values.job.Job`.

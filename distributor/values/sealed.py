@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-#: The version of these formats.
+#: The version of the format of records.
 _FORMAT = 1
 
 T = TypeVar("T")

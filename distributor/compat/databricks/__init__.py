@@ -1,1 +1,1 @@
-"""Names of Databricks' launchers: ``serverless_gpu``, and its successor ``air``."""
+"""Databricks' launchers, whose functions have the same names here: ``serverless_gpu``, and its successor ``air``."""

@@ -1,4 +1,4 @@
-"""The functions that Databricks' decorators, old and new, return. A method of them runs them in many processes."""
+"""Decorated functions, as Databricks' decorators return them; ``distributed`` runs them in many processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distributor.text import notices
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Environment variables with which notebooks choose one of Databricks' pools. Source:
+#: Environment variables with which notebooks choose one of Databricks' pools of GPUs. Source:
 #: https://api-docs.databricks.com/python/serverless_gpu/overview.html
 POOLS = ("DATABRICKS_USE_RESERVED_GPU_POOL", "DATABRICKS_REMOTE_GPU_POOL_ID")
 
@@ -28,7 +28,7 @@ class DistributedFunction(Generic[P, T]):
     Args:
         function: the user's function.
         request: what the decorator asks for.
-        target: the function that runs in the processes, with the same arguments.
+        target: the function that the processes call with the same arguments: ``function``, or a wrapper of it.
     """
 
     def __init__(self, function: Callable[P, T], request: Request, target: Callable[P, T]) -> None:
@@ -63,7 +63,7 @@ class DistributedFunction(Generic[P, T]):
 
 
 def as_it_is(function: T) -> T:
-    """Return the function unchanged, to run it as it is in the processes.
+    """Return the function unchanged. This is the ``prepare`` of decorators whose functions need no wrapper.
 
     Example:
         >>> as_it_is(len) is len
@@ -75,7 +75,7 @@ def as_it_is(function: T) -> T:
 def decorator(
     request: Request, prepare: Callable[[Any], Any] = as_it_is
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
-    """Return the decorator for a request; ``prepare`` turns the function into the one that runs in the processes."""
+    """Return the decorator for a request; ``prepare`` turns a function into the one that the processes call."""
 
     def decorate(function: Callable[P, T]) -> DistributedFunction[P, T]:
         if not callable(function):
@@ -86,7 +86,7 @@ def decorator(
 
 
 def bare(function: Any, name: str) -> None:
-    """Raise an error if a decorator was used without parentheses, so that its first argument is the function.
+    """Raise an error if a decorator was used without parentheses: its first argument is then the decorated function.
 
     Raises:
         ConfigurationError: the first argument is a function.

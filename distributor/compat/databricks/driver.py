@@ -16,7 +16,9 @@ T = TypeVar("T")
 
 
 def as_driver(function: Callable[P, T]) -> Callable[P, T]:
-    """Return a function that joins the run's Ray cluster first. Further calls of ``ray.init`` do nothing.
+    """Return a wrapper that joins the run's Ray cluster, and then calls the function.
+
+    Inside the function, further calls of ``ray.init`` do nothing.
 
     Args:
         function: the function that runs as Ray's driver.

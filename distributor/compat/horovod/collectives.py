@@ -1,6 +1,6 @@
 """Collectives under Horovod's names, over ``torch.distributed``.
 
-All ranks must call them in the same order. Horovod matches calls by ``name``, which has no effect here.
+All ranks must call them in the same order. Horovod itself matches calls by their ``name``; here, it has no effect.
 Source: https://horovod.readthedocs.io/en/stable/api.html
 """
 
@@ -33,7 +33,7 @@ class Op(enum.Enum):
 Average, Sum, Adasum, Min, Max, Product = Op
 
 _TORCHS = {
-    Op.AVERAGE: dist.ReduceOp.SUM,  # gloo has no average
+    Op.AVERAGE: dist.ReduceOp.SUM,  # gloo has no average: ``start`` divides the sum
     Op.SUM: dist.ReduceOp.SUM,
     Op.MIN: dist.ReduceOp.MIN,
     Op.MAX: dist.ReduceOp.MAX,
@@ -292,7 +292,10 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Any = 
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: Any = None) -> Handle:
-    """Do what :func:`allgather` does, and return a handle. It waits for all ranks, to learn their lengths."""
+    """Do what :func:`allgather` does, and return a handle for :func:`synchronize` and :func:`poll`.
+
+    The call itself waits for all ranks, since it must learn the lengths of their tensors.
+    """
     return Handle.of(allgather(tensor, name, process_set))
 
 

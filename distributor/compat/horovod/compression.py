@@ -1,4 +1,4 @@
-"""How tensors travel: unchanged, or with 16 bits. Source: https://horovod.readthedocs.io/en/stable/api.html."""
+"""How tensors are sent: unchanged, or as 16-bit numbers. Source: https://horovod.readthedocs.io/en/stable/api.html."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class Compressor:
-    """A way to make a tensor smaller while it travels."""
+    """A way to make a tensor smaller before it is sent. This base class leaves the tensor unchanged."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:

@@ -1,7 +1,7 @@
 """``DistributedOptimizer``: an optimizer that averages gradients over all ranks before it steps.
 
-While ``backward`` still computes gradients, those that are complete are already reduced. All ranks reduce them in the
-same order: from the last parameter to the first.
+The reduction of complete gradients begins while ``backward`` still computes other gradients. All ranks start these
+reductions in the same order, from the last parameter to the first, as collectives require.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ Parameter = torch.Tensor
 
 
 class GradientReducer:
-    """Starts the reduction of each gradient, once this gradient and all earlier ones in the common order are computed.
+    """Starts the reduction of each gradient over the ranks, in the order that all ranks share.
+
+    A reduction starts once its gradient and all earlier ones in this order have been computed.
 
     Args:
         groups: the optimizer's own list of parameter groups.
@@ -207,7 +209,7 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
     )
     kind: Any = type(type(optimizer).__name__, (Distributed, type(optimizer)), {})
     made = cast(Distributed, kind.__new__(kind))
-    # A learning-rate scheduler replaces ``step`` in the instance that it was given.
+    # Not ``step``, which a learning-rate scheduler sets in its optimizer: it would hide the ``step`` that reduces.
     vars(made).update({name: value for name, value in vars(optimizer).items() if name != "step"})
     made._reducer = reducer
     reducer.watch()

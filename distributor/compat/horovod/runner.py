@@ -1,4 +1,4 @@
-"""``HorovodRunner``, under Databricks' name. Source: https://databricks.github.io/spark-deep-learning."""
+"""Databricks' ``HorovodRunner``, under its own name. Source: https://databricks.github.io/spark-deep-learning."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class HorovodRunner:
         np: number of ranks on the executors of the active Spark session. A negative number means ``-np`` ranks on this
             machine. 0, which is deprecated, means one rank for each GPU of the executors, or for each task slot if
             there are no GPUs.
-        driver_log_verbosity: ``"log_callback_only"`` (default) shows the lines of rank 0, ``"all"`` those of all ranks.
+        driver_log_verbosity: ``"log_callback_only"`` (default) shows the output of rank 0, ``"all"`` that of all ranks.
 
     Raises:
         ConfigurationError: an argument is wrong.

@@ -56,7 +56,7 @@ class BarrierSession(Protocol):
         """Return the driver's address for nodes to use, and the address to bind."""
 
     def deliver(self, job: Job) -> Delivery:
-        """Decide how the job travels, and send the parts that travel separately in advance."""
+        """Decide how the job is sent to its tasks, and upload the parts that are not sent with the tasks themselves."""
 
     def collect(self, job: Job, task: Task, server: ChannelServer) -> Collected:
         """Run the barrier tasks and return their results.

@@ -1,6 +1,6 @@
 """Runs barrier tasks in a classic Spark session, as an RDD in barrier mode.
 
-If a run fails, an accumulator brings the tasks' reports to the driver.
+If a run fails, its Spark job must fail and returns nothing, so an accumulator brings the tasks' reports to the driver.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _log = notices.logger
 #: Size of one piece of a return value, in bytes.
 _CHUNK = 8 << 20
 
-#: Minimum number of seconds before tasks can begin without the driver: Spark's allGather polls once a second.
+#: Minimum number of seconds before tasks can begin without the driver: they first try to reach it, and then use Spark's
+#: allGather, which polls once a second.
 _EARLIEST = exchange.CONNECT_TIMEOUT + 1.0
 
 #: How many times a run is submitted to Spark if Spark loses its tasks before they begin.
@@ -67,7 +68,7 @@ class ClassicSession:
     def __init__(self, session: SparkSession, cluster: Cluster) -> None:
         self._session = session
         self._cluster = cluster
-        self._tag = ""  # the tag of the run's Spark jobs, once there may be one
+        self._tag = ""  # the tag of the run's Spark jobs, once there may be a job
         self._server: ChannelServer | None = None  # set once there may be a Spark job
         self._cancelled = threading.Event()
         self._held_up: Step | None = None  # what the run waits for before there is a Spark job
@@ -136,7 +137,7 @@ class ClassicSession:
     def waiting_for(self, job: Job) -> Step | None:
         if self._held_up is not None:
             return self._held_up
-        # The slots are read before the stages, since tasks of this run may start in between.
+        # Slots first, then stages: if this run's own tasks take the slots in between, the stages show it.
         held_up = _held_up(Slots(self._session, self._cluster, job), job)
         stages = status.stages_of(self._session, self._tag)
         if stages and status.have_started(self._session, stages):
@@ -148,7 +149,8 @@ class ClassicSession:
     def room(self, job: Job) -> int | None:
         slots = Slots(self._session, self._cluster, job)
         free = slots.free()
-        # The tasks of the run itself may be larger than Spark's settings say, so they count by their number.
+        # free() assumes that all running tasks have the session's size, but the run's own may be larger. So at most the
+        # slots that its own tasks leave are free.
         return max(0, min(free, slots.total() - job.num_tasks)) if self._tag else free
 
     def leaving(self) -> str | None:
@@ -185,7 +187,7 @@ class ClassicSession:
             raise RunCancelledError(f"run {job.run_id} was cancelled while it waited for slots")
 
     def _await_killed(self, server: ChannelServer) -> None:
-        """Keep the channel open until tasks that were killed just as they started have heard that the run is over."""
+        """Keep the channel open while tasks that Spark killed as they started still run: it orders them to stop."""
         end = time.monotonic() + _KILLED_TASKS
         while self._cancelled.is_set() and not server.begun and time.monotonic() < end:
             if not status.are_running(self._session, self._tag):
@@ -210,7 +212,7 @@ class ClassicSession:
 
         context = context_for_tasks(self._session)
         failed = FailedRows(job.num_tasks - 1, partial(self._fail_job, server))
-        # SparkContext.accumulator assigns numbers without a lock, and two runs with the same number would mix.
+        # SparkContext.accumulator numbers accumulators without a lock. Two with one number would mix the runs' rows.
         accumulator: Any = accumulators.Accumulator(cast(Any, self._tag), (), cast(Any, failed))
         failed_rows = accumulator if job.num_tasks > 1 else None
         for tag in (self._tag, *_session_tags(self._session)):  # tags belong to this thread
@@ -239,7 +241,7 @@ class ClassicSession:
         """Cancel the job, so that Spark shows that it has failed, and why."""
         scala = self._session.sparkContext._jsc.sc()
         reason = f"by distributor: {_why(sort(rows), server.stop_reason)}"
-        with suppress(Exception):  # if nothing cancels the job, the holder gives up in time
+        with suppress(Exception):  # if this does not cancel the job, its tasks end by themselves in time
             try:
                 scala.cancelJobsWithTag(self._tag, reason)
             except Exception:  # Spark 3.5 has no parameter for the reason

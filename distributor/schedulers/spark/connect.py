@@ -90,7 +90,7 @@ class ConnectSession:
         return Step("waiting for task slots", ": other jobs may hold them") if busy else None
 
     def room(self, job: Job) -> int | None:
-        """Return how many slots the settings give; 0 once the run has a query."""
+        """Return how many slots the settings give; 0 once the run has a query, since free slots are not known."""
         return Slots(self._session, cluster_of(self._session), job).most() if not self._tag else 0
 
     def leaving(self) -> str | None:
@@ -106,7 +106,7 @@ class ConnectSession:
         return False
 
     def _may_gather(self, query: Progress, now: float) -> bool:
-        """Return whether tasks may be waiting in ``allGather``. Tasks reach the driver only after they have left it."""
+        """Return whether tasks may wait in ``allGather``. They connect to the driver only after they have left it."""
         if self._left is None and self._server is not None and self._server.reached:
             self._left = now
         left_for = None if self._left is None else now - self._left

@@ -2,8 +2,8 @@
 
 If Spark kills a task before or while it waits there, the task's executor may end, too. The wait then raises an
 exception in a thread of the executor (Spark 4.3, ``accept-connections`` in ``BasePythonRunner``), and any uncaught
-exception in this thread ends the JVM. So the driver first tells tasks that are just starting to end. It kills the job
-only once no task can be in ``allGather`` any more.
+exception in this thread ends the JVM. So the driver first orders tasks to end by themselves if they are just starting.
+It kills the job only once no task can be in ``allGather`` any more.
 """
 
 from __future__ import annotations

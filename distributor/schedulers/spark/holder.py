@@ -4,8 +4,11 @@ Runs in a barrier task's Python worker. It uses only the standard library, and i
 
 When a run fails, its Spark job must fail too, but not by an exception in a task: Spark would run the stage again. So
 one task, the *holder*, keeps running while the others send their rows to the driver through an accumulator. Spark
-delivers the rows of a task as the task ends. Then the driver cancels the job. Tasks do not wait for one another in
-``allGather``, because killing a task that waits there ends its executor, too (Spark 4.3).
+delivers the rows of a task as the task ends. If the holder has rows too, it passes them to another task, the *courier*.
+Then the driver cancels the job. Tasks do not wait for one another in ``allGather``, because killing a task that waits
+there ends its executor, too (Spark 4.3).
+
+The *leader* of an executor is the task that runs its agent. The executor's other tasks are the leader's *siblings*.
 """
 
 from __future__ import annotations
@@ -52,15 +55,15 @@ def choose_roles(facts: list[dict[str, Any]], key: bytes | None) -> tuple[int, i
 
 
 class _Job:
-    """The job, as a task sees it that waits for other tasks.
+    """Lets a task that waits for other tasks notice that the job has ended.
 
-    The driver closes the channel's port after it has cancelled the job, or after Spark has ended it. Spark kills a
-    task's Python worker up to four seconds after that (``PythonRunner.MonitorThread``). A task that waits for so long
-    keeps its slot, although the next job may need it.
+    The driver closes the channel's port after it has cancelled the job, or after Spark has ended it. So the waiting
+    task checks this port. Spark kills the task's Python worker up to four seconds later
+    (``PythonRunner.MonitorThread``); until then, the task would keep its slot, although the next job may need it.
 
     Args:
         endpoint: the channel's port.
-        reached: whether the driver has been reached there.
+        reached: whether this task has already reached the driver at the port.
         patience: number of seconds to wait at most.
     """
 

@@ -14,7 +14,7 @@ from distributor.values.placement import host_in
 
 _log = notices.logger
 
-#: The part of ``start_timeout`` within which placements on avoided hosts are refused.
+#: The fraction of ``start_timeout`` within which placements on avoided hosts are refused.
 _PART = 0.5
 
 #: Maximum number of placements on avoided hosts that are refused.
@@ -22,12 +22,12 @@ _MOST = 20
 
 
 class Placing:
-    """Where Spark places the tasks of one job.
+    """Accepts or refuses the executors on which Spark has started the tasks of one job.
 
     Args:
         job: the job.
         room: returns how many of the job's tasks fit on the hosts that the job does not avoid. It gets the number of
-            the job's running tasks by executor, which it does not count as busy.
+            the job's running tasks by executor, and counts their slots as free.
     """
 
     def __init__(self, job: Job, room: Callable[[Mapping[str, int]], int]) -> None:
@@ -43,10 +43,10 @@ class Placing:
 
         Tasks must keep to the limit of ranks per executor. They must not be on a host that the job avoids, if all of
         them fit on other hosts. The second rule holds for :data:`_MOST` placements at most, and for half of
-        ``start_timeout``.
+        ``start_timeout``, so that the run begins even if Spark keeps choosing these hosts.
 
         Args:
-            facts: what each task has told about itself.
+            facts: the facts of each task.
         """
         if not is_spread(self._job, facts):
             self.why = f"Spark put more ranks on an executor than the {self._job.node_limit} that it may host"

@@ -25,7 +25,7 @@ DIGEST = struct.Struct("!IQ32s")  # rank, size, sha256
 
 
 class FailedRows:
-    """The rows of a failed run, which tasks send through an accumulator: Spark delivers a task's rows as the task ends.
+    """Collects the rows of a failed run. Tasks send them in an accumulator, which Spark delivers as each task ends.
 
     This object is the accumulator's ``AccumulatorParam`` on the driver. When it is pickled for tasks, PySpark's
     ``AddingAccumulatorParam`` takes its place, so that the rows of a task are only added up there.

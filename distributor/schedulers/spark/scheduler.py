@@ -38,7 +38,7 @@ _log = notices.logger
 #: If Spark has failed, the driver stops waiting for the nodes' results after this number of seconds without news.
 _PATIENCE = 10.0
 
-#: Number of seconds beyond the grace period in which all tasks of a failed run end. After that, the job is cancelled.
+#: Number of seconds beyond the grace period in which all tasks of a failed run end. No task waits longer for others.
 _FAILED_MARGIN = 5.0
 
 
@@ -60,7 +60,7 @@ class SparkScheduler:
             ConnectSession(session) if is_connect(session) else ClassicSession(session, self._cluster)
         )
         self._job: Job | None = None  # set by check()
-        self._ends = False  # whether the run itself ends the job
+        self._ends = False  # whether the run itself has cancelled the job, and not Spark or its UI
 
     @property
     def omp_threads(self) -> int | None:

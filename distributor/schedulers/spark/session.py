@@ -31,7 +31,7 @@ _SPARKS_PYTHON = "python3"
 #: https://github.com/apache/spark/blob/v3.5.0/sql/catalyst/src/main/scala/org/apache/spark/sql/internal/SQLConf.scala
 _CONNECT_PYTHON = "spark.sql.execution.pyspark.python"
 
-#: Number of seconds between orders to hide Spark's progress bar, and how long an order lasts.
+#: Number of seconds between two calls that hide Spark's progress bar, and number of seconds that one call hides it.
 _BAR_INTERVAL = 0.2
 _BAR_ORDER = 10.0
 
@@ -50,7 +50,7 @@ def active_session() -> SparkSession | None:
     classic = active or SparkSession._instantiatedSession
     if classic is not None and classic.sparkContext._jsc is not None:
         return classic
-    # Importing this module pulls in pandas and grpc. A process with a Connect session has already imported it.
+    # Importing pyspark.sql.connect pulls in pandas and grpc. A process with a Connect session has imported it already.
     connect = sys.modules.get("pyspark.sql.connect.session")
     if connect is None:
         return None
@@ -224,8 +224,8 @@ def without_bar(session: SparkSession) -> Iterator[None]:
     """Hide Spark's progress bar (``[Stage 0:> ...``) within a ``with`` block.
 
     The bar does not end its line, so the next output would continue the same line. It also says nothing about a run.
-    Spark calls ``finishAll`` when any job of the session ends, which takes an earlier order back. So a thread repeats
-    the order. The bar comes back by itself after the run.
+    One call of :func:`_hide_bar` hides the bar for ten seconds, and Spark ends this time early when any job of the
+    session ends (``finishAll``). So a thread repeats the call. The bar comes back by itself after the run.
     """
     bar = cast(Any, session).sparkContext._jsc.sc().progressBar()
     if bar.isEmpty():

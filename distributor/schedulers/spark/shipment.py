@@ -27,7 +27,7 @@ class Shipment(TypedDict):
         chunk: size of one piece of a return value, in bytes.
         in_place: whether tasks run in the driver's own current directory.
         patience: number of seconds within which all nodes of a failed run end.
-        seal: makes the nodes' secrets; see :mod:`distributor.channel.proof`.
+        seal: the key from which the nodes' secrets are made; see :mod:`distributor.channel.proof`.
         key: authenticates the rows that one task sends to another; ``None`` if rows must not travel between executors.
     """
 

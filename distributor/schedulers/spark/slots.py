@@ -97,7 +97,7 @@ def cluster_of(session: SparkSession) -> Cluster:
 
 
 class Executor(NamedTuple):
-    """A live executor that takes tasks.
+    """A live executor that accepts tasks, which means that Spark is not decommissioning it.
 
     Attributes:
         address: its host and port, as Spark names them to tasks.
@@ -111,7 +111,7 @@ class Executor(NamedTuple):
 
 
 def executors(session: SparkSession) -> Iterator[Executor]:
-    """Yield the cores and the number of running tasks of each live executor that takes tasks. Classic sessions only."""
+    """Yield each live executor that accepts tasks, with its cores and running tasks. Classic sessions only."""
     scala = session.sparkContext._jsc.sc()
     scheduler = scala.taskScheduler()
     running = scheduler.runningTasksByExecutors()
@@ -120,7 +120,8 @@ def executors(session: SparkSession) -> Iterator[Executor]:
             continue
         tasks = running.get(executor.id())
         busy = int(tasks.get()) if tasks.isDefined() else 0
-        yield Executor(str(executor.hostPort()), int(executor.totalCores()), busy)  # a cluster's driver has 0 cores
+        # Spark lists the driver too; on a cluster, it has 0 cores.
+        yield Executor(str(executor.hostPort()), int(executor.totalCores()), busy)
 
 
 def _why_no_profiles(session: SparkSession, master: str) -> str | None:
@@ -308,10 +309,10 @@ class Slots:
         Spark does not say what running tasks occupy. Each is assumed to have the session's CPUs and GPUs per task.
         """
         free = sum(self._usable(each.cores, each.running) for each in executors(self._session))
-        return free if self.limited else min(self.total(), free)  # with a limit, total() sums the same terms
+        return free if self.limited else min(self.total(), free)  # with a limit, total() is never smaller
 
     def room_beside(self, hosts: Collection[str], own: Mapping[str, int]) -> int:
-        """Return the number of slots on other hosts than some, as if the job's own tasks were not there.
+        """Return the number of free slots on all hosts but ``hosts``. Slots of the job's own tasks count as free.
 
         Classic sessions only.
 
@@ -327,7 +328,7 @@ class Slots:
         return any(each.running for each in executors(self._session))
 
     def ready(self) -> bool:
-        """Return whether the run can be submitted to Spark, which then waits for busy slots. Classic sessions only.
+        """Return whether the run can be submitted now. Spark itself then waits for busy slots. Classic sessions only.
 
         Spark spreads the tasks of a barrier stage evenly if it finds all their slots free. So if the ranks per node are
         limited, the run is ready only when enough slots are free.
@@ -395,7 +396,7 @@ def profile(session: SparkSession, task: TaskProfile) -> Any:
 
 
 def _memory_beside_heap(session: SparkSession) -> int:
-    """Return the bytes of memory that the settings give each executor beside its heap, as on YARN and Kubernetes."""
+    """Return how many bytes the settings give each executor beside its heap, by the rules of YARN and Kubernetes."""
     heap = parse_memory(conf(session, "spark.executor.memory") or "1g", "m")
     overhead = conf(session, "spark.executor.memoryOverhead")
     if overhead:

@@ -1,7 +1,7 @@
 """The code that runs in the Python worker of a barrier task. It uses only the standard library and pyspark.
 
 Each task sends facts about its machine to all other tasks. One task of each executor, the leader, then starts the
-executor's agent, which starts the ranks, and waits for the agent's report.
+executor's agent and waits for its report. The agent starts the ranks.
 
 Spark reuses workers for other jobs. So this code is pickled by value, sets no environment variable, and leaves no
 module of this package imported. If a run fails, its Spark job must fail too; see :mod:`holder`.
@@ -54,7 +54,7 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
 
         - ``b"R" + pickled NodeReport``
         - ``b"V" + uint32 rank + piece of its pickled value``
-        - ``b"D" + uint32 rank + uint64 size + sha256`` of a value that the channel has taken
+        - ``b"D" + uint32 rank + uint64 size + sha256`` of a value that was sent over the channel
         - ``b"G" + uint32 rank + uint8 stream + uint64 offset + piece of its output``
         - ``b"F" + uint32 length of JSON + JSON + piece`` of a new file of the node's ranks
         - ``b"L" + host`` if the agent died
@@ -103,7 +103,10 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
 
 
 def _hold(name: str) -> socket.socket:
-    """Return a socket that lives as long as the task. Its address is abstract (unix(7)), so no file stays behind."""
+    """Return a listening socket that lives as long as the task, so that other tasks can wait for the task's end.
+
+    Its address is abstract (unix(7)), so no file stays behind.
+    """
     hold = socket.socket(socket.AF_UNIX)
     hold.bind("\0" + name)
     hold.listen(1024)
@@ -113,8 +116,8 @@ def _hold(name: str) -> socket.socket:
 def _address(executor: str, driver_host: str) -> str:
     """Return the address at which other nodes reach this one.
 
-    Spark names a task's executor by the executor's own address in its connection to the driver. Other executors fetch
-    data from it at the host name that it was started with, so this name is preferred.
+    The name that Spark gives an executor has the address from which the executor connects to the driver. Other
+    executors fetch data from the host name with which the executor was started, so that host name is preferred.
     """
     known_as = executor_host(executor_of_this()) or host_in(executor)
     return network.node_address(known_as, driver_host)
@@ -166,7 +169,8 @@ def _lead(
 ) -> Generator[bytes, None, list[bytes] | None]:
     """Run this executor's agent and yield the rows of its report.
 
-    If the run has failed, return the rows instead, unless their logs and files exceed ``_MAX_LOGS``.
+    If the run has failed, return the rows instead, so that the caller can send them through the accumulator. If their
+    logs and files exceed ``_MAX_LOGS``, which is too much for the accumulator, yield the rows all the same.
     """
     secret = proof.make(shipment["seal"], str(mine["executor"]))
     if (why := folders.unusable()) is not None:
@@ -204,7 +208,8 @@ def _give_up(shipment: Shipment, mine: Mapping[str, Any], secret: str, why: str)
     """Return the rows of a node that cannot use its temporary folder.
 
     Raises:
-        StartError: the driver cannot be reached, so the tasks of other nodes would wait. Spark then ends those tasks.
+        StartError: the driver cannot be reached, so other nodes would wait for this one. The error makes Spark end
+            the tasks of all nodes.
     """
     if not _tell_end(shipment["endpoint"], str(mine["executor"]), secret, messages.Unfit(str(mine["host"]), why)):
         raise StartError(no_temporary_folder(str(mine["host"]), why))
@@ -239,7 +244,7 @@ def _order(
 
 
 def _value(rank: int, value: bytes | str | messages.Sent, chunk: int) -> Iterator[bytes]:
-    """Yield the rows of a rank's return value: its digest if the channel has taken it, otherwise its pieces."""
+    """Yield the rows of a rank's return value: its digest if it was sent over the channel, otherwise its pieces."""
     if isinstance(value, messages.Sent):
         yield b"D" + struct.pack("!IQ", rank, value.size) + value.digest
         return
@@ -271,8 +276,9 @@ def _output(result: messages.NodeResult, chunk: int) -> Iterator[bytes]:
 class _Importing:
     """A callback that tells the driver what a warm process imports, as long as the driver can be reached.
 
-    It uses no thread. The first thread of a process changes which of the C library's own signals its children ignore.
-    :mod:`distributor.hosting` would then not find the warm process, which was started with other ignored signals.
+    It uses no thread. When a process starts its first thread, this changes which of the C library's own signals its
+    children ignore. :mod:`distributor.hosting` uses only a warm process that inherited the same ignored signals, so it
+    would no longer find the one that was started before.
     """
 
     def __init__(self, endpoint: Endpoint | None, executor: str, nodes: int) -> None:
@@ -289,9 +295,9 @@ class _Importing:
 
 
 def _tell_end(endpoint: Endpoint | None, executor: str, secret: str, end: messages.Message) -> bool:
-    """Tell the driver that this node has no agent, since other nodes wait for it.
+    """Tell the driver that this node has no agent, so that other nodes do not wait for this node.
 
-    The driver cannot know this by itself if the agent has never reached it.
+    If the agent has never connected to the driver, the driver cannot notice by itself that the agent is gone.
 
     Returns:
         Whether the driver has been told.

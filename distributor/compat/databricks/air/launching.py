@@ -50,8 +50,8 @@ def ray_launch(
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
     """Decorate a function: ``function.distributed(...)`` runs it once, as the driver of a Ray cluster with these GPUs.
 
-    The cluster spans the nodes of the run, and ends with the function. The process joins the cluster before the
-    function begins. ``function.distributed(...)`` returns a list with a single value, which is the function's.
+    The cluster spans the nodes of the run, and ends with the function. The process that runs the function joins the
+    cluster first. ``function.distributed(...)`` returns a list with a single value, the function's return value.
 
     Args:
         num_accelerators: number of GPUs of the cluster, as for :func:`distributed`.

@@ -1,4 +1,6 @@
-"""``serverless_gpu.runtime``: functions that tell a rank where it is. Outside of a run, there is a single rank.
+"""``serverless_gpu.runtime``: functions that return the numbers of a rank and its node.
+
+Outside of a run, there is a single rank.
 
 Source: https://api-docs.databricks.com/python/serverless_gpu/api/generated/serverless_gpu.runtime.html
 """
@@ -51,9 +53,8 @@ def get_node_rank() -> int:
 
 
 def get_replica_rank() -> int:
-    """Return the number of this node among the nodes that hold a replica of the model, which here are all nodes.
+    """Return the number of this node, as if each node held one replica of the model, sharded over its GPUs.
 
-    This is the node's rank, as if each node held one replica of the model, sharded over its GPUs. The public
-    documentation does not define the replica rank.
+    Databricks' public documentation does not define the replica rank.
     """
     return runtime.node_rank()

@@ -55,13 +55,13 @@ def run(
         start_timeout: number of seconds until all ranks must be up (default 600).
         use_mpi, use_gloo: accepted without effect, since ranks always communicate through ``torch.distributed``;
             ``use_mpi=True`` logs a warning.
-        stdout, stderr: ``sys.stdout`` and ``sys.stderr``, where lines are shown anyway; other streams are refused.
+        stdout, stderr: may only be ``sys.stdout`` and ``sys.stderr``, where the output of ranks is shown anyway.
         extra_mpi_args, executable, hosts, hostfile: refused; the error says what to do instead.
         env: additional environment variables for the ranks.
         verbose: 0 hides the status of the run.
         nics: names of the network interfaces of gloo and NCCL. By default the kernel's routing decides.
         prefix_output_with_timestamp: accepted without effect, with a warning, since lines begin with rank and host.
-        np: the name of ``num_proc`` in ``horovod.run``.
+        np: the same as ``num_proc``, under the name that it has in ``horovod.run``.
         options: further options of ``Distributor`` by name, such as ``{"log_dir": "logs"}``.
 
     Raises:
@@ -92,7 +92,7 @@ def run(
 
 
 def _named(start_timeout: float | None, variables: Mapping[str, str], verbose: int) -> dict[str, Any]:
-    """Return arguments of ``run`` under their names as options of ``Distributor``."""
+    """Return arguments of ``run`` as options of ``Distributor``, which have other names."""
     return {
         **({"start_timeout": start_timeout} if start_timeout is not None else {}),
         **({"env": variables} if variables else {}),
