@@ -252,7 +252,7 @@ def test_a_node_that_leaves_without_a_word_is_lost(served: tuple[Listener, Chann
     with trusted(endpoint) as connection:
         connection.sendall(frames.pack(hello()))
         assert b"Welcome" in connection.recv(1000)  # what is unread would make its end a break of the connection
-    watch.until(lambda: listener.lost == [("node-a", "its agent ended without saying why")])
+    watch.until(lambda: listener.lost == [("node-a", "its agent ended without giving a reason")])
 
 
 def test_a_silent_node_is_lost() -> None:
@@ -407,6 +407,6 @@ def test_a_run_whose_channel_breaks_goes_on(make_local: Make, tmp_path: Any) -> 
     assert run._supervisor.server is not None
     for peer in list(run._supervisor.server._peers.values()):
         run._supervisor.server._loop.call_soon_threadsafe(peer.writer.transport.abort)
-    with pytest.raises(Exception, match="lost the node on .*its agent ended without saying why"):
+    with pytest.raises(Exception, match="lost the node on .*its agent ended without giving a reason"):
         run.result(timeout=watch.DEADLINE)
     watch.gone(run.id)

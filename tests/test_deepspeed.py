@@ -282,7 +282,7 @@ def test_experts_on_two_executors(request: pytest.FixtureRequest) -> None:
     for seen in run.results(timeout=2 * watch.DEADLINE):
         assert seen["experts"] == 2  # of four
         assert seen["losses"][-1] < seen["losses"][0]
-        assert seen["refused"].startswith("every rank must know all parameters of the model. For a pipeline,")
+        assert seen["refused"].startswith("every rank's module must have all parameters of the model. For a pipeline,")
 
 
 @pytest.mark.slow

@@ -120,7 +120,7 @@ def test_a_node_that_sends_nonsense_is_lost_and_others_are_not(served: tuple[Lis
 
 def test_a_node_that_ends_inside_a_frame_is_lost(served: tuple[Listener, Endpoint]) -> None:
     bad_node(served, frames.pack_log(Log(0, 1, 0, b"x"))[:-1], half=True)
-    assert served[0].lost == [("bad", "its agent ended without saying why")]
+    assert served[0].lost == [("bad", "its agent ended without giving a reason")]
 
 
 def bad_node(served: tuple[Listener, Endpoint], said: bytes, half: bool) -> None:

@@ -440,7 +440,9 @@ def test_the_end_of_what_holds_the_ranks_is_an_error_and_leaves_nothing(
     watch.until(lambda: run.status is Status.RUNNING)
     find = watch.is_agent if victim == "agent" else watch.is_launcher
     next(process for process in watch.processes(run.id) if find(process)).kill()
-    with pytest.raises(TrainingError, match=r"lost the node|ended with the process that started it") as caught:
+    with pytest.raises(
+        TrainingError, match=r"lost the node|ended together with its launcher, the process that started it"
+    ) as caught:
         run.result(timeout=watch.DEADLINE)
     assert mode != LOCAL or not re.search("Spark|executor|worker", str(caught.value))
     watch.gone(run.id)

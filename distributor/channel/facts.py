@@ -110,7 +110,7 @@ class Facts:
         if self.given_up:
             return Gather()
         if self._refused:
-            return Stop("Spark put too many ranks on an executor")
+            return Stop("the placement of the ranks was refused")
         if not self._complete:
             return None
         return AllFacts(tuple(told.facts for told in self._complete.values()))

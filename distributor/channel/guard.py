@@ -352,7 +352,7 @@ class Guard:
             _check_times(outcome)
             self._check_failure(node, outcome.failure)
         if not all(map(math.isfinite, report.times.values())):
-            raise ProtocolError("a time is not finite")
+            raise ProtocolError("a time in the node's report is not finite")
         for rank in (*dict(finished.values), *finished.following):
             self._check_rank(node, rank)
         for rank, text in finished.values:
@@ -419,7 +419,7 @@ def _check_times(told: Message | Failure | Outcome) -> None:
     """Check that all times are finite, so that they can be compared."""
     for name, value in vars(told).items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise ProtocolError(f"{name} is {value}")
+            raise ProtocolError(f"{name} is {value}, which is not a finite number")
 
 
 def _equal(left: str, right: str) -> bool:

@@ -184,7 +184,7 @@ class _Mapped:
             OSError: the file is shorter.
         """
         if not all(offset >= 0 and size >= 0 and offset + size <= len(self._map) for offset, size in parts):
-            raise OSError("the file is shorter than that")
+            raise OSError("the file ends before the requested part")
 
     def send(self, parts: Sequence[Part], line: socket.socket) -> None:
         """Send the given parts of the file."""

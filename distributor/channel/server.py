@@ -300,7 +300,7 @@ class ChannelServer:
 
         If it is the connection of a node, the node may reconnect within ``window`` seconds.
         """
-        node, why = None, "its agent ended without saying why"
+        node, why = None, "its agent ended without giving a reason"
         try:
             first = await asyncio.wait_for(
                 frames.read(reader, self._guard.first_limit), _FIRST_TIMEOUT if window else None

@@ -165,7 +165,7 @@ def send_file(endpoint: Endpoint, told: Deposit | Withdraw, source: str | None, 
                 _send_exactly(file, told.entry.size, line)
             answer = read(line)
         if not isinstance(answer, Received):
-            raise ConnectionError(f"the driver answers {answer}")
+            raise ConnectionError(f"unexpected answer from the driver: {answer}")
 
 
 def fetch_files(endpoint: Endpoint, told: Fetch, folder: str, patience: float, wanted: Callable[[str], bool]) -> None:
@@ -188,7 +188,7 @@ def fetch_files(endpoint: Endpoint, told: Fetch, folder: str, patience: float, w
             path = make_way(folder, offer.path) if wanted(offer.path) else os.devnull
             _receive(offer, path, line)
         if not isinstance(offer, Received):
-            raise ConnectionError(f"the driver answers {offer}")
+            raise ConnectionError(f"unexpected answer from the driver: {offer}")
 
 
 def _receive(offer: Offer, path: str, line: socket.socket) -> None:
@@ -208,7 +208,7 @@ def _send_exactly(file: BinaryIO, size: int, line: socket.socket) -> None:
     while size:
         piece = file.read(min(size, PIECE))
         if not piece:
-            raise ConnectionError("the file has become shorter")
+            raise ConnectionError("the file has become shorter while it was being sent")
         line.sendall(piece)
         size -= len(piece)
 
@@ -224,7 +224,7 @@ def _expect(kind: type[Message], line: socket.socket) -> None:
     if isinstance(answer, Stop):
         raise StoppedError(answer.reason)
     if not isinstance(answer, kind):
-        raise ConnectionError(f"the driver answers {answer}")
+        raise ConnectionError(f"unexpected answer from the driver: {answer}")
 
 
 def _over_channel(message: TaskFacts, endpoint: Endpoint | None, patience: float) -> list[dict[str, Any]] | None:

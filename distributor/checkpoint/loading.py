@@ -188,7 +188,10 @@ def _committed(session: Session, refused: Iterable[str], kept: Kept | None) -> M
     except OSError as error:
         if kept is None:
             raise
-        _log.warning("load_checkpoint: loads from memory, since the place cannot be read: %s", error)
+        _log.warning(
+            "load_checkpoint: loads the state in memory, since the folder or URL of checkpoints= cannot be read: %s",
+            error,
+        )
         return None
 
 

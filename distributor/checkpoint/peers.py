@@ -59,7 +59,7 @@ class Peers:
         try:
             peers.send_copy(self._at(peer), path.name, record, objects, str(path), parts)
         except (OSError, ValueError) as error:
-            raise OSError(f"the node on {peer.host} does not take it: {error}") from None
+            raise OSError(f"the node on {peer.host} does not accept the state of this rank: {error}") from None
 
     def holdings(self) -> list[Holding]:
         """Return what the run's nodes on this machine hold, in this job and in earlier ones."""

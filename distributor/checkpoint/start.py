@@ -29,7 +29,7 @@ def check_place(*, local_rank: int) -> None:
     try:
         session = current(_WHAT)
     except OSError as error:
-        raise StartError(f"checkpoints: the place cannot be used: {error}") from None
+        raise StartError(f"checkpoints: the folder or URL cannot be used: {error}") from None
     name = f".distributor-{session.origin}"
     key, rank = session.next_key(), session.exchange.rank
     problem = _write(session, name) if rank == 0 else ""
@@ -68,7 +68,7 @@ def _look(session: Session, name: str) -> str:
             if time.monotonic() > deadline:
                 first = session.settings.hosts.get(0, "node 0")
                 return (
-                    f"checkpoints {where!r} is not the same place on this node as on {first}: a file that {first} has "
+                    f"checkpoints {where!r} is not the same folder on this node as on {first}: a file that {first} has "
                     "written does not appear here. Pass a folder that all nodes share, or a URL"
                 )
             time.sleep(0.05)

@@ -413,7 +413,9 @@ def run(
         extra = [*map(repr, args), *(name for name, value in given.items() if value is not None)]
         if extra or instance_count != 1:
             told = ", ".join(extra) or f"instance_count={instance_count}"
-            raise ConfigurationError(f"{told}: a command already has all its arguments: pass them to command()")
+            raise ConfigurationError(
+                f"{told} cannot be passed to run() with a command, which has its own arguments: pass them to command()"
+            )
         words = target.program.arguments
         what = named_module(target.program.name, words) if target.program.is_module else target.program.name
         args = () if target.program.is_module else words

@@ -132,7 +132,7 @@ def load(engine: Any, folder: str | os.PathLike[str], tag: str | None = None) ->
     if not (root / found).is_dir():
         there = sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
         raise ConfigurationError(
-            f"there is no checkpoint {str(root / found)!r}; the folder has {', '.join(there) or 'none'}"
+            f"there is no checkpoint {str(root / found)!r}; the folder has {', '.join(there) or 'no checkpoints'}"
         )
     rest = _read_rest(engine, root / found if universal else root / f"{found}{UNIVERSAL}")
     with _universal(engine, universal):
@@ -168,7 +168,7 @@ def fp32_state_dict(engine: Any) -> dict[str, Any]:
 def _check_whole(engine: Any) -> None:
     if hasattr(engine, "is_first_stage") or engine.has_moe_layers or engine.autotp_size() > 1:
         raise ConfigurationError(
-            "every rank must know all parameters of the model. For a pipeline, a mixture of experts or tensor "
+            "every rank's module must have all parameters of the model. For a pipeline, a mixture of experts or tensor "
             "parallelism, use engine.save_checkpoint, which writes each part to its own file"
         )
 

@@ -211,7 +211,9 @@ def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool =
     _fill(final, "scheduler.params.warmup_min_lr", 0, False, "")
     left = [path for path in unfilled(final) if path != TOTAL_STEPS]
     if left:
-        raise ConfigurationError(f"deepspeedConfig: {left[0]} is 'auto', but its value cannot be derived: give it one")
+        raise ConfigurationError(
+            f"deepspeedConfig: {left[0]} is 'auto', but no value can be derived for it: replace 'auto' with a value"
+        )
     return final
 
 

@@ -194,7 +194,9 @@ class Keeper:
                 if other is None:
                     self._write(self._claim.released(finished=self._finished))
             except OSError as error:
-                told = "cannot give its name back, so the next run of that name waits, and goes on with the training"
+                told = (
+                    "cannot release its name, so the next run of this name must wait, and then continues this training"
+                )
                 _log.warning("run %s: %s: %s", self._job.label, told, error)
                 return
         if other is not None and finished:

@@ -78,8 +78,8 @@ def through_mapping(addresses: Sequence[str], visible: Sequence[str] | None, hos
         else:
             raise ResourceError(
                 f"Spark assigned GPU {address} on {host}, but only {count(len(visible), 'GPU')} can be seen there "
-                f"({','.join(visible) or 'none'}): unset CUDA_VISIBLE_DEVICES for executors, or make the discovery "
-                "script report indices into it"
+                f"({','.join(visible) or 'none'}): unset CUDA_VISIBLE_DEVICES for executors, or make the GPU "
+                "discovery script report positions in that list"
             )
     return tuple(mapped)
 

@@ -61,12 +61,12 @@ def make_private(folder: str) -> None:
 
     Raises:
         OSError: the folder cannot be created.
-        PermissionError: the folder exists, but is not private to this user.
+        PermissionError: the folder exists, but belongs to another user, or other users can access it.
     """
     with suppress(FileExistsError):
         os.mkdir(folder, 0o700)
     if not is_private(folder):
-        raise PermissionError(f"{folder} is not private to this user")
+        raise PermissionError(f"{folder} belongs to another user, or other users can access it")
 
 
 def claim(folder: str | os.PathLike[str]) -> IO[bytes]:

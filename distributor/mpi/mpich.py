@@ -50,7 +50,7 @@ def proxies(mpiexec: subprocess.Popen[str], nodes: int) -> list[str]:
             found[int(told[2])] = told[1]
         if line.startswith("HYDRA_LAUNCH_END"):
             return [found[number] for number in range(nodes)]
-    sys.exit(f"mpiexec ended with code {mpiexec.wait()} before it said what to start")
+    sys.exit(f"mpiexec ended with code {mpiexec.wait()} before it printed the commands that start MPI on the nodes")
 
 
 def start(command: str, environ: Mapping[str, str]) -> subprocess.Popen[str]:

@@ -92,7 +92,7 @@ def _hear(listener: socket.socket, prterun: subprocess.Popen[str]) -> tuple[str,
             connection, _ = listener.accept()
         except TimeoutError:
             if (code := prterun.poll()) is not None:
-                sys.exit(f"prterun ended with code {code} before it said what to start")
+                sys.exit(f"prterun ended with code {code} before it gave the commands that start MPI on the nodes")
             continue
         connection.setblocking(True)
         host, _, *arguments = json.loads(connection.recv(_MOST))  # the second word has the program and its variables

@@ -84,7 +84,9 @@ class Places:
 
     def _on_shims_end(self, shim: socket.socket) -> None:
         self._watched.unregister(shim)
-        self._fail("a process that MPI had started in place of a rank has ended")
+        self._fail(
+            "the process that MPI had started in place of a rank has ended, so the rank has lost its connection to MPI"
+        )
 
     def _answer(self, rank: socket.socket) -> None:
         """Give a rank the place that it asks for."""

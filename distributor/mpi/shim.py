@@ -38,7 +38,7 @@ def connect(line: socket.socket, rank: int) -> None:
             if time.monotonic() > end:
                 sys.exit(
                     f"rank {rank} is not on this machine: two machines may have the same host name, so give each "
-                    "machine its own"
+                    "machine its own host name"
                 )
             time.sleep(0.05)
 

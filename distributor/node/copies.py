@@ -40,7 +40,7 @@ class Copies:
             OSError: there is no room, or the copy's name or sizes are not those of a rank's state.
         """
         if not _SLOT.fullmatch(copy.slot) or min(copy.record, copy.objects, copy.tensors) < 0:
-            raise OSError(f"{copy.slot!r} is not a rank's state")
+            raise OSError(f"{copy.slot!r} is not the name of a rank's state, or its sizes are negative")
         if copy.record + copy.objects > self._limit:
             raise OSError(f"a rank's state has {copy.record + copy.objects} bytes beside its tensors")
         return Incoming(self._folder / copy.slot, copy.tensors, self._limit)
@@ -54,7 +54,7 @@ class Copies:
         folder, name = os.path.split(path)
         if name != PEERS and any(found.path == folder for found in state_folders.find(self._run_id)):
             return path
-        raise FileNotFoundError(f"{path} is not kept here")
+        raise FileNotFoundError(f"{path} is not kept by this node")
 
 
 class Incoming:

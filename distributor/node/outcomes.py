@@ -117,7 +117,9 @@ def failure_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: E
     if told is not None:
         failure = told
     elif exit is None:
-        failure = Failure(rank, local_rank, order.host, "lost", "ended with the process that started it")
+        failure = Failure(
+            rank, local_rank, order.host, "lost", "ended together with its launcher, the process that started it"
+        )
     else:
         failure = Failure(rank, local_rank, order.host, *describe_exit(exit.code, ends.oom))
     moment = _moment(ending, exit, ends.now)

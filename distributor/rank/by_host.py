@@ -28,6 +28,6 @@ def _print(library: Any, executors: int) -> None:
         return
     print(
         f"[distributor] {library.__name__} expects one LOCAL_RANK 0 on each host, but {executors} executors of this "
-        'run share this host, and each has its own: pass local_ranks="host"',
+        'run share this host, and each has its own LOCAL_RANK 0: pass local_ranks="host"',
         file=sys.stderr,
     )

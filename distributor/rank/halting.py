@@ -72,7 +72,7 @@ class Stopper:
             if time.monotonic() > end:
                 raise StopError(
                     f"the ranks were asked to stop at step {step} or before, but the driver did not say within "
-                    f"{self._patience:g} s whether all agree"
+                    f"{self._patience:g} s whether all nodes agree to stop there"
                 )
             time.sleep(_LOOK)
         return stops

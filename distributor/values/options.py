@@ -297,7 +297,7 @@ class Training(Group):
     local_ranks: Literal["executor", "host"] = option(
         "executor",
         one_of("executor", "host"),
-        "Whether ranks are numbered within their executor, or together with those of other executors on its host.",
+        "Whether ranks are numbered within their executor, or together with those of all executors on their host.",
         Flag(panel=RANKS, kind=("executor", "host")),
     )
     require_group: bool | None = option(
@@ -329,7 +329,7 @@ class Recovery(Group):
     restart_on: Literal["infrastructure", "any"] = option(
         "infrastructure",
         one_of("infrastructure", "any"),
-        "Failures after which ranks start again: of the infrastructure only, or of their code too.",
+        "What causes a restart: only failures of machines, networks and processes, or also errors in the ranks' code.",
         Flag(panel=RANKS, kind=("infrastructure", "any")),
     )
     resume: Literal["auto", "must", "never"] | None = option(

@@ -64,11 +64,15 @@ TASK_ENDED = r"^lost the node on .* \(node \d, ranks \d-\d\): its Spark task end
 KILLS: dict[str, tuple[Callable[[Run], psutil.Process], type[Exception], str]] = {
     "rank": (rank_of, TrainingError, r"^rank \d on .* failed: killed by SIGKILL"),
     "data-loader worker": (loader_of, TrainingError, DATA_LOADER),
-    "launcher": (launcher_of, TrainingError, "ended with the process that started it|lost the node on"),
+    "launcher": (
+        launcher_of,
+        TrainingError,
+        "ended together with its launcher, the process that started it|lost the node on",
+    ),
     "agent": (
         agent_of,
         NodeLostError,
-        r"^lost the node on .* \(node \d, ranks \d-\d\): its agent (died|ended without saying why)",
+        r"^lost the node on .* \(node \d, ranks \d-\d\): its agent (died|ended without giving a reason)",
     ),
     "worker": (worker_of, NodeLostError, r"^lost the node on .* \(node \d, ranks \d-\d\): its Spark task ended"),
     "executor": (

@@ -65,7 +65,7 @@ def test_the_rank_that_failed_is_the_root(function: Any, make: Make) -> None:
 KILLS = ["0", "1", "launcher", "agent", "executor"]
 
 
-@pytest.mark.framework(*SYSTEM, "whichever process is killed, the error names it and nothing is left")
+@pytest.mark.framework(*SYSTEM, "if any process is killed, the error names it, and no process is left")
 @pytest.mark.parametrize(("mode", "victim"), victims.cases(KILLS, ["1", "agent"], ["0", "executor"]), indirect=["mode"])
 def test_nothing_is_left(victim: str, make: Make, tmp_path: Path, leftovers: Leftovers) -> None:
     run = make(2, launch="jax", grace_period=2).submit(launched.train_with_jax, str(tmp_path))

@@ -54,7 +54,7 @@ def test_a_server_that_ends_too_early_is_the_root(make: Make, tmp_path: Path) ->
 SERVERS = "parameter-servers"
 
 
-@pytest.mark.framework(*SYSTEM, "whichever process is killed, the error names it and nothing is left")
+@pytest.mark.framework(*SYSTEM, "if any process is killed, the error names it, and no process is left")
 @pytest.mark.parametrize(
     ("mode", "victim"),
     victims.cases(

@@ -269,8 +269,8 @@ def _refuse(job: Job, why: str, times: int, too_late: bool) -> None:
     if too_late:
         raise StartError(
             f"the run did not start within start_timeout={job.deadlines.start_timeout:g} s: {why}, {times} times. "
-            "Other jobs may hold the slots of other executors, or those may be smaller: free the slots, or give all "
-            "executors the same number of cores (spark.executor.cores)"
+            "Other jobs may hold the slots of the other executors, or the other executors may have fewer cores: free "
+            "the slots, or give all executors the same number of cores (spark.executor.cores)"
         )
     if times == 1:
         _log.warning("%s; placing run %s again", why, job.run_id)

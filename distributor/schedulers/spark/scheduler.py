@@ -142,7 +142,11 @@ class SparkScheduler:
             if (returned := server.returned(_patience(told))) is None:
                 raise told from None
             why = spark_errors.reason(str(error))
-            _log.warning("run %s: Spark failed after training had ended; all results are here: %s", job.label, why)
+            _log.warning(
+                "run %s: Spark failed after training had ended, but all results have reached the driver: %s",
+                job.label,
+                why,
+            )
             return returned
         finally:
             server.forget_returned()
@@ -165,7 +169,11 @@ def _completed(collected: Collected, job: Job, server: ChannelServer) -> Collect
     if returned is None:
         return collected
     hosts = ", ".join(collected.lost_hosts)
-    _log.warning("run %s: an agent on %s died after training had ended; all results are here", job.label, hosts)
+    _log.warning(
+        "run %s: an agent on %s died after training had ended, but all results have reached the driver",
+        job.label,
+        hosts,
+    )
     return replace(returned, logs=collected.logs, times=collected.times, files=collected.files)
 
 

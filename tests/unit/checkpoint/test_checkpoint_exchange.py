@@ -190,5 +190,5 @@ def test_a_node_that_sees_another_folder_is_named(tmp_path: Path) -> None:
     one, other = check(0, tmp_path / "ab"), check(1, tmp_path / "cd")
     said = other.communicate(timeout=90)[1]
     assert one.communicate(timeout=90) == (None, "")
-    assert f"checkpoints '{tmp_path}/cd' is not the same place on this node as on host-a: a file" in said
+    assert f"checkpoints '{tmp_path}/cd' is not the same folder on this node as on host-a: a file" in said
     assert list((tmp_path / "ab").iterdir()) == []

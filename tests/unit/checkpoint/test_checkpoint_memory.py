@@ -190,7 +190,7 @@ class Peer:
     """Reaches no other node."""
 
     def send(self, *_: object) -> None:
-        raise OSError("the node on host-b does not take it")
+        raise OSError("the node on host-b does not accept the state of this rank")
 
 
 def test_each_kind_of_problem_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -201,7 +201,10 @@ def test_each_kind_of_problem_is_said_once(tmp_path: Path, caplog: pytest.LogCap
             keep_what_fits(kept, step, torch.ones(size))
             kept.replicate(name(step), b"", (), Seat("b", 1, "host-b"))
     first, second = (record.message for record in caplog.records)
-    assert first == "Checkpoints(replicate=True): no copy is kept: the node on host-b does not take it"
+    assert (
+        first
+        == "Checkpoints(replicate=True): no copy is kept: the node on host-b does not accept the state of this rank"
+    )
     assert second.startswith("Checkpoints(memory=True): nothing is kept in memory: a rank needs")
 
 
@@ -222,7 +225,7 @@ def test_other_nodes_are_named_if_they_cannot_be_reached(tmp_path: Path) -> None
     gone = Seat("b", 1, "host-b", "127.0.0.1", 1)
     assert peers.seat == Seat(str(tmp_path), 0, "host-a", "127.0.0.1", 1)
     keep(memory(tmp_path), 1, {"a": torch.ones(2)})
-    with pytest.raises(OSError, match="the node on host-b does not take it: .*refused"):
+    with pytest.raises(OSError, match="the node on host-b does not accept the state of this rank: .*refused"):
         peers.send(gone, tmp_path / "0-0", b"", b"", [(0, 8)])
     with pytest.raises(OSError, match="this run has only one node"):
         peers.send(None, tmp_path / "0-0", b"", b"", [(0, 8)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -218,11 +219,11 @@ def test_what_is_not_here_of_azures_names(name: str) -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"distribution": PyTorchDistribution()}, "distribution: a command already has all its arguments"),
-        ({"instance_count": 2}, "instance_count=2: a command already has all"),
-        ({"lr": 0.1}, "lr: a command already has all"),
+        ({"distribution": PyTorchDistribution()}, "distribution cannot be passed to run() with a command"),
+        ({"instance_count": 2}, "instance_count=2 cannot be passed to run() with a command"),
+        ({"lr": 0.1}, "lr cannot be passed to run() with a command"),
     ],
 )
 def test_a_command_takes_no_further_arguments(given: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=re.escape(told)):
         azureml.run(command(command="python a.py"), **given)

@@ -100,7 +100,10 @@ def refused(config: dict[str, Any], world_size: int = 4) -> str:
         ({"steps_per_print": float("inf")}, "steps_per_print is inf, which JSON cannot express"),
         ({"optimizer": {"type": "Adam", "params": {"lr": object()}}}, "optimizer.params.lr is a builtins.object; only"),
         ({"comment": [{3: 4}]}, "the key 3 in comment[0] must be a string, not int"),
-        ({"steps_per_print": AUTO}, "steps_per_print is 'auto', but its value cannot be derived: give it one"),
+        (
+            {"steps_per_print": AUTO},
+            "steps_per_print is 'auto', but no value can be derived for it: replace 'auto' with a value",
+        ),
     ],
 )
 def test_what_is_refused(config: dict[str, Any], text: str) -> None:

@@ -181,7 +181,9 @@ def test_extensions_are_kept_privately_where_there_is_no_home(tmp_path: Path, mo
     assert parent.stat().st_mode & 0o777 == 0o700
     parent.chmod(0o777)  # somebody else's trap
     with pytest.raises(
-        StartError, match="is not private to this user: remove it, or name another folder in TORCH_EXTENSIONS_DIR"
+        StartError,
+        match="belongs to another user, or other users can access it: remove it, or name another folder in "
+        "TORCH_EXTENSIONS_DIR",
     ):
         extensions.cache_folder()
 

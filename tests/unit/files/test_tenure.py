@@ -205,7 +205,7 @@ def test_a_place_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
         watch.until(lambda: record(tmp_path).sequence > before)
         down.set()
         made.settle(finished=True)
-    assert "cannot give its name back, so the next run of that name waits, and goes on with the" in caplog.text
+    assert "cannot release its name, so the next run of this name must wait, and then continues this" in caplog.text
 
 
 def test_a_url(tmp_path: Path) -> None:

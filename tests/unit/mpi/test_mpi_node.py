@@ -51,7 +51,9 @@ def test_what_mpiexec_says_is_sorted_by_node() -> None:
 
 
 def test_an_mpiexec_that_ends_is_told() -> None:
-    with pytest.raises(SystemExit, match="mpiexec ended with code 3 before it said what to start"):
+    with pytest.raises(
+        SystemExit, match="mpiexec ended with code 3 before it printed the commands that start MPI on the nodes"
+    ):
         mpich.proxies(mpiexec("true"), 2)
 
 
@@ -158,7 +160,9 @@ def test_ranks_get_places_by_number_and_speak_to_their_managers() -> None:
     late.line.close()
     while not failures:
         pass
-    assert failures == ["a process that MPI had started in place of a rank has ended"]
+    assert failures == [
+        "the process that MPI had started in place of a rank has ended, so the rank has lost its connection to MPI"
+    ]
     for each in (other, pmi, early.line, early.manager, late.manager):
         each.close()
     while not places.over:
@@ -208,7 +212,9 @@ def test_a_prterun_that_ends_is_told() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(f"\0test-{secrets.token_hex(8)}")
         listener.listen()
-        with pytest.raises(SystemExit, match="prterun ended with code 3 before it said what to start"):
+        with pytest.raises(
+            SystemExit, match="prterun ended with code 3 before it gave the commands that start MPI on the nodes"
+        ):
             openmpi._hear(listener, mpiexec("true"))
 
 

@@ -44,7 +44,7 @@ ECHOES = [
     ("RuntimeError", "RuntimeError: Socket Timeout"),
     ("ConnectionRefusedError", "ConnectionRefusedError: [Errno 111] Connection refused"),
     ("ConnectionAbortedError", "ConnectionAbortedError: [Errno 103] Software caused connection abort"),
-    ("lost", "ended with the process that started it"),
+    ("lost", "ended together with its launcher, the process that started it"),
     ("UnavailableError", "UnavailableError: failed to connect to all addresses"),
     ("JaxRuntimeError", "jax.errors.JaxRuntimeError: UNAVAILABLE: The tasks have crashed"),
     ("ValueError", "ValueError: UNKNOWN: Gloo AllReduce failed: [external/gloo/gloo/transport/tcp/pair.cc:534] Closed"),

@@ -120,7 +120,7 @@ def test_an_agent_that_dies_after_it_has_told_all(brought: bool, caplog: pytest.
     completed = scheduler._completed(spark, JOB, server)
     if brought:
         assert completed == Collected(channel.reports, channel.values, (), spark.logs, spark.times)
-        assert "an agent on host died after training had ended; all results are here" in caplog.text
+        assert "an agent on host died after training had ended, but all results have reached the driver" in caplog.text
     else:
         assert completed is spark
 
