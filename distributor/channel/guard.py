@@ -177,7 +177,7 @@ class Guard:
             _check_number("the size of a file", told.entry.size)
             _check_number("the time of a file", told.entry.mtime_ns)
             if told.entry.mode & ~0o777:
-                raise ProtocolError(f"no file of a rank has the mode {told.entry.mode:o}")
+                raise ProtocolError(f"a file of a rank cannot have the mode {told.entry.mode:o}")
         return node
 
     def admit(self, hello: messages.Hello) -> None:
@@ -407,7 +407,7 @@ def _check_length(what: str, text: str, longest: int) -> None:
 def _check_path(path: str) -> None:
     _check_length("the path of a file", path, _LONGEST_PATH)
     if "\0" in path or {"", ".", ".."} & {*path.split("/")}:
-        raise ProtocolError(f"no file of a rank has the path {path!r}")
+        raise ProtocolError(f"a file of a rank cannot have the path {path!r}")
 
 
 def _check_number(what: str, number: int) -> None:

@@ -179,7 +179,7 @@ class Deposits:
         used = any(isinstance(step, Put) and step.source is None for step in steps)
         try:
             if used and came is None:
-                raise ConnectionError(f"the bytes of {path} are no longer here")
+                raise ConnectionError(f"the driver no longer has the bytes of {path}, so the node must send them again")
             self._store.apply(steps, came)
         except BaseException:
             self._versions.restore(path, before)
@@ -277,7 +277,7 @@ async def _in_thread(call: Callable[..., T], *arguments: object) -> T:
 
 
 def held_now(kept: OutputDir | None) -> OutputDir | None:
-    """Return the ``output_dir`` for the next job of a run, with the files that it holds now.
+    """Return the ``output_dir`` for the next job of a run, which then starts with the files that are now in it.
 
     Raises:
         OSError: a file cannot be read.

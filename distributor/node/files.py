@@ -316,7 +316,10 @@ class Files:
             self._tell_soon(f"could not copy {what}: {self._books.failed[failed[0]]}")
 
     def _to_spark(self, paths: Iterable[str]) -> list[FileLeft]:
-        """Return the files that may go through Spark, up to the limit in bytes. Warn about the others."""
+        """Return the files that Spark can bring to the driver: as many as the limit on their total size allows.
+
+        Warn about the others.
+        """
         left, lost, free = [], [], self._through_spark
         for path in paths:
             source = os.path.join(self._watched.folder, path)

@@ -246,7 +246,8 @@ def training_error(
 ) -> errors.TrainingError | errors.StartError | errors.GroupError:
     """Return the exception for failed ranks: it names the root first, and has the root's exception as ``__cause__``.
 
-    Return a ``StartError`` if the root rank found, before it called any user code, that its node lacks something.
+    The root is the rank whose failure caused the others. Return a ``StartError`` if, before it called any user code,
+    the root found that its node lacks something that the run needs.
 
     Args:
         failures: the failures of the run's ranks.

@@ -559,7 +559,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class FileLeft:
-    """A new file of ranks that the driver does not know of yet.
+    """A new file that a rank has written, and of which the driver does not know yet.
 
     ``source`` is its path on the node, or ``None`` if the node has uploaded it to the run's URL, as ``uploaded``.
     """

@@ -75,7 +75,10 @@ def as_it_is(function: T) -> T:
 def decorator(
     request: Request, prepare: Callable[[Any], Any] = as_it_is
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
-    """Return the decorator for a request; ``prepare`` turns a function into the one that the processes call."""
+    """Return a decorator that makes a function run in the processes that ``request`` describes.
+
+    ``prepare`` gets the decorated function, and returns the function that each process calls.
+    """
 
     def decorate(function: Callable[P, T]) -> DistributedFunction[P, T]:
         if not callable(function):

@@ -283,18 +283,18 @@ def test_a_node_brings_files_with_its_secret() -> None:
         (messages.Deposit(FILE, node="b", secret="guess"), "without the secret of its node"),
         (messages.Deposit(FILE, node="c", secret="secret"), "without the secret of its node"),
         (messages.Withdraw("a", "a", ""), "without the secret of its node"),
-        (messages.Withdraw("../a", "b", "secret"), "no file of a rank has the path '../a'"),
+        (messages.Withdraw("../a", "b", "secret"), "a file of a rank cannot have the path '../a'"),
         *(
             (messages.Deposit(replace(FILE, **wrong), node="b", secret="secret"), why)
             for wrong, why in (
-                ({"path": "/etc/passwd"}, "has the path '/etc/passwd'"),
-                ({"path": "a/../../b"}, "has the path"),
-                ({"path": ""}, "has the path"),
-                ({"path": "a\0b"}, "has the path"),
+                ({"path": "/etc/passwd"}, "have the path '/etc/passwd'"),
+                ({"path": "a/../../b"}, "have the path"),
+                ({"path": ""}, "have the path"),
+                ({"path": "a\0b"}, "have the path"),
                 ({"path": "a" * 5000}, "has 5000 characters"),
                 ({"size": -1}, "the size of a file is -1"),
                 ({"mtime_ns": -1}, "the time of a file is -1"),
-                ({"mode": 0o4755}, "has the mode 4755"),
+                ({"mode": 0o4755}, "have the mode 4755"),
             )
         ),
     ],

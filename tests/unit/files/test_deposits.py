@@ -180,7 +180,7 @@ def test_bytes_that_were_replaced_meanwhile_are_asked_for_again(tmp_path: Path) 
     bring(deposits, 0, "a", b"first")
     first = Version(entry("a", b"first").digest, 5)
     bring(deposits, 0, "a", b"second")
-    with pytest.raises(ConnectionError, match="the bytes of a are no longer here"):
+    with pytest.raises(ConnectionError, match="the driver no longer has the bytes of a"):
         deposits._change_now("a", 1, first, None)
     assert bring(deposits, 1, "a", b"first") == [Proceed(), Received()]
     assert there(tmp_path) == {"a": b"second", "a.node-1": b"first"}
