@@ -76,7 +76,7 @@ class Logs:
             self._held.clear()
 
     def begin_again(self) -> None:
-        """Prepare for the run's next job, whose ranks write new streams. Files get them after the output so far."""
+        """Prepare for the run's next job, whose ranks write new streams. They are appended to the same log files."""
         with self._lock:
             for key, offset in self._offsets.items():
                 self._before[key] = self._before.get(key, 0) + offset

@@ -23,7 +23,7 @@ def pieces(content: bytes | str, chunk: int, offset: int = 0) -> Iterator[bytes]
 
 
 def rest(files: Iterable[Rest], chunk: int) -> Iterator[tuple[int, int, int, bytes]]:
-    """Yield the ranks' output that did not come over the channel, as tuples of rank, stream, offset and piece."""
+    """Yield the output that could not be sent over the channel, as tuples of rank, stream, offset and piece."""
     for file in files:
         offset = file.offset
         for piece in pieces(file.path, chunk, offset):

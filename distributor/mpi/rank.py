@@ -1,4 +1,7 @@
-"""Functions for MPI in ranks: take the place of a process that MPI has started, and finalize MPI at the end."""
+"""Functions for MPI in ranks.
+
+A rank joins MPI with the environment of the process that MPI has started in its place, and finalizes MPI at its end.
+"""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ def _content(what: bytes | str) -> bytes:
 
 
 def _output(result: messages.NodeResult, chunk: int) -> Iterator[bytes]:
-    """Yield the rows of output and files that did not come over the channel."""
+    """Yield the rows of the output and files that could not be sent to the driver over the channel."""
     for rank, stream, offset, piece in rest(result.rest, chunk):
         yield b"G" + struct.pack("!IBQ", rank, stream, offset) + piece
     for file in result.files:
