@@ -335,7 +335,7 @@ def command(
     resources: Any = None,
     **others: Any,
 ) -> Command:
-    """Describe a job, as ``azure.ai.ml.command`` does. :func:`run` starts the job.
+    """Describe a job, as ``azure.ai.ml.command`` does. ``run`` starts the job.
 
     Args:
         command: ``python SCRIPT ARGUMENTS`` or ``python -m MODULE ARGUMENTS``; no shell runs it. The value of an
