@@ -449,8 +449,8 @@ def test_what_starts_threads_is_not_forked(make_local: Make, tmp_path: Path, cap
     distributor = make_local(1, preload=["threading_module"], env={"PYTHONPATH": str(tmp_path)})
     assert distributor.run(started_by) == 0
     assert (
-        "preload=['threading_module'] starts threads (its-own), which do not survive a fork: leave it out"
-        in caplog.text
+        "preload=['threading_module'] starts threads (its-own), which do not survive a fork: "
+        "leave that module out of preload" in caplog.text
     )
     unfit = watch.warm_processes(os.getpid())
     assert distributor.run(started_by) == 0
@@ -466,7 +466,10 @@ def test_what_spoils_gpus_for_forks_is_not_forked(
         "import os, torch\nimporter = os.getpid()\ntorch.cuda._is_in_bad_fork = lambda: os.getpid() != importer\n"
     )
     assert make_local(1, preload=["counting_module"], env={"PYTHONPATH": str(tmp_path)}).run(started_by) == 0
-    assert "preload=['counting_module'] uses a GPU, which forked ranks could not use then: leave it out" in caplog.text
+    assert (
+        "preload=['counting_module'] uses a GPU, which forked ranks could not use then: "
+        "leave that module out of preload" in caplog.text
+    )
 
 
 @pytest.mark.slow_on_executors

@@ -107,4 +107,4 @@ def test_a_warm_process_that_has_used_tensorflow_is_not_forked(
     (tmp_path / "uses_tensorflow.py").write_text("import tensorflow\ntensorflow.constant(1.0)\n")
     options: dict[str, Any] = {"preload": ["uses_tensorflow"], "env": {"PYTHONPATH": str(tmp_path)}}
     assert make_local(1, launch="tensorflow", **options).submit(config).result(watch.DEADLINE)[2] is False
-    assert "uses TensorFlow, whose threads do not survive a fork: leave it out" in caplog.text
+    assert "uses TensorFlow, whose threads do not survive a fork: leave that module out of preload" in caplog.text

@@ -361,7 +361,7 @@ def test_when_ranks_start_again(cause: Any, attempt: int, recovery: Recovery, ex
 
 
 def test_a_node_that_cannot_start_its_ranks_is_not_tried_again() -> None:
-    lasting = Failure(-1, -1, "host-a", "StartError", "checkpoints: the place cannot be used")
+    lasting = Failure(-1, -1, "host-a", "StartError", "checkpoints: the folder or URL cannot be used")
     assert not again(None, [lasting], 0, Recovery(1, "any"))
 
 
