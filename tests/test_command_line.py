@@ -238,7 +238,8 @@ def wait(_):
 
 session = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 session.sparkContext.setLogLevel("OFF")
-sessions._BAR_INTERVAL = 3600  # as if the thread that repeats the order got no CPU time
+# One order must last for the run: its start may take longer than ten seconds on a busy machine.
+sessions._BAR_INTERVAL = sessions._BAR_ORDER = 3600
 print("before", flush=True)
 TorchDistributor(2, False, False, progress=False).run(train)
 print("after", flush=True)

@@ -241,7 +241,7 @@ def test_checkpoints_that_cannot_be(tmp_path: Path) -> None:
             none
             == f"ConfigurationError: there is no checkpoint in '{tmp_path}': the file 'latest_universal' is missing"
         )
-        assert absent.endswith("absent_universal'; the folder has none")
+        assert absent.endswith("absent_universal'; the folder has no checkpoints")
         assert two.endswith("two_universal'; the folder has one, one_universal")
         assert slash == "ConfigurationError: tag 'a/b' must be the name of a folder and must not end in '_universal'"
         assert "tag 'a_universal' must be" in universal
