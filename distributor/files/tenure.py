@@ -222,8 +222,8 @@ def hold(
         yield Tenure(job)
         return
     where = claims.folder_of(job.checkpoints.dir, job.identity.name)
-    keeper = Keeper(open_place(where, job.run_id), job, Times() if times is None else times)
     try:
+        keeper = Keeper(open_place(where, job.run_id), job, Times() if times is None else times)
         claim = keeper.take(job.identity, wanted)
     except OSError as error:
         raise StartError(f"checkpoints {job.checkpoints.dir!r} cannot be used by the driver: {error}") from None

@@ -218,6 +218,12 @@ def test_a_url(tmp_path: Path) -> None:
     assert record(tmp_path).holder is None
 
 
+def test_a_url_whose_package_is_missing(tmp_path: Path) -> None:
+    asked = replace(job(tmp_path), checkpoints=Checkpoints("nowhere://run"))
+    with pytest.raises(StartError, match=r"checkpoints 'nowhere://run' cannot be used by the driver: .+"), held(asked):
+        pass
+
+
 def test_a_name_that_could_not_be_given_back_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says that the training has finished as soon as the store takes it."""
     write_file, fails = Folder.write, [True]
