@@ -80,7 +80,7 @@ def test_a_run_that_is_killed_leaves_nothing_that_the_next_one_finds(make: Make,
 @pytest.mark.framework(
     "mosaicml-streaming",
     "mosaicml-streaming",
-    "the error of executors that share a host comes with advice",
+    "executors that share a host, without local_ranks='host': a message says to pass it",
     where="executors",
 )
 def test_executors_that_number_their_own_ranks_collide_and_are_advised(

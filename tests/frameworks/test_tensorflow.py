@@ -85,7 +85,9 @@ def fit_with_keras() -> None:
     model.fit(tf.ones((8, 2)), tf.ones((8, 1)), batch_size=4, verbose=0)
 
 
-@pytest.mark.framework(*SYSTEM, "an error of Keras 3 comes with advice")
+@pytest.mark.framework(
+    *SYSTEM, "model.fit of Keras 3, which does not train on several processes: the error says what to do"
+)
 def test_keras_3_gets_advice(make_local: Make) -> None:
     with pytest.raises(TrainingError, match="Keras 3 does not train with strategies of several processes"):
         make_local(2, launch="tensorflow", grace_period=2).submit(fit_with_keras).result(watch.DEADLINE)
