@@ -333,7 +333,7 @@ def test_what_is_no_frame_ends_the_connection(served: tuple[Listener, ChannelSer
     with trusted(endpoint) as connection:
         connection.sendall(frames.pack(hello()) + b"\xff" * 100)
         watch.until(lambda: listener.lost)
-    assert listener.lost[0][1].startswith("it sent an invalid message (a frame of ")
+    assert listener.lost[0][1].startswith("it sent an invalid message (the sender announces a message of ")
 
 
 def test_another_certificate_is_refused(served: tuple[Listener, ChannelServer, Endpoint]) -> None:

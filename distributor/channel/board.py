@@ -2,8 +2,8 @@
 
 Before a rank goes on with a step, it *names* the step: it writes the step's number to the board. The agent writes the
 step at which the driver proposes to stop. Every process locks the file before it reads or writes (fcntl(2); the lock
-belongs to the process). If a rank names a step while the agent proposes one, the second of them therefore sees what the
-first has written.
+belongs to the process). If a rank and the agent write at almost the same time, the second of the two therefore sees
+what the first has written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from distributor.machine.own_file import OwnFile
 #: The number that stands for "no step".
 NONE = -1
 
-#: The head of the file, and the part of each rank after it: the fields of :class:`Head` and :class:`Seat` as numbers.
+#: The layouts of the file's head and of each rank's part: the fields of :class:`Head` and :class:`Seat`, as numbers.
 _HEAD = _SEAT = struct.Struct("=qqqq")
 
 _NUMBER = struct.Struct("=q")
@@ -29,7 +29,7 @@ _NUMBER = struct.Struct("=q")
 
 @dataclass(frozen=True)
 class Head:
-    """The agent's part of the board, which the ranks read.
+    """The part of the board (a small file) that the agent writes and the ranks read.
 
     Attributes:
         proposed: the step at which all ranks stop if all nodes agree; :data:`NONE` if none is proposed.
@@ -46,11 +46,11 @@ class Head:
 
 @dataclass(frozen=True)
 class Seat:
-    """A rank's part of the board, which the agent reads.
+    """The part of the board (a small file) that one rank writes and the agent reads.
 
     Attributes:
-        step: the last step that the rank has named; :data:`NONE` before the first.
-        halted: the step at which the rank was told to stop; :data:`NONE` if it was not.
+        step: the last step that the rank has passed to ``should_stop``; :data:`NONE` before the first.
+        halted: the step at which ``should_stop`` told the rank to stop; :data:`NONE` if it has not.
         preempted: whether the rank got SIGTERM.
         handles: whether the rank takes SIGTERM as a request to stop at a common step, and therefore does not end at
             once when it gets the signal.
@@ -63,10 +63,10 @@ class Seat:
 
 
 def create(path: Path, ranks: int, *, linked: bool) -> None:
-    """Create the file, or replace it.
+    """Create or replace a board, the file that a node's ranks and its agent share.
 
     Args:
-        path: its path.
+        path: path of the file.
         ranks: number of ranks of the node.
         linked: whether the driver can be reached.
 
@@ -80,10 +80,13 @@ def create(path: Path, ranks: int, *, linked: bool) -> None:
 
 
 class Board:
-    """Reads and writes the file of a board, in a rank or in the agent. The file is opened at the first use.
+    """The board: a small file through which a node's ranks and its agent arrange that all ranks stop at the same step.
+
+    Each rank and the agent have an object of this class, and use it to read and write the file. The object opens the
+    file at its first use.
 
     Args:
-        path: its path.
+        path: path of the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -95,7 +98,7 @@ class Board:
 
     @contextmanager
     def locked(self, *, wait: bool = True) -> Iterator[None]:
-        """Hold the lock of the board in the ``with`` block, so that no other process reads or writes.
+        """Lock the board's file in the ``with`` block, so that no other process reads or writes it.
 
         Raises:
             BlockingIOError: another process holds the lock, and ``wait`` is ``False``.
@@ -109,12 +112,12 @@ class Board:
             fcntl.lockf(descriptor, fcntl.LOCK_UN)
 
     def head(self) -> Head:
-        """Return the agent's part."""
+        """Return what the agent has written to the board's file: the proposed step, the agreed step and more."""
         proposed, agreed, linked, ending = _HEAD.unpack(os.pread(self._file.descriptor(), _HEAD.size, 0))
         return Head(proposed, agreed, bool(linked), bool(ending))
 
     def seats(self) -> list[Seat]:
-        """Return the ranks' parts, in the order of local ranks."""
+        """Return what each rank has written to the board's file, in the order of local ranks."""
         descriptor = self._file.descriptor()
         data = os.pread(descriptor, os.fstat(descriptor).st_size - _HEAD.size, _HEAD.size)
         return [Seat(step, halted, bool(got), bool(handles)) for step, halted, got, handles in _SEAT.iter_unpack(data)]
@@ -126,7 +129,7 @@ class Board:
         self._write(1, step)
 
     def end(self) -> None:
-        """Tell the ranks that they are being stopped."""
+        """Tell the ranks that the agent is stopping them."""
         self._write(3, True)
 
     def name_step(self, local_rank: int, step: int) -> None:

@@ -13,11 +13,13 @@ import socket
 import struct
 from typing import Any
 
-#: The answer of a warm process that must be replaced, for example because a module that it has loaded has changed.
+#: The answer of a warm process (a process that has imported torch, and forks agents) that must be replaced, for example
+#: because a module that it has loaded has changed.
 OUTDATED = b"outdated"
 
 
-#: The start of the answer of a warm process that must not be forked; the reason follows.
+#: The start of the answer of a warm process (a process that has imported torch, and forks agents) that must not be
+#: forked, for example because a module has started threads. The reason follows.
 UNFIT = b"unfit "
 
 

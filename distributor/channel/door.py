@@ -29,7 +29,7 @@ Start = Callable[[Coroutine[Any, Any, None]], Awaitable["asyncio.Task[None]"]]
 
 
 class Door:
-    """The listening socket of one run, with the connections that were not admitted yet.
+    """The driver's listening socket for one run, with the connections whose first message has not been accepted yet.
 
     Args:
         serve: serves each connection that has shown the token, and calls :meth:`admit` once the sender is known.
@@ -43,7 +43,7 @@ class Door:
         self._strangers: dict[asyncio.Task[None], None] = {}
         self._listening: socket.socket | None = None
         self._context: ssl.SSLContext | None = None
-        #: ``host:port`` that nodes are given, set once the door listens.
+        #: The address ``host:port`` to which nodes connect; set once the socket listens.
         self.address: str | None = None
 
     def listen(self, bind: str, advertise: str, ports: tuple[int, int] | None) -> Endpoint:
@@ -53,7 +53,7 @@ class Door:
 
         Args:
             bind: the address to bind.
-            advertise: the address that nodes are given.
+            advertise: the address to which nodes connect.
             ports: first and last port to try; ``None`` for any free port.
 
         Raises:

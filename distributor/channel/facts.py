@@ -13,13 +13,13 @@ _CONNECTIONS_PER_TASK = 8
 
 
 class Facts:
-    """The facts of the connected tasks, and the answer that all tasks get once the facts are complete.
+    """The facts (address, GPUs and more) of connected tasks, and the answer that tasks get once all facts are known.
 
     Spark may start all tasks again while some of the previous ones are still connected. Only the tasks of the newest
-    *wave* count, that is, those that were started together with the task that has the highest attempt number. Spark
-    gives consecutive attempt numbers to tasks that it starts together, so the facts are complete only if the attempt
-    numbers are consecutive. If a version of Spark numbers tasks in another way, the facts are never complete, and all
-    tasks use Spark's own ``allGather``.
+    *wave* count: those that Spark started together with the task that has the highest ``taskAttemptId()``. Tasks that
+    Spark starts together get consecutive IDs, so the facts are complete only if these IDs are consecutive. If a version
+    of Spark gives other IDs, the facts are never complete, and all tasks exchange them through Spark's ``allGather``
+    instead.
 
     Args:
         tasks: number of tasks of the run.
@@ -27,18 +27,18 @@ class Facts:
 
     def __init__(self, tasks: int) -> None:
         self.tasks = tasks
-        #: Whether an agent has connected, so the exchange is over. A task that sends its facts later was started again
-        #: by Spark, or has missed the answer.
+        #: Whether the exchange of facts is over, because an agent has connected. If a task sends its facts later, Spark
+        #: has started the task again, or the task has missed the answer.
         self.over = False
         #: The timer after which the driver no longer waits for missing tasks.
         self.fallback: asyncio.TimerHandle | None = None
-        #: Whether the driver no longer expects all facts to arrive here.
+        #: Whether the driver has given up waiting for all facts, because some tasks cannot reach it.
         self.given_up = False
-        #: The facts that came over each open connection.
+        #: The facts (address, GPUs and more) that came over each open connection.
         self.here: dict[asyncio.StreamWriter, TaskFacts] = {}
         self._complete: dict[int, TaskFacts] = {}
         self._answered: set[asyncio.StreamWriter] = set()
-        #: Whether the facts of all tasks have ever been complete and accepted, so that tasks may have got them.
+        #: Whether the facts of all tasks were complete and accepted at some time, so that tasks may have got them.
         self.begun = False
         #: A function that gets the facts of all tasks, and decides whether the run may begin with the tasks on these
         #: executors.
@@ -46,17 +46,23 @@ class Facts:
         self._refused = False
 
     def knows(self, told: TaskFacts) -> bool:
-        """Return whether these facts are part of the complete facts, so that the task may still get the answer."""
+        """Return whether the driver has the facts of all tasks, and has got exactly these facts from this task.
+
+        A task that connects again, because its connection broke, sends the same facts as before, and gets the driver's
+        answer again. A task that Spark has started again sends other facts.
+        """
         return self._complete.get(told.partition) == told
 
     def take(self, writer: asyncio.StreamWriter, told: TaskFacts) -> None:
-        """Take the facts of a task.
+        """Record the facts (address, GPUs and more) of a task that is connected.
 
         Raises:
             ValueError: more tasks are connected than is possible, even if Spark has started them again.
         """
         if len(self.here) >= _CONNECTIONS_PER_TASK * max(1, self.tasks):
-            raise ValueError("more tasks are connected than the run can have")
+            raise ValueError(
+                "a task sends its facts (address, GPUs and more), but as many tasks as the run can have are connected"
+            )
         self.here[writer] = told
         current = self._current()
         if writer not in current:
@@ -72,13 +78,16 @@ class Facts:
                 self.begun = True
 
     def _current(self) -> dict[asyncio.StreamWriter, TaskFacts]:
-        """Return the facts of the tasks of the newest wave, by connection."""
+        """Return the facts of the tasks that Spark has started last (the newest wave), by connection."""
         newest = max(self.here.values(), key=lambda told: told.attempt, default=None)
         return {writer: told for writer, told in self.here.items() if newest is not None and told.wave == newest.wave}
 
     @property
     def told(self) -> int:
-        """The number of tasks of the newest wave that are connected and have sent their facts."""
+        """The number of connected tasks that have sent their facts.
+
+        Only the tasks that Spark has started last (the newest wave) count.
+        """
         return min(len(self._current()), self.tasks)
 
     def forget(self, writer: asyncio.StreamWriter) -> None:
@@ -86,11 +95,14 @@ class Facts:
         self._answered.discard(writer)
 
     def give_up(self) -> None:
-        """Stop expecting all facts: some tasks cannot reach the driver."""
+        """Stop waiting for missing facts, because some tasks cannot reach the driver."""
         self.given_up = True
 
     def start_again(self) -> bool:
-        """Return whether the tasks were refused. Forget the refusal: they have ended, and new tasks may be started."""
+        """Return whether :attr:`accept` has refused the tasks, and forget the refusal.
+
+        Refused tasks end, and Spark may then start new tasks, which send their own facts.
+        """
         refused, self._refused = self._refused, False
         return refused
 
@@ -110,7 +122,7 @@ class Facts:
         if self.given_up:
             return Gather()
         if self._refused:
-            return Stop("the placement of the ranks was refused")
+            return Stop("the driver has refused Spark's placement of the ranks")
         if not self._complete:
             return None
         return AllFacts(tuple(told.facts for told in self._complete.values()))

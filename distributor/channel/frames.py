@@ -37,7 +37,7 @@ _HEADER = struct.Struct("!IB")
 _LOG = struct.Struct("!IBQ")
 _JSON_KIND, _LOG_KIND = 1, 2
 
-#: Matches an escape sequence in JSON that may stand for half of a character (a surrogate).
+#: Matches the escape sequence of a surrogate in JSON. It may be a lone surrogate, which UTF-8 cannot encode.
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
 #: Matches a string in JSON. Its quantifiers are possessive, so that an unterminated string takes no longer to match
@@ -47,12 +47,12 @@ _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 #: All bytes except those that open and close lists and objects.
 _NO_NESTING = bytes(set(range(256)) - set(b"[]{}"))
 
-#: The start of the warning about a node that has no channel.
+#: The start of the warning about a node that cannot open its channel, the connection to the driver.
 UNREACHED = "cannot reach the driver"
 
 
 class ProtocolError(Exception):
-    """A frame or its message is not allowed by this protocol."""
+    """A frame or its message is too long, malformed, or not allowed by the protocol of the channel."""
 
 
 class CutError(ProtocolError):
@@ -67,7 +67,9 @@ def pack(message: Message) -> bytes:
     """
     body = json.dumps(messages.encode(message)).encode()
     if len(body) > MAX_BODY:
-        raise ProtocolError(f"a message of {len(body)} bytes is longer than a frame may be ({MAX_BODY})")
+        raise ProtocolError(
+            f"cannot send a message of {len(body)} bytes, which is longer than the maximum of {MAX_BODY} bytes"
+        )
     return _HEADER.pack(len(body), _JSON_KIND) + body
 
 
@@ -92,30 +94,32 @@ async def read(reader: asyncio.StreamReader, limit: int = MAX_BODY) -> Message |
         header = await reader.readexactly(_HEADER.size)
     except asyncio.IncompleteReadError as error:
         if error.partial:
-            raise CutError("the connection ended inside a frame") from None
+            raise CutError("the connection ended inside a frame, before a whole message had arrived") from None
         return None
     length, kind = _HEADER.unpack(header)
     if length > limit:
-        raise ProtocolError(f"a frame of {length} bytes is longer than allowed ({limit})")
+        raise ProtocolError(
+            f"the sender announces a message of {length} bytes, which is longer than the maximum of {limit} bytes"
+        )
     try:
         body = await reader.readexactly(length)
     except asyncio.IncompleteReadError:
-        raise CutError("the connection ended inside a frame") from None
+        raise CutError("the connection ended inside a frame, before a whole message had arrived") from None
     if kind == _LOG_KIND:
         if length < _LOG.size:
-            raise ProtocolError("a log frame without rank, stream and offset")
+            raise ProtocolError("the sender sends a piece of output without rank, stream and offset")
         rank, stream, offset = _LOG.unpack_from(body)
         return Log(rank, stream, offset, body[_LOG.size :])
     if kind != _JSON_KIND:
-        raise ProtocolError(f"unknown kind of frame: {kind}")
+        raise ProtocolError(f"the sender sends data of the unknown kind {kind}, neither a message nor output of a rank")
     try:
         return messages.decode(parse(body))
     except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"not a message: {error}") from None
+        raise ProtocolError(f"the sender sends data that is not a message: {error}") from None
 
 
 def parse(body: bytes) -> Any:
-    """Parse a body as JSON (UTF-8). Halves of characters (surrogates), which cannot be written to logs, are escaped.
+    """Parse a body as JSON (UTF-8). Lone surrogates, which UTF-8 cannot encode, are escaped.
 
     Raises:
         ValueError: the body is not JSON, would take too much time, memory or stack to parse, or contains NaN or a
@@ -130,7 +134,7 @@ def parse(body: bytes) -> Any:
 
 
 def _encodable(value: Any) -> Any:
-    """Return plain values with halves of characters escaped, so that all strings can be encoded.
+    """Return plain values with lone surrogates escaped, so that all strings can be encoded as UTF-8.
 
     >>> _encodable(["half a \\ud800 character"])
     ['half a \\\\ud800 character']
@@ -150,30 +154,30 @@ def _check_size(body: bytes) -> None:
         return
     rest, texts = _TEXT.subn(b"", body, _MAX_VALUES)
     if texts == _MAX_VALUES or sum(map(rest.count, (b",", b"[", b"{"))) > _MAX_VALUES:
-        raise ValueError(f"more than {_MAX_VALUES} values")
+        raise ValueError(f"the JSON contains more than {_MAX_VALUES} values")
     depth = 0
     for byte in rest.translate(None, _NO_NESTING):
         depth += 1 if byte in b"[{" else -1
         if depth > _MAX_DEPTH:
-            raise ValueError(f"values nested more than {_MAX_DEPTH} deep")
+            raise ValueError(f"the JSON contains values that are nested more than {_MAX_DEPTH} deep")
 
 
 def _whole(text: str) -> int:
     if len(text) > _MAX_DIGITS:
-        raise ValueError(f"a number of {len(text)} digits")
+        raise ValueError(f"the JSON contains a number with {len(text)} digits, which is too many")
     return int(text)
 
 
 def _constant(text: str) -> float:
     if text == "NaN":
-        raise ValueError("NaN is not allowed")
+        raise ValueError("the JSON contains NaN, which is not allowed")
     return float(text)
 
 
 def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(fields)
     if len(values) != len(fields):
-        raise ValueError("a field occurs twice")
+        raise ValueError("a JSON object contains the same field twice")
     return values
 
 

@@ -32,7 +32,8 @@ _MOST_LOGGED = 10
 #: Maximum number of different warnings of one node that are shown.
 _MOST_WARNINGS = 64
 
-#: Maximum number of node names per task that are accepted while the run's nodes are not known.
+#: Maximum number of node names per task that are accepted while the run's nodes are not known. Spark may start tasks
+#: again, and their nodes then have other names.
 _NAMES_PER_TASK = 4
 
 #: Maximum numbers of characters of names, of paths, of warnings, and of the stacks of one rank.
@@ -63,7 +64,8 @@ class Guard:
         label: the run's label in the log.
         tasks: number of tasks of the run.
         world_size: number of ranks of the run; ``None`` if it is not known.
-        placement: returns the placement once a node has reported it, until then ``None``.
+        placement: returns the placement (which rank runs on which node) once a node has reported it, until then
+            ``None``.
         received: returns how many bytes of a rank's stream have arrived.
         skips: whether nodes may leave out output if the driver is too slow.
     """
@@ -86,8 +88,8 @@ class Guard:
         self._skips = skips
         self._known: tuple[Placement | None, dict[str, Node]] = (None, {})
         self._secrets: dict[str, str] = {}
-        #: The seal with which tasks make secrets for nodes. Without a seal, the first secret that a node shows is
-        #: accepted.
+        #: The seal, a random key from which tasks make the secrets of their nodes. Without a seal, the first secret
+        #: that a node shows is accepted.
         self.seal: bytes | None = None
         self._importing: set[str] = set()
         self._warned: dict[str, set[str]] = {}
@@ -113,31 +115,36 @@ class Guard:
         return None if placement is None else nodes.keys()
 
     def check_facts(self, told: messages.TaskFacts) -> None:
-        """Check the facts of a task.
+        """Check the facts of a task (address, GPUs and more).
 
         Raises:
             ProtocolError: the facts cannot come from a task of this run.
         """
         if told.partition not in range(self._tasks):
-            raise ProtocolError(f"there is no task {told.partition}")
-        _check_number("the number of a task attempt", told.attempt)
-        _check_length("the name of a wave", told.wave, _LONGEST_NAME)
+            raise ProtocolError(f"a task reports that it runs partition {told.partition}, which the run does not have")
+        _check_number("the task attempt ID that a task reports", told.attempt)
+        _check_length(
+            "the identifier that a task reports for the tasks that Spark started together", told.wave, _LONGEST_NAME
+        )
 
     def check_importing(self, told: messages.Importing) -> None:
-        """Check a message that a node is importing a module. The node need not have said hello yet.
+        """Check a message that a node is importing a module. The node's agent may not have connected yet.
 
         Raises:
             ProtocolError: the run has no such node, or cannot have that many nodes.
         """
-        _check_length("the name of a module", told.module, _LONGEST_NAME)
-        _check_length("the name of a node", told.node, _LONGEST_NAME)
+        _check_length("the name of the module that a node imports", told.module, _LONGEST_NAME)
+        _check_length("the name of a node that imports a module", told.node, _LONGEST_NAME)
         if self._world_size is None:
             return
         if not 0 < told.nodes <= self._tasks:
-            raise ProtocolError(f"the run has {self._tasks} tasks, and cannot have {told.nodes} nodes")
+            raise ProtocolError(
+                f"a node reports that the run has {told.nodes} nodes, but the number must be from 1 to {self._tasks}, "
+                "the run's number of tasks"
+            )
         placement, nodes = self._nodes()
         if placement is not None and told.node not in nodes:
-            raise ProtocolError(f"there is no node {told.node!r}")
+            raise ProtocolError(f"node {told.node!r} reports an import, but the run has no node of this name")
         self._check_count({*self._importing, told.node})
         self._importing.add(told.node)
 
@@ -148,7 +155,10 @@ class Guard:
             ProtocolError: the sender is not the agent of the rank's node.
         """
         if not self._proves(value.node, value.secret):
-            raise ProtocolError(f"the value of rank {value.rank} comes without the secret of the rank's node")
+            raise ProtocolError(
+                f"the sender announces the return value of rank {value.rank}, but does not prove with a secret that it "
+                "is a node of this run"
+            )
         self._check_rank(value.node, value.rank)
 
     def check_node(self, told: messages.Deposit | messages.Withdraw | messages.Fetch | messages.Holding) -> int:
@@ -159,7 +169,10 @@ class Guard:
         """
         nodes = self._nodes()[1]
         if told.node not in nodes or not self._proves(told.node, told.secret):
-            raise ProtocolError(f"a {type(told).__name__} comes without the secret of its node")
+            raise ProtocolError(
+                f"the sender sends a {type(told).__name__} message, but does not prove with a secret that it is a node "
+                "of this run"
+            )
         return nodes[told.node].node_rank
 
     def check_deposit(self, told: messages.Deposit | messages.Withdraw) -> int:
@@ -174,35 +187,43 @@ class Guard:
         if isinstance(told, messages.Deposit) and told.uploaded is not None:
             _check_path(told.uploaded)
         if isinstance(told, messages.Deposit):
-            _check_number("the size of a file", told.entry.size)
-            _check_number("the time of a file", told.entry.mtime_ns)
+            _check_number("the size that a node reports for a new file", told.entry.size)
+            _check_number("the modification time that a node reports for a new file", told.entry.mtime_ns)
             if told.entry.mode & ~0o777:
-                raise ProtocolError(f"a file of a rank cannot have the mode {told.entry.mode:o}")
+                raise ProtocolError(
+                    f"a node reports a new file with the mode {told.entry.mode:o}, but only octal modes from 0 to 777 "
+                    "are allowed"
+                )
         return node
 
     def admit(self, hello: messages.Hello) -> None:
-        """Register a node that says hello.
+        """Register a node that has sent a hello, the first message of a node's connection.
 
         Raises:
             ProtocolError: the run has no such node, the secret is not valid, or another process has registered as this
                 node.
         """
-        _check_length("the name of a node", hello.node, _LONGEST_NAME)
-        _check_length("the secret of a node", hello.secret, _LONGEST_NAME)
+        _check_length("the name of a node that connects", hello.node, _LONGEST_NAME)
+        _check_length("the secret of a node that connects", hello.secret, _LONGEST_NAME)
         if self.seal is not None and not proof.holds(self.seal, hello.node, hello.secret):
-            raise ProtocolError(f"the sender has no valid secret for node {hello.node!r}")
+            raise ProtocolError(f"the sender claims to be node {hello.node!r}, but has no valid secret of this node")
         if not _equal(self._secrets.get(hello.node, hello.secret), hello.secret):
-            raise ProtocolError(f"another process has already registered as node {hello.node!r}")
+            raise ProtocolError(
+                f"the sender claims to be node {hello.node!r}, but another process has already registered as this node "
+                "with another secret"
+            )
         if self._world_size is not None:
             self._check_placed(hello, self._world_size)
         self._secrets[hello.node] = hello.secret
 
     def forget(self, node: str) -> None:
-        """Forget a lost node, since Spark may start another node with the same name."""
+        """Forget a lost node, since Spark may start another node with the same name and another secret."""
         self._secrets.pop(node, None)
 
     def passes(self, node: str, message: Message | Log) -> bool:
-        """Check a message of a node, and return whether to pass it on. Warnings beyond the limits are not passed on.
+        """Check a message of a node, and return whether to pass it on.
+
+        Only warnings may be left out: they are not passed on if they are too many or too long.
 
         Raises:
             ProtocolError: the node may not send this message.
@@ -215,8 +236,8 @@ class Guard:
             case messages.Skipped():
                 self._check_skipped(node, message)
             case messages.Stacks():
-                _check_number("the number of a request", message.number)
-                _check_length("stacks", message.text, _LONGEST_STACKS)
+                _check_number("the request number in a node's message with stacks", message.number)
+                _check_length("the text with the stacks of a rank", message.text, _LONGEST_STACKS)
                 self._check_rank(node, message.rank)
             case messages.Failed():
                 _check_times(message)
@@ -229,23 +250,28 @@ class Guard:
                 self._check_halting(node, message)
             case messages.Importing():
                 if message.node != node:
-                    raise ProtocolError(f"the sender is not node {message.node!r}")
+                    raise ProtocolError(
+                        f"the node reports an import of node {message.node!r}, but may report only its own imports"
+                    )
                 self.check_importing(message)
             case messages.Warnings():
                 return self._is_new(node, message)
             case messages.Unfit():
-                _check_length("the name of a host", message.host, _LONGEST_NAME)
-                _check_length("a reason", message.why, _LONGEST_WARNING)
+                _check_length("the host name that the node reports", message.host, _LONGEST_NAME)
+                _check_length("the reason why the node cannot start", message.why, _LONGEST_WARNING)
             case messages.Started() | messages.Keeping() | messages.Dead() | messages.Orphaned() | messages.Bye():
                 pass
             case _:
-                raise ProtocolError(f"a node does not send {type(message).__name__}")
+                raise ProtocolError(
+                    f"the node sends a {type(message).__name__} message, which no node sends after its first message"
+                )
         return True
 
     def _proves(self, node: str, secret: str) -> bool:
-        """Return whether a secret is the one that the node has sent in its hello.
+        """Return whether a secret is the one that the node has sent in its hello, the first message of its connection.
 
-        If the guard does not know the number of ranks, the empty secret is valid for a node that has not said hello.
+        A guard that was made without the run's number of ranks cannot check the run's nodes. It also accepts the empty
+        secret from a node that has not sent a hello.
         """
         known = node in self._secrets or self._world_size is None
         return known and _equal(self._secrets.get(node, ""), secret)
@@ -271,56 +297,77 @@ class Guard:
             _check_placement(hello.placement, world_size)
             nodes = {node.executor: node for node in hello.placement}
         if nodes and hello.node not in nodes:
-            raise ProtocolError(f"there is no node {hello.node!r}")
+            raise ProtocolError(f"the sender claims to be node {hello.node!r}, but the run has no node of this name")
         if not nodes:
             self._check_count({*self._secrets, hello.node})
 
     def _check_count(self, names: set[str]) -> None:
-        """Check the number of node names. It may exceed the number of tasks, since Spark may start tasks again.
+        """Check that there are not too many node names, while the placement does not say yet which nodes the run has.
 
-        Nodes then have other names. This check is for the time before the placement says which nodes the run has.
+        There may be more names than tasks, since Spark may start tasks again, and their nodes then have other names.
         """
         if len(names) > _NAMES_PER_TASK * max(1, self._tasks):
-            raise ProtocolError("there are more nodes than the run can have")
+            raise ProtocolError(
+                "the sender claims to be a further node, but more node names have been reported than this run can have"
+            )
 
     def _check_rank(self, node: str, rank: int) -> None:
         ranks = self._ranks(node)
         if ranks is not None and rank not in ranks:
-            raise ProtocolError(f"rank {rank} is not on node {node!r}")
+            raise ProtocolError(f"a message is about rank {rank}, but comes from node {node!r}, which does not run it")
 
     def _check_log(self, node: str, log: Log) -> None:
         self._check_rank(node, log.rank)
         if log.stream not in _STREAMS:
-            raise ProtocolError(f"there is no stream {log.stream}")
+            raise ProtocolError(
+                f"the node sends output of stream {log.stream}, which is not the number of stdout, stderr or another "
+                "stream of a rank"
+            )
         if log.offset + len(log.data) > _LARGEST:
-            raise ProtocolError(f"no output has {log.offset} bytes")
+            raise ProtocolError(
+                f"the node sends output that begins at byte {log.offset}, so that its end exceeds the largest signed "
+                "64-bit integer"
+            )
         if self._received is not None and log.offset > (had := self._received(log.rank, log.stream)):
-            raise ProtocolError(f"bytes {had}-{log.offset} of the output of rank {log.rank} are left out")
+            raise ProtocolError(
+                f"the node sends bytes of the output of rank {log.rank} from {log.offset} on, but the driver has only "
+                f"those before {had}"
+            )
 
     def _check_skipped(self, node: str, skipped: messages.Skipped) -> None:
         self._check_rank(node, skipped.rank)
         if skipped.stream not in range(1, UNCAUGHT + 1):
-            raise ProtocolError(f"stream {skipped.stream} is not output")
-        _check_number("a number of lines", skipped.lines)
-        _check_number("a position", skipped.offset)
+            raise ProtocolError(
+                f"the node reports that it has left out lines of stream {skipped.stream}, which is neither stdout, "
+                "stderr nor the text of an uncaught exception"
+            )
+        _check_number("the number of output lines that the node has left out", skipped.lines)
+        _check_number("the position of the output after the lines that the node has left out", skipped.offset)
         if not self._skips:
-            raise ProtocolError(f"output of rank {skipped.rank} is left out, but the driver keeps all of it")
+            raise ProtocolError(
+                f"the node reports that it has left out output of rank {skipped.rank}, but the driver writes all "
+                "output to log_dir, and must get all of it"
+            )
 
     def _check_beat(self, node: str, beat: messages.Beat) -> None:
         ranks = self._ranks(node)
         if beat.alive < 0 or (ranks is not None and beat.alive > len(ranks)):
-            raise ProtocolError(f"node {node!r} cannot have {beat.alive} living ranks")
+            raise ProtocolError(
+                f"node {node!r} reports {beat.alive} running ranks, which is negative or more than it has"
+            )
         if beat.idle is not None and not 0 <= beat.idle < math.inf:
-            raise ProtocolError(f"no rank is idle for {beat.idle} s")
+            raise ProtocolError(
+                f"the node reports that its ranks have been idle for {beat.idle} s, which is negative or not finite"
+            )
 
     def _check_halting(self, node: str, told: messages.Halting) -> None:
         if isinstance(told, messages.Reached):
-            _check_number("the number of a proposal", told.number)
-            _check_number("a step", max(told.step, 0))
+            _check_number("the number of the driver's proposal that the node answers", told.number)
+            _check_number("the highest step that the node reports", max(told.step, 0))
             return
         self._check_rank(node, told.rank)
         if isinstance(told, messages.Halted):
-            _check_number("a step", told.step)
+            _check_number("the step at which a rank stops, as its node reports it,", told.step)
 
     def _check_failure(self, node: str, failure: Failure | None) -> None:
         if failure is not None:
@@ -329,7 +376,7 @@ class Guard:
 
     def _check_stopped(self, node: str, stopped: messages.Stopped) -> None:
         if stopped.port not in range(1, 1 << 16):
-            raise ProtocolError(f"there is no port {stopped.port}")
+            raise ProtocolError(f"the node reports that it listens at port {stopped.port}, which is no valid port")
         for outcome in stopped.outcomes:
             self._check_rank(node, outcome.rank)
             _check_times(outcome)
@@ -339,38 +386,48 @@ class Guard:
         report = finished.report
         placed = self._nodes()[1].get(node)
         if placed is not None and (report.host, report.node_rank) != (placed.host, placed.node_rank):
-            raise ProtocolError(f"node {node!r} is not node {report.node_rank} on host {report.host!r}")
+            raise ProtocolError(
+                f"node {node!r} reports node rank {report.node_rank} and host {report.host!r}, but has another node "
+                "rank or host in this run"
+            )
         if placed is not None and [outcome.rank for outcome in report.outcomes] != list(placed.ranks):
-            raise ProtocolError(f"node {node!r} does not report the outcomes of its ranks")
+            raise ProtocolError(
+                f"node {node!r} reports that its ranks have ended, but not with one outcome for each of them, in order"
+            )
         if (
             report.error is not None
             or not report.passed
             or any(each.state not in _SUCCEEDED for each in report.outcomes)
         ):
-            raise ProtocolError(f"node {node!r} has not succeeded")
+            raise ProtocolError(
+                f"node {node!r} sends final results, which a node may send only if all its ranks have succeeded, but "
+                "its report says that they have not"
+            )
         for outcome in report.outcomes:
             _check_times(outcome)
             self._check_failure(node, outcome.failure)
         if not all(map(math.isfinite, report.times.values())):
-            raise ProtocolError("a time in the node's report is not finite")
+            raise ProtocolError("the node's final report contains a time that is not a finite number")
         for rank in (*dict(finished.values), *finished.following):
             self._check_rank(node, rank)
         for rank, text in finished.values:
             try:
                 base64.b64decode(text, validate=True)
             except ValueError as error:
-                raise ProtocolError(f"the value of rank {rank} is not base64: {error}") from None
+                raise ProtocolError(
+                    f"the return value of rank {rank} in the node's message is not valid base64: {error}"
+                ) from None
 
     def _is_new(self, node: str, warnings: messages.Warnings) -> bool:
-        """Return whether to show these warnings now. They are not shown if they are too many or too long.
+        """Return whether to show these warnings now. They are not shown now if they are too many or too long.
 
-        No warning is lost, because the node's report at the end repeats all of them. A node sends its warnings again
-        after a break of the connection; they do not count twice.
+        Warnings that are not shown now are not lost, because the node's report at the end repeats all warnings. After a
+        break of the connection, a node sends its warnings again. Warnings that it repeats do not count twice.
         """
         placed = self._nodes()[1].get(node)
         if placed is not None and warnings.host != placed.host:
-            raise ProtocolError(f"node {node!r} is not on host {warnings.host!r}")
-        _check_length("the name of a host", warnings.host, _LONGEST_NAME)
+            raise ProtocolError(f"node {node!r} sends warnings about host {warnings.host!r}, but runs on another host")
+        _check_length("the host name in a node's warnings", warnings.host, _LONGEST_NAME)
         known = self._warned.setdefault(node, set())
         if len(known | {*warnings.texts}) > _MOST_WARNINGS or any(
             len(text) > _LONGEST_WARNING for text in warnings.texts
@@ -385,14 +442,16 @@ def _check_placement(nodes: tuple[Node, ...], world_size: int) -> None:
     first = 0
     for number, node in enumerate(nodes):
         if (node.node_rank, node.first_rank) != (number, first) or not 0 <= node.local_world_size <= world_size:
-            raise ProtocolError(f"node {number} of the placement is out of order")
+            raise ProtocolError(
+                f"the sender's list of nodes has a wrong node rank, first rank or number of ranks in entry {number}"
+            )
         first += node.local_world_size
     if len({node.executor for node in nodes}) != len(nodes):
-        raise ProtocolError("a node occurs twice in the placement")
+        raise ProtocolError("the sender's list of nodes contains a node twice")
     if first != world_size:
-        raise ProtocolError(f"the placement has {first} ranks, but the run has {world_size}")
+        raise ProtocolError(f"the sender's list of nodes has {first} ranks in total, but the run has {world_size}")
     for text in _texts(nodes):
-        _check_length("a name in the placement", text, _LONGEST_NAME)
+        _check_length("a name, address or GPU in the sender's list of nodes", text, _LONGEST_NAME)
 
 
 def _texts(nodes: Iterable[Node]) -> Iterable[str]:
@@ -401,25 +460,28 @@ def _texts(nodes: Iterable[Node]) -> Iterable[str]:
 
 def _check_length(what: str, text: str, longest: int) -> None:
     if len(text) > longest:
-        raise ProtocolError(f"{what} has {len(text)} characters, more than {longest}")
+        raise ProtocolError(f"{what} has {len(text)} characters, but at most {longest} are allowed")
 
 
 def _check_path(path: str) -> None:
-    _check_length("the path of a file", path, _LONGEST_PATH)
+    _check_length("the path that a node reports for a file", path, _LONGEST_PATH)
     if "\0" in path or {"", ".", ".."} & {*path.split("/")}:
-        raise ProtocolError(f"a file of a rank cannot have the path {path!r}")
+        raise ProtocolError(
+            f"a node reports a file with the path {path!r}, but a path must be relative, without NULs and without "
+            "parts that are empty, '.' or '..'"
+        )
 
 
 def _check_number(what: str, number: int) -> None:
     if not 0 <= number <= _LARGEST:
-        raise ProtocolError(f"{what} is {number}")
+        raise ProtocolError(f"{what} is {number}, but must be a non-negative signed 64-bit integer")
 
 
 def _check_times(told: Message | Failure | Outcome) -> None:
     """Check that all times are finite, so that they can be compared."""
     for name, value in vars(told).items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise ProtocolError(f"{name} is {value}, which is not a finite number")
+            raise ProtocolError(f"the field '{name}' in the node's message is {value}, which is not a finite number")
 
 
 def _equal(left: str, right: str) -> bool:

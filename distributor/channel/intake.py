@@ -1,7 +1,7 @@
 """Receive, on the driver, the return values that agents send over separate connections.
 
-To send a value, an agent must show the secret of the rank's node. Before the value is unpickled, its digest is compared
-with the digest that arrives through Spark, unless Spark has failed.
+To send a value, an agent must show the secret of the rank's node, which ranks do not have. Before the driver unpickles
+the value, it compares the value's digest with the digest that arrives through Spark, unless Spark has failed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _STEP = 1 << 20
 #: Memory is requested from the system in pieces of this number of bytes, shortly before data arrives for it.
 _READY = 16 << 20
 
-#: MADV_POPULATE_WRITE of madvise(2), from Linux 5.14 on. Older systems refuse it, and provide memory as it is used.
+#: MADV_POPULATE_WRITE of madvise(2), which makes Linux 5.14 and later provide memory at once. Older systems refuse the
+#: call, and provide memory as it is used.
 _POPULATE = 23
 
 #: Size of the buffer for bytes after the end of a value, which are dropped.
@@ -46,7 +47,7 @@ class Intake:
 
     Args:
         limit: maximum total size of all values, in bytes. The default is half of this machine's memory, since
-            unpickling makes a copy. A value beyond the limit is refused here, and sent through Spark.
+            unpickling makes a copy. A value beyond the limit is refused here, and its node sends it through Spark.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -62,12 +63,12 @@ class Intake:
 
     @property
     def received(self) -> int:
-        """Number of bytes that have arrived."""
+        """Number of bytes of return values that have arrived."""
         coming = (delivery.filled for delivery in self._coming.values())
         return sum(coming) + sum(len(arrived.data) for arrived in self._arrived.values())
 
     def has(self, rank: int) -> bool:
-        """Return whether the value of a rank has arrived, or the rank returns none."""
+        """Return whether the value of a rank has arrived, or is not expected (see :meth:`expect`)."""
         return rank in self._arrived or rank not in self._ranks
 
     def expect(self, ranks: Collection[int]) -> None:
@@ -175,7 +176,7 @@ class _Delivery(asyncio.BufferedProtocol):
     def _hash(self, found: hashlib._Hash, start: int, end: int) -> None:
         """Hash bytes that have arrived, and get memory for the next ones.
 
-        Both calls release the GIL, so the channel's thread can receive more bytes meanwhile.
+        The hash function and madvise(2) release the GIL, so the channel's thread can receive more bytes meanwhile.
         """
         if sys.platform == "linux" and self._ready < min(end + _READY // 2, len(self.data)):
             length = min(_READY, len(self.data) - self._ready)

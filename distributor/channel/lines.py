@@ -1,4 +1,6 @@
-"""Connections to servers of the run in code without an event loop: TLS, messages, and the bytes that follow them.
+"""Connections to the driver, or to agents of other nodes, in code without an event loop.
+
+A connection uses TLS, and carries messages and the bytes that follow them.
 
 This module uses the standard library only, because it is pickled by value into Spark's workers.
 """
@@ -17,7 +19,7 @@ from distributor.values.messages import Message
 #: Where a server listens: host, port, certificate (PEM), token.
 Endpoint = tuple[str, int, str, bytes]
 
-#: Number of seconds that a connection may take, unless the caller says otherwise.
+#: Number of seconds that making a connection may take, unless the caller says otherwise.
 CONNECT_TIMEOUT = 5.0
 
 #: Number of bytes that are read or sent at a time.
@@ -25,7 +27,7 @@ PIECE = 256 << 10
 
 
 def connect(endpoint: Endpoint, timeout: float = CONNECT_TIMEOUT) -> ssl.SSLSocket:
-    """Connect to a server of the run, and show the token.
+    """Connect to a server of the run (the driver, or an agent), and show the token.
 
     Raises:
         OSError: the server cannot be reached, or does not have the expected certificate.
@@ -44,7 +46,7 @@ def connect(endpoint: Endpoint, timeout: float = CONNECT_TIMEOUT) -> ssl.SSLSock
 def pack(message: Message) -> bytes:
     """Return a message as a frame, as ``channel.frames.pack`` does.
 
-    That function is not used here, because importing ``channel.frames`` would load asyncio in Spark's workers.
+    ``channel.frames.pack`` is not used here, because importing its module would load asyncio in Spark's workers.
     """
     body = json.dumps(messages.encode(message)).encode()
     return struct.pack("!IB", len(body), 1) + body

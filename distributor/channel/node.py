@@ -1,4 +1,4 @@
-"""The node's side of the channel. This module uses the standard library only."""
+"""The node's side of the channel, the connection to the driver. This module uses the standard library only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from distributor.values.plan import Endpoint
 #: channel.
 CONNECT_TIMEOUT = 10.0
 
-#: Seconds to wait for the driver to confirm that it has everything.
+#: Seconds to wait for the driver to confirm that it has received all messages and output.
 _BYE_TIMEOUT = 60.0
 
 #: Seconds between attempts to reconnect after a break.
@@ -44,7 +44,7 @@ def over_tls(endpoint: Endpoint) -> Dial:
 
 
 def over_socket(sock: socket.socket) -> Dial:
-    """Return a function that makes the connection from an inherited, connected socket, as in local mode."""
+    """Return a function that uses an inherited socket, which is already connected to the driver, as in local mode."""
     return lambda: asyncio.open_connection(sock=sock)
 
 
@@ -57,7 +57,8 @@ class Receiver(Protocol):
     def on_offsets(self, offsets: Offsets, again: bool) -> None:
         """Note how many bytes of each log the driver has.
 
-        ``again`` means that a broken connection has been restored. In that case, send again from these positions.
+        ``again`` means that a broken connection has been restored. In that case, send the logs again from these
+        positions.
         """
 
     def on_driver_lost(self) -> None:
@@ -205,7 +206,7 @@ class Uplink:
                 await asyncio.sleep(_REDIAL_INTERVAL)
             reader = await self._come_back() if self._rhythm.redial and self._bye is None else None
         self._ended.set()
-        self._welcome.set()  # release calls of send_log that still wait for it
+        self._welcome.set()  # lets waiting calls of send_log end
         self._writer = None
         if self._bye is None:
             self._receiver.on_driver_lost()
@@ -241,4 +242,4 @@ class Uplink:
             await asyncio.sleep(self._rhythm.interval)
             self.send(self._receiver.status())
             if self._rhythm.redial and self._writer is not None and loop.time() - self._heard > self._rhythm.timeout:
-                self._writer.transport.abort()  # treat it as broken, so that pending reads and writes end
+                self._writer.transport.abort()  # treat the connection as broken, to end pending calls

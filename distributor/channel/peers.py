@@ -1,10 +1,13 @@
-"""The connection between nodes: ranks send copies of their states to another node's agent, and read states from it.
+"""The connection between nodes: ranks send copies of their states to other nodes, and fetch states from them.
 
-The agent serves these connections in threads, because they carry gigabytes. This module uses the standard library only.
+A *state* is what a rank saves as a checkpoint, such as a model and an optimizer. Each node's agent
+serves the connections from ranks of other nodes in threads, because they carry gigabytes. This module uses the standard
+library only.
 
-A connection carries one request. The client shows the token and sends a :class:`~distributor.values.messages.Copy` or
-a :class:`~distributor.values.messages.Recall`, and the server answers ``Proceed`` or ``Refused``. Then the bytes
-follow, from the client or from the server. ``Received`` ends a copy.
+A connection carries one request. The client shows the token that all nodes of the run share, and sends a
+:class:`~distributor.values.messages.Copy` or a :class:`~distributor.values.messages.Recall`, and the server answers
+``Proceed`` or ``Refused``. After ``Proceed``, the bytes follow: from the client for a ``Copy``, from the server for a
+``Recall``. Once the server has a whole copy, it answers ``Received``.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from distributor.values.messages import Copy, Message, Proceed, Recall, Received
 #: Number of seconds without progress after which the other side counts as lost.
 _SILENCE = 30.0
 
-#: Maximum number of bytes of a request, and maximum number of connections that are served at a time. Others wait.
+#: Maximum number of bytes of a request, and maximum number of connections that are served at a time. Further
+#: connections wait.
 _MOST_BYTES = 4 << 20
 _MOST_LINES = 64
 
@@ -43,17 +47,17 @@ class Incoming(Protocol):
 
     @property
     def tensors(self) -> memoryview:
-        """The memory for the tensors."""
+        """The memory into which the tensors of the arriving copy of a rank's state are written."""
 
     def seal(self, record: bytes, objects: bytes) -> None:
-        """Mark the copy as complete."""
+        """Store the rest of the copy (everything but tensors), and mark the copy as complete."""
 
     def close(self) -> None:
         """Release the memory. A copy that is not marked as complete is never used."""
 
 
 class Store(Protocol):
-    """Where an agent keeps copies. The methods may be called in several threads at a time."""
+    """Keeps copies of the states of other nodes' ranks. The methods may be called in several threads at a time."""
 
     def reserve(self, copy: Copy) -> Incoming:
         """Make room for a copy. Raise an ``OSError`` if there is no room."""
@@ -63,7 +67,7 @@ class Store(Protocol):
 
 
 class PeerServer(threading.Thread):
-    """Receives copies for one node, and sends back parts of files on request, until :meth:`close`.
+    """Receives copies of the states of other nodes' ranks, and sends parts of states on request, until :meth:`close`.
 
     Args:
         listener: the listening socket, which the server owns.
@@ -85,12 +89,12 @@ class PeerServer(threading.Thread):
             self._places.acquire()
             try:
                 line, _ = self._listener.accept()
-            except OSError:  # closed
+            except OSError:  # the server was closed
                 return
             threading.Thread(target=self._serve, args=(line,), daemon=True).start()
 
     def close(self) -> None:
-        """Accept no more connections. Connections that are being served last until they or the process end."""
+        """Accept no more connections. Requests that are being served go on until they or the process end."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes up the thread that accepts
         self._listener.close()
@@ -103,7 +107,7 @@ class PeerServer(threading.Thread):
                     message = read(secured, _MOST_BYTES)
                     secured.settimeout(_SILENCE)
                     self._answer(message, secured)
-        except (OSError, ValueError):  # a stranger, or a rank that has ended meanwhile
+        except (OSError, ValueError):  # not a client of this run, or a rank that has ended meanwhile
             pass
         finally:
             line.close()
@@ -141,7 +145,9 @@ class _StoreError(Exception):
 
 
 def _ask_store(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a method of the store. Its errors become a ``_StoreError``, unlike errors of the connection.
+    """Call a method of the store, and raise a ``_StoreError`` if the method fails.
+
+    A caller can then tell a failure of the store, such as lack of room, from an error of the connection.
 
     Raises:
         _StoreError: the method has raised an ``OSError``. The client gets its text.
@@ -181,7 +187,7 @@ class _Mapped:
         """Check that the file is long enough for the given parts.
 
         Raises:
-            OSError: the file is shorter.
+            OSError: the file ends before the end of a part.
         """
         if not all(offset >= 0 and size >= 0 and offset + size <= len(self._map) for offset, size in parts):
             raise OSError("the file ends before the requested part")
@@ -199,12 +205,12 @@ def send_copy(peer: Endpoint, slot: str, record: bytes, objects: bytes, path: st
     """Send a rank's state to the agent of another node, and wait until the agent has it.
 
     Args:
-        peer: the agent.
+        peer: where the agent of the other node listens.
         slot: the name that the file of tensors gets on the other node.
         record: describes the state that is sent: its checkpoint and tensors.
         objects: the rank's state apart from the tensors.
         path: the file of tensors on this node.
-        parts: the parts of the file that are sent.
+        parts: the parts of the file that are sent, each as an offset and a number of bytes.
 
     Raises:
         OSError: the agent cannot be reached or has no room.
@@ -223,9 +229,9 @@ def recall(peer: Endpoint, path: str, parts: Sequence[Part]) -> bytearray:
     """Return the bytes of some parts of a file that the agent of another node keeps, joined in the order of ``parts``.
 
     Args:
-        peer: the agent.
-        path: the file.
-        parts: the parts.
+        peer: where the agent of the other node listens.
+        path: path of the file on the other node.
+        parts: the parts of the file to return, each as an offset and a number of bytes.
 
     Raises:
         OSError: the agent cannot be reached or has no such file.
@@ -249,4 +255,4 @@ def _expect(kind: type[Message], line: socket.socket) -> None:
     if isinstance(answer, Refused):
         raise OSError(answer.why)
     if not isinstance(answer, kind):
-        raise ConnectionError(f"the other node answers {answer}")
+        raise ConnectionError(f"unexpected answer from the other node: {answer}")

@@ -11,13 +11,13 @@ from __future__ import annotations
 import hmac
 import os
 
-#: Number of bytes of a seal, and of the random part of a secret.
+#: Number of bytes of a seal (the driver's random key), and of the random part of a secret that is made from a seal.
 SEAL_BYTES = 32
 _NONCE_BYTES = 16
 
 
 def make(seal: bytes, node: str) -> str:
-    """Return a new secret for a node.
+    """Return a new secret for a node, made from the driver's random key (the seal).
 
     Example:
         >>> holds(b"seal", "host-a", make(b"seal", "host-a"))
@@ -28,7 +28,7 @@ def make(seal: bytes, node: str) -> str:
 
 
 def holds(seal: bytes, node: str, secret: str) -> bool:
-    """Return whether a secret was made for a node with this seal.
+    """Return whether a secret was made for this node from this seal, the driver's random key.
 
     >>> holds(b"seal", "host-b", make(b"seal", "host-a"))
     False

@@ -14,7 +14,8 @@ import mmap
 import os
 import struct
 
-#: Number of bytes of a slot, a multiple of the page size of every machine.
+#: Number of bytes of a slot (the memory in which one rank reports how it ended), a multiple of the page size of every
+#: machine.
 SIZE = 4 << 20
 
 #: The head of a slot: the number of bytes that follow.
@@ -22,12 +23,12 @@ _LENGTH = struct.Struct("=Q")
 
 _MFD_CLOEXEC = 1  # memfd_create(2)
 
-#: Number of bytes that fit into a slot.
+#: Number of bytes that a rank can write into its slot, after the head.
 ROOM = SIZE - _LENGTH.size
 
 
 class Slots:
-    """The slots of a node's ranks, for the agent.
+    """The agent's view of a node's slots: shared memory in which each rank reports how it ended.
 
     Args:
         ranks: number of ranks.
@@ -71,11 +72,11 @@ def _memory(name: str) -> int:
 
 
 class Slot:
-    """A rank's own slot.
+    """A rank's view of its slot: shared memory in which the rank reports how it ended.
 
     Args:
-        descriptor: the descriptor of the :class:`Slots`. It may be closed once this object is made.
-        local_rank: the rank.
+        descriptor: the descriptor of the :class:`Slots`. It may be closed once this object exists.
+        local_rank: the rank's local rank.
     """
 
     def __init__(self, descriptor: int, local_rank: int) -> None:

@@ -29,7 +29,7 @@ class Depository(Protocol):
     async def receive(
         self, deposit: Deposit, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Receive a file of a node over the connection that announced it, and answer."""
+        """Receive a file over the connection on which the node has announced the file, and answer the node."""
 
     async def give(self, writer: asyncio.StreamWriter) -> None:
         """Send a node the files that the driver has kept from earlier runs."""
@@ -42,7 +42,7 @@ class Returns:
     """The results of a run's nodes that have come over the channel. Use it in the channel's thread only.
 
     Args:
-        intake: receives the larger return values.
+        intake: receives, over separate connections, return values that are too large for a node's final message.
         depository: receives new files of ranks; ``None`` if the run keeps none.
     """
 
@@ -55,11 +55,11 @@ class Returns:
         return bool(self._finished)
 
     def note(self, node: str, finished: Finished) -> None:
-        """Take the results of a node."""
+        """Record the results of a node."""
         self._finished[node] = finished
 
     async def clear(self) -> None:
-        """Forget everything."""
+        """Forget all results."""
         self._finished.clear()
         self.intake.clear()
 

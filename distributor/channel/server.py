@@ -29,7 +29,8 @@ from distributor.values.plan import Endpoint
 #: the node has ended or only its connection.
 RETURN_WINDOW = 3.0
 
-#: Seconds after the first task's facts until the driver assumes that the missing tasks cannot reach it.
+#: Seconds that the driver waits for the facts (address, GPUs and more) of all tasks, once the first task has sent its
+#: facts. Then the driver assumes that the other tasks cannot reach it.
 _FACTS_TIMEOUT = 10.0
 
 #: Seconds that a connection may take to send its first message, and to close after the driver has closed its end.
@@ -39,20 +40,21 @@ _LINGER = 10.0
 #: Maximum number of seconds until the driver notices that a process at the other end of a socket pair has ended.
 _NOTICE = 2.0
 
-#: Seconds that nodes may take to close their connections after they were told that the job has ended.
+#: Seconds that nodes may take to close their connections after the driver has told them that the job has ended.
 _DISMISSAL = 1.0
 
-#: Number of frames of one connection that are read before other connections get their turn.
+#: Number of frames (messages) that the driver reads from one connection before other connections get their turn.
 _TURN = 64
 
-#: Maximum number of bytes that the driver holds for a connection whose other side does not read them. With more bytes,
-#: the driver ends the connection.
+#: Maximum number of bytes that may wait to be sent over a connection because the other side does not read. If there are
+#: more, the driver ends the connection.
 _MOST_UNREAD = frames.MAX_BODY
 
-#: The name of the asyncio tasks that serve nodes which keep the states of ranks in memory for the run's next job.
+#: The name of the asyncio tasks that serve nodes which keep the states of ranks (checkpoints in memory) for the run's
+#: next job. These asyncio tasks go on when the job ends; see :meth:`ChannelServer.retire`.
 _HOLDING = "holding"
 
-#: The reason for stopping tasks that Spark has started again.
+#: The reason that the driver gives when it stops tasks that Spark has started again after the run had begun.
 _AGAIN = "Spark has started the tasks again"
 
 #: Maximum number of characters of the reason for a stop, which is sent to every node.
@@ -71,12 +73,12 @@ class Listener(Protocol):
     def on_lost(self, node: str, why: str) -> None: ...
 
     def offsets(self, node: str) -> tuple[Offset, ...]:
-        """Return how much of the node's logs has arrived, for each stream."""
+        """Return how many bytes of each output stream of the node's ranks have arrived."""
 
 
 @dataclass
 class _Peer:
-    """A node that has registered with its hello.
+    """A node from which the driver has accepted a hello, the first message of a node's connection.
 
     ``writer`` is its newest connection, ``heard`` the time of its last message. ``leaving`` is the timer after which a
     node whose connection has ended counts as lost.
@@ -87,27 +89,33 @@ class _Peer:
     leaving: asyncio.TimerHandle | None = None
 
     def stay(self) -> None:
-        """Stop the timer."""
+        """Stop the timer after which the node counts as lost."""
         if self.leaving is not None:
             self.leaving.cancel()
 
 
 @dataclass
 class _Standing:
-    """The orders that nodes also get if they connect later: to stop the ranks, and to begin another attempt or end."""
+    """The driver's latest orders, which a node also gets if it connects later.
+
+    ``stop`` is the order to stop the ranks. ``next`` is the order to begin another attempt, or to end.
+    """
 
     stop: messages.Stop | None = None
     next: messages.Begin | messages.End | None = None
 
 
 class ChannelServer:
-    """The channel of one run. Use it as a context manager: leaving it ends every connection and the thread.
+    """The driver's end of the channel, which serves all nodes of one run.
+
+    Use it as a context manager: leaving the context ends every connection and the thread.
 
     Args:
         listener: receives the nodes' messages.
         timeout: number of seconds of silence after which a node counts as lost.
-        tasks: number of tasks that exchange facts before the nodes start.
-        guard: decides which messages of nodes are accepted; by default, a guard that does not know the run's ranks.
+        tasks: number of tasks that exchange facts (address, GPUs and more) before the nodes start.
+        guard: decides which messages of nodes are accepted; the default guard does not check which nodes and ranks the
+            run has.
         depository: receives new files of ranks; ``None`` if the run keeps none.
     """
 
@@ -129,34 +137,41 @@ class ChannelServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._standing = _Standing()
         self._door = Door(partial(self._serve, window=RETURN_WINDOW), tasks)
-        #: The results that come over the channel.
+        #: The results of nodes (reports and return values) that come over the channel.
         self.returns = Returns(Intake(), depository)
         #: Whether a task or a node has ever reached the driver.
         self.reached = False
 
     @property
     def address(self) -> str | None:
-        """``host:port`` that nodes are given, once the server listens for them."""
+        """The address ``host:port`` to which nodes connect; ``None`` until the server listens for nodes."""
         return self._door.address
 
     @property
     def intake(self) -> Intake:
-        """The larger return values that come over the channel."""
+        """The receiver of return values that are too large for a node's final message, over separate connections."""
         return self.returns.intake
 
     @property
     def begun(self) -> bool:
-        """Whether nodes may have started: tasks have got the facts of all tasks, or were told to use ``allGather``."""
+        """Whether nodes may have started.
+
+        Nodes may have started if the driver has sent the facts (address, GPUs and more) of all tasks to the tasks, or
+        has told the tasks to exchange facts through Spark's ``allGather``.
+        """
         return self._facts.begun or self._facts.given_up
 
     @property
     def exchanged(self) -> bool:
-        """Whether tasks have got the facts of all tasks from the driver. If so, no task waits in ``allGather``."""
+        """Whether tasks have got the facts (address, GPUs and more) of all tasks from the driver.
+
+        Tasks that have got the facts of all tasks from the driver do not wait for them in Spark's ``allGather``.
+        """
         return self._facts.begun
 
     @property
     def told(self) -> int:
-        """The number of connected tasks that have sent their facts."""
+        """The number of connected tasks that have sent their facts (address, GPUs and more)."""
         return self._facts.told
 
     def __enter__(self) -> ChannelServer:
@@ -165,9 +180,10 @@ class ChannelServer:
         return self
 
     def retire(self) -> None:
-        """Stop listening, and end all connections except those of nodes that keep states for the run's next job.
+        """Stop listening, and end all connections except those of nodes that keep states for the next job.
 
-        These connections end when the server closes, at the end of the run. The nodes then remove the states.
+        A state is what a rank has saved in memory as a checkpoint. The connections of nodes that keep states stay open
+        until the server closes, at the end of the run. When a node's connection ends, the node removes its states.
         """
         self._call(self._end_tasks(staying=_HOLDING)).result()
 
@@ -181,8 +197,9 @@ class ChannelServer:
         """Start to listen for nodes.
 
         Args:
-            bind: the address to bind. By default, this is Spark's address of the driver, never all interfaces.
-            advertise: the address that nodes are given.
+            bind: the address to bind. Schedulers pass the driver's address in Spark, or ``spark.driver.bindAddress`` if
+                it is set.
+            advertise: the address to which nodes connect.
             ports: first and last port to try; any free port by default.
 
         Raises:
@@ -193,9 +210,10 @@ class ChannelServer:
         return endpoint
 
     def seal(self) -> bytes:
-        """Make and return the seal with which the secrets of nodes must be made from now on.
+        """Make and return a new seal, the random key from which tasks make the secrets of their nodes.
 
-        See :mod:`distributor.channel.proof`.
+        From now on, the driver accepts a node's secret only if it was made from the new seal; see
+        :mod:`distributor.channel.proof`.
         """
         self._guard.seal = secrets.token_bytes(SEAL_BYTES)
         return self._guard.seal
@@ -221,26 +239,33 @@ class ChannelServer:
         self._call(self._serve_socket(sock)).result()
 
     def hear(self, node: str, message: Message) -> None:
-        """Pass a message to the listener for a node that is not connected yet."""
-        with suppress(RuntimeError):  # the run has just ended, and the loop with it
+        """Pass to the listener a message about a node that is not connected yet."""
+        with suppress(RuntimeError):  # the run has just ended, so the event loop is closed
             self._loop.call_soon_threadsafe(self._listener.on_message, node, message)
 
     def await_loss(self, node: str) -> None:
-        """Wait until the listener has been told that a node is lost. The node's process has ended before this call."""
+        """Wait until the channel's thread has told the listener that a node is lost.
+
+        Call this once the node's process has ended. The wait lasts at most :data:`_NOTICE` seconds.
+        """
         end = time.monotonic() + _NOTICE
         while node in self._peers and time.monotonic() < end:
             time.sleep(0.01)
-        self._call(asyncio.sleep(0)).result()  # if the loop is calling the listener, this waits for it
+        self._call(asyncio.sleep(0)).result()  # wait for the event loop to end a call of the listener
 
     def accept_if(self, accept: Callable[[list[dict[str, Any]]], bool]) -> None:
-        """Set the function that checks the facts of all tasks.
+        """Set the function that checks the facts (executor, GPUs and more) of all tasks.
 
-        If it returns ``False``, the tasks end before the run begins, and :meth:`start_again` returns ``True``.
+        If the function returns ``False``, the tasks end before the run begins, and :meth:`start_again` returns
+        ``True``.
         """
         self._facts.accept = accept
 
     def start_again(self) -> bool:
-        """Return whether the previous tasks were refused. If they were, new tasks may send their facts."""
+        """Return whether the function set with :meth:`accept_if` has refused the tasks, and forget the refusal.
+
+        Refused tasks end. Once the refusal is forgotten, new tasks may send their facts (address, GPUs and more).
+        """
         return self._facts.start_again()
 
     def stop(self, reason: str, *, grace: bool = True, hasty: bool = False) -> None:
@@ -249,9 +274,10 @@ class ChannelServer:
         Args:
             reason: the reason, for people to read.
             grace: whether ranks get the grace period; ``False`` also ends a grace period that has already begun.
-            hasty: whether another attempt starts as soon as the ranks have ended.
+            hasty: whether another attempt waits for the ranks to end. Nodes then kill ranks as soon as these write no
+                file.
         """
-        with suppress(RuntimeError):  # the run has just ended, and the loop with it
+        with suppress(RuntimeError):  # the run has just ended, so the event loop is closed
             self._loop.call_soon_threadsafe(self._order_stop, messages.Stop(reason[:_LONGEST_REASON], grace, hasty))
 
     def begin(self, attempt: int, port: int) -> None:
@@ -298,7 +324,7 @@ class ChannelServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, window: float) -> None:
         """Read the frames of one connection until it ends.
 
-        If it is the connection of a node, the node may reconnect within ``window`` seconds.
+        After the end of a node's connection, the node counts as lost unless it reconnects within ``window`` seconds.
         """
         node, why = None, "its agent ended without giving a reason"
         try:
@@ -312,12 +338,12 @@ class ChannelServer:
                 await self._serve_task(first, reader, writer)
         except frames.CutError:
             pass
-        except OSError:  # broken by the network rather than ended by the node: reconnecting may take longer
+        except OSError:  # the network broke the connection: allow the node more time to reconnect
             window = self._timeout if window else 0.0
         except (frames.ProtocolError, KeyError, TypeError, ValueError) as error:
             why = f"it sent an invalid message ({error})"
             self._refuse(writer, f"sent an invalid message ({error})")
-        except BaseException:  # the server closes, or there are too many strangers (see Door)
+        except BaseException:  # cancelled: the server closes, or Door ends the connection
             writer.transport.abort()
             raise
         if node is not None and (peer := self._peers.get(node)) is not None and peer.writer is writer:
@@ -327,7 +353,9 @@ class ChannelServer:
     async def _serve_task(
         self, message: Message | outcome.Log, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Serve a connection that carries a task's facts, a value or files, until it ends.
+        """Serve a connection whose first message is not a node's hello, until the connection ends.
+
+        Such a connection carries, for example, the facts of a task (address, GPUs and more), a return value or a file.
 
         Raises:
             ProtocolError: the message cannot begin a connection in this run.
@@ -340,7 +368,7 @@ class ChannelServer:
             case messages.Importing():
                 self._guard.check_importing(message)
                 self.reached = True
-                self._listener.on_message(message.node, message)  # its node is not up yet
+                self._listener.on_message(message.node, message)  # sent before the node's agent has connected
             case messages.Value() if self._standing.stop is not None:
                 self._send(writer, self._standing.stop)
             case messages.Value():
@@ -359,13 +387,13 @@ class ChannelServer:
                 self._guard.check_node(message)
                 self._door.admit()
                 cast("asyncio.Task[None]", asyncio.current_task()).set_name(_HOLDING)
-                await reader.read(1)  # until the node has ended
+                await reader.read(1)  # wait until the node has ended
             case messages.Withdraw() if (depository := self.returns.depository) is not None:
                 node = self._guard.check_deposit(message)
                 self._door.admit()
                 await depository.withdraw(message, node, writer)
             case _:
-                raise frames.ProtocolError(f"{type(message).__name__} cannot be the first message")
+                raise frames.ProtocolError(f"no connection of this run begins with a {type(message).__name__} message")
 
     async def _follow(self, node: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Read a node's messages until it says good-bye, or its connection ends or is replaced by another one."""
@@ -396,7 +424,9 @@ class ChannelServer:
     async def _exchange(
         self, message: messages.TaskFacts, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Keep a task's facts while its connection lasts. Answer once all facts have arrived, or some cannot arrive.
+        """Keep the facts of a task (address, GPUs and more) while the task is connected.
+
+        Answer the task once the facts of all tasks have arrived, or once it is clear that some cannot arrive.
 
         Raises:
             ProtocolError: the task sends more than its facts, or there are too many tasks.
@@ -416,15 +446,17 @@ class ChannelServer:
             facts.fallback = self._loop.call_later(_FACTS_TIMEOUT, self._give_facts_up)
         self._answer_facts()
         try:
-            if await reader.read(1):  # until the task has its answer, or has ended
-                raise frames.ProtocolError("the task sends more than its facts")
+            if await reader.read(1):  # wait until the task has its answer, or has ended
+                raise frames.ProtocolError("the task sends more data after its facts (address, GPUs and more)")
         finally:
             facts.forget(writer)
 
     def _give_facts_up(self) -> None:
-        """Tell all tasks to use Spark's ``allGather``, since some cannot reach the driver.
+        """Tell all tasks to exchange their facts through Spark's ``allGather``, since some cannot reach the driver.
 
-        If the run has already begun, Spark has started tasks again: stop the run instead.
+        This is called if facts (address, GPUs and more) are still missing :data:`_FACTS_TIMEOUT` seconds after a task
+        has sent its facts. If the run had already begun, facts are missing only because Spark has started some tasks
+        again. In this case, stop the run, and do not tell the tasks to use ``allGather``.
         """
         if self._facts.begun:
             self._order_stop(messages.Stop(_AGAIN))
@@ -438,7 +470,9 @@ class ChannelServer:
                 self._send(writer, answer)
 
     def _welcome(self, message: messages.Hello, writer: asyncio.StreamWriter) -> str:
-        """Register a connection for the node that its hello names, in place of an older connection.
+        """Register a connection of the node that the hello (the first message) names.
+
+        The connection takes the place of an older connection of the node.
 
         Raises:
             ProtocolError: the run has no such node, the secret is not valid, or another process has registered as this
@@ -448,7 +482,7 @@ class ChannelServer:
         try:
             self._guard.admit(message)
         except frames.ProtocolError:
-            if self._standing.stop is not None:  # perhaps a task that Spark has started again: it must not begin
+            if self._standing.stop is not None:  # perhaps Spark has started the task again: the task must not begin
                 self._send(writer, self._standing.stop)
                 self._send(writer, messages.Farewell((), True))
             raise
@@ -473,7 +507,7 @@ class ChannelServer:
             before = self._loop.time()
             await asyncio.sleep(interval)
             now = self._loop.time()
-            if now - before > interval + self._timeout / 2:  # this machine was asleep: messages are still unread
+            if now - before > interval + self._timeout / 2:  # this machine was asleep: messages of nodes are unread
                 for peer in self._peers.values():
                     peer.heard = now
             for node, peer in list(self._peers.items()):
@@ -481,7 +515,10 @@ class ChannelServer:
                     self._lose(node, f"nothing was heard from it for {self._timeout:g} s")
 
     def _expects_nothing(self) -> bool:
-        """Return whether no results can arrive: the run is stopped, or no node is connected and none has sent any."""
+        """Return whether no results can arrive.
+
+        This is so if the run is stopped, or if no node is connected and none has sent results.
+        """
         return self._standing.stop is not None or not (self._peers or self.returns)
 
     def _lose(self, node: str, why: str) -> None:
@@ -496,7 +533,7 @@ class ChannelServer:
         if stop is None or (stop.grace and (not order.grace or (order.hasty and not stop.hasty))):
             self._standing.stop = order
             self._send_all(order)
-            self.intake.abort()  # the agents connect again, and are told to stop
+            self.intake.abort()  # the agents connect again, and then get the order to stop
             for writer in self._facts.waiting():
                 self._send(writer, order)
 
@@ -528,8 +565,8 @@ class ChannelServer:
     async def _end_tasks(self, staying: str | None = None) -> None:
         """End all asyncio tasks except those that are named ``staying``, and stop listening.
 
-        Nodes that are still connected are told that the job has ended. Otherwise, they would try to reconnect until
-        Spark kills their tasks, and the next job would wait for their slots.
+        Tell nodes that are still connected that the job has ended. Otherwise, they would try to reconnect until Spark
+        kills their tasks, and the next job would wait for their slots.
         """
         self._order_stop(messages.Stop("the job has ended"))
         self._order_next(messages.End())
@@ -547,7 +584,10 @@ class ChannelServer:
 
 
 async def _await_closing(writers: Sequence[asyncio.StreamWriter]) -> None:
-    """Wait until the other sides have closed their connections, or for :data:`_DISMISSAL` seconds, and end them."""
+    """Wait until the other sides have closed their connections, for at most :data:`_DISMISSAL` seconds.
+
+    Then end all connections.
+    """
     loop = asyncio.get_running_loop()
     end = loop.time() + _DISMISSAL
     while loop.time() < end and not all(writer.is_closing() for writer in writers):
@@ -559,11 +599,12 @@ async def _await_closing(writers: Sequence[asyncio.StreamWriter]) -> None:
 async def _end(writer: asyncio.StreamWriter) -> None:
     """Close a connection once the other side has read everything, or after :data:`_LINGER` seconds.
 
-    Until it is closed, a connection that was never admitted counts as a stranger (see ``Door``).
+    Until the connection is closed, it counts as a stranger if it has sent no valid first message. The number of
+    strangers is limited (see ``Door``).
     """
     writer.close()
     try:
-        with suppress(OSError):  # TimeoutError is one
+        with suppress(OSError):  # OSError includes TimeoutError
             await asyncio.wait_for(writer.wait_closed(), _LINGER)
     finally:
         writer.transport.abort()

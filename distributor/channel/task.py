@@ -40,8 +40,9 @@ from distributor.values.messages import (
     Withdraw,
 )
 
-#: Seconds that a task tries to reach the driver before it uses ``allGather``. No task may give up sooner, because the
-#: driver relies on this: if no task has reached it, no task can have begun its work before this time has passed.
+#: Seconds that a task tries to reach the driver before it exchanges facts through Spark's ``allGather``. No task may
+#: give up sooner: the driver assumes that tasks which have not reached it do not begin their work before this time has
+#: passed.
 CONNECT_TIMEOUT = 5.0
 
 #: Seconds between attempts to reach the driver.
@@ -66,13 +67,13 @@ def exchange(
     gather: Callable[[str], Iterable[str]],
     patience: float,
 ) -> tuple[list[dict[str, Any]], bool]:
-    """Exchange this task's facts for the facts of all tasks of the run.
+    """Exchange this task's facts (address, GPUs and more) for the facts of all tasks of the run.
 
     Args:
         mine: the task's facts as plain values, including its ``"partition"``.
         attempt: two values. The first is shared by exactly the tasks that Spark started together. The second is the
             number of this task attempt; later attempts have higher numbers.
-        endpoint: the driver; ``None`` uses ``gather`` without trying to reach it.
+        endpoint: where the driver listens; ``None`` to use ``gather`` without trying to reach the driver.
         gather: ``BarrierTaskContext.allGather``.
         patience: number of seconds without contact after which the driver counts as lost, once it was reached.
 
@@ -228,10 +229,13 @@ def _expect(kind: type[Message], line: socket.socket) -> None:
 
 
 def _over_channel(message: TaskFacts, endpoint: Endpoint | None, patience: float) -> list[dict[str, Any]] | None:
-    """Return the facts of all tasks from the driver; ``None`` if this or another task cannot reach the driver."""
+    """Send this task's facts (address, GPUs and more) to the driver, and return the facts of all tasks.
+
+    Return ``None`` if this or another task cannot reach the driver.
+    """
     if endpoint is None:
         return None
-    told = False  # once True, the driver may count on this task, which must then wait for the driver's answer
+    told = False  # once True, the driver may have the facts, and the task must wait for its answer
     end = time.monotonic() + CONNECT_TIMEOUT
     while True:
         try:

@@ -9,12 +9,12 @@ from datetime import UTC, datetime, timedelta
 
 from distributor.values.checkpoints import PeerKey
 
-#: Number of bytes of a token.
+#: Number of bytes of a token, the secret that a client shows to a server of the run.
 TOKEN_BYTES = 32
 
 
 def make_tls() -> tuple[ssl.SSLContext, str]:
-    """Return a server context with a new key for this run, and its certificate as PEM."""
+    """Return a TLS server context with a new key for this run, and the key's certificate as PEM."""
     certificate, private = _make_key()
     return server_context(certificate, private), certificate
 
@@ -25,7 +25,7 @@ def make_peer_key() -> PeerKey:
 
 
 def server_context(certificate: str, private: str) -> ssl.SSLContext:
-    """Return a server context for a certificate and its key, both as PEM."""
+    """Return a TLS server context for a certificate and its key, both as PEM."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with tempfile.NamedTemporaryFile(prefix="distributor-tls-") as file:  # ssl reads keys from files only; mode 0600
         file.write((certificate + private).encode())
@@ -49,7 +49,7 @@ def _make_key() -> tuple[str, str]:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))  # the clocks of a cluster's machines differ
+        .not_valid_before(now - timedelta(days=1))  # the clocks of machines may differ
         .not_valid_after(now + timedelta(days=365))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())

@@ -22,8 +22,22 @@ A = Node(0, "a", "host-a", "10.0.0.1", 1, 0, 0, 3)
 B = Node(1, "b", "host-b", "10.0.0.2", 1, 3, 3, 1)
 PLACED = Placement((A, B))
 RETURNED = Outcome(3, "host-b", "finished", called=1.0, returned=2.0)
+NO_INTEGER = ", but must be a non-negative signed 64-bit integer"
+UNPROVED = "but does not prove with a secret that it is a node of this run"
+BAD_PATH = "but a path must be relative, without NULs and without parts that are empty, '.' or '..'"
+TOO_MANY = "the sender claims to be a further node, but more node names have been reported than this run can have"
+MISPLACED = "the sender's list of nodes has a wrong node rank, first rank or number of ranks in entry"
 REPORT = NodeReport(1, "host-b", (RETURNED,), times={"task": 1.0}, passed=True)
+UNSUCCESSFUL = (
+    "node 'b' sends final results, which a node may send only if all its ranks have succeeded, but its report says "
+    "that they have not"
+)
 FAILURE = Failure(3, 0, "host-b", "exit", "exited with code 3", time=5.0)
+
+
+def not_run(rank: int) -> str:
+    """Why a message of node b about a rank of another node, or of none, is refused."""
+    return f"a message is about rank {rank}, but comes from node 'b', which does not run it"
 
 
 def guard(placement: Placement | None = PLACED, **options: Any) -> Guard:
@@ -64,57 +78,128 @@ def test_what_a_node_says_of_itself_passes(message: Message | Log) -> None:
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        (Log(2, 1, 0, b""), "rank 2 is not on node 'b'"),
-        (messages.Reached(-1, True, 5), "the number of a proposal is -1"),
-        (messages.Reached(1, False, 2**80), f"a step is {2**80}"),
-        (messages.Preempted(2), "rank 2 is not on node 'b'"),
-        (messages.Halted(2, 5), "rank 2 is not on node 'b'"),
-        (messages.Halted(3, -1), "a step is -1"),
-        (messages.Finished(replace(REPORT, host="host-a")), "node 'b' is not node 1 on host 'host-a'"),
-        (messages.Finished(replace(REPORT, node_rank=0)), "node 'b' is not node 0 on host 'host-b'"),
-        (messages.Finished(replace(REPORT, outcomes=())), "node 'b' does not report the outcomes of its ranks"),
+        (Log(2, 1, 0, b""), not_run(2)),
+        (
+            messages.Reached(-1, True, 5),
+            f"the number of the driver's proposal that the node answers is -1{NO_INTEGER}",
+        ),
+        (messages.Reached(1, False, 2**80), f"the highest step that the node reports is {2**80}{NO_INTEGER}"),
+        (messages.Preempted(2), not_run(2)),
+        (messages.Halted(2, 5), not_run(2)),
+        (
+            messages.Halted(3, -1),
+            f"the step at which a rank stops, as its node reports it, is -1{NO_INTEGER}",
+        ),
+        (
+            messages.Finished(replace(REPORT, host="host-a")),
+            "node 'b' reports node rank 1 and host 'host-a', but has another node rank or host in this run",
+        ),
+        (
+            messages.Finished(replace(REPORT, node_rank=0)),
+            "node 'b' reports node rank 0 and host 'host-b', but has another node rank or host in this run",
+        ),
+        (
+            messages.Finished(replace(REPORT, outcomes=())),
+            "node 'b' reports that its ranks have ended, but not with one outcome for each of them, in order",
+        ),
         (
             messages.Finished(replace(REPORT, outcomes=(Outcome(3, "host-b", "failed", FAILURE),))),
-            "node 'b' has not succeeded",
+            UNSUCCESSFUL,
         ),
-        (messages.Finished(replace(REPORT, error=("StartError", "no"))), "node 'b' has not succeeded"),
-        (messages.Finished(replace(REPORT, passed=False)), "node 'b' has not succeeded"),
-        (messages.Finished(replace(REPORT, times={"task": math.inf})), "a time in the node's report is not finite"),
-        (messages.Finished(REPORT, ((2, "QUI="),)), "rank 2 is not on node 'b'"),
-        (messages.Finished(REPORT, ((3, "QU"),)), "the value of rank 3 is not base64: Incorrect padding"),
-        (messages.Finished(REPORT, (), (2,)), "rank 2 is not on node 'b'"),
-        (messages.Unfit("h" * 1000, ""), "the name of a host has 1000 characters, more than 512"),
-        (messages.Unfit("h", "x" * 20_000), "a reason has 20000 characters, more than 16384"),
-        (Log(3, 0, 0, b""), "there is no stream 0"),
-        (Log(3, 5, 0, b""), "there is no stream 5"),
-        (Log(3, 1, 11, b"x"), "bytes 10-11 of the output of rank 3 are left out"),
-        (Log(3, 1, 2**63 - 1, b"x"), "no output has 9223372036854775807 bytes"),
-        (messages.Beat(2), "node 'b' cannot have 2 living ranks"),
-        (messages.Beat(-1), "node 'b' cannot have -1 living ranks"),
-        (messages.Beat(1, math.nan), "no rank is idle for nan s"),
-        (messages.Beat(1, -1.0), "no rank is idle for -1.0 s"),
-        (messages.Skipped(0, 1, 5, 1000), "rank 0 is not on node 'b'"),
-        (messages.Skipped(3, 4, 5, 1000), "stream 4 is not output"),
-        (messages.Skipped(3, 1, -5, 1000), "a number of lines is -5"),
-        (messages.Skipped(3, 1, 5, 2**64), "a position is 18446744073709551616"),
-        (messages.Stacks(0, 4, ""), "rank 4 is not on node 'b'"),
-        (messages.Stacks(-1, 3, ""), "the number of a request is -1"),
-        (messages.Stacks(0, 3, "x" * (1 << 20)), "stacks has 1048576 characters, more than 524288"),
-        (messages.Failed(replace(FAILURE, rank=0)), "rank 0 is not on node 'b'"),
-        (messages.Failed(replace(FAILURE, time=math.inf)), "time is inf, which is not a finite number"),
+        (messages.Finished(replace(REPORT, error=("StartError", "no"))), UNSUCCESSFUL),
+        (messages.Finished(replace(REPORT, passed=False)), UNSUCCESSFUL),
+        (
+            messages.Finished(replace(REPORT, times={"task": math.inf})),
+            "the node's final report contains a time that is not a finite number",
+        ),
+        (messages.Finished(REPORT, ((2, "QUI="),)), not_run(2)),
+        (
+            messages.Finished(REPORT, ((3, "QU"),)),
+            "the return value of rank 3 in the node's message is not valid base64: Incorrect padding",
+        ),
+        (messages.Finished(REPORT, (), (2,)), not_run(2)),
+        (
+            messages.Unfit("h" * 1000, ""),
+            "the host name that the node reports has 1000 characters, but at most 512 are allowed",
+        ),
+        (
+            messages.Unfit("h", "x" * 20_000),
+            "the reason why the node cannot start has 20000 characters, but at most 16384 are allowed",
+        ),
+        (
+            Log(3, 0, 0, b""),
+            "the node sends output of stream 0, which is not the number of stdout, stderr or another stream of a rank",
+        ),
+        (
+            Log(3, 5, 0, b""),
+            "the node sends output of stream 5, which is not the number of stdout, stderr or another stream of a rank",
+        ),
+        (
+            Log(3, 1, 11, b"x"),
+            "the node sends bytes of the output of rank 3 from 11 on, but the driver has only those before 10",
+        ),
+        (
+            Log(3, 1, 2**63 - 1, b"x"),
+            "the node sends output that begins at byte 9223372036854775807, so that its end exceeds the largest signed "
+            "64-bit integer",
+        ),
+        (messages.Beat(2), "node 'b' reports 2 running ranks, which is negative or more than it has"),
+        (messages.Beat(-1), "node 'b' reports -1 running ranks, which is negative or more than it has"),
+        (
+            messages.Beat(1, math.nan),
+            "the node reports that its ranks have been idle for nan s, which is negative or not finite",
+        ),
+        (
+            messages.Beat(1, -1.0),
+            "the node reports that its ranks have been idle for -1.0 s, which is negative or not finite",
+        ),
+        (messages.Skipped(0, 1, 5, 1000), not_run(0)),
+        (
+            messages.Skipped(3, 4, 5, 1000),
+            "the node reports that it has left out lines of stream 4, which is neither stdout, stderr nor the text of "
+            "an uncaught exception",
+        ),
+        (
+            messages.Skipped(3, 1, -5, 1000),
+            f"the number of output lines that the node has left out is -5{NO_INTEGER}",
+        ),
+        (
+            messages.Skipped(3, 1, 5, 2**64),
+            f"the position of the output after the lines that the node has left out is {2**64}{NO_INTEGER}",
+        ),
+        (messages.Stacks(0, 4, ""), not_run(4)),
+        (
+            messages.Stacks(-1, 3, ""),
+            f"the request number in a node's message with stacks is -1{NO_INTEGER}",
+        ),
+        (
+            messages.Stacks(0, 3, "x" * (1 << 20)),
+            "the text with the stacks of a rank has 1048576 characters, but at most 524288 are allowed",
+        ),
+        (messages.Failed(replace(FAILURE, rank=0)), not_run(0)),
+        (
+            messages.Failed(replace(FAILURE, time=math.inf)),
+            "the field 'time' in the node's message is inf, which is not a finite number",
+        ),
         (
             messages.Stopped(1, (Outcome(3, "", "failed", called=-math.inf),)),
-            "called is -inf, which is not a finite number",
+            "the field 'called' in the node's message is -inf, which is not a finite number",
         ),
-        (messages.Stopped(0, ()), "there is no port 0"),
-        (messages.Stopped(1, (Outcome(0, "host-b", "failed"),)), "rank 0 is not on node 'b'"),
-        (messages.Stopped(1, (Outcome(3, "", "failed", replace(FAILURE, rank=1)),)), "rank 1 is not on node 'b'"),
-        (messages.Importing("a", 2, "torch"), "the sender is not node 'a'"),
-        (messages.Importing("b", 2, "m" * 1000), "the name of a module has 1000 characters, more than 512"),
-        (messages.Warnings("host-a", ()), "node 'b' is not on host 'host-a'"),
-        (messages.Stop("because"), "a node does not send Stop"),
-        (messages.Hello("b"), "a node does not send Hello"),
-        (messages.Retire(), "a node does not send Retire"),
+        (messages.Stopped(0, ()), "the node reports that it listens at port 0, which is no valid port"),
+        (messages.Stopped(1, (Outcome(0, "host-b", "failed"),)), not_run(0)),
+        (messages.Stopped(1, (Outcome(3, "", "failed", replace(FAILURE, rank=1)),)), not_run(1)),
+        (
+            messages.Importing("a", 2, "torch"),
+            "the node reports an import of node 'a', but may report only its own imports",
+        ),
+        (
+            messages.Importing("b", 2, "m" * 1000),
+            "the name of the module that a node imports has 1000 characters, but at most 512 are allowed",
+        ),
+        (messages.Warnings("host-a", ()), "node 'b' sends warnings about host 'host-a', but runs on another host"),
+        (messages.Stop("because"), "the node sends a Stop message, which no node sends after its first message"),
+        (messages.Hello("b"), "the node sends a Hello message, which no node sends after its first message"),
+        (messages.Retire(), "the node sends a Retire message, which no node sends after its first message"),
     ],
 )
 def test_what_a_node_cannot_say_is_refused(message: Message | Log, why: str) -> None:
@@ -123,7 +208,11 @@ def test_what_a_node_cannot_say_is_refused(message: Message | Log, why: str) -> 
 
 
 def test_output_is_left_out_only_where_the_driver_does_not_keep_it() -> None:
-    with pytest.raises(ProtocolError, match="output of rank 3 is left out, but the driver keeps all of it"):
+    why = (
+        "the node reports that it has left out output of rank 3, but the driver writes all output to log_dir, and must "
+        "get all of it"
+    )
+    with pytest.raises(ProtocolError, match=why):
         guard(skips=False).passes("b", messages.Skipped(3, 1, 5, 1000))
 
 
@@ -141,9 +230,12 @@ def test_a_node_is_who_has_shown_its_secret_first() -> None:
     it = guard()
     it.admit(Hello("a", secret="s"))
     it.admit(Hello("a", secret="s"))
-    with pytest.raises(ProtocolError, match="another process has already registered as node 'a'"):
+    other = (
+        "the sender claims to be node 'a', but another process has already registered as this node with another secret"
+    )
+    with pytest.raises(ProtocolError, match=other):
         it.admit(Hello("a", secret="t"))
-    with pytest.raises(ProtocolError, match="another process has already registered as node 'a'"):
+    with pytest.raises(ProtocolError, match=other):
         it.admit(Hello("a", secret="ß\ud800"))
     it.forget("a")
     it.admit(Hello("a", secret="t"))
@@ -154,7 +246,8 @@ def test_on_spark_only_tasks_make_secrets() -> None:
     it = guard()
     it.seal = b"seal"
     for secret in ("", "s", "ß\ud800", proof.make(b"another", "a"), proof.make(b"seal", "b")):
-        with pytest.raises(ProtocolError, match="the sender has no valid secret for node 'a'"):
+        why = "the sender claims to be node 'a', but has no valid secret of this node"
+        with pytest.raises(ProtocolError, match=why):
             it.admit(Hello("a", secret=secret))
     it.admit(Hello("a", secret=proof.make(b"seal", "a")))
 
@@ -167,10 +260,16 @@ def test_secrets_are_not_shown() -> None:
 @pytest.mark.parametrize(
     ("hello", "why"),
     [
-        (Hello("c"), "there is no node 'c'"),
-        (Hello("c", (replace(A, executor="c", local_world_size=4),)), "there is no node 'c'"),
-        (Hello("a" * 1000), "the name of a node has 1000 characters, more than 512"),
-        (Hello("a", secret="s" * 1000), "the secret of a node has 1000 characters, more than 512"),
+        (Hello("c"), "the sender claims to be node 'c', but the run has no node of this name"),
+        (
+            Hello("c", (replace(A, executor="c", local_world_size=4),)),
+            "the sender claims to be node 'c', but the run has no node of this name",
+        ),
+        (Hello("a" * 1000), "the name of a node that connects has 1000 characters, but at most 512 are allowed"),
+        (
+            Hello("a", secret="s" * 1000),
+            "the secret of a node that connects has 1000 characters, but at most 512 are allowed",
+        ),
     ],
 )
 def test_who_is_no_node_is_refused(hello: Hello, why: str) -> None:
@@ -181,15 +280,18 @@ def test_who_is_no_node_is_refused(hello: Hello, why: str) -> None:
 @pytest.mark.parametrize(
     ("nodes", "why"),
     [
-        ((A,), "the placement has 3 ranks, but the run has 4"),
-        ((A, replace(B, local_world_size=2)), "the placement has 5 ranks, but the run has 4"),
-        ((A, replace(B, executor="a")), "a node occurs twice in the placement"),
-        ((B, A), "node 0 of the placement is out of order"),
-        ((replace(A, local_world_size=-1), B), "node 0 of the placement is out of order"),
-        ((replace(A, local_world_size=2**62), B), "node 0 of the placement is out of order"),
-        ((A, replace(B, first_rank=2)), "node 1 of the placement is out of order"),
-        ((replace(A, host="h" * 1000), B), "a name in the placement has 1000 characters"),
-        ((replace(A, executor="c"), B), "there is no node 'a'"),
+        ((A,), "the sender's list of nodes has 3 ranks in total, but the run has 4"),
+        ((A, replace(B, local_world_size=2)), "the sender's list of nodes has 5 ranks in total, but the run has 4"),
+        ((A, replace(B, executor="a")), "the sender's list of nodes contains a node twice"),
+        ((B, A), f"{MISPLACED} 0"),
+        ((replace(A, local_world_size=-1), B), f"{MISPLACED} 0"),
+        ((replace(A, local_world_size=2**62), B), f"{MISPLACED} 0"),
+        ((A, replace(B, first_rank=2)), f"{MISPLACED} 1"),
+        (
+            (replace(A, host="h" * 1000), B),
+            "a name, address or GPU in the sender's list of nodes has 1000 characters",
+        ),
+        ((replace(A, executor="c"), B), "the sender claims to be node 'a', but the run has no node of this name"),
     ],
 )
 def test_a_placement_that_is_not_that_of_the_run_is_refused(nodes: tuple[Node, ...], why: str) -> None:
@@ -203,7 +305,7 @@ def test_the_first_placement_passes() -> None:
 
 def test_names_without_a_placement_are_bounded() -> None:
     it = guard(None)
-    with pytest.raises(ProtocolError, match="there are more nodes than the run can have"):
+    with pytest.raises(ProtocolError, match=TOO_MANY):
         for number in range(1000):
             it.admit(Hello(str(number)))
     assert number == 16
@@ -213,18 +315,33 @@ def test_values_come_from_the_task_of_their_node() -> None:
     it = guard()
     it.admit(Hello("b", secret="s"))
     it.check_value(messages.Value(3, 10, "b", "s"))
+    why = (
+        f"the sender announces the return value of rank 3, {UNPROVED}|a message is about rank [23], but comes from node"
+    )
     for value in (messages.Value(3, 10), messages.Value(3, 10, "b"), messages.Value(2, 10, "b", "s")):
-        with pytest.raises(ProtocolError, match="rank 3 comes without the secret|rank [23] is not on node"):
+        with pytest.raises(ProtocolError, match=why):
             it.check_value(value)
 
 
 @pytest.mark.parametrize(
     ("told", "why"),
     [
-        (messages.TaskFacts("", 0, 4, {}), "there is no task 4"),
-        (messages.TaskFacts("", 0, -1, {}), "there is no task -1"),
-        (messages.TaskFacts("", 2**63, 0, {}), "the number of a task attempt is 9223372036854775808"),
-        (messages.TaskFacts("w" * 1000, 0, 0, {}), "the name of a wave has 1000 characters"),
+        (
+            messages.TaskFacts("", 0, 4, {}),
+            "a task reports that it runs partition 4, which the run does not have",
+        ),
+        (
+            messages.TaskFacts("", 0, -1, {}),
+            "a task reports that it runs partition -1, which the run does not have",
+        ),
+        (
+            messages.TaskFacts("", 2**63, 0, {}),
+            f"the task attempt ID that a task reports is {2**63}{NO_INTEGER}",
+        ),
+        (
+            messages.TaskFacts("w" * 1000, 0, 0, {}),
+            "the identifier that a task reports for the tasks that Spark started together has 1000 characters",
+        ),
     ],
 )
 def test_facts_of_no_task_are_refused(told: messages.TaskFacts, why: str) -> None:
@@ -236,12 +353,13 @@ def test_facts_of_no_task_are_refused(told: messages.TaskFacts, why: str) -> Non
 def test_imports_of_no_node_are_refused() -> None:
     it = guard()
     it.check_importing(messages.Importing("a", 2, "torch"))
-    with pytest.raises(ProtocolError, match="there is no node 'c'"):
+    with pytest.raises(ProtocolError, match="node 'c' reports an import, but the run has no node of this name"):
         it.check_importing(messages.Importing("c", 2, "torch"))
-    with pytest.raises(ProtocolError, match="the run has 4 tasks, and cannot have 5 nodes"):
+    why = "a node reports that the run has 5 nodes, but the number must be from 1 to 4, the run's number of tasks"
+    with pytest.raises(ProtocolError, match=why):
         it.check_importing(messages.Importing("a", 5, "torch"))
     before = guard(None)
-    with pytest.raises(ProtocolError, match="there are more nodes than the run can have"):
+    with pytest.raises(ProtocolError, match=TOO_MANY):
         for number in range(1000):
             before.check_importing(messages.Importing(str(number), 2, "torch"))
 
@@ -250,10 +368,10 @@ def test_the_log_has_so_many_lines(caplog: pytest.LogCaptureFixture) -> None:
     it = guard()
     with caplog.at_level(logging.WARNING):
         for _ in range(1000):
-            it.log("10.0.0.7", "sent an invalid message (there is no node 'c')")
+            it.log("10.0.0.7", "sent an invalid message (the sender claims to be node 'c')")
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0] == (
-        "run 3f2a: ended a connection from 10.0.0.7, which sent an invalid message (there is no node 'c')"
+        "run 3f2a: ended a connection from 10.0.0.7, which sent an invalid message (the sender claims to be node 'c')"
     )
     assert lines[-1] == f"{lines[0]}; further ones are not logged"
     assert len(lines) == 10
@@ -280,21 +398,21 @@ def test_a_node_brings_files_with_its_secret() -> None:
 @pytest.mark.parametrize(
     ("told", "why"),
     [
-        (messages.Deposit(FILE, node="b", secret="guess"), "without the secret of its node"),
-        (messages.Deposit(FILE, node="c", secret="secret"), "without the secret of its node"),
-        (messages.Withdraw("a", "a", ""), "without the secret of its node"),
-        (messages.Withdraw("../a", "b", "secret"), "a file of a rank cannot have the path '../a'"),
+        (messages.Deposit(FILE, node="b", secret="guess"), f"message, {UNPROVED}"),
+        (messages.Deposit(FILE, node="c", secret="secret"), f"message, {UNPROVED}"),
+        (messages.Withdraw("a", "a", ""), f"message, {UNPROVED}"),
+        (messages.Withdraw("../a", "b", "secret"), f"a node reports a file with the path '../a', {BAD_PATH}"),
         *(
             (messages.Deposit(replace(FILE, **wrong), node="b", secret="secret"), why)
             for wrong, why in (
-                ({"path": "/etc/passwd"}, "have the path '/etc/passwd'"),
-                ({"path": "a/../../b"}, "have the path"),
-                ({"path": ""}, "have the path"),
-                ({"path": "a\0b"}, "have the path"),
+                ({"path": "/etc/passwd"}, "with the path '/etc/passwd'"),
+                ({"path": "a/../../b"}, "with the path"),
+                ({"path": ""}, "with the path"),
+                ({"path": "a\0b"}, "with the path"),
                 ({"path": "a" * 5000}, "has 5000 characters"),
-                ({"size": -1}, "the size of a file is -1"),
-                ({"mtime_ns": -1}, "the time of a file is -1"),
-                ({"mode": 0o4755}, "have the mode 4755"),
+                ({"size": -1}, f"the size that a node reports for a new file is -1{NO_INTEGER}"),
+                ({"mtime_ns": -1}, f"the modification time that a node reports for a new file is -1{NO_INTEGER}"),
+                ({"mode": 0o4755}, "with the mode 4755, but only octal modes from 0 to 777 are allowed"),
             )
         ),
     ],
@@ -305,5 +423,5 @@ def test_files_that_are_not_taken(told: messages.Deposit | messages.Withdraw, wh
 
 
 def test_nobody_brings_files_before_the_placement_is_known() -> None:
-    with pytest.raises(ProtocolError, match="without the secret"):
+    with pytest.raises(ProtocolError, match="does not prove with a secret"):
         deposited(messages.Deposit(FILE, node="b", secret="secret"), None)
