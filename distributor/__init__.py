@@ -15,7 +15,8 @@ machine if there is no session. From a shell: distributor run --help.
     DeepspeedTorchDistributor, zero, suggest_zero, autotune
                            training with DeepSpeed, and its configuration
     Checkpoints            where a run keeps checkpoints, and how many
-    Run                    a submitted run: results, stacks, stop
+    Run                    the handle of a submitted run: returns its
+                           results, stops it, shows what its ranks do
     Status                 the status of a run
     DistributorError       base class of all errors: ConfigurationError
                            (its subclasses: PayloadError, ResourceError),
@@ -24,12 +25,13 @@ machine if there is no session. From a shell: distributor run --help.
                            PreemptionError, StopError, ResultError,
                            RunCancelledError
     runtime                functions for use inside a rank
-    launch                 launch paths that take options, for launch=
+    launch                 the values of launch=: ways to start ranks, such
+                           as torchrun's, Ray's or MPI's
     deepspeed_checkpoint   DeepSpeed checkpoints that can be loaded with
                            another number of ranks
 
-All other modules are internal. These names load on first use: importing the
-package imports neither pyspark nor torch.
+All other modules are internal. The first use of a name above imports its
+module, so ``import distributor`` imports neither pyspark nor torch.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ def main() -> NoReturn:
 
 
 if __name__ == "__main__":
-    # Run as a file: Python has put this folder first on the path, where its modules would hide others of the same name.
+    # If this file is run as a script, Python puts its folder first in sys.path. The package's own modules, such as
+    # errors.py, would then hide other top-level modules of the same name.
     if not __package__:
         del sys.path[0]
     main()

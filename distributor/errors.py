@@ -7,12 +7,12 @@
     │   ├── PayloadError                  the function, script or folder cannot be shipped
     │   └── ResourceError                 more slots, GPUs, CPUs or memory requested than available
     ├── StartError                        the run could not start (missing executors or nodes, or nodes without torch)
-    ├── CompanionError                    a companion process that the ranks need ended too early
+    ├── CompanionError                    a process that runs beside the ranks, such as Ray's, ended before them
     ├── TrainingError                     a rank failed: which one, where, why, and its traceback
     │   ├── NodeLostError                 a node was lost with its ranks
-    │   └── StallError                    no rank was active for stall_timeout; holds the stacks of every rank
+    │   └── StallError                    no rank was active for stall_timeout; has the stacks of all ranks
     ├── GroupError                        ranks trained, but not together (only with require_group=True)
-    ├── PreemptionError                   ranks were asked to end, and stopped together (should_stop)
+    ├── PreemptionError                   ranks had to end early, and stopped together (should_stop)
     ├── StopError                         ranks did not stop at the same step
     ├── ResultError                       ranks succeeded, but a return value could not be brought to the driver
     └── RunCancelledError                 the run was cancelled
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 #: Maximum number of characters that a notebook shows of an error. ``str(error)`` has the full text.
 _LONGEST_IN_CELLS = 20_000
 
-#: The built-in descriptor of ``__cause__``, which reads and writes the cause in the C object.
+#: The built-in descriptor of ``BaseException.__cause__``, which reads and writes the cause that CPython stores in an
+#: exception. The property ``TrainingError.__cause__`` hides this descriptor.
 _CAUSE: Any = vars(BaseException)["__cause__"]
 
 
@@ -90,7 +91,7 @@ class StartError(DistributorError):
 
 
 class CompanionError(DistributorError):
-    """A companion process, such as a server that a launch path runs beside the ranks, ended before them.
+    """A companion, a process that a launch path (such as Ray's) runs beside the ranks, ended before the ranks.
 
     The text says which companion ended, where and how, followed by the last lines that it wrote. All ranks were
     stopped.
@@ -108,10 +109,10 @@ class TrainingError(DistributorError):
         failures: all failures: the root failure first, then those that it may have caused, in order of time.
         rank, local_rank, host: where the root failure happened (``None`` if it cannot be tied to a rank).
         exit_code: the rank's exit code, or ``None`` if a signal ended it.
-        signal: the signal's name (``"SIGKILL"``), or ``None``.
+        signal: the name of the signal that ended the rank (``"SIGKILL"``), or ``None`` if none did.
         traceback: the rank's own traceback as text, ``""`` if there is none.
-        log_tail: the last lines of the rank's stdout and stderr, in the order in which the node read them (20 times a
-            second).
+        log_tail: the last lines of the rank's stdout and stderr. Both are read 20 times a second, so lines of stdout
+            and stderr that were written within 1/20 s may be in the wrong order.
 
     Example:
         >>> from distributor import TorchDistributor, TrainingError
@@ -121,7 +122,8 @@ class TrainingError(DistributorError):
         ...     print(error.rank, error.host, error.exit_code)
     """
 
-    __slots__ = ("_original",)  # kept out of __dict__, which is pickled: the original may not be picklable
+    # A slot keeps the original exception out of __dict__, which is pickled: the original may not be picklable.
+    __slots__ = ("_original",)
 
     def __init__(self, message: str, failures: Sequence[Failure] = (), original: BaseException | None = None) -> None:
         super().__init__(message)
@@ -138,11 +140,13 @@ class TrainingError(DistributorError):
 
     @property
     def __cause__(self) -> BaseException | None:
-        """The original exception, unless another cause was set. Python's traceback printers do not get the original.
+        """The cause that was set with ``raise ... from``, or else the rank's exception if it could be unpickled.
 
-        This error's text already contains the original exception with its traceback, so the interpreter and ``logging``
-        would print it twice. Up to Python 3.12, the interpreter prints the cause that is stored in the C object, which
-        is not the original. Later versions, and ``logging``, read this property in the module ``traceback``.
+        The text of a ``TrainingError`` already contains the rank's exception with its traceback. If the interpreter or
+        ``logging`` printed the exception as the cause too, it would appear twice. ``logging``, and the interpreter from
+        Python 3.13 on, print tracebacks through the module ``traceback``, and this property hides the exception from
+        that module. Earlier interpreters print only a cause that is stored in the C object of the error, and the rank's
+        exception is not stored there.
         """
         cause: BaseException | None = _CAUSE.__get__(self)
         if cause is not None or sys._getframe(1).f_globals.get("__name__") == traceback.__name__:
@@ -159,9 +163,10 @@ class GroupError(DistributorError):
 
 
 class PreemptionError(DistributorError):
-    """A rank got SIGTERM, and all ranks stopped at the same step, when ``runtime.should_stop`` returned ``True``.
+    """The run was preempted, and all ranks stopped at the step at which ``runtime.should_stop`` returned ``True``.
 
-    The ranks' return values are dropped, because the training has not finished.
+    A run is preempted if a rank gets SIGTERM or if Spark decommissions an executor. The ranks' return values are
+    dropped, because the training has not finished.
     """
 
 
@@ -197,4 +202,4 @@ class ResultError(DistributorError):
 
 
 class RunCancelledError(DistributorError):
-    """The run was cancelled by ``run.cancel()``, Ctrl-C or Spark, or because another run had taken its name."""
+    """The run was cancelled by ``run.cancel()``, Ctrl-C or Spark, or because another run of the same name took over."""

@@ -1,7 +1,8 @@
 """Functions for use inside a rank. All but ``deepspeed_config()`` also work outside a run.
 
 The functions about ranks read torchrun's variables (``RANK``, ``WORLD_SIZE``, ...). Without these variables, they
-return the values of a run with one rank, so the same script also runs without a launcher.
+return the values of a run with one rank, so the same script also runs without a launcher. If a variable is set, but not
+to a whole number, they raise a ``ConfigurationError``.
 
 Example:
     >>> from distributor import runtime
@@ -32,8 +33,7 @@ def rank() -> int:
     """Return this process's rank, from 0 to ``world_size() - 1``.
 
     Raises:
-        ConfigurationError: ``RANK`` is set, but not to a whole number. The functions below check their variables in
-            the same way.
+        ConfigurationError: ``RANK`` is set, but not to a whole number.
     """
     return _variable("RANK", 0)
 
@@ -123,16 +123,23 @@ def report(
 
 
 def should_stop(step: int) -> bool:
-    """Return whether all ranks must stop at this step: for ``run.stop()``, a preemption, or to go on with more ranks.
+    """Return whether all ranks must stop at this step.
 
-    Call it on all ranks at the same steps, with increasing numbers. It returns ``True`` on all ranks at the same step,
-    and does not make ranks wait for each other. When it returns ``True``, save a checkpoint and return. A rank that
-    never calls it does not delay the others.
+    Ranks must stop after ``run.stop()``, if the run is preempted (a rank gets SIGTERM, or Spark decommissions an
+    executor), or so that the run can go on with more ranks.
 
-    After the first call in the main thread, SIGTERM no longer ends the rank. Instead, it asks all ranks to stop
-    together. (If user code has installed its own handler, that handler stays.) When ranks stop for a preemption, such
-    as SIGTERM, their return values are dropped. With ``max_restarts``, the run goes on in a new attempt, and the stop
-    does not count as a restart. Otherwise, the run ends with a ``PreemptionError``.
+    Call this function on all ranks with the same values of ``step``, each larger than the one before. It returns
+    ``True`` on all ranks at the same step, and does not make ranks wait for each other. When it returns ``True``, save
+    a checkpoint and return.
+
+    Ranks need not call this function at every step. But if a rank leaves out a call that other ranks make, ranks may
+    stop at different steps, and the run then fails with a ``StopError``. A rank that never calls this function does not
+    delay the others, and goes on when they stop.
+
+    After the first call in the main thread, SIGTERM does not end the rank, but asks all ranks to stop together. (If
+    user code has installed its own handler, that handler stays.) When ranks stop because of a preemption, their return
+    values are dropped. With ``max_restarts``, the run goes on in a new attempt, and the stop does not count as a
+    restart. Otherwise, the run ends with a ``PreemptionError``.
 
     Outside a run, or if nodes cannot reach the driver, the result is always ``False``.
 
@@ -141,8 +148,8 @@ def should_stop(step: int) -> bool:
 
     Raises:
         ConfigurationError: ``step`` is not a whole number, or less than 0.
-        StopError: the driver has proposed to stop at this step or before, and the rank did not learn within 60 s
-            whether all ranks agree.
+        StopError: the driver has proposed that all ranks stop at this step or an earlier one, but did not say within 60
+            seconds whether all nodes agree.
 
     Example:
         >>> should_stop(step=1)  # outside a run
@@ -152,12 +159,12 @@ def should_stop(step: int) -> bool:
 
 
 def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) -> None:
-    """Save the state of the training. All ranks call it together, with the same step.
+    """Save the state of the training as a checkpoint. All ranks must call this function together, with the same step.
 
-    The state is copied, and the copies are written while training goes on. The next save waits until they are written,
-    and so does the end of the rank. The checkpoint is committed once all ranks have written their parts (see
-    ``docs/checkpoints.md``). If it cannot be written, rank 0 logs a warning, training goes on, and earlier checkpoints
-    stay.
+    The function copies the state and returns. A thread then writes the copies while training goes on. The next save,
+    and the end of the rank, wait for this thread. The checkpoint is committed (counts as complete, and can be loaded)
+    once all ranks have written their parts; see ``docs/checkpoints.md``. If the checkpoint cannot be written, rank 0
+    logs a warning, training goes on, and earlier checkpoints stay.
 
     Args:
         state: what to save, by name: modules, optimizers, schedulers, anything else with ``state_dict()`` and
@@ -169,8 +176,9 @@ def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) 
         wait: return only after the checkpoint is committed or has failed.
 
     Raises:
-        ConfigurationError: the ranks make different calls, an entry cannot be saved, parameters that are not split
-            differ between ranks, or there are several ranks and ``init_process_group`` has not been called.
+        ConfigurationError: the ranks do not make the same calls in the same order, an entry cannot be saved, parameters
+            that are not split differ between ranks, or there are several ranks and ``init_process_group`` has not been
+            called.
 
     Example:
         >>> save_checkpoint({"model": model, "optimizer": optimizer, "epoch": 3}, step=1200)  # doctest: +SKIP
@@ -182,13 +190,13 @@ def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) 
 
 
 def load_checkpoint(state: Mapping[str, Any], *, weights_only: bool = True) -> int | None:
-    """Load the last committed checkpoint into ``state``, and return its step; ``None`` if there is none.
+    """Load the last committed (complete) checkpoint into ``state``, and return its step; ``None`` if there is none.
 
     With ``Checkpoints(memory=True)``, restarted ranks load the newest state that the nodes' memory holds for all ranks,
     unless a newer checkpoint was committed.
 
-    All ranks call it together. The number of ranks and the way in which modules are split may have changed since the
-    save. A checkpoint with missing or damaged files is skipped, with a warning.
+    All ranks must call this function together. The number of ranks and the way in which modules are split may have
+    changed since the save. A checkpoint with missing or damaged files is skipped, with a warning.
 
     Args:
         state: what to load into, with the names given to ``save_checkpoint``. Modules, optimizers and objects with
@@ -210,20 +218,20 @@ def load_checkpoint(state: Mapping[str, Any], *, weights_only: bool = True) -> i
 
 @contextmanager
 def checkpoint_folder(step: int) -> Iterator[Path]:
-    """Yield an empty folder for the files of a checkpoint. All ranks enter it together.
+    """Yield an empty folder for the files of a checkpoint. All ranks must enter the ``with`` block together.
 
     Each rank gets a folder of its own, and may write any files into it, also with ``torch.distributed.checkpoint``.
-    When all ranks have left the block, the files of all ranks are put into one folder, and the checkpoint is committed.
-    If a rank fails in the block, nothing is committed. If the files cannot be stored, rank 0 logs a warning, training
-    goes on, and earlier checkpoints stay.
+    When all ranks have left the block, the files of all ranks are put into one folder, and the checkpoint is committed
+    (counts as complete). If a rank fails in the block, nothing is committed. If the files cannot be stored, rank 0 logs
+    a warning, training goes on, and earlier checkpoints stay.
 
     Args:
         step: the step of the training.
 
     Raises:
-        ConfigurationError: the ranks make different calls, two ranks wrote different files with the same name, or there
-            are several ranks and ``init_process_group`` has not been called.
-        RuntimeError: another rank has failed in the block; its own exception says why.
+        ConfigurationError: the ranks do not make the same calls in the same order, two ranks wrote different files with
+            the same name, or there are several ranks and ``init_process_group`` has not been called.
+        RuntimeError: another rank has failed in the ``with`` block; the exception raised there says why.
 
     Example:
         >>> with checkpoint_folder(step=100) as folder:  # doctest: +SKIP
@@ -236,10 +244,10 @@ def checkpoint_folder(step: int) -> Iterator[Path]:
 
 
 def latest_checkpoint() -> Checkpoint | None:
-    """Return the last committed checkpoint that has all its files; ``None`` if there is none.
+    """Return the last committed (complete) checkpoint that still has all its files; ``None`` if there is none.
 
-    Any rank may call it, without waiting for others. At the beginning of an attempt, all ranks get the same checkpoint.
-    If ``checkpoints=`` is a URL, the files are downloaded.
+    Any rank may call this function, without waiting for others. At the beginning of an attempt, all ranks get the same
+    checkpoint. If ``checkpoints=`` is a URL, the files are downloaded.
 
     Returns:
         A checkpoint with the attributes ``step``, ``path`` (the folder with its files, to be read only) and
@@ -255,9 +263,9 @@ def latest_checkpoint() -> Checkpoint | None:
 
 
 def best_checkpoint() -> Checkpoint | None:
-    """Return the committed checkpoint with the best value of the metric in ``Checkpoints(best=...)``.
+    """Return the committed (complete) checkpoint with the best value of the metric in ``Checkpoints(best=...)``.
 
-    Return ``None`` if no checkpoint has a value of this metric. In all other respects, this is like
+    Return ``None`` if no checkpoint has a value of this metric. In all other respects, this function is like
     ``latest_checkpoint``.
     """
     from distributor.checkpoint.loading import best_checkpoint as best
@@ -272,7 +280,8 @@ def suggest_checkpoint_interval(failures_per_day: float, save_seconds: float) ->
     sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + C / 18M) - C, or M if C is at least 2 M.
 
     Source: J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future
-    Generation Computer Systems 22 (2006), equation 37; its first term is J. W. Young's (1974).
+    Generation Computer Systems 22 (2006), equation 37. The formula's first factor, the square root, is an earlier and
+    simpler estimate of the interval by J. W. Young (1974).
 
     Args:
         failures_per_day: number of failures of the whole run per day: the failures of one node times the number of
@@ -299,7 +308,7 @@ def rank0_first() -> AbstractContextManager[None]:
 
     Raises:
         ConfigurationError: there are several ranks, and ``init_process_group`` has not been called.
-        RuntimeError: rank 0 failed in the block; its own exception says why.
+        RuntimeError: rank 0 has failed in the ``with`` block; the exception raised there says why.
 
     Example:
         >>> with rank0_first():
@@ -362,7 +371,8 @@ def _failed(dist: Any, failed: int = -1) -> int:
 def _raise_if_failed(name: str, failed: int) -> None:
     if failed >= 0:
         raise RuntimeError(
-            f"{name}: rank {failed}, which went first, has failed in the block; its own exception says why"
+            f"{name}: rank {failed}, which went first, has failed in the with block; the exception raised there says "
+            "why"
         )
 
 
@@ -392,7 +402,7 @@ def deepspeed_config() -> dict[str, Any]:
     path = os.environ.get(CONFIG_PATH)
     if path is None and "TORCHELASTIC_RUN_ID" in os.environ:
         raise ConfigurationError(
-            "this run has no DeepSpeed configuration: pass DeepspeedTorchDistributor(deepspeedConfig=...)"
+            "this run has no DeepSpeed configuration: start it with DeepspeedTorchDistributor(deepspeedConfig=...)"
         )
     if path is None:
         raise ConfigurationError(

@@ -400,7 +400,7 @@ def test_a_rank_that_fails_in_the_block_commits_nothing(make_local: Make, failin
         try:
             checkpointed.write_files(7, {0: "rank-0", 1: "rank-1"}, failing)
         except RuntimeError as error:
-            assert f"rank {failing} failed in the block" in str(error)
+            assert f"rank {failing} failed in the with block" in str(error)
 
     with pytest.raises(TrainingError, match=f"rank {failing} .*failed: ValueError: boom"):
         make_local(2, checkpoints=tmp_path).run(write, failing)

@@ -75,24 +75,38 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"preload": ["torch.nn", "a b"]}, "preload must name modules such as 'transformers', not 'a b'"),
         (
             {"preload": ["torch"], "keep_warm": 0},
-            "preload=['torch'] needs a warm process, but there is none with start_method='fork' and keep_warm=0",
+            "preload=['torch'] needs a warm process, which imports modules before a run, but there is none with "
+            "start_method='fork' and keep_warm=0",
         ),
         (
             {"preload": ["torch"], "start_method": "spawn"},
-            "preload=['torch'] needs a warm process, but there is none with start_method='spawn'",
+            "preload=['torch'] needs a warm process, which imports modules before a run, but there is none with "
+            "start_method='spawn'",
         ),
         ({"stall_timeout": 0.5}, "stall_timeout must be a number of seconds from 1 to a year, not 0.5"),
         ({"stall_timeout": "60"}, "stall_timeout must be a number of seconds from 1 to a year, not '60'"),
         ({"logs": "rank1"}, "logs must be 'all', 'rank0', 'none' or a list of ranks, not 'rank1'"),
         ({"logs": 0}, "logs must be 'all', 'rank0', 'none' or a list of ranks, not 0"),
-        ({"num_processes": 2, "logs": [0, 2]}, "logs names rank 2, but with num_processes=2 ranks go from 0 to 1"),
+        (
+            {"num_processes": 2, "logs": [0, 2]},
+            "the option logs names rank 2, but with num_processes=2 ranks go from 0 to 1",
+        ),
         ({"num_processes": 2, "logs": ["0"]}, "logs must list ranks as numbers, not '0'"),
-        ({"driver_ports": 4700}, "driver_ports must be the first and the last port of a range, not 4700"),
+        (
+            {"driver_ports": 4700},
+            "driver_ports must be the first and the last port of a range from 1 to 65535, such as (7000, 7100), not "
+            "4700",
+        ),
         (
             {"driver_ports": (4710, 4700)},
-            "driver_ports must be the first and the last port of a range, not (4710, 4700)",
+            "driver_ports must be the first and the last port of a range from 1 to 65535, such as (7000, 7100), not "
+            "(4710, 4700)",
         ),
-        ({"driver_ports": (0, 5)}, "driver_ports must be the first and the last port of a range, not (0, 5)"),
+        (
+            {"driver_ports": (0, 5)},
+            "driver_ports must be the first and the last port of a range from 1 to 65535, such as (7000, 7100), not "
+            "(0, 5)",
+        ),
         ({"env": {"SEED": 1}}, "env must map strings to strings, but the value of 'SEED' is of type int"),
         ({"env": {"A=B": "1"}}, "env cannot set the variable 'A=B'"),
         ({"env": {"A": "1\0"}}, "env cannot set the variable 'A'"),

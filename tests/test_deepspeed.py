@@ -153,7 +153,8 @@ def test_outside_of_a_run_there_is_no_configuration() -> None:
     with pytest.raises(ConfigurationError, match=r"in a rank of DeepspeedTorchDistributor\("):
         runtime.deepspeed_config()
     run = make_local(1).submit(runtime.deepspeed_config)
-    with pytest.raises(TrainingError, match="this run has no DeepSpeed configuration: pass DeepspeedTorchDistributor"):
+    told = "this run has no DeepSpeed configuration: start it with DeepspeedTorchDistributor"
+    with pytest.raises(TrainingError, match=told):
         run.result()
     assert run.deepspeed_config is None
 

@@ -117,7 +117,7 @@ def test_tasks_that_are_placed_badly_end_and_others_may_come(serving: Any, monke
     it.accept_if(lambda facts: placed.append(facts) or len(placed) == 2)
     tasks = Tasks(2)
     for told in [tasks.start(partition, at, attempt=1) for partition in range(2)]:
-        with pytest.raises(task.StoppedError, match="the placement of the ranks was refused"):
+        with pytest.raises(task.StoppedError, match="the driver has refused Spark's placement of the ranks"):
             told.result(watch.DEADLINE)
     watch.until(lambda: not it._facts.here)
     assert not it.begun and it.start_again() and not it.start_again()

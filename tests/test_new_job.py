@@ -146,7 +146,7 @@ def test_a_run_that_comes_no_further_ends(make_local: Make, tmp_path: Path) -> N
     with pytest.raises(TrainingError, match="killed by SIGKILL") as caught:
         run.result(watch.DEADLINE)
     assert str(caught.value).endswith(
-        "The last three attempts came no further than those before them, so no other attempt was made."
+        "The last three attempts reached no later step than those before, so no other attempt was made."
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "3", "4"]
 

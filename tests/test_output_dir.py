@@ -364,7 +364,7 @@ def test_a_url_that_the_driver_cannot_use(url: str, why: str) -> None:
 @pytest.mark.slow
 def test_a_url_that_means_another_place_on_nodes(two_executors: Any) -> None:
     with pytest.raises(
-        StartError, match="cannot be used on this node: the file that the driver has written there is missing"
+        StartError, match="cannot be used on this node: the file that the driver has written to this URL is missing"
     ):
         TorchDistributor(1, False, False, output_dir="memory://run").run(print)
 

@@ -144,7 +144,7 @@ def test_ranks_of_an_earlier_job_commit_nothing(tmp_path: Path) -> None:
     run = named(tmp_path, max_restarts=1).submit(save_from_two_jobs, str(tmp_path))
     watch.until((tmp_path / "ready").exists)
     victims.part(run, "agent").kill()
-    assert run.result(watch.DEADLINE) == "attempt 1 of this run has begun"
+    assert run.result(watch.DEADLINE) == "attempt 1 of this run has begun: earlier attempts can commit no checkpoints"
     assert checkpointed.committed(tmp_path / "digits" / "1") == [2, 1]
 
 

@@ -64,7 +64,10 @@ def test_if_the_first_rank_fails_no_other_enters_the_block(make: Make, tmp_path:
     with pytest.raises(TrainingError, match="rank 0 .*Diverged") as raised:
         make(3).run(trainings.take_turns, str(tmp_path), name, fails=True)
     others = [failure.message for failure in raised.value.failures[1:]]
-    text = f"RuntimeError: {name}: rank 0, which went first, has failed in the block; its own exception says why"
+    text = (
+        f"RuntimeError: {name}: rank 0, which went first, has failed in the with block; the exception raised there "
+        "says why"
+    )
     assert set(others) <= {text}
     assert not [file for file in os.listdir(tmp_path) if not file.endswith("-rank-0")]
 

@@ -113,7 +113,7 @@ def test_a_training_that_was_stopped_has_not_finished(make_local: Make, tmp_path
 
 def test_preemptions_without_progress_come_to_an_end(make_local: Make) -> None:
     run = make_local(1, max_restarts=1).submit(preempt_itself)
-    with pytest.raises(PreemptionError, match="The last three attempts came no further than those before them"):
+    with pytest.raises(PreemptionError, match="The last three attempts reached no later step than those before"):
         run.result(watch.DEADLINE)
     steps = [each.step for each in run.attempts]
     assert len(steps) >= 4 and all(step is not None and step > 5 for step in steps)
@@ -171,7 +171,7 @@ def test_a_preempted_run_ends_with_the_checkpoint(make: Make, tmp_path: Path) ->
     run = make(4, checkpoints=tmp_path).submit(train, FOR_EVER)
     preempt(run)
     told = (
-        r"the run was preempted: rank \d on \S+ got SIGTERM, and its ranks have stopped at step (\d+)\. "
+        r"the run was preempted: rank \d on \S+ got SIGTERM, and all ranks have stopped at step (\d+)\. "
         rf"The last checkpoint is of step \1, in {tmp_path}"
     )
     with pytest.raises(PreemptionError, match=told):

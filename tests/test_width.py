@@ -111,7 +111,7 @@ def test_a_run_takes_what_is_free_and_widens(one_jvm: Any, tmp_path: Path) -> No
     assert len(found) == 4 and found[0][0] == 4 and len({*found}) == 1
     (narrow, _) = run.attempts
     assert narrow.reason is not None
-    assert narrow.reason.startswith("there are slots for 4 ranks instead of 2, so its ranks have stopped at step ")
+    assert narrow.reason.startswith("there are slots for 4 ranks instead of 2, so all ranks have stopped at step ")
     assert f"The last checkpoint is of step {narrow.step}, in " in narrow.reason
 
 

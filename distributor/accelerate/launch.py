@@ -1,4 +1,4 @@
-"""``Accelerate``, the launch path as users write it; the driver reads and checks its configuration."""
+"""``Accelerate``, the object that users pass as ``launch=``. The driver reads and checks its configuration file."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ _NEED_GPUS = ("FSDP", "MEGATRON_LM")
 class Accelerate:
     """Start ranks as ``accelerate launch`` does, with a configuration file of Accelerate.
 
-    Ranks get the environment variables that ``accelerate launch`` would set. The run decides the number of ranks, the
-    ports, the threads and the devices, and ignores the file's values for these. A file that contradicts the run, such
-    as one with ``use_cpu: true`` for a run with GPUs, is an error.
+    Ranks get the environment variables that ``accelerate launch`` would set. The run itself sets the number of ranks,
+    and the ports, threads and devices that they use; the file's values for these (such as ``num_processes`` and
+    ``gpu_ids``) are ignored. A file for a kind of training that the run cannot do is an error: for example, a file with
+    ``use_cpu: true`` for a run with GPUs, or a file for TPUs.
 
     Args:
         config: path of the file on the driver. ``None`` (default): the file that Accelerate finds by itself, which is
@@ -111,7 +112,8 @@ def _ask(config: str, num_processes: int, use_gpu: bool) -> dict[str, Any]:
         )
     except subprocess.TimeoutExpired:
         raise ConfigurationError(
-            f"Accelerate did not read the configuration {config!r} within {_PATIENCE:g} s"
+            f"Accelerate did not read the configuration {config!r} within {_PATIENCE:g} s: check how long the driver "
+            "takes to import accelerate, and try again"
         ) from None
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or ["it gave no reason"])[-1]

@@ -1,6 +1,7 @@
 """A separate process that finds out what ``accelerate launch`` sets, so that the driver need not import Accelerate.
 
-The process calls the same functions of Accelerate; source: ``accelerate/commands/launch.py``, ``launch_command``.
+The process calls the functions of Accelerate that ``accelerate launch`` itself calls. Source: ``launch_command`` in
+``accelerate/commands/launch.py``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ PREFIXES = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_")
 
 
 def main(config: str, num_processes: str, use_gpu: str) -> None:
-    """Print the result of :func:`answer` as JSON: the last line of the output."""
+    """Print the result of :func:`answer` as JSON in the last line of the output (entry point of the process)."""
     print(f"\n{json.dumps(answer(config, num_processes, use_gpu == 'True'))}")
 
 
@@ -37,10 +38,10 @@ def answer(config: str, num_processes: str, use_gpu: bool) -> dict[str, Any]:
         config = default_config_file
     file = ["--config_file", config] if config else []
     shape = ["--num_processes", num_processes, "--num_machines", "1", "--main_process_port", "0"]
-    sys.argv = ["accelerate", "launch"]  # Accelerate's parser reads this
+    sys.argv = ["accelerate", "launch"]  # Accelerate's parser reads sys.argv
     arguments = launch_command_parser().parse_args([*file, *shape, *([] if use_gpu else ["--cpu"]), "train.py"])
     arguments, defaults, _ = _validate_launch_command(arguments)
-    arguments.mpirun_hostfile = None  # Spark provides the nodes
+    arguments.mpirun_hostfile = None  # Accelerate must not look for hosts: Spark provides the nodes
     prepare = launch.prepare_multi_gpu_env if use_gpu else launch.prepare_simple_launcher_cmd_env
     prepared = prepare(arguments)
     after = prepared if use_gpu else prepared[1]

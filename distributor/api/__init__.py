@@ -1,4 +1,5 @@
 """Checks users' requests, and starts runs.
 
-Runs on the driver; may import ``run``, ``schedulers``, ``display``, ``launch``, ``shipping`` and ``machine``.
+This code runs on the driver. Of this package, it may import ``run``, ``schedulers``, ``display``, ``launch``,
+``shipping`` and ``machine``.
 """

@@ -45,9 +45,9 @@ def build_job(
         widths: the smallest and the largest number of processes. The job starts with the smallest.
         launch: the launch path, resolved for this run.
         target: what each rank runs.
-        folders: the project folder and the folder for new files, packed if they must travel.
-        scheduler: runs the job. ``None`` if there is no session yet; the fields that depend on the scheduler are then
-            left open.
+        folders: the project folder and the folder for new files, packed if they must be sent to other machines.
+        scheduler: runs the job. ``None`` if there is no Spark session yet; the fields of the job that depend on the
+            scheduler then have their defaults.
         environ: the driver's environment variables. ``forward_env`` says which of them ranks get.
         collect: whether the return values of all ranks are sent to the driver, or only rank 0's.
 
@@ -130,7 +130,7 @@ def check_packages(launch: LaunchPath) -> None:
 
 
 def pack_working_dir(asked: Project, *, local: bool, view: View | None) -> WorkingDir | None:
-    """Return the project folder, packed unless ranks run on this machine. The view shows the progress of packing.
+    """Return the project folder, packed unless ranks run on this machine. ``view`` shows the progress of packing.
 
     Raises:
         PayloadError: ``working_dir`` is not a folder, or is too large.
@@ -155,10 +155,14 @@ def _place(asked: Project) -> Path | None:
 
 
 def pack_output_dir(asked: Project, *, local: bool, view: View | None) -> OutputDir | None:
-    """Return the folder or URL for the ranks' new files. Pack the files that it already has if they must travel.
+    """Return the folder or URL for the ranks' new files. ``view`` shows the progress of packing.
+
+    If ranks run on other machines, the files that are already in the folder are packed and sent with the job. If they
+    are too large for that, nodes fetch them from the driver instead. If the folder is a URL, nodes fetch its files from
+    the URL.
 
     Raises:
-        PayloadError: the files in it already exceed ``output_limit``.
+        PayloadError: the files that are already in the folder exceed ``output_limit``.
         ConfigurationError: ``output_dir`` is a file, cannot be created, or is a URL that cannot be used; or the current
             directory does not exist.
     """

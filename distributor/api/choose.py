@@ -19,8 +19,9 @@ def choose_session(
 ) -> tuple[SparkSession | None, bool]:
     """Return the Spark session to train on, if any, and whether to train on this machine without Spark.
 
-    If Spark is requested, there is no session and ``needed`` is false, return ``(None, False)``. On a ``local[...]``
-    master, Spark's tasks run on this machine but get no GPUs, so ranks that use GPUs run without Spark.
+    The result is ``(None, False)`` if the user asks for Spark, but there is no session and ``needed`` is false. If the
+    session's master is ``local[...]``, Spark's tasks run on this machine but get no GPUs. Ranks that use GPUs then run
+    on this machine without Spark.
 
     Args:
         local_mode: as the user gives it.

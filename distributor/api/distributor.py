@@ -91,9 +91,9 @@ class Distributor:
             ranks as fit into its memory beside the JVM heap (``spark.executor.memoryOverhead``).
         max_processes_per_node: maximum number of ranks on one executor.
 
-            On Spark, these four arguments apply to this run only. If they request other numbers of CPUs or GPUs than
-            the session's own tasks have, they need stage-level scheduling, which standalone clusters, YARN and
-            Kubernetes provide.
+            On Spark, ``gpus_per_process``, ``cpus_per_process``, ``memory_per_process`` and ``max_processes_per_node``
+            apply to this run only. If they request other numbers of CPUs or GPUs than the session's own tasks have, the
+            run needs stage-level scheduling, which standalone clusters, YARN and Kubernetes provide.
         start_timeout: number of seconds within which all ranks must be up, including the wait for executors
             (default 600).
         grace_period: number of seconds from SIGTERM to SIGKILL when ranks are stopped (default 10). Ranks can save in
@@ -270,7 +270,8 @@ class Distributor:
     def _wait(self, run: Run, notes: Sequence[str], ask: Callable[[Run], Any] = Run.result) -> Any:
         """Start a run, wait for it, and return what ``ask`` returns: by default, the run's result.
 
-        If Ctrl-C or another signal interrupts this, at any moment, the run is stopped completely.
+        If Ctrl-C or an exception from another signal's handler interrupts this method, at any moment, the method stops
+        the run and ends its ranks before it raises the exception again.
         """
         with plain_interrupts():
             try:
@@ -286,7 +287,7 @@ class Distributor:
                 raise
 
     def _begin(self, run: Run, notes: Sequence[str]) -> Run:
-        """Start a run and return it. If this is interrupted, stop the run, because the caller gets no handle."""
+        """Start a run and return it. If the start is interrupted, stop the run, because the caller gets no handle."""
         try:
             return run.start(notes)
         except BaseException:
@@ -294,7 +295,7 @@ class Distributor:
             raise
 
     def _stop(self, run: Run) -> None:
-        """Stop the ranks after Ctrl-C or another exception from a signal handler: no caller waits for them any more."""
+        """Stop a run after Ctrl-C or another exception from a signal handler, since no caller waits for it any more."""
         try:
             if not run.withdraw():
                 run.cancel("interrupted (interrupt again to end all ranks at once)", say_where=True)
@@ -332,7 +333,7 @@ class Distributor:
 
         The function raises a ``ConfigurationError`` if the launch path cannot start that number of ranks.
         """
-        launch_of = cache(self._launch_of)  # files of the launch path are read once
+        launch_of = cache(self._launch_of)  # a launch path may read files: read them once for each number
 
         def resized(job: Job, width: int) -> Job:
             if width == job.resources.num_processes:
@@ -362,8 +363,8 @@ class Distributor:
     def plan(self, train_object: Any, *args: Any, **kwargs: Any) -> Job:
         """Return the job that :meth:`submit` would start: checked and packed, but not started.
 
-        If training on Spark is requested and there is no session yet, the fields that depend on a session are left
-        open.
+        If the user asks for Spark and there is no session yet, the fields of the job that depend on a session have
+        their defaults.
 
         Args:
             train_object: as in :meth:`run`, or a :class:`distributor.values.job.Module`.

@@ -10,7 +10,8 @@ from distributor.values.job import Function, Job
 def deepspeed_on_cpus(job: Job, environ: Mapping[str, str]) -> str | None:
     """Return a warning if a run on CPUs asks Accelerate or Transformers for DeepSpeed, but has another launch path.
 
-    Both would then silently train without DeepSpeed. Source: ``accelerate/state.py``, ``AcceleratorState``.
+    Accelerate and Transformers would then silently train without DeepSpeed. Source: ``AcceleratorState`` in
+    ``accelerate/state.py``.
 
     The arguments are the same as for :func:`fsdp_on_cpus`.
     """
@@ -44,7 +45,10 @@ def fsdp_on_cpus(job: Job, environ: Mapping[str, str]) -> str | None:
 
 
 def _asked_on_cpus(library: str, job: Job, environ: Mapping[str, str]) -> str | None:
-    """Return the variable or argument that requests a library in a run on CPUs; ``None`` if there is none."""
+    """Return the environment variable or script argument that asks Accelerate or Transformers for ``library``.
+
+    Return ``None`` if there is none, or if the run uses GPUs.
+    """
     if job.resources.use_gpu:
         return None
     variable, option = f"ACCELERATE_USE_{library.upper()}", f"--{library}"

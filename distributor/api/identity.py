@@ -23,7 +23,7 @@ _LONGEST = 60
 def identify(
     name: str, resume: Resume, target: Target, train_object: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Identity:
-    """Return the identity of a run.
+    """Return the identity of a run with a name, which says what the run trains.
 
     Args:
         name: the run's name.
@@ -75,7 +75,7 @@ def _numbered(args: Sequence[Any]) -> dict[str, Any]:
 def _repr(value: Any) -> str:
     try:
         return repr(value)
-    except Exception:  # the object's own code
+    except Exception:  # the object's own __repr__ may raise any exception
         return f"<{type(value).__name__}>"
 
 

@@ -47,15 +47,16 @@ def check_launch(name: str, launch: Any) -> Launch:
     return valid
 
 
-#: The methods that a callback may have.
+#: The methods of a callback (an object of the user) that a run calls.
 _MOMENTS = ("on_start", "on_metrics", "on_checkpoint", "on_attempt_end", "on_end")
 
 
 def check_callbacks(name: str, callbacks: Any) -> tuple[Any, ...]:
-    """Return the callbacks as a tuple. Each must have at least one of the methods in ``_MOMENTS``.
+    """Return the callbacks as a tuple. Each must have at least one of the methods that a run calls (``_MOMENTS``).
 
     Raises:
-        ConfigurationError: ``callbacks`` is not a list, or a callback has none of the methods.
+        ConfigurationError: ``callbacks`` is not a list, or one of its objects has none of the methods that a run calls,
+            such as ``on_start``.
     """
     if isinstance(callbacks, (str, bytes)) or not isinstance(callbacks, Iterable):
         raise ConfigurationError(f"{name} must be a list of objects with methods such as on_metrics, not {callbacks!r}")
@@ -74,7 +75,7 @@ class Request(Group):
 
     Attributes:
         local_mode: whether to train on this machine; ``None``: on Spark if the active session is on a cluster.
-        launch: how ranks are started: a launch path, not yet resolved for the run.
+        launch: how ranks are started, as the user asks for it. Its method ``resolve`` makes the launch path of a run.
         name: the user's name for the run, if it has one.
         callbacks: objects with methods that are called on the driver during the run.
     """
@@ -122,7 +123,8 @@ class Options:
         for rank in self.output.log_ranks or ():
             if not 0 <= rank < count:
                 raise ConfigurationError(
-                    f"logs names rank {rank!r}, but with num_processes={count} ranks go from 0 to {count - 1}"
+                    f"the option logs names rank {rank!r}, but with num_processes={count} ranks go from 0 to "
+                    f"{count - 1}"
                 )
 
     def _check_resume(self) -> None:
@@ -137,11 +139,13 @@ class Options:
 
     @classmethod
     def of(cls, **arguments: Any) -> Options:
-        """Check each argument in the group that declares it. An argument that is left out gets its default.
+        """Check each argument, and return the options. An argument that is left out gets its default.
+
+        Each group of options, such as :class:`Resources`, checks the arguments that it declares.
 
         Raises:
             ConfigurationError: an argument is wrong; the message names the argument, its value, and what to do.
-            TypeError: no group declares an argument of this name.
+            TypeError: there is no option with the name of an argument.
 
         Example:
             >>> Options.of(num_processes=4, grace_period=60).deadlines.grace_period
@@ -149,7 +153,9 @@ class Options:
         """
         unknown = arguments.keys() - OPTIONS.keys()
         if unknown:
-            raise TypeError(f"no group of options declares {', '.join(sorted(unknown))}")
+            raise TypeError(
+                f"unknown options: {', '.join(sorted(unknown))}. Declare each in values/options.py or api/options.py"
+            )
         groups: dict[str, Any] = {
             group: kind(**{name: arguments[name] for name in declared(kind) if name in arguments})
             for group, kind in GROUPS.items()
@@ -157,7 +163,7 @@ class Options:
         return cls(**groups)
 
 
-#: The groups, by their names in :class:`Options`.
+#: The classes of the groups of options, by the names of their fields in :class:`Options`.
 GROUPS: dict[str, type[Group]] = get_type_hints(Options)
 
 #: All declarations, by the option's name in the API.

@@ -21,7 +21,7 @@ from distributor.values.job import Function, Module, Script, Target
 def find_target(
     train_object: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, working_dir: Path | None, local: bool
 ) -> Target:
-    """Return what each rank runs, checked and ready to travel.
+    """Return what each rank runs, checked and ready to be sent to the ranks.
 
     Args:
         train_object: a callable, the path of a script, or a :class:`Module` with its arguments.
@@ -82,14 +82,14 @@ def find_script(script: str | os.PathLike[str], working_dir: Path | None) -> Pat
 
 
 def places_of(working_dir: Path | None) -> dict[str, Path]:
-    """Return the folders to search for scripts and modules, in order. The keys are their names in messages."""
+    """Return the folders to search for scripts and modules, in order. The keys describe the folders in error texts."""
     here = project.current_folder()
     first = {} if working_dir is None else {f"working_dir {working_dir}": here / working_dir}
     return {**first, f"the current directory {here}": here}
 
 
 def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Check that the function can be called with these arguments. Otherwise, every rank would fail at once."""
+    """Check that the function can be called with these arguments. Without this check, every rank would fail at once."""
     runs_later = _runs_later(function)
     if runs_later is not None:
         kind, remedy = runs_later
@@ -113,7 +113,10 @@ def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
 
 
 def _runs_later(function: Callable[..., Any]) -> tuple[str, str] | None:
-    """Return kind and remedy if calling the function does not run its body, as with a generator; otherwise ``None``."""
+    """Return why calling a function does not run its body, for an error text; ``None`` if the call runs the body.
+
+    The result is the kind of the function, such as "a generator", and what users can pass instead.
+    """
     called = function
     while isinstance(called, functools.partial):
         called = called.func
@@ -148,7 +151,7 @@ def _read_script(path: Path, args: Sequence[Any], working_dir: Path | None) -> S
     if path.suffix != ".py" and not _is_python(source):
         raise PayloadError(f"{str(path)!r} is not a Python script: pass the path of a Python script, or a callable")
     inside = None
-    if working_dir is not None:  # the script then runs in that folder, beside the modules that it imports
+    if working_dir is not None:  # a script in working_dir runs there, beside the modules that it imports
         with suppress(ValueError):
             inside = str(path.resolve().relative_to(project.absolute(working_dir).resolve()))
     return Script(str(path.absolute()), source, check_argv(args), inside)

@@ -1,5 +1,5 @@
 """Checkpoints that all ranks commit together.
 
-This package is a wing: no room imports it (see docs/architecture.md). It runs in ranks, and in users' own processes
-outside a run.
+The code runs in ranks, and in users' own processes outside a run. The package is a wing: the library's core folders,
+the rooms, do not import it (see docs/architecture.md).
 """

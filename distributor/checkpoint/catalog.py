@@ -12,13 +12,14 @@ from distributor.checkpoint.records import INDEX, MANIFEST, Index, Manifest, Sha
 from distributor.machine.places import Place
 from distributor.values.checkpoints import Checkpoints
 
-#: A folder without a manifest that has not changed for this number of seconds was left behind by a run that has ended.
+#: A checkpoint's folder without a manifest was never committed. If nothing in it has changed for this number of
+#: seconds, the run that wrote it counts as ended, and the folder is removed.
 _ABANDONED = 3600.0
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A checkpoint that has all its shards and can be committed. The fields are the same as in ``Manifest``."""
+    """A checkpoint that has all its shards (files) and can be committed. The fields are the same as in ``Manifest``."""
 
     folder: str
     step: int
@@ -34,19 +35,20 @@ class Catalog:
     Args:
         place: the place that holds the checkpoints.
         checkpoints: the options that say which checkpoints are kept.
-        sole: whether only this run can commit, because it holds the training's name (see ``values.claims``).
+        sole: whether no other run can commit here, because only this run may use its ``name=`` (see ``values.claims``).
+            Uncommitted checkpoints of other runs are then removed at once.
     """
 
     def __init__(self, place: Place, checkpoints: Checkpoints, *, sole: bool = False) -> None:
         self._place = place
         self._checkpoints = checkpoints
         self._sole = sole
-        self._known: list[Manifest] | None = None  # the newest first; None until they have been read
+        self._known: list[Manifest] | None = None  # committed, the newest first; None until they are read
         self._sequence = 0
         self._number = 0  # number of the last commit that was tried
 
     def committed(self) -> list[Manifest]:
-        """Read the manifests of all committed checkpoints, the newest first. Their shards are not checked."""
+        """Read the manifests of all committed checkpoints, the newest first. Their other files are not checked."""
         index = self._read_index()
         listed = [name for name, _ in self._place.folders()]
         found = [manifest for folder in {*index.folders, *listed} if (manifest := self.read(folder)) is not None]
@@ -70,26 +72,29 @@ class Catalog:
         return max(found, key=lambda each: each.sequence)
 
     def is_whole(self, manifest: Manifest) -> bool:
-        """Return whether a checkpoint has all its shards, each with its size."""
+        """Return whether all files that a manifest names exist and have the sizes that it states."""
         return all(self._place.size(f"{manifest.folder}/{shard.name}") == shard.size for shard in manifest.shards)
 
     def latest(self) -> Manifest | None:
-        """Return the newest committed checkpoint that has all its shards; ``None`` if there is none."""
+        """Return the newest committed checkpoint that has all its files; ``None`` if there is none."""
         return next((each for each in self.committed() if self.is_whole(each)), None)
 
     def best(self) -> Manifest | None:
-        """Return the best committed checkpoint that has all its shards; ``None`` if there is none."""
+        """Return the committed checkpoint with the best value of the metric in ``Checkpoints(best=...)``.
+
+        Return ``None`` if no checkpoint that has all its files has this metric.
+        """
         whole = [each for each in self.committed() if self.is_whole(each)]
         return records.best(whole, self._checkpoints)
 
     def commit(self, draft: Draft) -> Manifest:
-        """Commit a checkpoint, and remove the checkpoints that are no longer kept.
+        """Commit a checkpoint. Then remove the checkpoints that the options do not keep, and uncommitted ones.
 
         Raises:
             OSError: the checkpoint could not be committed. Earlier checkpoints are unchanged.
         """
         known = self.committed() if self._known is None else self._known
-        self._number = 1 + max([self._number, *(each.number for each in known)])  # no number is tried twice
+        self._number = 1 + max([self._number, *(each.number for each in known)])  # not the number of a failed commit
         manifest = Manifest(
             folder=draft.folder,
             number=self._number,
@@ -106,7 +111,7 @@ class Catalog:
         stay = [each for each in known if each not in removed]
         self._write_index(stay)
         self._known = stay
-        with suppress(OSError):  # what remains is removed after a later commit
+        with suppress(OSError):  # a later commit removes what remains
             self._remove([each.folder for each in removed])
             self._remove(self._abandoned(draft.origin))
         return manifest
@@ -117,7 +122,7 @@ class Catalog:
         self._sequence = index.sequence
 
     def _remove(self, folders: Sequence[str]) -> None:
-        """Remove checkpoints. Each manifest goes first, so that no manifest names a shard that is gone."""
+        """Remove checkpoints. Remove each manifest before the files, so that no manifest names a missing file."""
         for folder in folders:
             self._place.remove_file(f"{folder}/{MANIFEST}")
             self._place.remove_folder(folder)

@@ -1,6 +1,7 @@
 """Exchange bytes between the ranks of a run over torch's rendezvous store, without collectives.
 
-Therefore, a thread can commit a checkpoint while the ranks train, and also after ``destroy_process_group()``.
+Collectives of two threads would disturb each other. Since this module uses none, a thread can commit a checkpoint while
+the main thread trains, and also after ``destroy_process_group()``.
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ from distributor.text.wording import who
 
 _log = notices.logger
 
-#: A rank that waits for another rank logs a warning after the first number of seconds, and gives up after the second.
+#: Numbers of seconds after which a rank that waits for another rank logs a warning, and after which it raises an error.
 TELL_AFTER, GIVE_UP_AFTER = 30.0, 1800.0
 
-#: Maximum number of seconds between two checks whether an awaited rank has ended.
+#: Maximum number of seconds between two checks whether another rank's value is there, or that rank has ended.
 _LOOK = 0.1
 
-#: Maximum number of bytes of one value in the store. Torch's limit is 8 MiB.
+#: Maximum number of bytes under one key of the store. Longer values are split. Torch's limit is 8 MiB.
 _PIECE = 4 << 20
 
 _ENDED = "ended/{}"
 
-#: Prefixes of what rank 0 sends: of a value, and of the text of an error.
+#: Rank 0 begins each message with one of these bytes: the first if a value follows, the second if an error text
+#: follows.
 _GIVEN, _REFUSED = b"+", b"!"
 
 
@@ -49,7 +51,7 @@ class Store(Protocol):
 
 
 class Exchange:
-    """The exchange of one rank with the others. Only one thread at a time may use it.
+    """Sends bytes from one rank to the others, and receives theirs. Only one thread at a time may use it.
 
     Args:
         store: the store that the ranks share; ``None`` if there is one rank.
@@ -70,7 +72,7 @@ class Exchange:
             try:
                 assert self._store is not None
                 self._store.set(_ENDED.format(self.rank), b"")
-            except Exception:  # the store has ended: nobody waits for this rank
+            except Exception:  # the store has ended, so no other rank waits for this one
                 return
 
     def gather(self, key: str, value: bytes, what: str, *, patient: bool = False) -> list[bytes]:
@@ -79,11 +81,11 @@ class Exchange:
         Other ranks return an empty list at once. If rank 0 raises an error, :meth:`share` raises it on all ranks.
 
         Args:
-            key: a name that is used once, by all ranks.
+            key: name of this exchange, the same on all ranks. Each exchange needs a new name.
             value: this rank's value.
             what: the user's call. Ranks that make different calls get an error.
-            patient: whether to wait as long as the other ranks live, because they have begun the call and may take
-                long.
+            patient: whether to wait for another rank without a time limit, until it ends. This is for calls that other
+                ranks have begun, and that may take long.
 
         Raises:
             ConfigurationError: a rank makes a different call, has ended without this call, or has not made this call
@@ -113,14 +115,14 @@ class Exchange:
         """Send values from rank 0: one for each rank, or the same one to all. Return the value for this rank.
 
         Args:
-            key: a name that is used once, by all ranks.
+            key: the key of the :meth:`gather` that this call answers.
             values: on rank 0, a value for each rank, or one value; ignored on other ranks.
             what: the user's call, for errors.
             patient: as for :meth:`gather`.
 
         Raises:
-            ConfigurationError: rank 0 has refused the ranks' calls, has ended without this call, or has not made this
-                call within half an hour.
+            ConfigurationError: rank 0 has called :meth:`refuse`, has ended without this call, or has not made this call
+                within half an hour.
         """
         if self._store is None:
             return values[0]
@@ -134,7 +136,7 @@ class Exchange:
         return values[0]
 
     def refuse(self, key: str, why: str) -> NoReturn:
-        """On rank 0, make :meth:`share` raise an error on all ranks.
+        """On rank 0, raise an error, and make :meth:`share` raise the same error on all other ranks.
 
         Raises:
             ConfigurationError: always.
@@ -148,7 +150,7 @@ class Exchange:
             self._put(f"{key}/for-{rank}", values[rank] if len(values) > 1 else values[0])
 
     def agree(self, key: str, value: str) -> str:
-        """Return the value of the rank that makes this call first. The ranks do not wait for each other."""
+        """Return the value that the first rank to make this call has passed. The ranks do not wait for each other."""
         if self._store is None:
             return value
         return bytes(self._store.compare_set(key, "", value)).decode()
@@ -168,7 +170,7 @@ class Exchange:
         self._store.set(key, str(len(pieces)).encode())
 
     def _take(self, key: str, rank: int, what: str, *, patient: bool) -> bytes:
-        """Wait for a rank's value, remove it from the store, and return it. Each value has one reader."""
+        """Wait for a rank's value, remove it from the store, and return it. Only one rank reads each value."""
         assert self._store is not None
         self._await(key, rank, what, patient=patient)
         names = [f"{key}/{number}" for number in range(int(self._store.get(key)))]
@@ -181,7 +183,7 @@ class Exchange:
         assert self._store is not None
         start, told, pause = time.monotonic(), False, _LOOK / 100
         while True:
-            has_ended = self._store.check([_ENDED.format(rank)])  # before the key: an ended rank has sent all
+            has_ended = self._store.check([_ENDED.format(rank)])  # checked first: a value is sent before its rank ends
             if self._store.check([key]):
                 return
             if has_ended:
@@ -201,7 +203,7 @@ class Exchange:
 
 
 def connect(rank: int, world_size: int, prefix: str, what: str) -> Exchange:
-    """Return the exchange of a rank in a run of this package. It uses the store of torch's elastic agent.
+    """Connect a rank of a run of this package to the other ranks, over the store of torch's elastic agent.
 
     Args:
         rank: this rank.
@@ -217,16 +219,24 @@ def connect(rank: int, world_size: int, prefix: str, what: str) -> Exchange:
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or not address or not port:
         raise ConfigurationError(
-            f"all {world_size} ranks take part in {what}, but they have no store of torch's elastic agent"
+            f"all {world_size} ranks take part in {what}, but they have no store of torch's elastic agent: leave the "
+            "environment variables MASTER_ADDR, MASTER_PORT and TORCHELASTIC_USE_AGENT_STORE of ranks unchanged"
         )
     return _exchange(_client(address, int(port)), rank, world_size, prefix)
 
 
 def connect_group(rank: int, world_size: int, token: str, what: str) -> tuple[Exchange, str]:
-    """Return the exchange of a rank outside a run of this package. It uses the store of the default process group.
+    """Connect this rank to the other ranks, over the store of the default process group.
 
-    All ranks must make this call together. A launcher may use the same store and the same restart count for several
-    attempts. Rank 0's token therefore distinguishes the attempts.
+    This function is for ranks that a launcher other than this package has started, such as torchrun. All ranks must
+    call it together. The launcher may use the same store and the same restart count for several attempts. Keys in the
+    store therefore begin with the token of rank 0, a random text that is different in each attempt.
+
+    Args:
+        rank: this rank.
+        world_size: number of ranks.
+        token: this rank's token; only that of rank 0 is used.
+        what: the user's call, for errors.
 
     Returns:
         The exchange, and the token of rank 0.
@@ -247,7 +257,7 @@ def connect_group(rank: int, world_size: int, token: str, what: str) -> tuple[Ex
     dist.broadcast_object_list(told, src=0)
     store: Any = dist.distributed_c10d._get_default_store()
     if hasattr(store, "clone"):
-        store = store.clone()  # while one thread waits, no other thread can use the same connection
+        store = store.clone()  # a connection of its own: a waiting thread blocks a connection for all others
     else:  # torch before 2.8
         store = _client(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     return _exchange(store, rank, world_size, told[0]), told[0]

@@ -34,15 +34,16 @@ def checkpoint_folder(step: int) -> Iterator[Path]:
                 _commit(session, save, own, problem)
         finally:
             shutil.rmtree(own, ignore_errors=True)
-            with suppress(OSError):  # the folder holds files of the checkpoint or of other ranks
+            with suppress(OSError):  # not empty: files of the checkpoint or of other ranks
                 own.parent.rmdir()
 
 
 def _own_folder(session: Session, save: Save) -> tuple[Path, str | None]:
-    """Return a new folder for this rank's files, and an error text or ``None``.
+    """Return a new folder for this rank's files, and an error text; ``None`` instead of the text if there is no error.
 
-    If checkpoints are kept in a folder, the new folder is on the same file system. If it cannot be created there, it is
-    elsewhere, and the error text says why.
+    If checkpoints are kept in a folder and not at a URL, the new folder is inside the checkpoint's folder, so that
+    files can be moved without copying. If it cannot be created there, return a temporary folder, and an error text that
+    says why.
     """
     name, root = f".rank-{session.exchange.rank}", session.place.root
     if root is not None:
@@ -60,7 +61,7 @@ def _own_folder(session: Session, save: Save) -> tuple[Path, str | None]:
 def _tell_failed(session: Session, save: Save) -> None:
     """Tell the other ranks that this rank has failed in the ``with`` block, without waiting for them."""
     exchange, part = session.exchange, Part(failed=True)
-    with suppress(Exception):  # the failure itself is raised
+    with suppress(Exception):  # the user's own error is raised, and not one of this function
         if exchange.rank == 0:
             exchange.share(f"{save.key}/1", [_packed([part])], save.what)
         else:
@@ -72,7 +73,7 @@ def _commit(session: Session, save: Save, own: Path, problem: str | None) -> Non
     if problem is None:
         try:
             part = Part(tuple(shards.found_in(own).values()))
-        except Exception as error:  # whatever it is, the other ranks wait for this part
+        except Exception as error:  # any error: the other ranks wait for this report
             part = Part(problem=publishing.said(error))
     parts = _exchange(session, save, part)
     publishing.check(parts, save.what)
@@ -83,7 +84,7 @@ def _commit(session: Session, save: Save, own: Path, problem: str | None) -> Non
 
 
 def _exchange(session: Session, save: Save, part: Part) -> list[Part]:
-    """Return the parts of all ranks."""
+    """Send this rank's report to all other ranks, and return the reports of all ranks."""
     key = f"{save.key}/1"
     told = session.exchange.gather(key, part.encode(), save.what)
     everything = _packed([Part.decode(each) for each in told])
@@ -95,11 +96,11 @@ def _packed(parts: Sequence[Part]) -> bytes:
 
 
 def _publish(session: Session, save: Save, own: Path, files: Sequence[Shard]) -> str | None:
-    """Put files into the checkpoint. Return the error text if this fails; otherwise ``None``."""
+    """Move or upload files into the checkpoint's folder. Return the error text if this fails; otherwise ``None``."""
     try:
         for shard in files:
             session.place.upload(str(own / shard.name), f"{save.folder}/{shard.name}")
         session.place.settle(save.folder)
-    except Exception as error:  # whatever it is, the other ranks wait for this part
+    except Exception as error:  # any error: the other ranks wait for this report
         return publishing.said(error)
     return None

@@ -1,6 +1,7 @@
 """Decide which of a rank's states in memory is overwritten, and which state all ranks load. Pure functions.
 
-Each rank keeps its newest states in two files in shared memory, the *slots* (see :mod:`distributor.checkpoint.memory`).
+A *state* is what a rank passes to ``save_checkpoint``. Each rank keeps its two newest states in two files in shared
+memory, the *slots* (see :mod:`distributor.checkpoint.memory`).
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from typing import Any
 
 from distributor.checkpoint.records import order_of, run_of
 
-#: Tensors begin at multiples of this number of bytes, as torch's allocator places them.
+#: In a file of tensors, each tensor begins at a multiple of this number of bytes, as in memory that torch allocates.
 _ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One rank's part of a tensor.
+    """One rank's part of a tensor, as it is kept in a file in shared memory.
 
     Attributes:
         name: the tensor's name.
@@ -26,7 +27,7 @@ class Piece:
         shape: the size of the part.
         whole: the size of the whole tensor.
         is_whole: whether the rank has the tensor in full, and not split over the ranks (DTensor).
-        offset: where the part begins in the slot's file, in bytes.
+        offset: where the part begins in the file, in bytes.
         size: number of bytes of the part.
     """
 
@@ -41,7 +42,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Generation:
-    """One rank's state in memory.
+    """Describes one state of a rank in shared memory: the tensors that the rank had at one step.
 
     Attributes:
         checkpoint: name of the checkpoint's folder, which all ranks of a save share.
@@ -58,13 +59,14 @@ class Generation:
     others: tuple[str, ...]
 
     def without(self, names: Iterable[str]) -> tuple[Generation, list[tuple[int, int]]]:
-        """Return this state without some tensors, as another node keeps it.
+        """Return this state without some tensors, for the copy that another node keeps.
 
         Args:
             names: the names of the tensors to leave out, since the states of other ranks hold them.
 
         Returns:
-            The smaller state, and the parts of this state's file that make up the file of the smaller state.
+            The smaller state, and the parts of this state's file that make up the file of the smaller state. A part is
+            an offset and a number of bytes.
         """
         left = set(names)
         pieces, parts = extract([piece for piece in self.pieces if piece.name not in left])
@@ -82,9 +84,10 @@ def padded(size: int) -> int:
 
 
 def extract(pieces: Iterable[Piece]) -> tuple[tuple[Piece, ...], list[tuple[int, int]]]:
-    """Return where tensors are in a new file that holds only them, and the parts of the old file that make it up.
+    """Plan a new file that holds only the given tensors of an old file.
 
-    A part is an offset and a number of bytes.
+    Return where the tensors are in the new file, and the parts of the old file to copy in this order. A part is an
+    offset and a number of bytes.
     """
     moved, parts, end = [], [], 0
     for piece in pieces:
@@ -96,14 +99,14 @@ def extract(pieces: Iterable[Piece]) -> tuple[tuple[Piece, ...], list[tuple[int,
 
 @dataclass(frozen=True)
 class Holding:
-    """One rank's state, or a copy of it, as a node keeps it.
+    """A state of a rank, or a copy of it, that a node keeps in shared memory.
 
     Attributes:
         node: rank of the node.
-        rank: the rank.
+        rank: the rank whose state it is.
         path: path of the file of tensors on the node.
         objects: size of the file that holds the rank's state apart from tensors.
-        generation: what the file of tensors holds.
+        generation: describes the tensors in the file.
     """
 
     node: int
@@ -115,14 +118,14 @@ class Holding:
 
 @dataclass(frozen=True)
 class Source:
-    """Some tensors of a rank's state, and the node that keeps them.
+    """Where a rank finds some tensors of the state that it loads from memory.
 
     Attributes:
-        node: rank of the node.
-        path: path of the file on the node.
-        pieces: where the tensors are in the file.
-        objects: size of the file that holds the rank's state apart from tensors; ``None`` if ``path`` is the file of
-            another rank, which only shares tensors with this one.
+        node: rank of the node that keeps the file of tensors.
+        path: path of this file on the node.
+        pieces: where the tensors are in this file.
+        objects: size of a second file, with the rank's state apart from tensors; ``None`` if ``path`` is the file of
+            another rank, from which only tensors are read.
     """
 
     node: int
@@ -134,15 +137,17 @@ class Source:
 def sources(holdings: Sequence[Holding], homes: Sequence[int]) -> tuple[str, list[tuple[Source, ...]]] | None:
     """Return the newest state of which the nodes together hold all parts, and where each rank finds its parts.
 
-    A rank prefers the parts that its own node holds. A tensor that several ranks have in full comes from the lowest
-    rank of which a state is held, because a committed checkpoint would hold the values of this rank.
+    If several ranks have a tensor in full, not all of their states need contain it. A rank first takes the tensors in
+    its own state. It takes each missing tensor from the state of another rank: from one that its own node keeps if
+    possible, and of several from that of the lowest rank.
 
     Args:
-        holdings: what all nodes hold.
+        holdings: the states that all nodes keep.
         homes: for each rank, the rank of its node.
 
     Returns:
-        The name of the checkpoint's folder, and the sources of each rank; ``None`` if no state is complete.
+        The name of the checkpoint's folder, and for each rank its sources: which files on which nodes hold its parts of
+        the state. ``None`` if the nodes lack parts of every state.
     """
     states: dict[str, list[Holding]] = {}
     for holding in holdings:
@@ -173,12 +178,12 @@ def _sources(rank: int, home: int, holdings: Sequence[Holding]) -> tuple[Source,
 
 
 def pack(generation: Generation) -> bytes:
-    """Return the record of a slot: the description of the state that it holds, as JSON."""
+    """Return the description of a state as JSON: the record, which is kept beside the state's file of tensors."""
     return json.dumps({**vars(generation), "pieces": [vars(piece) for piece in generation.pieces]}).encode()
 
 
 def read(data: bytes) -> Generation:
-    """Return the state that a record describes."""
+    """Return the description of a state from a record that :func:`pack` has made."""
     return _generation(json.loads(data))
 
 
@@ -192,30 +197,30 @@ def _pieces(told: Iterable[dict[str, Any]]) -> Iterator[Piece]:
 
 
 def pack_holdings(holdings: Iterable[Holding]) -> list[dict[str, Any]]:
-    """Return holdings as plain values."""
+    """Return holdings (the states that nodes keep) as plain values, for JSON."""
     return [asdict(holding) for holding in holdings]
 
 
 def read_holdings(told: Iterable[dict[str, Any]]) -> list[Holding]:
-    """Return holdings from plain values."""
+    """Return the holdings that :func:`pack_holdings` has turned into plain values."""
     return [Holding(**{**each, "generation": _generation(each["generation"])}) for each in told]
 
 
 def pack_sources(found: Iterable[Source]) -> list[dict[str, Any]]:
-    """Return sources as plain values."""
+    """Return sources (where a rank finds its tensors) as plain values, for JSON."""
     return [asdict(source) for source in found]
 
 
 def read_sources(told: Iterable[dict[str, Any]]) -> tuple[Source, ...]:
-    """Return sources from plain values."""
+    """Return the sources that :func:`pack_sources` has turned into plain values."""
     return tuple(Source(**{**each, "pieces": tuple(_pieces(each["pieces"]))}) for each in told)
 
 
 def oldest(slots: Sequence[Generation | None], loaded: str | None) -> int:
-    """Return the number of the slot to overwrite: an empty one, or the older one.
+    """Return which of a rank's two slots (files of states) to overwrite: an empty one, or the one with the older state.
 
-    The slot from which the state was loaded is not overwritten. The other slot may hold a later state, but that state
-    is useless, because not all ranks have it.
+    If ranks have loaded a state from memory, the slot with this state stays. The other slot is overwritten, even if its
+    state is later: not all ranks have that state, so it can never be loaded.
 
     >>> oldest([Generation("step-1-3f-0-1", 1, 2, (), ()), None], None)
     1
@@ -231,10 +236,10 @@ def oldest(slots: Sequence[Generation | None], loaded: str | None) -> int:
 
 
 def common(held: Sequence[Sequence[str]]) -> str | None:
-    """Return the newest checkpoint that all ranks hold; ``None`` if there is none.
+    """Return the newest checkpoint whose state all ranks have in memory; ``None`` if there is none.
 
     Args:
-        held: for each rank, the folder names of the checkpoints that it holds.
+        held: for each rank, the folder names of the checkpoints whose states it has in memory.
 
     >>> common([["step-1-3f-0-1", "step-2-3f-0-2"], ["step-1-3f-0-1"]])
     'step-1-3f-0-1'

@@ -1,4 +1,4 @@
-"""Finds the last committed checkpoint, and loads it."""
+"""Find the last committed checkpoint, and load it."""
 
 from __future__ import annotations
 
@@ -55,12 +55,19 @@ def latest_checkpoint() -> Checkpoint | None:
         return None
     manifest = session.catalog.read(folder)
     if manifest is None:
-        raise OSError(f"checkpoint {folder!r} is no longer in {session.settings.checkpoints.dir!r}")
+        raise OSError(
+            f"checkpoint {folder!r} is no longer in {session.settings.checkpoints.dir!r}: do not remove checkpoints "
+            "during a run"
+        )
     return _here(session, manifest)
 
 
 def _agreed(session: Session) -> str | None:
-    """Return the folder on which the ranks agree. The first caller decides, and ranks do not wait for each other."""
+    """Return the checkpoint folder that all ranks use; ``None`` if there is no checkpoint.
+
+    The first rank that calls this function looks for the newest checkpoint. The other ranks then get the same folder.
+    No rank waits for another.
+    """
     agreed = session.exchange.agreed("latest")
     if agreed is None:
         agreed = session.exchange.agree("latest", _newest(session) or "-")
@@ -81,14 +88,14 @@ def best_checkpoint() -> Checkpoint | None:
 
 
 def _candidates(session: Session, refused: Iterable[str]) -> Iterator[Manifest]:
-    """Yield the committed checkpoints that have all their shards, the newest first."""
+    """Yield the committed checkpoints that have all their files, the newest first. Leave out those in ``refused``."""
     for each in session.catalog.committed():
         if each.folder not in refused and session.catalog.is_whole(each):
             yield each
 
 
 def _here(session: Session, manifest: Manifest) -> Checkpoint:
-    """Return a checkpoint whose files are on this machine. They are downloaded if the place is a URL."""
+    """Return a checkpoint for the user. If checkpoints are kept at a URL, download its files to this machine."""
     path = _folder(session, manifest)
     if session.place.root is None:
         for shard in manifest.shards:
@@ -104,7 +111,9 @@ def _folder(session: Session, manifest: Manifest) -> Path:
 
 
 def _fetch(session: Session, manifest: Manifest, shard: Shard) -> Path:
-    """Return the path of a shard on this machine. If it must be downloaded, one rank of the node does so.
+    """Return the path of a shard (a file of a checkpoint) on this machine.
+
+    If checkpoints are kept at a URL, the first rank of the node that needs the shard downloads it.
 
     Raises:
         OSError: the shard cannot be downloaded, or its bytes differ from the saved ones.
@@ -139,7 +148,7 @@ def load_checkpoint(state: Any, *, weights_only: bool = True) -> int | None:
             if (held := _recall(session, memory, manifest)) is not None:
                 states.restore(state, _from_memory(held, state, weights_only=weights_only))
                 return manifest.step
-            memory = None  # its state cannot be read, so a committed one is loaded
+            memory = None  # it cannot be read: a committed checkpoint is loaded instead
             continue
         loading = _Loading(session, manifest)
         if _all_intact(session, manifest, loading):
@@ -150,7 +159,7 @@ def load_checkpoint(state: Any, *, weights_only: bool = True) -> int | None:
 
 
 def _choose(session: Session, memory: Memory | None, refused: Iterable[str]) -> Manifest | InMemory | None:
-    """Return the checkpoint that all ranks load, from the place or from memory; ``None`` if there is none.
+    """Return the checkpoint that all ranks load: a committed one, or a state in memory; ``None`` if there is none.
 
     Rank 0 makes the choice.
     """
@@ -181,7 +190,8 @@ def _recall(session: Session, memory: Memory, chosen: InMemory) -> Held | None:
 def _committed(session: Session, refused: Iterable[str], kept: Kept | None) -> Manifest | None:
     """Return the last committed checkpoint.
 
-    If the place cannot be read, but memory holds a checkpoint, log a warning and return ``None``.
+    If the folder or URL of checkpoints cannot be read, but all ranks have a state in memory, log a warning and return
+    ``None``.
     """
     try:
         return next(_candidates(session, refused), None)
@@ -196,29 +206,32 @@ def _committed(session: Session, refused: Iterable[str], kept: Kept | None) -> M
 
 
 def _from_memory(held: Held, entries: Mapping[str, Any], *, weights_only: bool) -> State:
-    """Return the state of this rank. The values of modules' tensors are written into the modules' own tensors."""
+    """Return the state to restore, from what was read from memory.
+
+    For a module, the saved values are copied into the tensors that the module already has.
+    """
     objects = states.load_objects(io.BytesIO(held.objects), weights_only=weights_only)
     tensors = states.wanted(entries, held.sizes)
     for name, tensor in tensors.items():
         part, kept = states.local_part(tensor), held.tensors[name]
         if part.shape != kept.shape:
             raise ConfigurationError(
-                f"load_checkpoint: this rank's part of {name!r} had another size when it was saved: "
-                f"{tuple(kept.shape)} instead of {tuple(part.shape)}"
+                f"load_checkpoint: this rank's part of {name!r} had the size {tuple(kept.shape)} when it was saved, "
+                f"and has the size {tuple(part.shape)} now: split the model over the ranks as before"
             )
         part.copy_(kept)
     return State(tensors, objects)
 
 
 def _all_intact(session: Session, manifest: Manifest, loading: _Loading) -> bool:
-    """Return whether all shards are as they were saved. Each rank checks some of them."""
+    """Return whether all files of a checkpoint have the saved bytes. Each rank checks some of them."""
     exchange = session.exchange
     bad = loading.damaged(list(manifest.shards)[exchange.rank :: exchange.world_size])
     return not _any_problem(session, bad.encode(), f"checkpoint {manifest.folder} is damaged")
 
 
 def _any_problem(session: Session, own: bytes, what: str) -> bool:
-    """Return whether a rank cannot read what all ranks have chosen to load. Rank 0 warns of it."""
+    """Return whether any rank cannot read its part of the chosen checkpoint. If so, rank 0 logs a warning."""
     key, call, exchange = session.next_key(), "load_checkpoint", session.exchange
     told = exchange.gather(f"{key}/1", own, call, patient=True)  # reading may take long
     answer = exchange.share(f"{key}/1", [next((each for each in told if each), b"")], call, patient=True)
@@ -231,8 +244,8 @@ class _Loading:
     """Loads one checkpoint.
 
     Args:
-        session: this process's session.
-        manifest: the checkpoint.
+        session: what this process uses to load checkpoints: their folder or URL, and access to the other ranks.
+        manifest: the record of the checkpoint, which lists its files.
     """
 
     def __init__(self, session: Session, manifest: Manifest) -> None:
@@ -245,14 +258,14 @@ class _Loading:
         for shard in some:
             try:
                 path = _fetch(self._session, self._manifest, shard)
-            except Exception as error:  # whatever it is, the other ranks wait for the answer
+            except Exception as error:  # any error: the other ranks wait for the answer
                 return f"{shard.name}: {error}"
             if self._session.place.root is not None and not shards.is_intact(path, shard):
                 return f"{shard.name}: its digest differs"
         return ""
 
     def read(self, entries: Mapping[str, Any], *, weights_only: bool) -> State:
-        """Read the state of this rank. The values of modules' tensors are read into the modules' own tensors.
+        """Read the state of this rank. For a module, values are read into the tensors that the module already has.
 
         Raises:
             ConfigurationError: the checkpoint was written by ``checkpoint_folder``, or saved from another model.
@@ -275,7 +288,11 @@ class _Loading:
         return states.objects_file(self._session.exchange.rank) in self._shards
 
     def _objects_path(self) -> Path:
-        """Return the file with this rank's objects; if fewer ranks have saved the checkpoint, the file of rank 0."""
+        """Return the path of the file with this rank's objects (its state apart from tensors).
+
+        If the checkpoint has no file of objects for this rank, because fewer ranks saved it, return the path of rank
+        0's file.
+        """
         name = states.objects_file(self._session.exchange.rank if self._has_own_objects else 0)
         return _fetch(self._session, self._manifest, self._shards[name])
 

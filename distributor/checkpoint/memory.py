@@ -1,12 +1,14 @@
-"""The memory tier: the newest states of a node's ranks, in files in shared memory that outlive the ranks.
+"""The newest states of a node's ranks (what they save), in files in shared memory that outlive the ranks.
 
 Each rank has two *slots*, which are files, and writes them in turn. So one of them is always complete. A slot is valid
-once it has a record, a file that names the checkpoint and the tensors. If several ranks of a node have the same tensor
-in full, such as a weight under DDP, only the lowest of these ranks keeps it. To find such tensors, every rank of a node
-reads the records of all ranks of the node.
+once it has a record, a file that names the checkpoint and the tensors.
 
-No rank can be two saves ahead of another, because each save waits until the previous save has ended. Once all ranks
-have copied their first state, there is therefore always a checkpoint that all ranks hold.
+If several ranks of a node have the same tensor in full, such as a weight under DDP, only the lowest of these ranks
+keeps it. To find such tensors when loading, a rank reads the records of all ranks of its node.
+
+A save begins only when the previous save has ended on all ranks, so no rank is two saves ahead of another. Since each
+rank keeps two states, there is always a checkpoint that all ranks have in memory, once all have copied their first
+state.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ _log = notices.logger
 
 
 def kept_by(session: Session) -> Memory | None:
-    """Return this process's part of the memory tier; ``None`` if the run does not use memory."""
+    """Return the states that this rank keeps in shared memory; ``None`` without ``Checkpoints(memory=True)``."""
     about = session.settings.memory
     if session.memory is None and about is not None:
         peers = Peers(about.folder, session) if about.replicate else None
@@ -49,7 +51,7 @@ class Memory:
         about: the folder of the files, and their maximum size.
         rank: this rank.
         world_size: number of ranks.
-        peers: reaches other nodes; ``None`` if no other nodes keep copies.
+        peers: the connections to other nodes; ``None`` if no other nodes keep copies.
     """
 
     def __init__(self, about: SharedMemory, rank: int, world_size: int, peers: Peers | None = None) -> None:
@@ -64,7 +66,7 @@ class Memory:
         self._warned: set[str] = set()
 
     def begin(self, checkpoint: str, step: int, tensors: Mapping[str, torch.Tensor], others: Iterable[str]) -> Room:
-        """Begin to overwrite a slot with a new state.
+        """Begin to overwrite a slot, one of this rank's two files in shared memory, with a new state.
 
         Args:
             checkpoint: name of the checkpoint's folder.
@@ -73,18 +75,18 @@ class Memory:
             others: the names of the tensors that other ranks of the node keep for this one.
 
         Returns:
-            The memory to copy each tensor to, by name. If there is too little memory, log a warning, remove the
-            previous states as well, and return an empty mapping.
+            The memory to copy each tensor to, by name. If there is too little memory, log a warning, remove this rank's
+            previous states, which are then outdated, and return an empty mapping.
         """
         number = oldest([slot.generation for slot in self._slots], self._loaded)
-        self._loaded = None  # the next save may overwrite it: all ranks have copied this state before it begins
+        self._loaded = None  # the next save may overwrite it, since all ranks have a newer state by then
         slot, pieces, size = self._slots[number], *_layout(tensors)
         self._open = None
         slot.clear()
         try:
             room = slot.prepare(pieces, size, self._about.limit)
         except OSError as error:
-            for each in self._slots:  # the state in the other slot would become outdated
+            for each in self._slots:  # frees the memory of the other slot's state, which becomes outdated
                 each.remove()
             self._warn(error)
             return {}
@@ -92,7 +94,7 @@ class Memory:
         return room
 
     def seal(self, objects: bytes) -> None:
-        """Make the state valid whose tensors were copied after :meth:`begin`.
+        """Make the new state valid, once its tensors have been copied into the memory from :meth:`begin`.
 
         Args:
             objects: the rank's state apart from the tensors.
@@ -118,7 +120,7 @@ class Memory:
             checkpoint: name of the checkpoint's folder.
             objects: the rank's state apart from the tensors.
             omitted: names of tensors that the copy need not hold, because lower ranks hold them too.
-            peer: a seat of the node that keeps the copy; ``None`` if there is only one node.
+            peer: how to reach the node that keeps the copy; ``None`` if there is only one node.
         """
         kept = next((slot for slot in self._slots if slot.holds(checkpoint)), None)
         if self.peers is None or kept is None or kept.generation is None or (peer is None and self._rank > 0):
@@ -130,7 +132,7 @@ class Memory:
             self._warn(error, "Checkpoints(replicate=True): no copy is kept")
 
     def held(self) -> list[Generation]:
-        """Return this rank's state of each checkpoint for which its node holds all tensors that the rank needs."""
+        """Return the states that this rank can load from the memory of its own node, with all their tensors."""
         found = []
         for generation in (slot.generation for slot in self._slots):
             if generation is not None and generation.world_size == self._world_size:
@@ -182,7 +184,7 @@ class Memory:
         return held
 
     def _of(self, checkpoint: str) -> Iterator[tuple[_Slot, Generation]]:
-        """Yield the slots of this node's ranks that hold a checkpoint, this rank's first."""
+        """Yield the slots (files) in which this node's ranks keep their states of a checkpoint, this rank's first."""
         own = {slot.path for slot in self._slots}
         paths = sorted(path.with_suffix("") for path in self._folder.glob("*.record"))
         for path in sorted(paths, key=lambda each: each not in own):
@@ -203,7 +205,7 @@ class Held:
     Attributes:
         tensors: this rank's part of each tensor, by name.
         sizes: the size and type of each tensor, by name.
-        objects: the content of the file of this rank's objects.
+        objects: the content of the file that holds the rank's state apart from tensors.
     """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -211,7 +213,7 @@ class Held:
     objects: bytes = b""
 
     def add(self, views: Room, pieces: Iterable[Piece], names: Iterable[str]) -> None:
-        """Add those tensors of a slot that are in ``names``."""
+        """Add the tensors in ``names``, which are among the tensors of one file."""
         chosen = set(names)
         for piece in pieces:
             if piece.name in chosen:
@@ -221,7 +223,7 @@ class Held:
 
 
 class _Slot:
-    """One file of tensors, its record, and the file of objects beside it.
+    """The files of one state in shared memory: its tensors, its other objects, and a record that describes it.
 
     Args:
         path: path of the file of tensors.
@@ -232,28 +234,29 @@ class _Slot:
         self.objects = path.with_suffix(".objects")
         self._record = path.with_suffix(".record")
         self._mapped: tuple[tuple[Piece, ...], Room] | None = None
-        #: The state in the slot; ``None`` if there is no complete state. Only the slot's own rank changes it later.
+        #: Describes the state in the slot; ``None`` if there is no complete state. It is read once. Later, only the
+        #: rank that writes the slot updates it.
         self.generation: Generation | None = None
         with suppress(FileNotFoundError):
             self.generation = read(self._record.read_bytes())
 
     def holds(self, checkpoint: str) -> bool:
-        """Return whether the slot holds a checkpoint."""
+        """Return whether the slot has the rank's state of a checkpoint."""
         return self.generation is not None and self.generation.checkpoint == checkpoint
 
     def clear(self) -> None:
-        """Empty the slot."""
+        """Make the state in the slot invalid. The file of tensors stays, for the next state."""
         self._record.unlink(missing_ok=True)
         self.generation = None
 
     def remove(self) -> None:
-        """Empty the slot, and free its memory."""
+        """Make the state in the slot invalid, and remove the file of tensors, which frees memory."""
         self.clear()
         self._mapped = None
         self.path.unlink(missing_ok=True)
 
     def prepare(self, pieces: tuple[Piece, ...], size: int, limit: int) -> Room:
-        """Return the memory to copy each tensor to. The mapping is reused as long as the tensors keep their sizes.
+        """Return the memory to copy each tensor to. If the tensors have the sizes of the last state, reuse its memory.
 
         Args:
             pieces: where each tensor is in the file.
@@ -271,12 +274,12 @@ class _Slot:
         return self._mapped[1]
 
     def views(self, pieces: tuple[Piece, ...]) -> Room:
-        """Return the tensors in the file."""
+        """Return the tensors in the file, by name, without copying them."""
         size = os.stat(self.path).st_size
         return views_in(torch.from_file(str(self.path), shared=True, size=size, dtype=torch.uint8), pieces)
 
     def seal(self, generation: Generation, objects: bytes) -> None:
-        """Make the slot valid: write the state's objects and record. Its tensors must have been copied before."""
+        """Write the state's objects, and then its record, which makes it valid. Its tensors must be copied first."""
         state_folders.write_beside(self.path, objects, pack(generation))
         self.generation = generation
 

@@ -24,7 +24,7 @@ class Peers:
 
     Args:
         folder: the folder of the rank's node in shared memory.
-        session: the session of the rank.
+        session: what the rank uses to save and load checkpoints.
     """
 
     def __init__(self, folder: str, session: Session) -> None:
@@ -49,7 +49,7 @@ class Peers:
             path: the file of tensors.
             record: describes the state that is sent.
             objects: the rank's state apart from the tensors.
-            parts: the parts of the file that are sent.
+            parts: the parts of the file that are sent, each as an offset and a number of bytes.
 
         Raises:
             OSError: there is no other node, it cannot be reached, or it has no room.
@@ -62,7 +62,7 @@ class Peers:
             raise OSError(f"the node on {peer.host} does not accept the state of this rank: {error}") from None
 
     def holdings(self) -> list[Holding]:
-        """Return what the run's nodes on this machine hold, in this job and in earlier ones."""
+        """Return the states that nodes of this run keep on this machine, including nodes of the run's earlier jobs."""
         found = []
         for folder in state_folders.find(self._run_id):
             for record in sorted(Path(folder.path).glob("*.record")):
@@ -70,15 +70,15 @@ class Peers:
                 try:
                     size = path.with_suffix(".objects").stat().st_size
                     found.append(Holding(self.seat.node, rank, str(path), size, read(record.read_bytes())))
-                except FileNotFoundError:  # the process that kept it has just ended
+                except FileNotFoundError:  # the process that kept the state has just ended
                     continue
         return found
 
     def objects(self, seat: Seat, source: Source, size: int) -> bytes:
-        """Return the content of the file that holds a rank's state apart from tensors, from another node.
+        """Read, from another node, the file that holds a rank's state apart from tensors.
 
         Args:
-            seat: a seat of the node that keeps the file.
+            seat: how to reach the node that keeps the file.
             source: the rank's state on that node.
             size: number of bytes of the file.
 
@@ -88,10 +88,10 @@ class Peers:
         return bytes(self._recall(seat, str(Path(source.path).with_suffix(".objects")), [(0, size)]))
 
     def tensors(self, seat: Seat, source: Source) -> Room:
-        """Return tensors that another node keeps, by name.
+        """Read tensors from another node, and return them by name.
 
         Raises:
-            OSError: they cannot be read.
+            OSError: the tensors cannot be read.
         """
         pieces, parts = extract(source.pieces)
         data = self._recall(seat, source.path, parts) or bytearray(1)  # torch takes no empty buffer

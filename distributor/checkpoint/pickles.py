@@ -1,8 +1,8 @@
 """Read pickles of torch's checkpoint plans and metadata, and refuse any other class.
 
-Torch reads them with ``pickle.load``, which runs whatever code the file names. This is not safe here: a checkpoint may
-come from anywhere, and any process that reaches the rendezvous store can write to it.
-Source: https://docs.python.org/3/library/pickle.html#restricting-globals
+Torch reads these pickles with ``pickle.load``, which runs whatever code a pickle names. This is not safe here. Metadata
+is read from checkpoints, which may come from anywhere. Plans are read from the rendezvous store, to which any process
+that can reach the store may write. Source: https://docs.python.org/3/library/pickle.html#restricting-globals
 """
 
 from __future__ import annotations
@@ -55,21 +55,21 @@ class _Unpickler(pickle.Unpickler):
             found = getattr(torch, name, None)
             if isinstance(found, (torch.dtype, torch.layout)):
                 return found
-        raise pickle.UnpicklingError(f"{module}.{name} is not part of a checkpoint's metadata")
+        raise pickle.UnpicklingError(f"the pickle names {module}.{name}, which is not part of a checkpoint's metadata")
 
 
 def _member(kind: Any, name: str) -> Any:
-    """Return a member of an enumeration. Python 3.11.0 to 3.11.3 pickle it as ``getattr(kind, name)``."""
+    """Return a member of an enumeration. Python 3.11.0 to 3.11.3 pickle members as ``getattr(kind, name)``."""
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return kind[name]
-    raise pickle.UnpicklingError(f"{kind!r}.{name} is not part of a checkpoint's metadata")
+    raise pickle.UnpicklingError(f"the pickle names {kind!r}.{name}, which is not part of a checkpoint's metadata")
 
 
 def loads(data: bytes) -> Any:
     """Return the object in a pickle.
 
     Raises:
-        pickle.UnpicklingError: the pickle names another class or function.
+        pickle.UnpicklingError: the pickle names a class or function that is not part of torch's plans or metadata.
     """
     return _Unpickler(io.BytesIO(data)).load()
 

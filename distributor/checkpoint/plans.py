@@ -27,10 +27,10 @@ from distributor.checkpoint.state import DTensor, local_part
 
 
 class Planner:
-    """The plans of one rank, which say what it writes. They are sent to rank 0 only when they change.
+    """Settles with the other ranks which tensors one rank writes. The rank sends its plan only when it has changed.
 
     Args:
-        exchange: reaches the other ranks.
+        exchange: sends bytes to the other ranks and receives theirs.
         seat: where this rank keeps its state in memory.
     """
 
@@ -38,7 +38,8 @@ class Planner:
         self._exchange = exchange
         self._seat = seat
         self._told = b""  # the plan that this rank last sent to rank 0
-        self._all: list[tuple[bytes, Seat]] = [(b"", Seat())] * exchange.world_size  # on rank 0: plan and seat of each
+        # On rank 0: the plan and the seat of each rank. A seat says where a rank keeps its state in memory.
+        self._all: list[tuple[bytes, Seat]] = [(b"", Seat())] * exchange.world_size
         self._final: SavePlan | None = None
         self._left_out: frozenset[str] = frozenset()
         self._omitted: frozenset[str] = frozenset()
@@ -47,11 +48,11 @@ class Planner:
 
     @property
     def metadata(self) -> Any:
-        """DCP's metadata of the checkpoint, on rank 0."""
+        """On rank 0, the checkpoint's metadata for ``torch.distributed.checkpoint`` (DCP); ``None`` on other ranks."""
         return self._metadata
 
     def is_same(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """Return whether this rank's own plan is the one that rank 0 already has."""
+        """Return whether the plan for these tensors is the one that this rank last sent to rank 0."""
         return self._final is not None and _local(tensors) == self._told
 
     @property
@@ -62,17 +63,20 @@ class Planner:
 
     @property
     def left_out(self) -> frozenset[str]:
-        """The names of the tensors that a lower rank of the same node also has in full."""
+        """The tensors that this rank does not keep in memory, because a lower rank of its node has them in full too."""
         return self._left_out
 
     @property
     def omitted(self) -> frozenset[str]:
-        """The names of the tensors that a lower rank has in full as well. A copy of this rank's state lacks them."""
+        """The tensors that are left out of another node's copy of this rank's state.
+
+        A lower rank of any node has these tensors in full, too.
+        """
         return self._omitted
 
     @property
     def peer(self) -> Seat | None:
-        """A seat of the node that keeps the copy of this rank's state; ``None`` if there is no other node."""
+        """How to reach the node that keeps the copy of this rank's state; ``None`` if there is no other node."""
         return self._peer
 
     def settle(self, key: str, tensors: Mapping[str, torch.Tensor], samples: Mapping[str, str], what: str) -> SavePlan:
@@ -81,8 +85,8 @@ class Planner:
         Args:
             key: the first part of the keys under which the ranks exchange values about this save.
             tensors: the tensors to save. Only their sizes and types are used.
-            samples: digests of values, by entry of the state. Rank 0 compares the digests of all ranks that have an
-                entry.
+            samples: digests of some parameters, by entry of the state, such as a model. Rank 0 checks that ranks with
+                the same entry have the same digest.
             what: the user's call, for errors.
 
         Raises:
@@ -106,7 +110,18 @@ class Planner:
         return self._final
 
     def _plan(self, told: Sequence[tuple[bytes, Mapping[str, str], tuple[Any, ...]] | None]) -> list[bytes]:
-        """Return each rank's answer: its final plan, what it leaves out, and its peer. Empty if no plan has changed.
+        """On rank 0, return the answer to each rank's plan. All answers are empty if no rank has sent a new plan.
+
+        An answer consists of:
+
+        - the final plan of what the rank writes,
+        - the tensors that the rank does not keep in memory, because a lower rank of its node has them in full too,
+        - the tensors that another node's copy of the rank's state lacks, because a lower rank has them in full too,
+        - how to reach the node with this copy.
+
+        Args:
+            told: what each rank has sent: its plan, digests of parameters, and its seat (where it keeps its state in
+                memory); ``None`` if its plan has not changed.
 
         Raises:
             ValueError: ranks have different tensors of one name.
@@ -127,7 +142,7 @@ class Planner:
 
 
 def _compare(samples: Sequence[Mapping[str, str]]) -> None:
-    """Check that all ranks that have an entry have the same values.
+    """Check that ranks with the same entry of the state, such as a model, have the same values in it.
 
     Raises:
         ValueError: the values differ.
@@ -166,7 +181,8 @@ def _known_elsewhere(
     """For each rank, return the names of the tensors that a lower rank also has in full.
 
     Returns:
-        The names that a lower rank of the same node has, and the names that a lower rank of any node has.
+        Two lists, each with one set of names for each rank. The first list counts only lower ranks of the rank's own
+        node, the second counts the lower ranks of all nodes.
     """
     seen: dict[str, set[str]] = {}
     anywhere: set[str] = set()
@@ -192,7 +208,7 @@ def _local(tensors: Mapping[str, torch.Tensor]) -> bytes:
     plan = planner.create_local_plan()
     for item in plan.items:
         assert item.tensor_data is not None
-        item.tensor_data.properties.pin_memory = False  # copies may be in pinned memory, unlike the tensors
+        item.tensor_data.properties.pin_memory = False  # or plans for tensors and for their pinned copies would differ
     return pickles.dumps(plan)
 
 
@@ -208,7 +224,8 @@ def write(plan: SavePlan, tensors: Mapping[str, torch.Tensor], folder: Path) -> 
     planner = _planner()
     planner.set_up_planner(dict(tensors), is_coordinator=False)
     planner.finish_plan(plan)
-    # 0 turns off torch's loader for tensors on GPUs, which synchronizes with GPU 0. These tensors are on the CPU.
+    # ``per_thread_copy_ahead=0`` turns off torch's loader for tensors on GPUs, which synchronizes with GPU 0. These
+    # tensors are on the CPU.
     writer = FileSystemWriter(folder, sync_files=False, per_thread_copy_ahead=0)
     writer.fs = files = _MeasuredFiles(folder)
     results = pickles.dumps(writer.write_data(plan, planner).value())
@@ -216,7 +233,7 @@ def write(plan: SavePlan, tensors: Mapping[str, torch.Tensor], folder: Path) -> 
 
 
 class _MeasuredFiles(FileSystem):
-    """Measures files while they are written.
+    """A file system with which torch writes a checkpoint. It computes the size and digest of each new file.
 
     Args:
         folder: the folder of the files.
@@ -235,7 +252,7 @@ class _MeasuredFiles(FileSystem):
 
 
 def write_metadata(metadata: Any, results: Sequence[bytes], folder: Path) -> None:
-    """Write DCP's own file about a checkpoint, ``.metadata``."""
+    """Write ``.metadata``, the file in which ``torch.distributed.checkpoint`` (DCP) describes a checkpoint."""
     writer = FileSystemWriter(folder, sync_files=False)
     writer.set_up_storage_writer(is_coordinator=True)
     writer.finish(metadata, [pickles.loads(each) for each in results])
@@ -250,7 +267,7 @@ class Copies:
     def of(
         self, tensors: Mapping[str, torch.Tensor], names: Set[str], room: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return copies of the named tensors, and the others without their values.
+        """Return copies of the named tensors, and stand-ins for the others that have only their size and type.
 
         Args:
             tensors: tensors by name.

@@ -16,7 +16,8 @@ from distributor.text.wording import who
 
 _log = notices.logger
 
-#: A function that rank 0 calls with the parts of all ranks before the commit. It returns further shards.
+#: A function that rank 0 calls with the reports of all ranks before the commit. It writes further files of the
+#: checkpoint, and returns their sizes and digests.
 Complete = Callable[[Sequence["Part"]], Sequence[Shard]]
 
 
@@ -40,7 +41,7 @@ class Save:
 
 
 def check_step(call: str, step: int) -> None:
-    """Check a step.
+    """Check the step that a user has passed to a call.
 
     Raises:
         ConfigurationError: ``step`` is not a whole number of at least 0.
@@ -57,7 +58,7 @@ def begin(session: Session, call: str, step: int) -> Save:
 
 
 def _numbers(values: Mapping[str, float]) -> dict[str, float]:
-    """Return the values that JSON can hold."""
+    """Return the finite values, because JSON has no others."""
     return {name: value for name, value in values.items() if abs(value) < float("inf")}
 
 
@@ -66,8 +67,8 @@ class Part:
     """A rank's report about its part of a save.
 
     Attributes:
-        shards: the files that it adds.
-        failed: whether the user's own code has failed in the rank.
+        shards: the files that the rank adds.
+        failed: whether the user's code has failed in the rank, inside the ``with`` block of ``checkpoint_folder``.
         problem: why the files could not be written; ``None`` if they were written.
         more: what else rank 0 needs in order to complete the checkpoint, as text.
     """
@@ -78,43 +79,43 @@ class Part:
     more: str = ""
 
     def encode(self) -> bytes:
-        """Return the part as JSON."""
+        """Return the report as JSON."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Part:
-        """Return the part in ``data``."""
+        """Return the report that :meth:`encode` has turned into ``data``."""
         told = json.loads(data)
         return cls(**{**told, "shards": tuple(Shard(**shard) for shard in told["shards"])})
 
 
 def said(error: Exception) -> str:
-    """Return the text of an error for the ``problem`` of a :class:`Part`."""
+    """Return an error as text, for the field ``problem`` of a :class:`Part`."""
     return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
 
 
 def check(parts: Sequence[Part], what: str) -> None:
-    """Raise an error if the user's own code has failed in a rank.
+    """Raise an error if a rank has failed in the ``with`` block of ``checkpoint_folder``, which runs the user's code.
 
     Raises:
-        RuntimeError: the code has failed in a rank.
+        RuntimeError: a rank has failed in the ``with`` block.
     """
     failed = [rank for rank, part in enumerate(parts) if part.failed]
     if failed:
-        raise RuntimeError(f"{what}: {who(failed)} failed in the block; its own exception says why")
+        raise RuntimeError(f"{what}: {who(failed)} failed in the with block; the exception raised there says why")
 
 
 def conclude(session: Session, save: Save, part: Part, complete: Complete | None = None) -> bool:
     """Send rank 0 the report about this rank's part. Rank 0 commits the checkpoint, or removes it if a part has failed.
 
     Args:
-        session: this process's session.
+        session: what this process uses to save checkpoints: their folder or URL, and access to the other ranks.
         save: the save.
         part: what this rank has done.
         complete: writes further files before the commit, on rank 0; ``None`` if there are none.
 
     Returns:
-        Whether the checkpoint was committed. If not, rank 0 warns.
+        Whether the checkpoint was committed. If not, rank 0 logs a warning.
 
     Raises:
         ConfigurationError: a rank has ended before it has done its part.
@@ -142,7 +143,7 @@ def _commit(session: Session, save: Save, parts: Sequence[Part], complete: Compl
         session.check_fence()
         draft = Draft(save.folder, save.step, len(parts), session.origin, tuple(shards), save.metrics)
         session.catalog.commit(draft)
-    except Exception as error:  # whatever it is, the other ranks wait for the outcome
+    except Exception as error:  # any error: the other ranks wait for the outcome
         session.catalog.discard(save.folder)
         _log.warning("%s: nothing was saved, and training goes on: %s", save.what, said(error))
         return False

@@ -1,4 +1,7 @@
-"""Agree on the state in memory that all ranks load: what each rank sends to rank 0, and what rank 0 answers."""
+"""Let all ranks agree on which of the saved states in memory they load.
+
+Each rank tells rank 0 which states it can load. Rank 0 chooses a state, and its answer names the state.
+"""
 
 from __future__ import annotations
 
@@ -50,14 +53,15 @@ class InMemory:
 
     @property
     def step(self) -> int:
-        """The step of the training."""
+        """The step of the training at which this state was saved."""
         return step_of(self.checkpoint)
 
 
 def tell(memory: Memory | None) -> bytes:
-    """Return what this rank sends to rank 0: the names of the states that it can load.
+    """Return what this rank sends to rank 0: the names of the states that it can load from memory.
 
-    If nodes keep copies, a restarted rank sends its seat instead, and local rank 0 all states that its machine holds.
+    If nodes keep copies of states, restarted ranks may load states from other nodes. Each rank then sends its seat,
+    which says how to reach its node, and local rank 0 also sends descriptions of all states on its machine.
     """
     if memory is None:
         return b"{}"
@@ -69,7 +73,7 @@ def tell(memory: Memory | None) -> bytes:
 
 
 def agree(told: Sequence[bytes]) -> Kept | None:
-    """Return the newest state that all ranks can load; ``None`` if there is none."""
+    """On rank 0, return the newest state in memory that all ranks can load; ``None`` if there is none."""
     each = [json.loads(one) for one in told]
     if all("seat" in one for one in each):
         seats = [Seat(*one["seat"]) for one in each]
@@ -88,12 +92,13 @@ def _pack(checkpoint: str, found: list[dict[str, object]] | None, seats: Sequenc
     return _MARK + json.dumps({"checkpoint": checkpoint, "sources": found, "seats": seats}).encode()
 
 
-#: What an answer that names a state in memory begins with. The manifest of a committed checkpoint begins with a brace.
+#: Rank 0's answer begins with these bytes if it names a state in memory. Otherwise, the answer is the manifest of a
+#: committed checkpoint, which begins with a brace.
 _MARK = b"memory "
 
 
 def read_answer(answer: bytes) -> InMemory | None:
-    """Return the state in memory that an answer names; ``None`` if it names none."""
+    """Return the state in memory that rank 0's answer names; ``None`` if the answer names none."""
     if not answer.startswith(_MARK):
         return None
     told = json.loads(answer.removeprefix(_MARK))

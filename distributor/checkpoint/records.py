@@ -52,7 +52,7 @@ class Manifest:
         step: the step of the training.
         time: when the checkpoint was committed, in seconds since the epoch.
         world_size: number of ranks that wrote it.
-        origin: the run and attempt that wrote it.
+        origin: the run and attempt that wrote it, such as ``"3f2a-0"``.
         shards: its files.
         metrics: the values that rank 0 had last reported before the save, by name.
     """
@@ -92,7 +92,7 @@ def read_manifest(data: bytes) -> Manifest | None:
 
     found = unseal(data, build)
     if found is not None and any(".." in shard.name.split("/") or shard.name[:1] == "/" for shard in found.shards):
-        return None  # a file outside the checkpoint
+        return None  # outside the checkpoint's folder
     return found
 
 
@@ -154,7 +154,7 @@ def order_of(name: str) -> tuple[int, int]:
 
 
 def surplus(committed: Iterable[Manifest], checkpoints: Checkpoints) -> list[Manifest]:
-    """Return the checkpoints to remove: all except the newest ones and the best one."""
+    """Return the checkpoints to remove: all except the newest ``checkpoints.keep`` ones and the best one."""
     newest_first = sorted(committed, key=lambda each: each.number, reverse=True)
     if checkpoints.keep is None:
         return []
@@ -163,9 +163,9 @@ def surplus(committed: Iterable[Manifest], checkpoints: Checkpoints) -> list[Man
 
 
 def best(committed: Sequence[Manifest], checkpoints: Checkpoints) -> Manifest | None:
-    """Return the best of some checkpoints; ``None`` if none has the metric.
+    """Return the checkpoint with the best value of the metric in ``checkpoints.best``; ``None`` if none has a value.
 
-    ``committed`` has the newest checkpoint first, so the newest one counts if several have the best value.
+    If several checkpoints have the best value, return the first of them. ``committed`` has the newest first.
     """
     found: Manifest | None = None
     if checkpoints.best is None:
@@ -173,7 +173,7 @@ def best(committed: Sequence[Manifest], checkpoints: Checkpoints) -> Manifest | 
     name = checkpoints.best[0]
     for each in committed:
         value = each.metrics.get(name)
-        if value is None or value != value:  # not a number
+        if value is None or value != value:  # missing, or NaN
             continue
         if found is None or checkpoints.is_better(value, found.metrics[name]):
             found = each

@@ -61,14 +61,14 @@ def save_checkpoint(state: Mapping[str, Any], step: int, *, wait: bool = False) 
             f"{type(state).__name__}"
         )
     publishing.check_step("save_checkpoint", step)
-    found = states.collect(state)  # may raise an error, so it comes before the other ranks wait for this one
+    found = states.collect(state)  # may raise an error, so it comes before the other ranks wait
     objects = states.pack_objects(found.objects)
     session = current("save_checkpoint")
     session.finish()
     kept = _keep(session)
     save = publishing.begin(session, "save_checkpoint", step)
     plan = None
-    if not kept.planner.is_same(found.tensors):  # the plan says what to copy; others may wait for it
+    if not kept.planner.is_same(found.tensors):  # the new plan says which tensors to copy below
         plan = kept.planner.settle(save.key, found.tensors, states.samples(state), save.what)
     left_out = kept.planner.left_out
     task = _Task(kept, save, plan, kept.copy(save, found.tensors, objects), objects, left_out)
@@ -102,7 +102,10 @@ class _Task:
     left_out: frozenset[str]
 
     def run_calmly(self) -> None:
-        """Run in a separate thread. If the save fails, log a warning instead of raising an error: training goes on."""
+        """Call :meth:`run`. If it fails, log a warning and raise no error.
+
+        A background thread calls this method while training goes on.
+        """
         try:
             self.run()
         except Exception as error:
@@ -118,7 +121,7 @@ class _Task:
         plan = self.plan if self.plan is not None else planner.settle(save.key, self.tensors, {}, save.what)
         if self.kept.memory is not None:
             if planner.left_out != self.left_out:
-                self.kept.memory.revoke(save.folder)  # other ranks no longer keep the tensors that this rank left out
+                self.kept.memory.revoke(save.folder)  # other ranks now keep other tensors, so it may be incomplete
             self.kept.memory.replicate(save.folder, self.objects, planner.omitted, planner.peer)
         part, folder = Part(), self._folder()
         try:
@@ -126,7 +129,7 @@ class _Task:
             files, results = self._write(plan, folder)
             self._upload(folder, files)
             part = Part(tuple(files), more=base64.b64encode(results).decode())
-        except Exception as error:  # whatever it is, the other ranks wait for this part
+        except Exception as error:  # any error: the other ranks wait for this report
             part = Part(problem=publishing.said(error))
         try:
             publishing.conclude(session, save, part, self._complete if session.exchange.rank == 0 else None)
@@ -135,7 +138,7 @@ class _Task:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _warn_of_classes(self) -> None:
-        """At the first save, warn if the objects cannot be loaded with ``weights_only``."""
+        """At the first save, warn if torch cannot load the rank's non-tensor state with ``weights_only=True``."""
         if not self.kept.has_saved:
             self.kept.has_saved = True
             if (reason := states.refused_by_weights_only(self.objects)) is not None:
@@ -158,8 +161,8 @@ class _Task:
         }
         if missing:  # another rank's plan has changed since the tensors were copied
             raise OSError(
-                f"this rank has no copy of {min(missing)!r}, which it must now write because another rank's tensors "
-                "have changed; the next save will be complete"
+                f"this rank must now write {min(missing)!r}, because another rank's tensors have changed since the "
+                "last save, but it has not copied this tensor; the next save will be complete"
             )
         files, results = plans.write(plan, self.tensors, folder)
         name = states.objects_file(self.kept.session.exchange.rank)

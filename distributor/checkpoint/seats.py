@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Seat(NamedTuple):
-    """Where a rank keeps its state in memory.
+    """Where a rank keeps its state in memory, and how other nodes reach its node.
 
     Attributes:
         folder: the folder in which the rank's node keeps states; ``""`` if it keeps no states. The folders of two nodes
@@ -26,10 +26,10 @@ class Seat(NamedTuple):
 
 
 def peer_of(seat: Seat, seats: Iterable[Seat]) -> Seat | None:
-    """Return a seat of the node that keeps the copies for the given seat's node; ``None`` if there is only one node.
+    """Return how to reach the node that keeps copies of another node's states; ``None`` if there is only one node.
 
-    This is the next node on another host, so that the copies survive the loss of a host. If all nodes are on one host,
-    it is the next node.
+    The copies are kept on the next node that is on another host, so that they survive the loss of a host. If all nodes
+    are on one host, the copies are kept on the next node. Node 0 follows the last node.
 
     >>> seats = [Seat("a", 0, "one"), Seat("b", 1, "one"), Seat("c", 2, "two")]
     >>> [peer_of(seat, seats).node for seat in seats]

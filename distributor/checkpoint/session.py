@@ -1,4 +1,4 @@
-"""One process's view of the checkpoints of its run: their place, the next one, and the save in progress."""
+"""What one process uses to save and load checkpoints: their folder or URL, the other ranks, the save in progress."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _log = notices.logger
 
 
 class Session:
-    """What a process uses to save and load checkpoints: the place, the other ranks, and the save in progress.
+    """What a process uses to save and load checkpoints: their place (a folder or URL), and access to the other ranks.
 
     Args:
         settings: where checkpoints are kept.
@@ -43,7 +43,7 @@ class Session:
         self.place: Place = open_place(settings.checkpoints.dir)
         self.catalog = Catalog(self.place, settings.checkpoints, sole=settings.fence is not None)
         self.last: str | None = None  # folder of the last checkpoint that this attempt has committed
-        self.memory: Memory | None = None  # None until the first call that needs it
+        self.memory: Memory | None = None  # the rank's states in memory; None until they are needed
         self._exchange: tuple[Exchange, str] | None = None
         self._count = 0
         self._saving: threading.Thread | None = None
@@ -51,13 +51,13 @@ class Session:
 
     @property
     def exchange(self) -> Exchange:
-        """The exchange with the other ranks, after :meth:`connect`."""
+        """The connection to the other ranks, which exists once :meth:`connect` was called."""
         assert self._exchange is not None
         return self._exchange[0]
 
     @property
     def origin(self) -> str:
-        """The run and attempt, as in the names of checkpoints' folders. It is known after :meth:`connect`."""
+        """The run and attempt, as in the names of checkpoint folders (``3f2a-0``), once :meth:`connect` was called."""
         assert self._exchange is not None
         return self._exchange[1]
 
@@ -78,7 +78,7 @@ class Session:
             self._exchange = exchange, f"{token}-0"
 
     def next_key(self) -> str:
-        """Return a new key for the exchange. All ranks get the same keys in the same order."""
+        """Return a new key under which ranks exchange values. All ranks get the same keys in the same order."""
         self._count += 1
         return str(self._count)
 
@@ -95,10 +95,12 @@ class Session:
         return self._staging
 
     def check_fence(self) -> None:
-        """Check that this attempt of the run still holds the run's name.
+        """Check that this attempt may commit checkpoints.
+
+        A run with a ``name=`` may commit checkpoints only while it holds this name, and only in its newest job.
 
         Raises:
-            OSError: another run holds the name now, a later attempt of this run has begun, or ranks and the driver do
+            OSError: another run has taken the name, a later attempt of this run has begun, or ranks and the driver do
                 not see the same folder.
         """
         fence = self.settings.fence
@@ -107,16 +109,19 @@ class Session:
         found = claims.find(open_place(fence.place).read)
         if found is None:
             raise OSError(
-                f"{fence.place!r} does not hold the claim that the driver has written there: the driver must see the "
-                "same folder as the ranks. Pass a URL, or omit name="
+                f"{fence.place!r} has no record of this run's name, although the driver has written one there: the "
+                "driver must see the same folder as the ranks. Pass a URL, or omit name="
             )
         if found.run != fence.run:
-            raise OSError(f"{found.holder or f'run {found.run}'} holds the name of this run now")
+            raise OSError(
+                f"{found.holder or f'run {found.run}'} has taken the name of this run: this run can commit no further "
+                "checkpoints"
+            )
         if found.attempt != fence.attempt:
-            raise OSError(f"attempt {found.attempt} of this run has begun")
+            raise OSError(f"attempt {found.attempt} of this run has begun: earlier attempts can commit no checkpoints")
 
     def save_later(self, save: Callable[[], None]) -> None:
-        """Call a function in a thread, once the previous save has ended. The process does not end before the thread."""
+        """Call ``save`` in a thread, once the previous save has ended. The process does not end before the thread."""
         self.finish()
         self._saving = threading.Thread(target=save, name="distributor-checkpoint")
         self._saving.start()
@@ -137,7 +142,7 @@ _session: tuple[int, Session] | None = None
 
 
 def current(what: str, *, together: bool = True) -> Session:
-    """Return this process's session, which the first call begins.
+    """Return what this process uses to save and load checkpoints, its *session*. The first call creates it.
 
     Args:
         what: the user's call, for errors.
@@ -161,19 +166,20 @@ def current(what: str, *, together: bool = True) -> Session:
 def in_run(environ: Mapping[str, str]) -> bool:
     """Return whether this process is a rank of a run of this package.
 
-    Ray's workers also have the environment variable that marks a run's processes, but they are no ranks.
+    A rank has both ``DISTRIBUTOR_NODE_ID`` and ``TORCHELASTIC_RUN_ID``. Ray's workers in a run have only the first, and
+    ranks that torchrun has started have only the second.
     """
     return NODE_ID in environ and bool(environ.get("TORCHELASTIC_RUN_ID"))
 
 
 def _say_where(environ: Mapping[str, str], what: str) -> None:
-    """Log where checkpoints are kept, because the user has named no place.
+    """Log where checkpoints are kept, because the user has named no folder or URL.
 
     Raises:
-        ConfigurationError: this process is a rank of a run, where the current directory is no common place for all
-            nodes.
+        ConfigurationError: this process is part of a run. The default folder is in the current directory, which may be
+            a different one on each node of the run.
     """
     if NODE_ID in environ:
         raise ConfigurationError(f"{what}: this run has no place for checkpoints: pass Distributor(checkpoints=...)")
     if int(environ.get("RANK", 0)) == 0:
-        _log.warning("checkpoints are kept in %s; %s names another place", os.path.abspath("checkpoints"), PLACE)
+        _log.warning("checkpoints are kept in %s: set %s to keep them elsewhere", os.path.abspath("checkpoints"), PLACE)

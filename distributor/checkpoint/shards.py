@@ -1,4 +1,4 @@
-"""The files that one rank adds to a checkpoint: their sizes and digests, and which rank's file is kept."""
+"""The files of a checkpoint: their sizes and digests, and which rank adds a file that several ranks have written."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class MeasuredFile:
         with suppress(OSError), open(self._path, "rb", buffering=0) as file:
             while self._waits_for_more() and (count := file.readinto(piece)):
                 self._found.update(memoryview(piece)[:count])
-                with suppress(OSError):  # not all file systems take advice
+                with suppress(OSError):  # some file systems do not support this advice
                     os.posix_fadvise(self._file.fileno(), self._read, count, os.POSIX_FADV_DONTNEED)
                 self._read += count
 
@@ -138,7 +138,7 @@ class MeasuredFile:
 
 
 def is_intact(path: Path, shard: Shard) -> bool:
-    """Return whether a file has the size and the digest of a shard."""
+    """Return whether a file has the size and digest that its checkpoint's manifest states."""
     try:
         if os.stat(path).st_size != shard.size:
             return False
@@ -149,14 +149,14 @@ def is_intact(path: Path, shard: Shard) -> bool:
 
 
 def divide(brought: Sequence[Mapping[str, Shard]], what: str) -> list[tuple[Shard, ...]]:
-    """Return the files that each rank adds. If several ranks bring the same file, only the lowest of them adds it.
+    """Return the files that each rank adds to a checkpoint. If ranks have the same file, only the lowest adds it.
 
     Args:
-        brought: the files of each rank by name.
+        brought: the files that each rank has written, by name.
         what: the user's call, for errors.
 
     Raises:
-        ConfigurationError: two ranks bring different files with one name, or a name is a file of one rank and a folder
+        ConfigurationError: two ranks have different files with one name, or a name is a file of one rank and a folder
             of another.
 
     Example:

@@ -11,7 +11,7 @@ from distributor.errors import StartError
 
 _WHAT = "checkpoints"
 
-#: Number of seconds within which a file that one node has written must be visible on the others. NFS may show it late.
+#: Number of seconds within which the other nodes must see a file that one node has written. NFS may show it late.
 _VISIBLE = 10.0
 
 
@@ -46,7 +46,7 @@ def check_place(*, local_rank: int) -> None:
 
 
 def _write(session: Session, name: str) -> str:
-    """Write the file for which the other nodes look, on node 0. Return an error text; ``""`` if all is well."""
+    """On node 0, write the file that the other nodes then look for. Return an error text; ``""`` if all is well."""
     where = session.settings.checkpoints.dir
     try:
         session.check_fence()
@@ -59,7 +59,10 @@ def _write(session: Session, name: str) -> str:
 
 
 def _look(session: Session, name: str) -> str:
-    """Look for the file of node 0, and write and remove a file. Return an error text; ``""`` if all is well."""
+    """On another node, look for the file that node 0 has written. Then write and remove a file of this node's own.
+
+    Return an error text; ``""`` if all is well.
+    """
     where = session.settings.checkpoints.dir
     own = f"{name}-{session.exchange.rank}"
     deadline = time.monotonic() + _VISIBLE

@@ -32,10 +32,10 @@ else:
     except ImportError:  # torch 2.4
         from torch.distributed._tensor import DTensor
 
-#: The entry under which random states are kept among a rank's objects.
+#: The entry under which a rank's random states are saved. It begins with #, which names of users' entries must not.
 _RANDOM = "#random"
 
-#: Ranks compare a parameter by this number of values at each end of it.
+#: Number of values at each end of a parameter that ranks compare with each other.
 _SAMPLED = 8
 
 #: Maximum number of names in an error.
@@ -48,7 +48,7 @@ class State:
 
     Attributes:
         tensors: tensors by name, some of which may be split over the ranks (DTensor).
-        objects: the rank's other state by entry.
+        objects: the rank's state apart from tensors, by the keys of the dict that the user saves, such as ``"epoch"``.
     """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -61,15 +61,16 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def objects_file(rank: int) -> str:
-    """Return the name of the file that holds a rank's objects."""
+    """Return the name of the file that holds a rank's objects (its state apart from tensors)."""
     return f"objects-{rank}.pt"
 
 
 def collect(entries: Mapping[str, Any]) -> State:
-    """Return the state of a training's entries, such as models and optimizers. Tensors are not copied.
+    """Return the state of the entries that a user saves, such as models and optimizers. Tensors are not copied.
 
     Raises:
-        ConfigurationError: an entry cannot be saved in this way.
+        ConfigurationError: a model uses FullyShardedDataParallel, which ``save_checkpoint`` does not support, or the
+            name of an entry is not allowed.
     """
     state = State()
     for entry, value in entries.items():
@@ -120,12 +121,12 @@ def _add_module(state: State, entry: str, module: torch.nn.Module) -> None:
 
 
 def _is_saved_as_tensor(name: str, value: object) -> bool:
-    """Return whether a value of a module's state_dict is saved as a tensor. Extra state is not: its size may change."""
+    """Return whether a module's value is saved as a tensor. Extra state is not, because its size may change."""
     return isinstance(value, torch.Tensor) and name.rpartition(".")[2] != "_extra_state"
 
 
 def _refuse_flat_parameters(entry: str, module: torch.nn.Module) -> None:
-    """Refuse FullyShardedDataParallel, whose state_dict has its own settings and collectives."""
+    """Raise an error for FullyShardedDataParallel, whose state_dict depends on settings and uses collectives."""
     if any(type(each).__name__ == "FullyShardedDataParallel" for each in module.modules()):
         raise ConfigurationError(
             f"save_checkpoint: {entry!r} uses FullyShardedDataParallel: use torch.distributed.fsdp.fully_shard, or "
@@ -205,7 +206,7 @@ def _set_random_states(states: Mapping[str, Any]) -> None:
 
 
 def pack_objects(objects: Mapping[str, Any]) -> bytes:
-    """Return a rank's objects as the content of a file."""
+    """Return a rank's objects (its state apart from tensors) as the content of a file."""
     buffer = io.BytesIO()
     torch.save(dict(objects), buffer)
     return buffer.getvalue()
@@ -328,7 +329,7 @@ def restore(entries: MutableMapping[str, Any] | Mapping[str, Any], read: State) 
 def _restore_object(entry: str, value: Any, read: State) -> None:
     saved: Any = read.objects.get(entry)
     if entry not in read.objects:
-        raise ConfigurationError(f"load_checkpoint: the checkpoint has no {entry!r}")
+        raise ConfigurationError(f"load_checkpoint: the checkpoint has no {entry!r}: leave it out of state")
     if isinstance(value, torch.optim.Optimizer) and any(
         isinstance(each, str) for group in saved["param_groups"] for each in group["params"]
     ):
@@ -353,7 +354,7 @@ def _restore_module(entry: str, module: torch.nn.Module, read: State) -> None:
 def _restore_optimizer(entry: str, optimizer: torch.optim.Optimizer, names: list[list[str]], read: State) -> None:
     told = read.objects.get(entry)
     if told is None:
-        raise ConfigurationError(f"load_checkpoint: the checkpoint has no optimizer {entry!r}")
+        raise ConfigurationError(f"load_checkpoint: the checkpoint has no optimizer {entry!r}: leave it out of state")
     groups, by_name = _groups(entry, optimizer, names, told["param_groups"])
     state: dict[int, dict[str, Any]] = {}
     start = f"{entry}.state."
@@ -369,7 +370,7 @@ def _restore_optimizer(entry: str, optimizer: torch.optim.Optimizer, names: list
 def _groups(
     entry: str, optimizer: torch.optim.Optimizer, names: list[list[str]], saved: list[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """Return the groups in the form that ``load_state_dict`` takes, and each parameter's number by name."""
+    """Return an optimizer's groups as ``load_state_dict`` takes them, and the number of each parameter by name."""
     if [sorted(map(str, group["params"])) for group in saved] != [sorted(group) for group in names]:
         raise ConfigurationError(
             f"load_checkpoint: the optimizer {entry!r} had other parameters when the checkpoint was saved: give it the "

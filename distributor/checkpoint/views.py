@@ -1,4 +1,4 @@
-"""Tensors in one block of memory."""
+"""Find the tensors in one block of memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def views_in(block: torch.Tensor, pieces: Iterable[Piece]) -> Room:
 
 
 def dtype_of(piece: Piece) -> torch.dtype:
-    """Return the type of a tensor."""
+    """Return the torch type of a part of a tensor."""
     found = getattr(torch, piece.dtype)
     assert isinstance(found, torch.dtype)
     return found

@@ -52,7 +52,7 @@ _TORCHRUN = {
     ),
 }
 
-#: Options that are not arguments of the API, by the option that they follow in the help.
+#: Options that only the command line has, by the name of the API's option after which the help lists them.
 _OWN = {
     "": [own(WHAT, "-m", "--module", is_flag=True, help="Run SCRIPT as a module, as python -m does.")],
     "launch": launching.OPTIONS,
@@ -108,7 +108,7 @@ def run(
     given = {
         **arguments(options),
         "launch": launch,
-        "keep_warm": 0.0,  # this process ends with the run, so no later run could use a warm process
+        "keep_warm": 0.0,  # no process waits for later runs, since this command makes only one run
     }
     count, use_gpu = given.pop("num_processes"), given.pop("use_gpu")
     distributor = Distributor(count, False if master else None if on_spark else True, use_gpu, **given)
@@ -231,7 +231,7 @@ def _is_on_spark(local: bool, master: str | None, conf: Sequence[str], driver_po
     on_spark = bool(master) or (not local and _in_spark_submit())
     for option, value in (("--conf", conf[0] if conf else None), ("--driver-ports", driver_ports)):
         if value is not None and not on_spark:
-            raise click.UsageError(f"{option} {value} is for runs on Spark: add --master, or leave it out")
+            raise click.UsageError(f"{option} {value} is only for runs on Spark: remove it, or add --master")
     return on_spark
 
 
@@ -268,10 +268,10 @@ def _print_plan(
 
 
 def _session(master: str | None, settings: dict[str, str]) -> Any:
-    """Return a Spark session, which this command must stop even if spark-submit started it."""
+    """Return a Spark session. The caller must stop it, even if spark-submit started it."""
     handlers = {number: signal.signal(number, _give_up) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        # Spark's progress bar has no newline, so the next output would continue its line.
+        # Spark's progress bar is off: it has no newline, so the next output would continue its line.
         settings = {"spark.ui.showConsoleProgress": "false", **settings}
         with ThreadPoolExecutor(1) as another:  # in the main thread, Spark would install its own signal handler
             return another.submit(spark_session.create, master, settings).result()
@@ -294,7 +294,7 @@ def _in_spark_submit() -> bool:
 
 
 class _Terminated(BaseException):
-    """Raised on SIGTERM: ranks get their grace period, then the command ends."""
+    """Raised on SIGTERM, to cancel the run: ranks get their grace period, then the command ends."""
 
 
 def _end(_signal: int, _frame: FrameType | None) -> None:

@@ -57,7 +57,11 @@ def describe(job: Job, where: str, placement: Placement | None = None) -> str:
         ("run", _words(job.target)),
         ("on", f"{where}: {_counted(job)}, {_devices(job, placement)}"),
         ("placement", "by Spark, when the run starts" if placement is None else str(placement)),
-        ("command", f"{_command(plan.target)}   (in each rank, through torch's elastic agent: {job.launch.name})"),
+        (
+            "command",
+            f"{_command(plan.target)}   (in each rank, started by torch's elastic agent; "
+            f"launch path: {job.launch.name})",
+        ),
         *(("companions", f"{companion.name}, on each node") for companion in plan.companions),
         ("ships", _shipped(job) if placement is None else "nothing: ranks run on this machine"),
         ("limits", _limits(job)),
@@ -76,7 +80,7 @@ def describe(job: Job, where: str, placement: Placement | None = None) -> str:
 
 
 def _plan(job: Job, placement: Placement | None) -> Plan:
-    """Return what node 0 would do."""
+    """Return the plan of node 0: its companions, and the target and environment of its ranks."""
     if placement is not None:
         plan = job.launch.plan(Site(job, placement, placement.master, os.environ, {}, _FOLDER))
         return _with_open_ports(replace(plan, rank_env=tuple({**env, "MASTER_PORT": _PORT} for env in plan.rank_env)))

@@ -17,7 +17,7 @@ from distributor.ray.launch import Ray
 from distributor.values.launch import Launch
 from distributor.values.options import WHAT
 
-#: The options of launch paths. They follow ``--launch`` in the help.
+#: The options of single launch paths (ways to start ranks). They follow ``--launch`` in the help.
 OPTIONS = (
     own(WHAT, "--deepspeed", metavar="FILE", type=click.Path(), help="Train with DeepSpeed and this configuration."),
     own(
@@ -62,7 +62,7 @@ _PATHS = {
 
 
 def choose(name: str | None, options: dict[str, Any]) -> Launch:
-    """Return the launch path that the command line selects, and remove its options from ``options``.
+    """Return the launch path that the command line selects, and remove all launch paths' options from ``options``.
 
     Args:
         name: the name that the user gave with ``--launch``, if any.

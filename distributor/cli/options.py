@@ -13,7 +13,7 @@ from distributor.values.options import PANELS, Flag, Kind, Option
 
 Decorator = Callable[[Any], Any]
 
-#: An option of the command: the panel that lists it, and the decorator that adds it.
+#: An option of the command: the panel of the help that lists it, and the decorator that adds it to the command.
 Entry = tuple[str, Decorator]
 
 
@@ -37,7 +37,7 @@ def declared(own_options: Mapping[str, Sequence[Entry]]) -> Decorator:
     entries.sort(key=lambda entry: PANELS.index(entry[0]))
 
     def decorate(command: Any) -> Any:
-        for _, decorator in reversed(entries):  # as decorators are applied, from the last to the first
+        for _, decorator in reversed(entries):  # Python too applies the last decorator first
             command = decorator(command)
         return command
 
@@ -79,7 +79,7 @@ def _click_option(name: str, option: Option, flag: Flag) -> Decorator:
         settings["multiple"] = True
     elif flag.kind == "switch":
         settings["default"] = option.default
-        if not flag.names:  # names such as --a/--no-a make click treat it as a switch
+        if not flag.names:  # click sees from names such as --a/--no-a that it is a switch
             settings["is_flag"] = True
     else:
         settings |= {"type": _type(flag.kind), "default": option.default, "show_default": option.default is not None}

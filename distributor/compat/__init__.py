@@ -1,5 +1,6 @@
-"""The functions and classes of other launchers, under the same names: notebooks need to change only their imports.
+"""The functions and classes of Databricks', Azure ML's and Horovod's launchers, under their own names.
 
-A wing (see docs/architecture.md): runs on the driver. ``horovod.torch``, Databricks' ``runtime`` and ``ray_init``, and
-the preparations of a rank (the check of its GPU, ``as_driver``) run in ranks.
+Notebooks that use these launchers need to change only their imports. Most of this package runs on the driver.
+``horovod.torch``, Databricks' ``runtime`` and ``ray_init``, and what a rank does before the user's function begins (it
+checks its GPU, or joins a Ray cluster) run in ranks. A wing: no other folder of the package imports this one.
 """

@@ -12,7 +12,7 @@ from distributor.values.launch import Launch, LaunchPath
 from distributor.values.outcome import Failure
 from distributor.values.plan import Call, Plan, Site
 
-#: The GPU models that count as a type, if there are several: AWS has A10G where other clouds have A10.
+#: The GPU types that stand for several models, with these models. AWS offers A10G where other clouds offer A10.
 _SOLD_AS = {"A10": ("A10", "A10G")}
 
 
@@ -53,7 +53,11 @@ def mismatch(accelerator: str, device: str | None) -> str | None:
 
 
 def check_here(accelerator: str, local_rank: int) -> None:
-    """Check the GPU of this rank. Each rank calls this before its target.
+    """Check that the GPU of this rank is of the requested type. Each rank does so before the user's code begins.
+
+    Args:
+        accelerator: the requested type, such as ``"H100"``.
+        local_rank: this process's local rank, which is the number of its GPU.
 
     Raises:
         ConfigurationError: the rank's GPU is of another type, or the rank has no GPU.
@@ -70,11 +74,11 @@ def check_here(accelerator: str, local_rank: int) -> None:
 
 @dataclass(frozen=True)
 class OnAccelerator:
-    """A launch path whose ranks check the type of their GPU before they run the target.
+    """A launch path (a way to start ranks) whose ranks check the type of their GPU before the user's code begins.
 
     Args:
-        accelerator: the type, such as ``"H100"``.
-        launch: the path that starts the ranks.
+        accelerator: the GPU type, such as ``"H100"``.
+        launch: the launch path that starts the ranks.
 
     Example:
         >>> from distributor.launch import Torchrun
@@ -86,59 +90,59 @@ class OnAccelerator:
     launch: Launch
 
     def resolve(self, num_processes: int, use_gpu: bool) -> CheckedPath:
-        """Return the launch path that becomes part of the job. Raises the errors of ``launch.resolve``."""
+        """Return ``launch`` resolved, with the check of GPUs added. Raises the errors of ``launch.resolve``."""
         return CheckedPath(self.launch.resolve(num_processes, use_gpu), self.accelerator)
 
 
 @dataclass(frozen=True)
 class CheckedPath:
-    """A launch path that adds a check to another one, the inner path: ranks check their GPU before the target."""
+    """A launch path that wraps another launch path, and makes each rank check its GPU before the user's code begins."""
 
     path: LaunchPath
     accelerator: str
 
     @property
     def name(self) -> str:
-        """The name of the inner path."""
+        """The name of the wrapped launch path."""
         return self.path.name
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """The modules that the inner path preloads."""
+        """The modules to import before ranks are forked, as the wrapped launch path says."""
         return self.path.preload
 
     @property
     def needs(self) -> Mapping[str, str]:
-        """The packages that the inner path needs."""
+        """The modules that ranks must import, each with the option that needs it, as the wrapped launch path says."""
         return self.path.needs
 
     @property
     def ports(self) -> int:
-        """The number of ports that the inner path needs."""
+        """The number of ports to reserve for each process, as the wrapped launch path says."""
         return self.path.ports
 
     @property
     def restarts(self) -> bool:
-        """Whether the inner path's processes can be started again on the same nodes."""
+        """Whether the processes of the wrapped launch path can be started again on the same nodes."""
         return self.path.restarts
 
     @property
     def once(self) -> bool:
-        """Whether the inner path runs the target once."""
+        """Whether the wrapped launch path runs the user's code once, on node 0, instead of in each process."""
         return self.path.once
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return the variables of the inner path."""
+        """Return the environment variables of the wrapped launch path."""
         return self.path.env(use_gpu)
 
     def advise(self, failure: Failure, job: Job) -> str:
-        """Return the advice of the inner path."""
+        """Return the advice of the wrapped launch path on a failure."""
         return self.path.advise(failure, job)
 
     def plan(self, site: Site) -> Plan:
-        """Return the inner path's plan of one node, with the check as the function that each rank calls first.
+        """Return the wrapped launch path's plan of one node, and add the check of GPUs, which each rank calls first.
 
-        The inner path's plan must not name such a function, since a plan has only one.
+        A plan can name only one function that ranks call first, so the wrapped path's plan must not name any.
         """
         plan = self.path.plan(site)
         assert plan.first is None

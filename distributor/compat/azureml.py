@@ -4,7 +4,9 @@
 
     run("train.py", "--lr", 0.1, distribution=PyTorchDistribution(process_count_per_instance=2), instance_count=2)
 
-An instance is a Spark executor. Without executors, the ranks of all instances train on this machine.
+One of Azure's instances (machines) is a Spark executor here. Without executors, the ranks of all instances train on
+this machine.
+
 Sources: https://learn.microsoft.com/python/api/azure-ai-ml/azure.ai.ml (classes and ``command``),
 https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu (environment variables).
 """
@@ -46,8 +48,8 @@ NOT_USED = (
 #: Names of ``azure.ai.ml`` that this module lacks, each with what to use instead.
 INSTEAD = {
     "MLClient": "run(job), which runs a job on the Spark session",
-    "Output": 'options={"output_dir": ...} of run, which brings new files back',
-    "dsl": "one run() for each step",
+    "Output": 'run(..., options={"output_dir": ...}), which copies new files of ranks to that folder',
+    "dsl": "one run() for each step of the pipeline",
     "load_component": "command()",
     "load_job": "command()",
 }
@@ -58,10 +60,10 @@ class Distribution(Protocol):
 
     @property
     def per_instance(self) -> int | None:
-        """The number of processes on each instance; ``None`` if processes are spread freely."""
+        """The number of processes on each instance; ``None`` if this number is not fixed."""
 
     def processes(self, instance_count: int) -> int:
-        """Return the number of processes of a job that has this number of instances."""
+        """Return the number of processes of a job with ``instance_count`` instances."""
 
     def launch(self, instance_count: int) -> Launch:
         """Return the launch path that starts the processes."""
@@ -160,7 +162,7 @@ class TensorFlowDistribution(_Counts):
 
     @property
     def per_instance(self) -> None:
-        """``None``, since tasks are spread over the instances."""
+        """``None``: the number of tasks on each instance is not fixed."""
 
     def processes(self, instance_count: int) -> int:
         """Return the total number of tasks."""
@@ -175,8 +177,8 @@ class TensorFlowDistribution(_Counts):
         servers, workers = self.parameter_server_count or 0, self.worker_count or instance_count
         if servers and workers < 2:
             raise ConfigurationError(
-                f"worker_count={workers} leaves no worker besides the chief, which parameter_server_count={servers} "
-                "needs: pass worker_count=2 or more"
+                f"parameter_server_count={servers} needs a worker besides the chief, but worker_count={workers} leaves "
+                "none: pass worker_count=2 or more"
             )
         return TensorFlow(parameter_servers=servers)
 
@@ -185,7 +187,8 @@ class TensorFlowDistribution(_Counts):
 class RayDistribution:
     """A Ray cluster with one slot for each instance; the function runs on the first instance, as Ray's driver.
 
-    A slot has one GPU, or the CPUs of a Spark task. Larger slots: ``run(..., options={"gpus_per_process": 4})``.
+    A slot has the CPUs of one Spark task and, if the run uses GPUs, one GPU. For larger slots, pass, for example,
+    ``run(..., options={"gpus_per_process": 4})``.
 
     Args:
         port, dashboard_port: accepted without effect, with a warning, since the run reserves free ports.
@@ -214,7 +217,8 @@ class RayDistribution:
             if value := getattr(self, name):
                 raise ConfigurationError(
                     f"{name}={value!r} cannot be used, since the run decides how Ray starts: leave it out. "
-                    'options={"cpus_per_process": 4, "gpus_per_process": 1} of run sets what each instance offers'
+                    'To set what each instance offers, pass options={"cpus_per_process": 4, "gpus_per_process": 1} to '
+                    "run"
                 )
         for name in ("port", "dashboard_port", "include_dashboard"):
             if value := getattr(self, name):
@@ -226,11 +230,11 @@ class RayDistribution:
 
     @property
     def per_instance(self) -> int:
-        """1: each instance has one slot."""
+        """The number of slots on each instance, which is 1."""
         return 1
 
     def processes(self, instance_count: int) -> int:
-        """Return the number of slots."""
+        """Return the number of slots in the Ray cluster."""
         return instance_count
 
     def launch(self, instance_count: int) -> Launch:
@@ -238,7 +242,7 @@ class RayDistribution:
         return Ray()
 
 
-#: Distributions by the ``type`` that names them in a dict.
+#: The class of each distribution, by its ``type`` in a distribution that is given as a dict.
 _KINDS: Mapping[str, Callable[..., Distribution]] = {
     "pytorch": PyTorchDistribution,
     "mpi": MpiDistribution,
@@ -248,10 +252,13 @@ _KINDS: Mapping[str, Callable[..., Distribution]] = {
 
 
 def as_distribution(value: Any) -> Distribution:
-    """Return a distribution from a distribution, a dict with its ``type``, or ``None`` (one process per instance).
+    """Return the distribution that a user gives: as an object, a dict with a ``type``, or ``None``.
+
+    ``None`` means one process on each instance, started as with torchrun.
 
     Raises:
-        ConfigurationError: ``value`` is something else, or an argument of the distribution is wrong.
+        ConfigurationError: ``value`` is neither a distribution, nor a dict with the ``type`` of one, nor ``None``; or
+            an argument of the distribution is wrong.
 
     Example:
         >>> as_distribution({"type": "PyTorch", "process_count_per_instance": 4})
@@ -343,10 +350,10 @@ def command(
         code: the project folder, which becomes the ranks' current directory.
         inputs: values by name: text, numbers, or objects with a ``path``, such as Azure's ``Input``. Paths are taken as
             they are, and must exist on all nodes.
-        distribution: how many processes each instance has, and how they are started. Default: one, as with torchrun.
-            May be a dict with its ``type``, such as ``"pytorch"``.
+        distribution: how many processes each instance has, and how they are started. Default: one process, started as
+            with torchrun. May be a dict with a ``type``, such as ``{"type": "pytorch"}``.
         instance_count: number of instances.
-        environment_variables: variables for the ranks.
+        environment_variables: environment variables for the ranks.
         display_name: the run's name.
         resources: another way to give ``instance_count``: ``ResourceConfiguration``, or a dict.
         others: the arguments that ``NOT_USED`` lists; accepted without effect, with a warning.
@@ -362,8 +369,8 @@ def command(
     unknown = [name for name in others if name not in NOT_USED]
     if unknown:
         raise ConfigurationError(
-            f"command() cannot use {', '.join(unknown)}: leave it out. Results come back as return values, and new "
-            'files with options={"output_dir": ...} of run'
+            f"command() cannot use {', '.join(unknown)}: leave it out. To keep new files of ranks, pass "
+            'options={"output_dir": ...} to run'
         )
     not_used("command", others)
     return Command(
@@ -393,11 +400,13 @@ def run(
     Args:
         target: a function, the path of a script, or a job that ``command`` has returned.
         args: arguments of the function or the script.
-        distribution: how many processes each instance has, and how they are started. Default: one, as with torchrun.
-        instance_count: number of instances. Each is a Spark executor; without executors, all are this machine.
-        environment_variables: variables for the ranks.
+        distribution: how many processes each instance has, and how they are started. Default: one process, started as
+            with torchrun.
+        instance_count: number of instances. Each is a Spark executor; without executors, the ranks of all instances
+            train on this machine.
+        environment_variables: environment variables for the ranks.
         code: the project folder, which becomes the ranks' current directory.
-        use_gpu: whether each rank gets a GPU; ``None`` (default): if there are GPUs.
+        use_gpu: whether each rank gets a GPU. ``None`` (default): each rank gets one if there are GPUs.
         options: further options of ``Distributor`` by name, such as ``{"log_dir": "logs"}``.
         kwargs: keyword arguments of the function.
 
@@ -431,7 +440,7 @@ def run(
 
 
 def _request(job: Command, use_gpu: bool | None, options: Mapping[str, Any] | None) -> Request:
-    """Return the request of a job; options come last, so that they can override the job's own values."""
+    """Return what a job asks ``Distributor`` for. ``options`` override the job's own values."""
     named = {"env": job.environment_variables, "working_dir": job.code, "name": job.display_name}
     return Request(
         asked=f"{type(job.distribution).__name__} on instance_count={job.instances}",

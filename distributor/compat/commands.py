@@ -1,4 +1,4 @@
-"""The command line of a job: a program and its arguments, without a shell. Pure."""
+"""Parses the command lines of Azure's jobs: a program with arguments, run without a shell. No side effects."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 from distributor.errors import ConfigurationError
 
-#: Characters that only a shell understands. Each ``${{inputs.NAME}}`` is replaced before this is applied.
+#: Matches characters that only a shell understands. It is searched for after each ``${{inputs.NAME}}`` was replaced.
 _SHELL = re.compile(r"[|&;<>`\n]|\$")
 
-#: An output, which Azure uploads after the job.
+#: Matches ``${{outputs.NAME}}``, which stands for the path of an output. Azure uploads the output after the job.
 _OUTPUT = re.compile(r"\$\{\{\s*outputs\.(\w+)\s*\}\}")
 
 _INPUT = re.compile(r"\$\{\{\s*inputs\.(\w+)\s*\}\}")
@@ -37,8 +37,8 @@ def parse(command: str, inputs: Mapping[str, Any]) -> Program:
         inputs: the values of ``${{inputs.NAME}}``.
 
     Raises:
-        ConfigurationError: the command does not have this form, needs a shell, names an output, or names an input that
-            ``inputs`` lacks.
+        ConfigurationError: the command does not begin with ``python SCRIPT`` or ``python -m MODULE``, needs a shell,
+            names an output, or names an input that ``inputs`` lacks.
 
     Example:
         >>> parse("python -m pkg.train --data ${{inputs.data}}", {"data": "/mnt/my data"})
@@ -60,8 +60,11 @@ def parse(command: str, inputs: Mapping[str, Any]) -> Program:
     try:
         words = shlex.split(marked)
     except ValueError as error:
-        raise ConfigurationError(f"command cannot be split into words ({error}): {command!r}") from None
-    words = [word for index, word in enumerate(words) if not (index == 1 and word == "-u")]  # ranks write lines at once
+        raise ConfigurationError(
+            f"command cannot be split into words ({error}): check the quotation marks and backslashes in {command!r}"
+        ) from None
+    # ``-u`` (unbuffered output) is dropped, since ranks write each line at once anyway.
+    words = [word for index, word in enumerate(words) if not (index == 1 and word == "-u")]
     if not re.fullmatch(r"python(3(\.\d+)?)?", words[0]) or len(words) < 2 + (words[1:2] == ["-m"]):
         raise ConfigurationError(
             f"command must be 'python SCRIPT ...' or 'python -m MODULE ...', not {command!r}: the run starts the ranks "

@@ -1,4 +1,4 @@
-"""Descriptions of the inputs and the machines of Azure's jobs. Pure.
+"""The classes that describe the inputs and the machines of Azure's jobs.
 
 Sources: https://learn.microsoft.com/python/api/azure-ai-ml/azure.ai.ml.input,
 https://learn.microsoft.com/python/api/azure-ai-ml/azure.ai.ml.entities.resourceconfiguration
@@ -28,7 +28,7 @@ class AssetTypes:
 
 @dataclass(kw_only=True)
 class Input:
-    """An input of a job: a path, which is passed on unchanged.
+    """An input of one of Azure's jobs: a path, which the job's command gets unchanged.
 
     Args:
         type: kind of the input; accepted without effect.
@@ -65,7 +65,7 @@ class ResourceConfiguration:
         not_used("ResourceConfiguration", others)
 
 
-#: The newer name of the same class.
+#: Azure's newer name of :class:`ResourceConfiguration`.
 JobResourceConfiguration = ResourceConfiguration
 
 

@@ -1,4 +1,4 @@
-"""The slots and GPUs where a run would train: on executors, or on this machine."""
+"""Finds out how many task slots and GPUs a run can use: those of the executors, or those of this machine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def look(local_mode: bool | None, environ: Mapping[str, str]) -> Place:
     """
     session, here = choose_session(local_mode, needed=False)
     if session is None:
-        master = active_session() if local_mode is None else None  # the limits of a local[...] master apply
+        master = active_session() if local_mode is None else None  # a master local[n] limits the slots to n
         gpus = _gpus_here(environ)
         return Place(exists=here, gpus=gpus, cpus=processes.cpu_count() if master is None else _cores(master))
     from distributor.schedulers.spark.session import is_connect
@@ -52,7 +52,7 @@ def look(local_mode: bool | None, environ: Mapping[str, str]) -> Place:
     if cluster.is_local and not is_connect(session):
         return Place(gpus=_gpus_here(environ), cpus=_cores(session))
     cores = [] if is_connect(session) else [each.cores for each in executors(session) if each.cores]
-    if not cores:  # not known with Spark Connect, or before the first executor is up
+    if not cores:  # Spark Connect does not list executors, or no executor is up yet
         return Place(executors=True, gpus=None if cluster.executor_gpus else 0, cpus=None)
     return Place(
         executors=True,
@@ -62,7 +62,7 @@ def look(local_mode: bool | None, environ: Mapping[str, str]) -> Place:
 
 
 def _gpus_here(environ: Mapping[str, str]) -> int:
-    """Return the number of GPUs that a run on this machine can use: those that Spark found for the driver, or all."""
+    """Return the number of GPUs for a run on this machine: those that Spark found for the driver, or all if none."""
     found = driver_gpus()
     return len(devices.local_gpus(environ) if found is None else found)
 

@@ -1,4 +1,4 @@
-"""Turn calls of other launchers' functions into runs of ``Distributor``, on the slots and GPUs that are available."""
+"""Turn calls such as Horovod's ``run`` into runs of ``Distributor``, on the slots and GPUs that are available."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from distributor.values.launch import Launch
 
 @dataclass(frozen=True)
 class Request:
-    """The request that a call of another launcher's function makes.
+    """What a call of another product's function, such as Horovod's ``run``, asks for: processes, GPUs and so on.
 
     Attributes:
         asked: the call in the user's words, for messages, such as ``"@distributed(gpus=8)"``.
@@ -32,7 +32,7 @@ class Request:
         otherwise: advice for the error message if ``local_mode`` is ``False`` and there is no session.
         use_gpu: whether ranks use GPUs; ``None``: they do if there are any.
         accelerator: the type of the ranks' GPUs; ``None`` for any.
-        per_node: maximum number of ranks on one executor; it does not apply to this machine.
+        per_node: maximum number of ranks on one executor. If the run trains on this machine, there is no maximum.
         launch: how ranks are started.
         options: further options of ``Distributor``.
     """
@@ -51,7 +51,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Settled:
-    """The arguments of ``Distributor`` that a request leads to."""
+    """The arguments of ``Distributor`` for a run that does what a :class:`Request` asks for."""
 
     processes: int
     local_mode: bool | None
@@ -66,7 +66,7 @@ def settle(request: Request, trial: int | None, look: Callable[[bool | None], Pl
     Args:
         request: what the user's call asks for.
         trial: the number of ranks on CPUs to train with instead; ``None`` to train as asked.
-        look: returns where a run with a ``local_mode`` would train.
+        look: a function that takes ``local_mode``, and returns where the run would train.
 
     Raises:
         ConfigurationError: the request needs a Spark session, but none is active; or it needs the number of slots,
@@ -80,7 +80,7 @@ def settle(request: Request, trial: int | None, look: Callable[[bool | None], Pl
         False
     """
     if trial is not None:
-        here = True if request.local_mode else None  # executors if there are any
+        here = True if request.local_mode else None  # None: on executors, if there are any
         return Settled(trial, here, False, request.launch, request.options)
     place = look(request.local_mode)
     if not place.exists:
@@ -167,10 +167,11 @@ def _distributor(request: Request) -> EveryRank:
 
 
 def check_trial(request: Request, trial: int) -> None:
-    """Check that the launch path can work with the number of ranks of a trial.
+    """Check that the launch path can start as many ranks as ``DISTRIBUTOR_COMPAT_CPU`` says.
 
     Raises:
-        ConfigurationError: the number does not fit, for instance because a TensorFlow cluster needs more tasks.
+        ConfigurationError: the launch path cannot start this number of ranks, for instance because a TensorFlow cluster
+            needs more tasks.
 
     Example:
         >>> check_trial(Request("run()", "num_proc"), 2)
@@ -184,7 +185,7 @@ def check_trial(request: Request, trial: int) -> None:
 
 @contextmanager
 def _told_how_to_try(request: Request) -> Iterator[None]:
-    """In an error about missing GPUs, also explain how to try the call on CPUs."""
+    """Add to each error about missing GPUs how to try the same call on CPUs."""
     try:
         yield
     except ResourceError as error:

@@ -1,4 +1,4 @@
-"""``DISTRIBUTOR_COMPAT_CPU``, a variable with which notebooks for GPUs can be tried on machines without GPUs. Pure."""
+"""Reads the environment variable ``DISTRIBUTOR_COMPAT_CPU``, which makes notebooks for GPUs run on CPUs."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ from collections.abc import Mapping
 
 from distributor.errors import ConfigurationError
 
-#: The variable with the number of ranks on CPUs that each call of ``distributor.compat`` starts, whatever it requests.
+#: The environment variable that makes each call of ``distributor.compat`` start this number of ranks on CPUs, whatever
+#: number of GPUs the call asks for.
 VARIABLE = "DISTRIBUTOR_COMPAT_CPU"
 
 
 def cpu_ranks(environ: Mapping[str, str]) -> int | None:
-    """Return the number of ranks on CPUs to try a notebook with; ``None`` if the variable is unset or empty.
+    """Return the value of ``DISTRIBUTOR_COMPAT_CPU``: how many ranks on CPUs each call starts.
+
+    Return ``None`` if ``DISTRIBUTOR_COMPAT_CPU`` is unset or empty.
 
     Args:
         environ: usually ``os.environ``.
 
     Raises:
-        ConfigurationError: the variable is not a positive number.
+        ConfigurationError: ``DISTRIBUTOR_COMPAT_CPU`` is not a positive whole number.
 
     Example:
         >>> cpu_ranks({"DISTRIBUTOR_COMPAT_CPU": "2"}), cpu_ranks({})

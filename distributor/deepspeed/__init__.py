@@ -1,1 +1,4 @@
-"""DeepSpeed: configurations, ZeRO, tuning, checkpoints and extensions. A wing (see docs/architecture.md)."""
+"""Training with DeepSpeed: configurations, ZeRO, tuning, checkpoints and extensions.
+
+The package is a wing: the library's core folders, the rooms, do not import it (see docs/architecture.md).
+"""

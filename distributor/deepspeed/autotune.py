@@ -1,6 +1,6 @@
 """Autotuning: tries DeepSpeed configurations in short runs, one after the other, and reports the best.
 
-DeepSpeed's own autotuner starts its experiments through ssh and DeepSpeed's launcher, which a Spark cluster lacks.
+DeepSpeed's own autotuner cannot be used on a Spark cluster, because it starts its experiments through ssh.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def autotune(
         ConfigurationError: ``space`` is wrong, the function cannot be shipped or does not return the metric, or there
             are too few GPUs or slots.
         RunCancelledError: an experiment was cancelled from outside; the remaining experiments do not run.
-        KeyboardInterrupt: on Ctrl-C, once the ranks of the current experiment have been told to end.
+        KeyboardInterrupt: on Ctrl-C, after this function has cancelled the current experiment.
 
     Example:
         >>> tuning = autotune(
@@ -178,7 +178,7 @@ def combinations(space: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]
     else:
         found = [dict(values) for values in _mappings(space)]
     if not found:
-        raise ConfigurationError(f"space is empty: {space!r}")
+        raise ConfigurationError(f"space is empty: {space!r}; name at least one setting and the values to try")
     return found
 
 
@@ -192,7 +192,9 @@ def _mappings(space: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def merged(config: Config, values: Mapping[str, Any]) -> Config:
-    """Return a copy of a configuration with values set by path.
+    """Return a copy of a configuration in which the settings in ``values`` are set.
+
+    Each key of ``values`` is the path of a setting in the configuration, such as ``"zero_optimization.stage"``.
 
     >>> merged({"zero_optimization": {"stage": 1}}, {"zero_optimization.stage": 3, "bf16.enabled": True})
     {'zero_optimization': {'stage': 3}, 'bf16': {'enabled': True}}
@@ -204,7 +206,9 @@ def merged(config: Config, values: Mapping[str, Any]) -> Config:
         for section in sections:
             inner = place.setdefault(section, {})
             if not isinstance(inner, dict):
-                raise ConfigurationError(f"space: {path!r} needs a mapping at {section!r}, not {inner!r}")
+                raise ConfigurationError(
+                    f"space: {path!r} needs a mapping at {section!r}, where the configuration has {inner!r}"
+                )
             place = inner
         place[last] = value
     return reading.read(result)
@@ -241,7 +245,7 @@ def _try(
             run.wait()
             return ended("too slow", reason=f"longer than {timeout:g} s")
         value = run.result()
-    except (PayloadError, ResourceError):  # errors that these values have not caused
+    except (PayloadError, ResourceError):  # not due to the values that are tried
         raise
     except ConfigurationError as error:
         if run is not None:

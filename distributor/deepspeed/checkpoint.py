@@ -26,21 +26,22 @@ from typing import Any
 
 from distributor.errors import ConfigurationError
 
-#: The suffix that follows the tag in the name of a checkpoint that any number of ranks can load.
+#: The name of a universal checkpoint, which any number of ranks can load, is its tag and this suffix.
 UNIVERSAL = "_universal"
 
-#: The file with the data that DeepSpeed's universal form lacks: the parameters and buffers that are not in the
-#: optimizer, and the settings of the optimizer's groups.
+#: The file with the data that DeepSpeed leaves out of a universal checkpoint: the parameters and buffers that are not
+#: in the optimizer, and the settings of the optimizer's groups.
 _REST = "distributor_rest.pt"
 
 _CLIENT_STATE = "distributor_client_state"
 
 _LATEST = "latest_universal"
 
-#: Folder in which rank 0 makes a universal form before it replaces an earlier one.
+#: Folder in which rank 0 makes a universal checkpoint before it replaces an earlier one.
 _UNFINISHED = ".unfinished"
 
-#: How long ranks wait until rank 0 has written its files: longer than any disk takes. If rank 0 ends, they end, too.
+#: How long the other ranks wait for rank 0 to write its files: longer than any disk takes. If rank 0 fails, the
+#: launcher ends the others.
 _PATIENCE = timedelta(days=7)
 
 _numbers = itertools.count()
@@ -53,12 +54,15 @@ def save(
     client_state: Mapping[str, Any] | None = None,
     workers: int = 1,
 ) -> str:
-    """Save model, optimizer and scheduler: first a shard from each rank, then the universal form of all shards.
+    """Save model, optimizer and scheduler in a form that any number of ranks can load.
 
-    The universal form can be loaded with any number of ranks. Rank 0 makes it from the shards, and it takes as much
-    disk space as the shards. ``folder/tag`` holds the shards and may be removed; ``folder/tag_universal`` holds the
-    universal form. If the same tag was saved before, the earlier universal form can be loaded until the new one is
-    complete. Without ZeRO, only ``folder/tag`` is saved, and there is no universal form.
+    First, each rank writes its part, a *shard*, to ``folder/tag``. From the shards, rank 0 then makes a *universal
+    checkpoint* in ``folder/tag_universal``, which takes as much disk space as the shards. Any number of ranks can load
+    it, and ``folder/tag`` may then be removed. If the same tag was saved before, the earlier universal checkpoint can
+    be loaded until the new one is complete.
+
+    Without ZeRO, no universal checkpoint (DeepSpeed's form for any number of ranks) is made, because none is needed:
+    any number of ranks can load ``folder/tag`` itself.
 
     Args:
         engine: the engine that ``deepspeed.initialize`` returned. With ZeRO, its optimizer must be a variant of Adam
@@ -66,8 +70,8 @@ def save(
         folder: a folder on a disk that the ranks of all nodes share.
         tag: name of the checkpoint; by default ``global_step`` and the number of the step.
         client_state: your own data to save as well, such as the epoch or the position in the data.
-        workers: number of processes that make the universal form. With more than one, rank 0 forks them, which CUDA
-            does not support well.
+        workers: number of processes that make the universal checkpoint. With more than one, rank 0 forks them, which
+            CUDA does not support well.
 
     Returns:
         The tag.
@@ -76,13 +80,13 @@ def save(
         ConfigurationError: the tag cannot be used, rank 0 does not see every rank's shard (the folder is not shared),
             DeepSpeed makes no universal checkpoints of this model or optimizer, or the optimizer of ZeRO stage 3 has
             not made its first step. Every rank raises this error.
-        RuntimeError: DeepSpeed could not make the universal form. Every rank raises this error.
+        RuntimeError: DeepSpeed could not make the universal checkpoint. Every rank raises this error.
     """
     root, tag = Path(folder), f"global_step{engine.global_steps}" if tag is None else tag
     if not tag or "/" in tag or tag.startswith(".") or tag.endswith(UNIVERSAL):
         raise ConfigurationError(f"tag {tag!r} must be the name of a folder and must not end in {UNIVERSAL!r}")
     state = {_CLIENT_STATE: dict(client_state or {})}
-    if not engine.zero_optimization():  # every rank has the same state
+    if not engine.zero_optimization():  # every rank has the whole state
         engine.save_checkpoint(str(root), tag=tag, client_state=state)
         return tag
     _check_whole(engine)
@@ -155,7 +159,7 @@ def fp32_state_dict(engine: Any) -> dict[str, Any]:
 
     Raises:
         ConfigurationError: the model is a pipeline, is split by tensor parallelism or has experts on other ranks, so
-            that no rank's module has all its parameters.
+            that no rank's module has all parameters of the model.
 
     Example:
         >>> weights = fp32_state_dict(engine)  # doctest: +SKIP
@@ -207,7 +211,7 @@ def _on_cpu(tensor: Any) -> Any:
 
 def _in_optimizer(parameter: Any) -> bool:
     """Return whether ZeRO keeps a master copy of a parameter, split over ranks. Frozen parameters have no copy."""
-    stage3 = getattr(parameter, "_z3_optimizer", None)  # every parameter of the module has this attribute
+    stage3 = getattr(parameter, "_z3_optimizer", None)  # with ZeRO stage 3, every parameter has this attribute
     if stage3 is not None:
         return stage3.get_param_id(parameter) in stage3.grad_position
     return hasattr(parameter, "_hp_mapping")
@@ -226,9 +230,10 @@ def _full(parameter: Any, masters: Mapping[int, Any]) -> Any:
 
 
 def _whole(parameters: list[Any], modifier_rank: int | None = None) -> Any:
-    """Return a context in which parameters that ZeRO stage 3 has split over the ranks are gathered.
+    """Return a context in which every rank has parameters in full that ZeRO stage 3 has split over the ranks.
 
-    With a ``modifier_rank``, all ranks keep what that rank writes into the parameters.
+    If one rank changes the parameters in this context, its number must be passed as ``modifier_rank``. The other ranks
+    then get the changed values.
     """
     import deepspeed
 
@@ -237,7 +242,7 @@ def _whole(parameters: list[Any], modifier_rank: int | None = None) -> Any:
 
 
 def _masters(optimizer: Any) -> dict[int, Any]:
-    """Return the fp32 copies that DeepSpeed's optimizer keeps without ZeRO, by the ``id`` of their parameter."""
+    """Return the fp32 copies of parameters that DeepSpeed's optimizer keeps if ZeRO is off, by ``id(parameter)``."""
     from torch._utils import _unflatten_dense_tensors
 
     found: dict[int, Any] = {}
@@ -257,7 +262,7 @@ def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_rest(engine: Any, folder: Path) -> dict[str, Any] | None:
-    """Return what :func:`save` added to DeepSpeed's universal form; ``None`` if DeepSpeed's own tools made the form."""
+    """Return what :func:`save` added to a universal checkpoint; ``None`` if DeepSpeed's own tools made it."""
     import torch
 
     if not (folder / _REST).exists():
@@ -274,7 +279,8 @@ def _read_rest(engine: Any, folder: Path) -> dict[str, Any] | None:
 def _load_rest(engine: Any, rest: Mapping[str, Any]) -> None:
     """Restore the data that DeepSpeed does not load from a universal checkpoint.
 
-    This includes the settings of each optimizer group: DeepSpeed may load the first group's settings for every group.
+    The settings of each optimizer group are restored too, because DeepSpeed may give every group the settings of the
+    first one.
     """
     import torch
     import torch.distributed as dist
@@ -347,7 +353,7 @@ def _together(action: Callable[[], None]) -> None:
 
 
 def _make_universal(root: Path, tag: str, rest: Mapping[str, Any], workers: int) -> None:
-    """Make the universal form of a tag's shards. Replace an earlier form only once the new one is complete."""
+    """Make a universal checkpoint from the shards of a tag. Replace an earlier one once the new one is complete."""
     import torch
     import torch.distributed as dist
     from deepspeed.checkpoint.ds_to_universal import main

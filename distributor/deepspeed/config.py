@@ -26,7 +26,7 @@ STAGES = {0: "none", 1: "optimizer states", 2: "+ gradients", 3: "+ parameters"}
 
 #: The names that ``auto=`` accepts, with their defaults. The defaults are those of Hugging Face's TrainingArguments,
 #: except for ``warmup_steps``, where DeepSpeed requires at least 1. ``None`` means that there is no default. Without
-#: ``hidden_size``, buckets get DeepSpeed's default sizes. Source:
+#: ``hidden_size``, ZeRO's buckets (how much is communicated at a time) get DeepSpeed's default sizes. Source:
 #: https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments
 FILL: dict[str, Any] = {
     "micro_batch_size": 8,
@@ -54,8 +54,9 @@ _FILLED = {
     TOTAL_STEPS: "total_steps",
 }
 
-#: For each bucket: the function with which Hugging Face's Trainer computes the size in elements from the hidden size,
-#: and DeepSpeed's default size. Source: ``transformers/integrations/deepspeed.py``, ``trainer_config_finalize``.
+#: For each of ZeRO's bucket sizes: the function with which Hugging Face's Trainer computes the number of elements from
+#: the model's hidden size, and DeepSpeed's default. Source: ``transformers/integrations/deepspeed.py``,
+#: ``trainer_config_finalize``.
 _BUCKETS: dict[str, tuple[Callable[[int], int], int]] = {
     "zero_optimization.reduce_bucket_size": (lambda hidden: hidden * hidden, 500_000_000),
     "zero_optimization.allgather_bucket_size": (lambda hidden: hidden * hidden, 500_000_000),
@@ -171,14 +172,16 @@ def _meant(name: str, known: Sequence[str]) -> str | None:
 def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool = True) -> Config:
     """Return the final configuration, with ``"auto"`` filled in as Hugging Face's Trainer does it.
 
-    An ``"auto"`` that DeepSpeed itself understands may remain, as may an ``"auto"`` at :data:`TOTAL_STEPS`.
+    An ``"auto"`` that DeepSpeed itself understands may remain. So may the ``"auto"`` for the number of training steps
+    (:data:`TOTAL_STEPS`), which only Hugging Face's Trainer knows.
 
     Args:
         config: a configuration from :func:`distributor.deepspeed.reading.read`; it is not changed.
         world_size: number of ranks.
         auto: values, by the names in :data:`FILL`.
-        guess: whether to fill in values that ``auto`` lacks as well. ``False`` leaves them to a library, such as
-            Transformers, that takes better values from its own settings.
+        guess: whether to fill in also the settings for which ``auto`` has no value, with values derived from other
+            settings or with defaults. ``False`` leaves them to a library, such as Transformers, that takes better
+            values from its own settings.
 
     Raises:
         ConfigurationError: ``auto`` has an unknown name or contradicts the configuration, or a value is missing.
@@ -220,8 +223,8 @@ def fill(config: Config, world_size: int, auto: Mapping[str, Any], guess: bool =
 def unfilled(config: Config) -> list[str]:
     """Return the paths of remaining "auto" values that DeepSpeed does not replace with a default of its own.
 
-    In a final configuration, only :data:`TOTAL_STEPS` can be among them. Only Hugging Face's Trainer can fill it in,
-    because no other library knows the number of training steps.
+    After :func:`fill`, only the number of training steps (:data:`TOTAL_STEPS`) can be "auto". Only Hugging Face's
+    Trainer can fill it in, because no other library knows this number.
     """
     return [
         path
@@ -248,7 +251,7 @@ def zero_stage(config: Config) -> int:
         ConfigurationError: the configuration names a stage that does not exist.
     """
     zero = config.get("zero_optimization", {})
-    if isinstance(zero, bool):  # the older form, which has no stages
+    if isinstance(zero, bool):  # an older form: true means stage 1
         return int(zero)
     stage = _section(config, "zero_optimization").get("stage", 0)
     if isinstance(stage, bool) or stage not in STAGES:
@@ -330,7 +333,7 @@ def _offload(config: Config, name: str) -> str:
     zero = config.get("zero_optimization", {})
     if not isinstance(zero, dict):
         return "none"
-    if name == "offload_optimizer" and zero.get("cpu_offload") is True:  # the older form, which cannot say NVMe
+    if name == "offload_optimizer" and zero.get("cpu_offload") is True:  # an older form, for the CPU only
         return "cpu"
     section = zero.get(name)
     return "none" if section is None else str(_section(zero, name).get("device", "none"))
@@ -362,7 +365,7 @@ def _check_offload(config: Config, stage: int) -> None:
 
 
 def _data_parallel_size(config: Config, world_size: int) -> tuple[int, str]:
-    """Return the number of ranks that see different samples, and the calculation as text."""
+    """Return the number of ranks that see different samples, and how it is calculated, as text for errors."""
     stages = _section(config, "pipeline").get("stages", AUTO)
     parts = {
         "pipeline.stages": 1 if stages == AUTO else stages,

@@ -30,7 +30,7 @@ class DeepspeedTorchDistributor(TorchDistributor):
             with gloo.
         deepspeedConfig: DeepSpeed's configuration, as a dict or the path of a JSON or YAML file on the driver;
             :func:`distributor.zero` makes one. ``"auto"`` values are filled in. A function reads the final
-            configuration with ``distributor.runtime.deepspeed_config()``; no file remains after the run.
+            configuration with ``distributor.runtime.deepspeed_config()``; no file with it remains after the run.
         auto: values for ``"auto"`` settings: ``micro_batch_size``, ``gradient_accumulation_steps``, ``learning_rate``,
             ``betas``, ``eps``, ``weight_decay``, ``gradient_clipping``, ``warmup_steps``, ``total_steps``,
             ``precision`` (``"fp32"``, ``"fp16"``, ``"bf16"``) and ``hidden_size`` (of the model; ZeRO's bucket sizes
@@ -100,7 +100,9 @@ class DeepspeedTorchDistributor(TorchDistributor):
         self,
         deepspeedConfig: str | os.PathLike[str] | Mapping[str, Any] | None,  # noqa: N803
     ) -> DeepspeedTorchDistributor:
-        """Return a copy of this distributor with another configuration and the same options, including ``auto``.
+        """Return a copy of this distributor with another configuration.
+
+        All other arguments stay the same, also ``auto=``: the values for settings that are "auto" in the configuration.
 
         Raises:
             ConfigurationError: the configuration is wrong, or does not fit the number of ranks.

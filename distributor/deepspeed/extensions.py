@@ -32,7 +32,8 @@ _LOOK = 0.05
 #: Number of seconds after which a waiting rank prints a message that it is waiting.
 _PATIENCE = 2.0
 
-#: How many times a rank tries to load an extension that other processes build.
+#: Maximum number of times that a rank tries to load an extension. If another process ends while it builds the
+#: extension, the rank tries again.
 _ATTEMPTS = 3
 
 #: Remedies for extensions that cannot be built or loaded, by the name of the builder.
@@ -72,7 +73,7 @@ def load(names: Sequence[str], timeout: float, local_rank: int) -> None:
             "Python of the executors (pip install deepspeed)"
         ) from error
     accelerator = get_accelerator()
-    accelerator.set_device(local_rank)  # without it, querying a GPU would allocate memory on the first one
+    accelerator.set_device(local_rank)  # or querying a GPU would allocate memory on GPU 0
     _set_cache_folder(_gpus())
     for name in names:
         builder = accelerator.create_op_builder(name)
@@ -103,7 +104,7 @@ def _build(builder: Any) -> None:
             return
         except ImportError:
             tools = importlib.import_module("torch.utils.cpp_extension")
-            tools.JIT_EXTENSION_VERSIONER.entries.pop(builder.name, None)  # or torch skips the build
+            tools.JIT_EXTENSION_VERSIONER.entries.pop(builder.name, None)  # or torch would skip the next build
     builder.load(verbose=False)
 
 
@@ -152,8 +153,8 @@ def cache_folder(gpus: str = "") -> str:
     combination of versions (Python, torch, DeepSpeed), processor and GPUs has its own folder, because extensions are
     compiled for the machine's own instructions, and machines may share a home folder.
 
-    Each Python environment has its own folder, too. If two shared a folder, torch would find headers at other paths,
-    and compile an extension again while ranks of the other environment may be using it.
+    Each Python environment has its own folder, too. In a shared folder, a second environment would compile an extension
+    again, because it finds torch's headers at another path, while ranks of the first environment may be using it.
     """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     versions = [
@@ -212,7 +213,7 @@ def _processor() -> str:
 
 
 def _find_ninja() -> None:
-    """Add Python's folder to the PATH if ninja is there. Pip installs ninja there, but executors' PATH may lack it."""
+    """If ninja, which builds need, is not on the PATH but beside Python's program, add that folder to the PATH."""
     if shutil.which("ninja") is None:
         beside = os.path.dirname(sys.executable)
         if shutil.which("ninja", path=beside) is not None:
@@ -231,7 +232,7 @@ def _advice(name: str) -> str:
 
 
 def _set_baton(timeout: float) -> None:
-    """Replace torch's ``FileBaton`` with :class:`Baton` in this process."""
+    """In this process, replace ``FileBaton``, torch's lock for builds, with :class:`Baton`."""
 
     def make(path: str, *_: Any, **__: Any) -> Baton:
         return Baton(path, timeout)
@@ -243,7 +244,7 @@ def _set_baton(timeout: float) -> None:
 
 
 class Baton:
-    """A lock that a process must hold in order to build. It has the members of ``torch.utils.file_baton.FileBaton``.
+    """A lock that a process must hold to build an extension, with the members of torch's ``FileBaton``.
 
     Args:
         path: path of torch's lock file, in the folder of one extension.
@@ -259,7 +260,7 @@ class Baton:
         self._lock: int | None = None
 
     def try_acquire(self) -> bool:
-        """Try to become the process that builds. If this returns ``True``, :meth:`release` must be called later."""
+        """Try to take the lock for a build. If this returns ``True``, the caller must call :meth:`release` later."""
         self._lock = self._try(fcntl.LOCK_EX)
         if self._lock is None:
             return False
@@ -271,7 +272,7 @@ class Baton:
         return True
 
     def wait(self) -> None:
-        """Wait until no process builds.
+        """Wait until no process builds the extension.
 
         Raises:
             TimeoutError: the timeout has passed.
@@ -291,7 +292,7 @@ class Baton:
         os.close(lock)
 
     def release(self) -> None:
-        """Release the lock, so that other processes can build or load."""
+        """Release the lock, so that other processes can build or load the extension."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

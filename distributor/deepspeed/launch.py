@@ -1,4 +1,4 @@
-"""``DeepSpeed``, the launch path as users write it; the driver reads, checks and completes its configuration."""
+"""``DeepSpeed``, which users pass as ``launch=``; the driver reads, checks and completes its configuration."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class DeepSpeed:
     Args:
         config: DeepSpeed's configuration, as a dict or the path of a JSON or YAML file on the driver;
             :func:`distributor.zero` makes one. ``"auto"`` values are filled in. A function reads the final
-            configuration with ``distributor.runtime.deepspeed_config()``; no file remains after the run. ``None``
-            (default): the training code brings its own.
+            configuration with ``distributor.runtime.deepspeed_config()``; no file with it remains after the run.
+            ``None`` (default): the training code has its own configuration.
         auto: values for ``"auto"`` settings: ``micro_batch_size``, ``gradient_accumulation_steps``, ``learning_rate``,
             ``betas``, ``eps``, ``weight_decay``, ``gradient_clipping``, ``warmup_steps``, ``total_steps``,
             ``precision`` (``"fp32"``, ``"fp16"``, ``"bf16"``) and ``hidden_size`` (of the model; ZeRO's bucket sizes
@@ -50,7 +50,7 @@ class DeepSpeed:
     extensions_timeout: float = 600.0
 
     def resolve(self, num_processes: int, use_gpu: bool) -> DeepspeedRanks:
-        """Check and complete the configuration, and return the launch path that becomes part of the job.
+        """Check and complete the configuration, and return it with the other options as data for the nodes.
 
         Raises:
             ConfigurationError: the configuration or an option is wrong, or does not fit the number of ranks.

@@ -77,7 +77,7 @@ def _load_yaml(text: str) -> Any:
     class Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no type hints
         """A YAML loader that refuses duplicate names, and reads 1e-4 as a number.
 
-        YAML 1.1 reads 1e-4 as text, since it has no dot.
+        YAML 1.1 reads 1e-4 as text, because the number has no dot.
         """
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:

@@ -38,14 +38,14 @@ _COMMENTS = {
     "zero_optimization.overlap_comm": "reduces gradients during the backward pass",
     "zero_optimization.contiguous_gradients": "copies gradients into one buffer, so that memory is not fragmented",
     "zero_optimization.reduce_bucket_size": "elements reduced at a time: more is faster and takes more memory",
-    "zero_optimization.allgather_bucket_size": "elements gathered at a time",
+    "zero_optimization.allgather_bucket_size": "elements gathered at a time: more is faster and takes more memory",
     "zero_optimization.stage3_prefetch_bucket_size": "elements fetched before they are needed",
     "zero_optimization.stage3_param_persistence_threshold": "smaller parameters stay whole on every rank",
     "zero_optimization.stage3_max_live_parameters": "parameters that may be whole on a rank at one time",
-    "zero_optimization.stage3_max_reuse_distance": "parameters used again within this many parameters are kept",
-    "zero_optimization.stage3_gather_16bit_weights_on_model_save": "save_16bit_model writes the whole model",
-    "zero_optimization.offload_optimizer.device": "where optimizer states live and are updated",
-    "zero_optimization.offload_param.device": "where parameters live between uses",
+    "zero_optimization.stage3_max_reuse_distance": "a parameter needed again within this many parameters stays whole",
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save": "true: save_16bit_model writes the whole model",
+    "zero_optimization.offload_optimizer.device": "where optimizer states are kept and updated",
+    "zero_optimization.offload_param.device": "where parameters are kept between uses",
     "zero_optimization.offload_optimizer.nvme_path": "a folder on a fast disk of each node",
     "zero_optimization.offload_param.nvme_path": "a folder on a fast disk of each node",
     "zero_optimization.offload_optimizer.pin_memory": "page-locked memory: faster copies, cannot be swapped out",
@@ -56,7 +56,7 @@ _COMMENTS = {
 class CommentedConfig(dict[str, Any]):
     """A DeepSpeed configuration: an ordinary dict, but ``str()`` shows it as JSON with comments on its values.
 
-    DeepSpeed can read that text as it is, including the comments.
+    DeepSpeed can read the text that ``str()`` returns, including the comments.
     """
 
     def __str__(self) -> str:
@@ -214,10 +214,13 @@ class Suggestion:
     best: Estimate | None
 
     def config(self, **options: Any) -> CommentedConfig:
-        """Return what :func:`zero` makes for the stage and offload of the best estimate, with these options.
+        """Return the configuration that :func:`zero` makes for the suggested stage and offload.
+
+        Args:
+            options: further arguments of :func:`zero`.
 
         Raises:
-            ConfigurationError: there is no best estimate.
+            ConfigurationError: no stage is suggested, because none fits, or because the GPU memory is not known.
         """
         if self.best is None:
             raise ConfigurationError(
@@ -262,8 +265,9 @@ def suggest_zero(
     The formulas are the same as in DeepSpeed's ``estimate_zero2_model_states_mem_needs`` and ``estimate_zero3_...``,
     for Adam and mixed precision. Stages 0 and 1 are computed from the same terms. Every rank is assumed to build the
     whole model first, except with stage 3, where the model is built within ``zero.Init``. With an offloaded optimizer,
-    the host memory that stage 2 needs on each node grows with the total number of GPUs. GB are 2**30 bytes. Of the
-    stages that fit, the one that splits least among ranks is the quickest.
+    the host memory that stage 2 needs on each node grows with the total number of GPUs.
+
+    GB are 2**30 bytes. Stages that split less among ranks are quicker, and so are stages without offload.
 
     Args:
         model_or_parameter_count: a torch module (on any device, including "meta"), or its number of parameters.
@@ -314,7 +318,7 @@ def estimate(
     """Return the bytes that parameters, gradients and optimizer states need on each GPU, and on each host.
 
     Bytes per parameter: 2 for the parameter and 2 for its gradient in 16 bits; 4 each for its master copy, its gradient
-    in fp32 and Adam's two moments. Buffers add half as much again to everything in the host's memory.
+    in fp32 and Adam's two moments. In the host's memory, everything counts 1.5 times, because of buffers.
     """
     gpus, buffers = num_gpus_per_node * nnodes, 1.5
     whole_on_each_rank = 4 * num_gpus_per_node * parameters * buffers  # while the model is built, before it is split

@@ -15,8 +15,8 @@ _MAX_LINES = 64 << 20
 #: Number of bytes to show at a time. The last piece may exceed it, since pieces are not split.
 _CHUNK = 256 << 10
 
-#: Numbers of bytes that are shown even if the display is too slow: the last bytes of a run, and the last bytes of each
-#: gap in a stream.
+#: Numbers of bytes that are shown even if the display is too slow: the last bytes of a run's output, and the last bytes
+#: of each block of skipped lines.
 _LAST = 64 << 10
 _TAIL = 1 << 10
 
@@ -38,7 +38,7 @@ class Backlog:
         self._live: set[Key] = set()  # the streams whose partial line is a progress bar
         self._queue: deque[tuple[Key, bytes]] = deque()
         self._behind = False
-        self._gaps: dict[Key, Counter[str]] = {}  # number of skipped lines, by what was too slow
+        self._gaps: dict[Key, Counter[str]] = {}  # number of skipped lines, by what was too slow: node or display
         self._tails: dict[Key, bytes] = {}  # the last lines that were skipped because the display was too slow
         #: Number of bytes that wait, including those that are being shown.
         self.size = 0
@@ -49,7 +49,7 @@ class Backlog:
 
     @property
     def unfinished(self) -> bool:
-        """Whether any stream has an unfinished line, even an empty one."""
+        """Whether an unfinished line of any stream is kept: the text after the last newline, even if it is empty."""
         return bool(self._partial)
 
     @property
@@ -69,7 +69,7 @@ class Backlog:
         if b"\r" in rest or key in self._live:
             self._live.add(key)
             news = True
-            # Keep only the newest state of a bar: it may go on for days without a newline.
+            # Keep only the newest state of a progress bar, which may go on for days without a newline.
             del partial[: max(0, partial.rfind(b"\r", 0, len(partial.rstrip(b"\r"))))]
         if len(partial) >= _MAX_LINE:
             self._end_line(key, b"\n")
@@ -84,7 +84,7 @@ class Backlog:
 
     def note(self, text: str) -> None:
         """Take a line that comes from this package and not from a rank."""
-        self._queue.append(((NOBODY, 2), text.encode(errors="backslashreplace") + b"\n"))  # paths need not be UTF-8
+        self._queue.append(((NOBODY, 2), text.encode(errors="backslashreplace") + b"\n"))  # paths may not be UTF-8
         self.size += len(text) + OVERHEAD
 
     def skipped(self, key: Key, lines: int) -> None:
@@ -95,10 +95,11 @@ class Backlog:
         self._skip(key, "node", lines)
 
     def take(self) -> tuple[Blocks, int]:
-        """Take the next part of the waiting output, and return it with its size. The rest can still be dropped.
+        """Take the next part of the waiting output, and return its blocks of lines and their size in bytes.
 
-        Notes on lines that were skipped at the end of a stream come last, once nothing else waits. The caller subtracts
-        the size from ``self.size`` once the blocks are shown.
+        A note on skipped lines comes before the next line of the same stream, or once nothing else waits if there is no
+        such line yet. When the caller has shown the blocks, it subtracts the returned size from ``self.size``. Output
+        that has not been taken can still be dropped by :meth:`trim`.
         """
         blocks: Blocks = []
         size = 0
@@ -110,7 +111,7 @@ class Backlog:
         return blocks, size
 
     def finish(self) -> Blocks:
-        """Return all unfinished lines as whole lines; no bar is live after that."""
+        """Return all unfinished lines as whole lines. After that, no stream has a progress bar."""
         self._live.clear()
         return [(key, bytes(line) + b"\n") for key, line in sorted(self._partial.items()) if line.strip(b"\r ")]
 
@@ -139,7 +140,8 @@ class Backlog:
         self._partial[key].clear()
         self._live.discard(key)
         size = len(block) + OVERHEAD
-        # Once behind, skip until half of the limit is free: one long gap reads better than many short ones.
+        # Once lines are skipped, skip all until half of the limit is free: one long gap reads better than many short
+        # ones.
         allowed = self._limit // 2 if self._behind else self._limit
         self._behind = self.size > 0 and self.size + size > allowed
         if self._behind:

@@ -1,7 +1,7 @@
-"""The ranks' output on the driver: whole lines, each with its rank and host; progress bars as one live line.
+"""Shows the ranks' output on the driver: whole lines, each with its rank and host, and a progress bar below them.
 
 The thread that receives output splits it into lines, and another thread shows them. A slow or blocked display thus
-holds up neither the channel nor the ranks. Lines that it cannot keep up with are skipped, and a note says so.
+holds up neither the channel nor the ranks. If the display cannot keep up, lines are skipped, and a note says how many.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from distributor.display.folding import Fold
 from distributor.display.lines import Printer
 
 #: Number of seconds between two rounds of output, unless much output waits. Output that arrives in between is shown
-#: together. This also limits how often a live line is redrawn.
+#: together. This also limits how often a progress bar is redrawn.
 _REDRAW = 0.05
 
 
@@ -25,8 +25,8 @@ class Console:
     Args:
         host_of: returns the host of a rank, for the prefix.
         ranks: the ranks whose lines are shown; ``None`` (default) for all.
-        fold: show identical lines of several ranks once, ``[ranks 0-15] ...`` (default no). Lines wait for each other
-            for at most half a second.
+        fold: show identical lines of several ranks once, ``[ranks 0-15] ...`` (default no). A line waits for those of
+            the other ranks for at most half a second.
         world_size: the number of ranks (default 1). A line that all ranks have written does not wait any longer.
         prefix: begin each line with its rank and host (default).
         escapes: show all escape sequences of ranks (default no). Otherwise only colours (SGR) are shown.
@@ -51,7 +51,7 @@ class Console:
         limit: int = 8 << 20,
     ) -> None:
         self._ranks = None if ranks is None else frozenset(ranks)
-        # Never held while output is shown: a caller of write() must not wait for the display.
+        # The lock is never held while output is shown, since a caller of write() must not wait for the display.
         self._changed = threading.Condition()
         self._backlog = Backlog(limit)
         self._footer: tuple[str, ...] = ()
@@ -115,8 +115,9 @@ class Console:
         """Show all remaining output, including unfinished lines. Later output is not shown.
 
         Args:
-            timeout: number of seconds to wait for the display (default 10). A display that needs longer shows only the
-                last lines; a display that is blocked for longer shows them once it continues.
+            timeout: number of seconds to wait until all output is shown (default 10). If the display is too slow, only
+                the last of the remaining lines are shown. If it is blocked, for example by a full pipe, this method
+                returns, and these last lines are shown when the display continues.
         """
         with self._changed:
             self._closing = True
@@ -140,7 +141,7 @@ class Console:
         self._changed.notify_all()
 
     def _display(self) -> None:
-        """Run the display thread."""
+        """Show output until the console is closed. Runs in the display thread."""
         ending, backlog = False, self._backlog
         while not ending:
             with self._changed:

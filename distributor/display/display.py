@@ -52,7 +52,7 @@ class Display:
         return self._view is None or self._view.announces
 
     def open(self, notes: Sequence[str] = ()) -> None:
-        """Show ``notes``, the view, and warnings from now on. In a notebook, the view appears in the current cell."""
+        """Show ``notes`` and the view (in a notebook, in the current cell). From now on, show warnings too."""
         notices.show_on(self.logs.note)
         for note in notes:
             self.logs.note(note)
@@ -70,7 +70,10 @@ class Display:
             self.logs.note(text)
 
     def show_again(self, snapshot: Snapshot) -> bool:
-        """Show the view in one more place. Return ``False`` if it cannot do that, or has shown the end of the run."""
+        """Show the view in one more place, such as another notebook cell.
+
+        Return ``False`` if the view cannot do that, or has already shown the end of the run.
+        """
         with self._looking:
             return self._view is not None and not self._shown_end and self._view.show_again(snapshot)
 
@@ -94,7 +97,7 @@ class Display:
     def close(self) -> None:
         """Show the remaining output, and nothing after it."""
         self._closed.set()
-        self._snapshot = None  # it refers to the run's handle, which must be freed once the user drops it
+        self._snapshot = None  # it refers to the run's handle, which Python must be able to free
         notices.leave(self.logs.note)
         self.logs.close()
         if self.logs.error is not None:

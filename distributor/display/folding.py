@@ -1,4 +1,4 @@
-"""Shows identical lines of several ranks once."""
+"""Merges identical lines of several ranks, so that they are shown once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOBODY = -1
 
 @dataclass(eq=False)
 class _Entry:
-    """A line that one or more ranks have written; ``since`` is a time of the monotonic clock."""
+    """A line that one or more ranks have written; ``since`` is when its first copy arrived, on the monotonic clock."""
 
     number: int
     stream: int
@@ -29,7 +29,7 @@ class _Entry:
 
 
 class Fold:
-    """Lines that wait for equal lines of other ranks. The lines of each rank stay in order.
+    """Lines that wait for equal lines of other ranks. The lines that a rank writes to one stream stay in order.
 
     Args:
         all_ranks: the number of ranks. A line is complete once all of them have written it.
@@ -42,11 +42,15 @@ class Fold:
         self._size = 0
         self._count = 0
         self._equals: dict[tuple[int, str], list[_Entry]] = {}
-        self._last: dict[Key, int] = {}  # the number of a stream's last entry
+        self._last: dict[Key, int] = {}  # the number of the entry of a stream's last line
         self.entries: deque[_Entry] = deque()
 
     def add(self, rank: int, stream: int, text: str, now: float) -> None:
-        """Add a rank's line: to the first equal entry after the rank's last entry, else as a new entry at the end."""
+        """Add a rank's line to an entry, that is, a line that waits to be shown, with the ranks that have written it.
+
+        The entry must have the same text, and come after the entry of the rank's previous line on this stream, so that
+        the rank's lines stay in order. The first such entry is used. If there is none, a new entry is added at the end.
+        """
         equals = self._equals.setdefault((stream, text), [])
         place = bisect_right(equals, self._last.get((rank, stream), -1), key=lambda entry: entry.number)
         if place == len(equals):
@@ -59,7 +63,10 @@ class Fold:
         self._last[rank, stream] = equals[place].number
 
     def leave(self, until: float) -> Iterator[_Entry]:
-        """Remove and yield the oldest entries while they are complete, beyond the limit, or no newer than ``until``."""
+        """Remove and yield entries that are due to be shown, oldest first, up to the first entry that is not due.
+
+        An entry is due if all ranks have written its line, if it is no newer than ``until``, or if too much text waits.
+        """
         while self.entries:
             head = self.entries[0]
             if head.since > until and len(head.ranks) < self._all_ranks and self._size <= self._limit:

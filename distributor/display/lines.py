@@ -1,4 +1,4 @@
-"""Shows lines with their rank and host, progress bars as one live line, and lines that stay below the log."""
+"""Shows lines with their rank and host, below them a progress bar, and last a footer, which stays below the log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Printer:
         self._prefixed = prefix
         self._fold = fold
         self._all_escapes = all_escapes
-        self._bars: dict[Key, tuple[float, bytes]] = {}  # when the next line is due, and the last one shown
+        self._bars: dict[Key, tuple[float, bytes]] = {}  # when a bar is shown next as a line, and its last line
         self._screen = Screen()
 
     def idle_time(self) -> float | None:
@@ -81,7 +81,7 @@ class Printer:
         self._show_folded(self._fold.leave(now - _FOLD_WAIT))
 
     def _show_bars(self, bars: dict[Key, bytes]) -> tuple[Key, str] | None:
-        """Show progress bars as lines if the output cannot be redrawn; return the bar for the live line, if any."""
+        """Return the progress bar to draw below the log, if any. Show bars as lines if the output cannot be redrawn."""
         live, now = None, time.monotonic()
         shown, self._bars = self._bars, {}
         for key, line in bars.items():
@@ -125,7 +125,7 @@ class Printer:
 
 
 def _newest(lines: bytes) -> bytes:
-    """Return each line as a terminal shows it: the text after its last carriage return. Trailing ones do not count."""
+    """Return each line as a terminal shows it: the text after its last carriage return, ignoring those at its end."""
     if b"\r" not in lines:
         return lines
     return b"\n".join(line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines.split(b"\n"))

@@ -27,7 +27,7 @@ _RECENT = 64 << 10
 
 
 class Logs:
-    """Receives pieces of the ranks' output. A piece may arrive in several ways and more than once.
+    """Receives pieces of the ranks' output. A piece may arrive again, for example after the channel broke.
 
     Args:
         console: shows the lines.
@@ -39,7 +39,7 @@ class Logs:
         self._console = console
         self.folder = folder
         self._offsets: dict[tuple[int, int], int] = {}
-        self._before: dict[tuple[int, int], int] = {}  # the number of bytes of each stream that earlier jobs wrote
+        self._before: dict[tuple[int, int], int] = {}  # number of bytes of each stream in the run's earlier jobs
         self._held: dict[int, bytes] = {}
         self._open: dict[tuple[int, int], str] = {}  # unfinished escape sequences, which the next piece continues
         self._lock = threading.Lock()
@@ -65,7 +65,7 @@ class Logs:
             self._note_last_line(key, data)
 
     def release(self, told: Iterable[int]) -> None:
-        """Show the text that Python printed for uncaught exceptions. It is held back until the end of the run.
+        """Show the text that Python printed for uncaught exceptions. It is held back until the attempt has ended.
 
         Args:
             told: ranks with exceptions that the run's error already contains. These are not shown twice.
@@ -76,7 +76,7 @@ class Logs:
             self._held.clear()
 
     def begin_again(self) -> None:
-        """Prepare for the run's next job, whose ranks write new streams. They are appended to the same log files."""
+        """Prepare for the run's next job, whose ranks write new streams. The log files continue with their output."""
         with self._lock:
             for key, offset in self._offsets.items():
                 self._before[key] = self._before.get(key, 0) + offset

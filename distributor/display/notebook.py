@@ -136,7 +136,7 @@ def render(snapshot: Snapshot, *, unfolded: bool = False) -> str:
         parts.append(_fold("last lines", _last_lines(snapshot), opened=True))
     if snapshot.placement is not None:
         parts.append(_fold("placement", _placement(snapshot), opened=unfolded))
-    told = snapshot.raised and not unfolded  # by the error that appears below the status
+    told = snapshot.raised and not unfolded  # the error that is raised shows the traceback
     if isinstance(snapshot.error, TrainingError) and snapshot.error.traceback and not told:
         what = f"traceback of rank {snapshot.error.rank} on {escape(snapshot.error.host or '?')}"
         trace = _text(shortened(snapshot.error.traceback, _LONGEST))

@@ -13,7 +13,7 @@ from distributor.text import escapes
 from distributor.text.wording import duration, size
 from distributor.values.job import Status
 
-#: Number of seconds that a status, or packing, must last before the first line about it.
+#: Number of seconds that a status, or the packing of a project folder, must last before the first line about it.
 _PATIENCE = 3.0
 
 #: Minimum number of seconds between lines of the same status. An unchanged line is repeated less and less often.
@@ -27,7 +27,7 @@ _LINES = 4
 
 
 class PlainView:
-    """Prints lines about steps that take long."""
+    """Shows a line about a run if packing the project folder, or a status such as waiting for slots, lasts long."""
 
     interval = 1.0
     announces = True
@@ -35,11 +35,11 @@ class PlainView:
     def __init__(self) -> None:
         self._said = ""
         self._status: Status | None = None
-        self._last = 0.0  # how long the status had lasted at its last line
+        self._last = 0.0  # how long the status had lasted when its last line was shown
 
     @contextmanager
     def packing(self, folder: str) -> Iterator[Packed]:
-        """Print one line if packing takes long."""
+        """Print one line if the packing of a project folder takes long."""
         began, said = time.monotonic(), False
 
         def packed(done: int, total: int) -> None:
@@ -51,7 +51,7 @@ class PlainView:
         yield packed
 
     def show(self, snapshot: Snapshot, awaited: bool) -> Shown:
-        """Return a line if one is due."""
+        """Return a line about the run if one is due; while ranks run, with the last lines of some ranks."""
         if snapshot.ended or snapshot.since < _PATIENCE:
             return Shown()
         if snapshot.status is not self._status:

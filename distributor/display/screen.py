@@ -1,4 +1,4 @@
-"""Writes to a terminal, a notebook or a file."""
+"""Writes lines, and a line that is redrawn in place, to a terminal, a notebook or a file."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class Screen:
-    """Prints lines, and keeps a live line below them if the output can be redrawn."""
+    """Prints lines. If the output can be redrawn, keeps a live line below them, such as a progress bar."""
 
     def __init__(self) -> None:
         self._drawn: tuple[TextIO, str] | None = None
         self._unflushed: TextIO | None = None
 
     def print(self, out: TextIO | None, text: str) -> None:
-        """Print whole lines above the live line."""
+        """Print whole lines. On a screen, first erase the progress bar or status below them; the caller redraws it."""
         if self._drawn is not None and can_redraw(out):
             self.erase()
         self._write(out, text)
 
     def draw(self, out: TextIO | None, rank: int, prefix: str, text: str) -> None:
-        """Draw the live line in place of the previous one."""
+        """Draw the live line, a rank's progress bar below the log, in place of the previous one."""
         if out is None:
             return
         terminal = is_terminal(out)
@@ -55,10 +55,10 @@ class Screen:
         self._drawn = (out, text)
 
     def draw_block(self, out: TextIO | None, bar: str, footer: Sequence[str]) -> None:
-        """Draw several lines below an empty one on a terminal, in place of the previous block.
+        """Draw a block of lines, ``bar`` and ``footer``, on a terminal, in place of the previous block.
 
-        The cursor stays on the empty line, so text that other code writes to the terminal goes there, and is not erased
-        with the block.
+        Above the block is an empty line, on which the cursor stays. A line that other code writes to the terminal thus
+        goes there, and is not erased with the block.
 
         Args:
             out: the terminal.
@@ -73,7 +73,7 @@ class Screen:
             self._drawn = (out, text)
 
     def erase(self) -> None:
-        """Erase the live line or the block."""
+        """Erase what is drawn below the log: one progress bar (see :meth:`draw`) or a block (:meth:`draw_block`)."""
         if self._drawn is not None:
             out, text = self._drawn
             wipe = "\x1b[J" if "\n" in text else "\x1b[K"

@@ -1,4 +1,4 @@
-"""The state of a run at one moment, and how it is put into words. Pure."""
+"""The state of a run at one moment, and functions that describe it in words."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def timed(snapshot: Snapshot) -> str:
 
 
 def far(progress: Progress) -> str:
-    """Describe how far a training has come.
+    """Describe the progress of a training: its step, its speed and the time left.
 
     >>> far(Progress(120, 1000, 12.34))
     'step 120 of 1000, 12.3 steps/s, 1 min 11 s left'

@@ -47,7 +47,7 @@ class TerminalView:
 
     @contextmanager
     def packing(self, folder: str) -> Iterator[Packed]:
-        """Show a progress bar."""
+        """Show a progress bar while a project folder is packed."""
         columns = (TextColumn("packing {task.description}"), BarColumn(), DownloadColumn(binary_units=True))
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task(folder, total=None)
@@ -89,9 +89,9 @@ class TerminalView:
         head.append(spinner.plain if isinstance(spinner, Text) else "*", style=style)
         head.append(f" {escapes.plain(timed(snapshot))}", style=f"bold {style}")
         about = [f"run {snapshot.label}"]
-        if snapshot.lasting < 1:  # otherwise the head shows the time of the step
+        if snapshot.lasting < 1:  # otherwise, the line shows how long the step has lasted
             about.insert(0, duration(snapshot.seconds))
-        if snapshot.nodes and not snapshot.detail:  # a detail may name the nodes itself
+        if snapshot.nodes and not snapshot.detail:  # a detail may already say how many nodes there are
             about.insert(1, f"on {count(snapshot.nodes, 'node')}")
         head.append("  " + ", ".join(about), style="dim")
         entries = folded(snapshot.lines, _LINES)

@@ -8,12 +8,12 @@ from typing import NamedTuple, Protocol
 
 from distributor.display.snapshot import Snapshot
 
-#: Called with the number of bytes packed so far and the total.
+#: A function that is called with the number of bytes that are packed so far, and the total.
 Packed = Callable[[int, int], None]
 
 
 class Shown(NamedTuple):
-    """A view's additions to the log. ``notes`` become lines of it; ``footer`` stays below it until the next footer."""
+    """A view's additions to the log: ``notes`` are lines of the log, ``footer`` are lines that stay below the log."""
 
     footer: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -40,4 +40,7 @@ class View(Protocol):
         """
 
     def show_again(self, snapshot: Snapshot) -> bool:
-        """Show a run in progress in one more place, and keep both up to date. Return ``False`` if the view cannot."""
+        """Show a run in progress in one more place, and keep both places up to date.
+
+        Return ``False`` if the view cannot do that.
+        """

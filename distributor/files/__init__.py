@@ -1,4 +1,4 @@
 """Keeps the files that ranks write during a run in ``output_dir``, which is a folder on the driver or a URL.
 
-Runs on the driver; may import ``channel``, ``machine`` and ``shipping``.
+This package runs on the driver. It may import ``channel``, ``machine`` and ``shipping``.
 """

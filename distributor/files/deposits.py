@@ -33,7 +33,10 @@ T = TypeVar("T")
 
 
 class Deposits:
-    """Receives the files that nodes send. Use it in the channel's thread; call ``settle`` after that thread has ended.
+    """Receives the files that nodes send.
+
+    Call the methods in the thread of the channel, which receives all messages of nodes. Call ``settle`` only after that
+    thread has ended.
 
     Args:
         store: where files are kept.
@@ -54,7 +57,7 @@ class Deposits:
         self._refused: dict[str, str] = {}
 
     def begin(self) -> None:
-        """Prepare for the nodes of another job. The channel of each job has its own event loop."""
+        """Prepare for the nodes of another job, whose channel has its own event loop and so needs a new lock."""
         self._changing = asyncio.Lock()
 
     @property
@@ -64,7 +67,7 @@ class Deposits:
     async def receive(
         self, deposit: Deposit, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Receive a file of a node over the connection that announced the file.
+        """Receive a file of a node over the connection on which the node has announced it.
 
         Raises:
             OSError: the connection ended before the whole file had arrived, or the content is not what was announced.
@@ -112,12 +115,12 @@ class Deposits:
             await self._change(path, node, version, came)
         except (ConnectionError, TimeoutError):
             raise
-        except OSError as error:  # raised by the store
+        except OSError as error:  # the store cannot keep the file
             return error.strerror or str(error)
         return None
 
     async def give(self, writer: asyncio.StreamWriter) -> None:
-        """Send a node the files in the folder. If a file becomes shorter while it is sent, end the connection.
+        """Send a node the files in ``output_dir``. If a file becomes shorter while it is sent, end the connection.
 
         Raises:
             OSError: a file cannot be read, or the connection has ended.
@@ -166,10 +169,13 @@ class Deposits:
             left -= len(piece)
             self._progress += 1
         if found.hexdigest() != entry.digest:
-            raise ConnectionError(f"{entry.path} has changed on the way")
+            raise ConnectionError(f"{entry.path} has changed while its node sent it (its SHA-256 differs)")
 
     async def _change(self, path: str, node: int, version: Version | None, came: str | None) -> None:
-        """Change which versions of a file are kept, one change at a time: files' names may depend on each other."""
+        """Change which versions of a file are kept.
+
+        Make one change at a time, because the name of each version depends on the other versions.
+        """
         async with self._changing:
             await _in_thread(self._change_now, path, node, version, came)
 
@@ -277,7 +283,9 @@ async def _in_thread(call: Callable[..., T], *arguments: object) -> T:
 
 
 def held_now(kept: OutputDir | None) -> OutputDir | None:
-    """Return the ``output_dir`` for the next job of a run, which then starts with the files that are now in it.
+    """Return the description of ``output_dir`` for the next job of a run.
+
+    The ranks of the next job start with the files that are in ``output_dir`` now.
 
     Raises:
         OSError: a file cannot be read.
@@ -294,9 +302,10 @@ def held_now(kept: OutputDir | None) -> OutputDir | None:
 
 @contextmanager
 def keep(job: Job) -> Iterator[Deposits | None]:
-    """Keep new files of a job's ranks while the run goes on. Yield ``None`` if the job keeps no files.
+    """Keep new files of a job's ranks inside the ``with`` block. Yield ``None`` if the job keeps no files.
 
-    At a URL, a marker file lets nodes check that they write to the same place as the driver. It is removed at the end.
+    If ``output_dir`` is a URL, write a marker file there, by which nodes check that they write to the same place as the
+    driver. Remove this file at the end of the ``with`` block.
 
     Raises:
         StartError: the URL cannot be written to.

@@ -19,7 +19,7 @@ class Store(Protocol):
     """A place that keeps files under relative names with slashes. All methods may raise an ``OSError``."""
 
     def apply(self, steps: Iterable[Put | Remove], came: str | None) -> None:
-        """Perform steps in order. ``came`` is the name under which a new file has just arrived."""
+        """Perform steps in order. ``came`` is the temporary name of the file that has just arrived, if there is one."""
 
     def discard(self, name: str) -> None:
         """Remove the file with the given name, if there is one."""

@@ -1,4 +1,8 @@
-"""Claims a run's name on the driver, renews the claim while the run lasts, and notices if another run takes over."""
+"""Claims a run's name, renews the claim while the run lasts, and notices if another run takes the name.
+
+At most one run at a time may use a name. A *claim* is a small record in the place for checkpoints that says which run
+uses the name. The driver writes the claim.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ _log = notices.logger
 
 @dataclass(frozen=True)
 class Times:
-    """The intervals of a claim, in seconds.
+    """The time settings of a claim (the record that reserves a name for a run), in seconds.
 
     Attributes:
         renew: time between two renewals of a claim.
@@ -40,11 +44,11 @@ class Times:
 
 
 class Tenure:
-    """A name that a run holds. :func:`hold` creates it.
+    """A run's right to its name, which no other run may use meanwhile. :func:`hold` creates this object.
 
     Args:
-        job: the run's job, with the folder of its training as the place for checkpoints.
-        keeper: reads and writes the claim; ``None`` for a run without a claim.
+        job: the run's job. If the run has a name, the job's place for checkpoints is the folder of this training.
+        keeper: reads and writes the claim (the record that reserves the name); ``None`` for a run without a name.
     """
 
     def __init__(self, job: Job, keeper: Keeper | None = None) -> None:
@@ -55,7 +59,7 @@ class Tenure:
         """Return ``job`` as the next job of the run. From now on, ranks of earlier jobs cannot commit checkpoints.
 
         Raises:
-            OSError: the place cannot be used.
+            OSError: the place for checkpoints cannot be used.
         """
         if self._keeper is None or job.fence is None:
             return job
@@ -63,25 +67,25 @@ class Tenure:
         return replace(job, fence=replace(job.fence, attempt=job.attempt))
 
     def settle(self, *, finished: bool) -> None:
-        """Give the name back at the end of the run. Do nothing for a run without a claim.
+        """Give the name back at the end of the run. Do nothing for a run without a name.
 
         Args:
             finished: whether the training has ended with success.
 
         Raises:
-            RunCancelledError: another run holds the name now, so the run's checkpoints may not count.
+            RunCancelledError: another run has taken the name, so this run's last checkpoints may have been refused.
         """
         if self._keeper is not None:
             self._keeper.release(finished=finished)
 
 
 class Keeper:
-    """Keeps one claim: reads, writes and renews it.
+    """Reads, writes and renews one claim, the record that reserves a name for a run.
 
     Args:
-        place: holds the claim.
+        place: the place where the claim is kept.
         job: the run's job.
-        times: the intervals between its actions.
+        times: how often to renew and to check the claim, and when a claim expires.
     """
 
     def __init__(self, place: Place, job: Job, times: Times) -> None:
@@ -109,9 +113,10 @@ class Keeper:
             wanted: returns whether the run is still wanted; ``False`` once it is cancelled.
 
         Raises:
-            ConfigurationError: the run cannot continue the training of that name.
-            StartError: another run holds the name, or the place cannot be used.
+            ConfigurationError: the run cannot continue the earlier training of this name.
+            StartError: another run holds the name.
             RunCancelledError: the run was cancelled while it waited.
+            OSError: the place for checkpoints cannot be used.
         """
         here = _here(self._job.run_id)
         found = self._await_end(here, wanted)
@@ -127,7 +132,10 @@ class Keeper:
         return claim
 
     def _await_end(self, here: Holder, wanted: Callable[[], bool]) -> Claim | None:
-        """Wait until no run holds the name, and return its record."""
+        """Wait until the run that holds the name has ended or has not renewed its claim for a while. Return the claim.
+
+        Return ``None`` if no run has claimed the name before.
+        """
         first: Claim | None = None
         since = time.monotonic()
         while True:
@@ -146,7 +154,9 @@ class Keeper:
             elif now - since > self._times.expire:
                 return found
             if not wanted():
-                raise RunCancelledError(f"run {self._job.run_id} was cancelled while it waited for its name")
+                raise RunCancelledError(
+                    f"run {self._job.run_id} was cancelled while it waited for another run of the same name to end"
+                )
             time.sleep(self._times.look)
 
     def renew_until_end(self, lost: Callable[[str], object]) -> None:
@@ -169,9 +179,9 @@ class Keeper:
                 warned = True
 
     def advance(self, attempt: int) -> None:
-        """Record that the run has another job; see :meth:`Tenure.advance`."""
+        """Record in the claim that the run has begun another job; see :meth:`Tenure.advance`."""
         with self._writing:
-            if self._claim is not None and self._other() is None:  # otherwise the run is about to end
+            if self._claim is not None and self._other() is None:  # otherwise the run ends
                 self._write(self._claim.advanced(attempt))
 
     def _other(self) -> str | None:
@@ -207,16 +217,17 @@ class Keeper:
 def hold(
     job: Job, wanted: Callable[[], bool], lost: Callable[[str], object], times: Times | None = None
 ) -> Iterator[Tenure]:
-    """Hold the name of a run inside the ``with`` block, if its job has an identity.
+    """Hold the name of a run inside the ``with`` block. Do nothing for a run without a name.
 
     Args:
         job: the job.
         wanted: returns whether the run is still wanted; ``False`` once it is cancelled.
         lost: called in a thread if another run takes the name, with a sentence about it.
-        times: the intervals of the claim.
+        times: how often to renew and to check the claim (the record that reserves the name), and when it expires.
 
     Raises:
-        ConfigurationError, StartError, RunCancelledError: as for :meth:`Keeper.take`.
+        ConfigurationError, RunCancelledError: as for :meth:`Keeper.take`.
+        StartError: another run holds the name, or the place for checkpoints cannot be used.
     """
     if job.identity is None or job.checkpoints is None:
         yield Tenure(job)

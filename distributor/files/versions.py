@@ -1,7 +1,8 @@
-"""Decides which name each version of a file gets. Pure.
+"""Decides which name each version of a file gets. This module itself changes no files.
 
-Nodes may write different bytes to the same relative path. The version of the lowest node keeps the name, and others get
-``.node-1``, ``.node-2``, ... with the number of their node. Equal versions are kept once.
+Nodes may write different bytes to the same relative path. The version of the node with the lowest rank keeps the name.
+The names of other versions end with ``.node-1``, ``.node-2``, ..., the ranks of their nodes. A node's version is not
+kept if it is the same as that of the lowest rank.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ class Version:
 
 @dataclass(frozen=True)
 class Put:
-    """Put a version under a name: a copy of the file ``source``; if it is ``None``, the file that has just arrived."""
+    """A change to the stored files: keep a version (the content that a file has on some nodes) under a name.
+
+    Copy the file ``source`` to this name or, if ``source`` is ``None``, give this name to the file that just arrived.
+    """
 
     name: str
     source: str | None
@@ -28,17 +32,17 @@ class Put:
 
 @dataclass(frozen=True)
 class Remove:
-    """Remove the file with the given name."""
+    """A change to the stored files: remove the file with the given name."""
 
     name: str
 
 
 def names(path: str, held: Mapping[int, Version]) -> dict[str, Version]:
-    """Return the versions of a file that must be kept, by name.
+    """Return which versions of the file at ``path`` must be kept, each under the name that it gets.
 
     Args:
         path: the file's path.
-        held: the nodes' versions, by node rank.
+        held: each node's version (the file's content on this node), by node rank.
 
     >>> list(names("log.txt", {2: Version("b", 1), 0: Version("a", 1), 1: Version("a", 1)}))
     ['log.txt', 'log.txt.node-2']
@@ -51,9 +55,9 @@ def names(path: str, held: Mapping[int, Version]) -> dict[str, Version]:
 
 
 def steps(path: str, before: Mapping[str, Version], after: Mapping[str, Version]) -> list[Put | Remove]:
-    """Return the steps that turn the versions in ``before`` into the versions in ``after``.
+    """Return the steps (moves, copies and removals) that turn the stored files from ``before`` into ``after``.
 
-    The path itself comes last, because other names may get a copy of its current content.
+    The file at ``path`` is overwritten after all copies are made, because copies may need its current content.
 
     >>> a, b = Version("a", 1), Version("b", 1)
     >>> steps("x", {"x": b}, {"x": a, "x.node-1": b})
@@ -66,7 +70,7 @@ def steps(path: str, before: Mapping[str, Version], after: Mapping[str, Version]
 
 
 class Versions:
-    """The versions of all files that the nodes of a run have sent.
+    """The versions (contents) of all files that the nodes of a run have sent.
 
     Args:
         before: sizes in bytes of the files that were there before the run, by name. A version with the same name
@@ -80,7 +84,7 @@ class Versions:
         self.size = sum(self._sizes.values())
 
     def kept(self, path: str) -> dict[str, Version]:
-        """Return the versions of a file that are kept, by name."""
+        """Return the versions of a file that are kept, each under its name."""
         return names(path, self._held.get(path, {}))
 
     def knows(self, path: str, version: Version) -> bool:
@@ -94,7 +98,7 @@ class Versions:
         return sum(each.size for each in after.values()) - gone
 
     def change(self, path: str, node: int, version: Version | None) -> list[Put | Remove]:
-        """Record a node's version of a file (``None`` if the node has removed it), and return the steps that follow."""
+        """Record a node's version of a file (``None``: the node has removed it). Return the changes to make."""
         before = self.kept(path)
         held = self._held.setdefault(path, {})
         if version is None:
@@ -111,7 +115,7 @@ class Versions:
         return held, {name: self._sizes.get(name) for name in (path, *self.kept(path))}
 
     def restore(self, path: str, saved: tuple[dict[int, Version], dict[str, int | None]]) -> None:
-        """Undo a change that could not be made."""
+        """Undo the record of a change that the store could not make."""
         held, sizes = saved
         changed = dict.fromkeys(self.kept(path), None)
         self._held[path] = held

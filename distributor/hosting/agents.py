@@ -16,6 +16,8 @@ from distributor.machine import bootstrap, processes
 class Agent:
     """A started agent. Its parent is either a guard, which is a child of this process, or a warm process.
 
+    A guard kills what a killed agent leaves behind. A warm process has imported torch, and forks agents.
+
     Args:
         pid: process id of the agent, or of its guard if it has one.
         descriptor: process descriptor of an agent that a warm process forked, otherwise -1; this object closes it.
@@ -50,7 +52,9 @@ class Agent:
 
 
 def anew(root: str, inherit: Mapping[str, socket.socket], note: str | None = None) -> tuple[Agent, socket.socket]:
-    """Start an agent under a guard, a child of this process. Return the agent and this side's end of its control line.
+    """Start a guard as a child of this process. The guard starts the agent, and kills what the agent leaves behind.
+
+    Return the agent, and this process's end of the socket pair by which it controls the agent (the *control line*).
 
     Args:
         root: the folder or zip from which the package can be imported.
@@ -66,6 +70,6 @@ def anew(root: str, inherit: Mapping[str, socket.socket], note: str | None = Non
             stdin=subprocess.DEVNULL,
             pass_fds=[sock.fileno() for sock in sockets.values()],
             start_new_session=True,
-            env=dict(os.environ),  # without variables that C libraries set behind Python's back (readline: LINES)
+            env=dict(os.environ),  # without variables that only C libraries have set (readline: LINES)
         )
     return Agent(child.pid, -1, child, note), ours

@@ -18,7 +18,9 @@ from distributor.values.plan import AgentOrder
 
 
 class HostedNode:
-    """A node, for the process that owns its agent: a Spark task or the driver. :func:`host_node` creates it.
+    """The handle of a node in the process that owns the node's agent: a Spark task's worker or the driver.
+
+    :func:`host_node` creates it.
 
     Attributes:
         folder: the node's private folder.
@@ -79,7 +81,7 @@ def host_node(job_id: str, leader: int) -> Iterator[HostedNode]:
         ...     result = node.converse(order)
     """
     folder = folders.make(job_id)
-    claimed = folders.claim(folder)  # if this process is killed before the agent claims it, the folder is stale
+    claimed = folders.claim(folder)  # so that later runs remove the folder if this process is killed
     node = HostedNode(folder)
     try:
         yield node
@@ -115,7 +117,7 @@ def start_agent(
             process has answered.
     """
     if warmth is not None:
-        with suppress(OSError):  # a full disk, a /tmp that others tampered with: a warm process is optional
+        with suppress(OSError):  # such as a full disk: the agent then starts without a warm process
             started = from_warm(root, inherit, owner, warmth, task_cpus, wanted, importing)
             if started is not None:
                 return started

@@ -69,25 +69,26 @@ def from_warm(
     wanted: Callable[[], bool],
     importing: Callable[[str], None],
 ) -> tuple[Agent, socket.socket] | None:
-    """Return an agent that a warm process has forked, and this process's end of the agent's control line.
+    """Return an agent that a warm process has forked, and this process's end of the socket pair that controls it.
 
-    Return ``None`` if that fails, or if the agent is no longer wanted. If the warm process must not be forked, the
-    agent is started without it, and its note gives the reason. For the arguments, see
-    :func:`~distributor.hosting.host_node.start_agent`.
+    Return ``None`` if no warm process forks an agent, or if the agent is no longer wanted. If the warm process says
+    that it must not be forked, start the agent as a new process, and keep the reason in the agent's ``note``, a warning
+    for the user. For the arguments, see :func:`~distributor.hosting.host_node.start_agent`.
     """
     overlay = environment.overlay(os.environ, task_cpus, warmth["ranks_per_task"], warmth["spark_cpus"])
     environ = environment.apply(os.environ, overlay)
     environ = {**environ, **environment.waiting({**environ, **warmth["env"]}), **warmth["env"]}
     environ = _with_absolute_path(environ)
     if not warmth["use_gpu"]:
-        environ |= allocator.huge_pages(environ)  # not for the forks' own children: forks get the caller's environment
+        environ |= allocator.huge_pages(environ)  # forks keep the effect, though they get the caller's environment
     for _ in range(3):
         folder = _folder(root, owner, warmth, environ)
         try:
             connection, fresh = _reach(folder, root, owner, warmth, environ)
         except FileNotFoundError:  # the previous process has just ended and removed its folder
             continue
-        # Each attempt has its own line: an abandoned request may still be queued and start an agent without an owner.
+        # Each try uses its own control line, the socket pair that controls the agent. The request of an earlier try may
+        # still be queued and start an agent. That agent finds its line closed, and ends.
         ours, theirs = socket.socketpair()
         with connection, theirs:
             answer, descriptor = _ask(connection, folder, {"control": theirs, **inherit}, wanted, importing)
@@ -96,15 +97,17 @@ def from_warm(
         ours.close()
         if answer.startswith(UNFIT):
             return anew(root, inherit, answer[len(UNFIT) :].decode())
-        if not wanted() or (fresh and answer != OUTDATED):  # an import failed; without a warm process, its error shows
+        # A new warm process that gives no agent could not import a module. An agent without it shows the error.
+        if not wanted() or (fresh and answer != OUTDATED):
             return None
     return None
 
 
 def _with_absolute_path(environ: dict[str, str]) -> dict[str, str]:
-    """Return the environment with absolute folders in ``PYTHONPATH``: the warm process runs in another directory.
+    """Return the environment with absolute folders in ``PYTHONPATH``.
 
-    As for Python, an empty entry is the current directory.
+    The warm process runs in another directory, where relative folders would be wrong. An empty entry of ``PYTHONPATH``
+    stands for the current directory, as in Python.
     """
     path = environ.get("PYTHONPATH")
     if not path:
@@ -188,7 +191,7 @@ def _reach(
 
 
 def _connect(folder: str) -> socket.socket:
-    """Connect to the warm process of a folder. The folder's path must be short."""
+    """Connect to the warm process of a folder. The folder's path must be short; see :func:`_short`."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.settimeout(_PATIENCE)
@@ -203,11 +206,11 @@ def _connect(folder: str) -> socket.socket:
 
 def _start(folder: str, short: str, root: str, owner: int, warmth: Warmth, environ: Mapping[str, str]) -> None:
     """Start a warm process for the folder. Connections wait in its queue until it is ready."""
-    # Files of a previous warm process, which has ended or accepts no more requests.
+    # Remove the files of a previous warm process, which has ended or accepts no more requests.
     for name in ("socket", "importing", "ready", "owner", "pid"):
         with suppress(FileNotFoundError):
             os.unlink(f"{short}/{name}")
-    if os.path.isfile(root):  # a zip; the run's own copy is removed with the run
+    if os.path.isfile(root):  # a zip, which is removed with the run, so the warm process needs a copy
         shutil.copyfile(root, f"{short}/package.new")
         os.rename(f"{short}/package.new", f"{short}/package.zip")
         root = os.path.join(folder, "package.zip")
@@ -240,9 +243,9 @@ def _start(folder: str, short: str, root: str, owner: int, warmth: Warmth, envir
 
 
 def _retire_oldest(newest: str) -> None:
-    """End the oldest warm processes of this owner if it has more than :data:`_MOST`.
+    """If an owner has more than :data:`_MOST` warm processes, end the oldest ones.
 
-    The folder of a warm process that was killed also counts until it is removed.
+    A warm process that was killed still counts towards this number until its folder is removed.
     """
     owner = os.path.basename(newest).rpartition("-")[0]
     parent = os.path.dirname(newest)
@@ -269,7 +272,7 @@ def _ask(
     wanted: Callable[[], bool],
     importing: Callable[[str], None],
 ) -> tuple[bytes, int]:
-    """Ask a warm process for an agent. Return its answer and the agent's process descriptor, or -1 without an agent.
+    """Ask a warm process for an agent. Return its answer, and the agent's process descriptor or -1 if it gave none.
 
     The warm process is killed if its imports take longer than :data:`_IMPORT_PATIENCE` seconds, or if it does not
     answer within :data:`_PATIENCE` seconds once it is ready.

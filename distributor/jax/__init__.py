@@ -1,4 +1,5 @@
 """JAX: tell JAX in each rank about the other ranks.
 
-A wing (see docs/architecture.md): runs in ranks; may import ``rank.imports``.
+This package runs in ranks, and may import ``rank.imports``. It is a wing, which means that no core package imports it
+(see docs/architecture.md).
 """

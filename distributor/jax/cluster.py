@@ -32,10 +32,10 @@ def register(coordinator: str, address: str, world_size: int, first_rank: int, u
 
 
 def _add_environment(module: ModuleType, place: dict[str, Any]) -> None:
-    """Define a cluster environment, and put it before the environments that JAX defines.
+    """Define a subclass of JAX's ``ClusterEnv`` that describes this run, and put it before JAX's own subclasses.
 
     Source: https://docs.jax.dev/en/latest/_autosummary/jax.distributed.initialize.html and
-    ``jax/_src/clusters/cluster.py``, where each subclass is tried in order.
+    ``jax/_src/clusters/cluster.py``. There, JAX uses the first subclass whose ``is_env_present`` returns ``True``.
     """
 
     class Placed(module.ClusterEnv):  # type: ignore[name-defined, misc]  # JAX need not be installed here
@@ -47,7 +47,8 @@ def _add_environment(module: ModuleType, place: dict[str, Any]) -> None:
 
         @classmethod
         def get_coordinator_address(cls, *_: Any, **__: Any) -> str:
-            # By default, the coordinator listens on all addresses. JAX skips this if the script names a coordinator.
+            # By default, the coordinator listens on all addresses. This default stays if the script names a
+            # coordinator, since JAX does not call this method then.
             os.environ.setdefault("JAX_COORDINATOR_BIND_ADDRESS", place["coordinator"])
             return str(place["coordinator"])
 

@@ -1,11 +1,11 @@
-"""Launch paths, which decide how ranks are started. They have no side effects.
+"""Launch paths: ways to start ranks, such as torchrun's or Ray's. Their code has no side effects.
 
 Runs on the driver and on nodes; may import ``machine``. Users pass a path as ``launch=`` to ``Distributor``:
 
     from distributor.launch import Accelerate, DeepSpeed, Jax, Mpi, MpiEnv, Ray, TensorFlow, Torchrun
 
-A path with a configuration or programs of its own has a subpackage, such as ``distributor.ray``. The path's public name
-is loaded from that subpackage on first use.
+A launch path with a configuration or programs of its own has a subpackage, such as ``distributor.ray``. The path's
+class is loaded from that subpackage on first use.
 """
 
 from __future__ import annotations

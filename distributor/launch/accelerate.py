@@ -1,4 +1,4 @@
-"""The Accelerate path: torchrun's ranks, with the variables that ``accelerate launch`` sets for a configuration."""
+"""The launch path for Accelerate: ranks as with torchrun, but also with the variables of ``accelerate launch``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distributor.values.plan import Plan, Site
 
 @dataclass(frozen=True)
 class AccelerateRanks(BasePath):
-    """Torchrun's ranks, with Accelerate's configuration in their environment.
+    """The launch path for Accelerate. Ranks start as with torchrun, with Accelerate's settings in the environment.
 
     Attributes:
         config: path of the configuration on the driver; "" if there is none.
@@ -33,5 +33,5 @@ class AccelerateRanks(BasePath):
         return {**Torchrun().env(use_gpu), **dict(self.variables)}
 
     def plan(self, site: Site) -> Plan:
-        """Return the plan of one node."""
+        """Return the plan of one node: what its ranks run, and in which environment."""
         return Torchrun().plan(site)

@@ -1,4 +1,4 @@
-"""The DeepSpeed path: torchrun's ranks, with the settings that DeepSpeed, Accelerate and Transformers read.
+"""The launch path for DeepSpeed: ranks as with torchrun, and settings for DeepSpeed, Accelerate and Transformers.
 
 Spark provides the nodes, so this path needs no ``deepspeed`` runner, no hostfile and no SSH.
 """
@@ -18,30 +18,32 @@ from distributor.values.outcome import Failure
 from distributor.values.placement import Node, Placement
 from distributor.values.plan import Call, Plan, Site
 
-#: The environment variable that holds the path of the final configuration. Read by ``distributor.runtime``.
+#: The environment variable with the path of the final DeepSpeed configuration, for ``distributor.runtime``.
 CONFIG_PATH = "DISTRIBUTOR_DEEPSPEED_CONFIG"
 
 _CONFIG, _GIVEN = "deepspeed.json", "deepspeed-given.json"
 
-#: The arguments that scripts get; see :class:`DeepspeedRanks`.
+#: Which arguments are appended to a script's own, to name the configuration; see :class:`DeepspeedRanks`.
 ScriptArguments = Literal["deepspeed", "trainer", False]
 
 #: Match the errors of argparse and of Transformers' parser about arguments that a script does not accept.
 _OPTION_UNKNOWN = re.compile(r"(unrecognized arguments:|not used by the HfArgumentParser:).*--deepspeed")
 _PATH_UNKNOWN = re.compile(rf"(unrecognized arguments:|not used by the HfArgumentParser:).*{_GIVEN}")
 
-#: Matches what DeepSpeed says about batch sizes. Source: ``deepspeed/runtime/config.py``, ``_batch_assertion``.
+#: Matches DeepSpeed's error about batch sizes that do not fit each other. Source: ``deepspeed/runtime/config.py``,
+#: ``_batch_assertion``.
 _BATCH_SIZES = re.compile(r"Check batch related parameters.*?(\d+) != (\d+) \* (\d+) \* (\d+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class DeepspeedRanks(BasePath):
-    """Torchrun's ranks, with DeepSpeed's configuration in the node's folder and its settings in the environment.
+    """The launch path for DeepSpeed. Ranks start as with torchrun, and find DeepSpeed's configuration in a file.
 
     Attributes:
         config: the final configuration as JSON, with which ``deepspeed.initialize`` is called; ``None`` if there is no
             configuration.
-        given: the same configuration, with "auto" wherever a library may fill in a value from its training settings.
+        given: the same configuration, with "auto" wherever Accelerate or Transformers may fill in a value from the
+            user's training settings.
         stage: the ZeRO stage of the configuration.
         precision: ``"fp32"``, ``"fp16"`` or ``"bf16"``.
         extensions: the builders of the C++ or CUDA extensions that ranks load.
@@ -80,7 +82,7 @@ class DeepspeedRanks(BasePath):
         return _on_arguments(text, self.script_arguments, job) or _on_batch_sizes(text, job)
 
     def plan(self, site: Site) -> Plan:
-        """Return the plan of one node."""
+        """Return the plan of one node: what its ranks run, and in which environment."""
         plan, placement, node = Torchrun().plan(site), site.placement, site.node
         files = {name: text for name, text in ((_CONFIG, self.config), (_GIVEN, self.given)) if text is not None}
         paths = {name: os.path.join(site.folder, name) for name in files}
@@ -102,9 +104,9 @@ class DeepspeedRanks(BasePath):
 def _with_arguments(target: Target, kind: ScriptArguments, paths: Mapping[str, str]) -> Target:
     """Append the arguments that name the configuration to a script's arguments. A function has no command line.
 
-    ``deepspeed.add_config_arguments`` parses the arguments of the kind ``"deepspeed"``.
-    ``transformers.TrainingArguments`` parses the argument of the kind ``"trainer"``: Hugging Face's Trainer replaces
-    each "auto" in the configuration.
+    The kind ``"deepspeed"`` is for scripts whose parser has the options of ``deepspeed.add_config_arguments``. The kind
+    ``"trainer"`` is for scripts that parse ``transformers.TrainingArguments``. Such scripts get the path of the
+    configuration that still has "auto" values, because Hugging Face's Trainer replaces these itself.
     """
     if isinstance(target, Function) or kind is False:
         return target
@@ -171,7 +173,7 @@ def _launcher_env(placement: Placement, node: Node) -> dict[str, str]:
 def _shared_memory(placement: Placement, node: Node) -> tuple[str, ...]:
     """Return the paths of the shared-memory files that DeepSpeed's CPU ranks leave behind, 66 MiB for each rank.
 
-    DeepSpeed uses such files only if all ranks are on one host.
+    DeepSpeed uses these shared-memory files only if all ranks are on one host.
 
     Source: ``deepspeed/ops/csrc/cpu/comm/shm.cpp``, ``shm_initialize``.
     """
@@ -182,9 +184,10 @@ def _shared_memory(placement: Placement, node: Node) -> tuple[str, ...]:
 
 
 def _libraries(asked: DeepspeedRanks, paths: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that ``accelerate launch --use_deepspeed --deepspeed_config_file`` sets.
+    """Return the environment variables that ``accelerate launch --use_deepspeed --deepspeed_config_file`` sets.
 
-    Accelerate and Transformers read them.
+    From these variables, Accelerate and Transformers learn that they must use DeepSpeed, and with which configuration.
+    One more variable, :data:`CONFIG_PATH`, is for ``distributor.runtime``.
 
     Source: ``accelerate/utils/launch.py``, ``prepare_deepspeed_cmd_env``.
     """

@@ -1,4 +1,4 @@
-"""The JAX path: ranks in which ``jax.distributed.initialize()`` needs no arguments."""
+"""The launch path for JAX: in its ranks, ``jax.distributed.initialize()`` needs no arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Jax(BasePath):
     """The launch path for JAX. In its ranks, ``jax.distributed.initialize()`` needs no arguments.
 
     JAX runs on CPUs, or on the one GPU of each rank. JAX's coordinator listens on node 0's address only, at a port that
-    is reserved in advance. The warm process imports JAX, so that later runs start in less than a second.
+    is reserved in advance. The warm process, from which later runs are forked, imports JAX, so these runs start in less
+    than a second.
 
     Example:
         >>> from distributor import Distributor
@@ -33,14 +34,14 @@ class Jax(BasePath):
     ports: ClassVar[int] = 1
 
     def resolve(self, num_processes: int, use_gpu: bool) -> Jax:
-        """Return this object unchanged: there is nothing to read or to check."""
+        """Return this object unchanged: this launch path has no configuration to read or to check."""
         return self
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
         """Return the environment variables that all ranks get.
 
-        One variable switches off JAX's preemption service, which would handle SIGTERM and thus keep ranks from ending
-        on it (source: ``jax/_src/distributed.py``). Without GPUs, another one makes JAX use CPUs only.
+        One variable switches off JAX's preemption service, which would handle SIGTERM, so that SIGTERM would not end
+        ranks (source: ``jax/_src/distributed.py``). Without GPUs, another variable makes JAX use CPUs only.
         """
         return {"JAX_ENABLE_PREEMPTION_SERVICE": "false", **({} if use_gpu else {"JAX_PLATFORMS": "cpu"})}
 
@@ -51,7 +52,7 @@ class Jax(BasePath):
         return ""
 
     def plan(self, site: Site) -> Plan:
-        """Return the plan of one node."""
+        """Return the plan of one node: what its ranks run, and in which environment."""
         plan, placement, node = Torchrun().plan(site), site.placement, site.node
         coordinator = wording.address(placement.master.address, placement.master.ports[0])
         known = {

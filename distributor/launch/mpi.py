@@ -1,4 +1,4 @@
-"""The MPI path: torchrun's ranks, which are also processes of an MPI program under MPI's own process manager."""
+"""The launch path for MPI: ranks as with torchrun, which are also processes of one MPI program."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from distributor.values.plan import Call, Companion, Plan, Site
 
 @dataclass(frozen=True)
 class MpiNodes(BasePath):
-    """Torchrun's ranks, which are also MPI processes.
+    """The launch path for MPI. Ranks start as with torchrun, and are also processes of one MPI program.
 
     Attributes:
-        secret: the secret from which the run's keys are made. A process without these keys cannot join.
+        secret: the secret from which the run's keys are made. A process without these keys cannot join the MPI program.
         implementation: name of the MPI implementation; ``None`` for the implementation that node 0 has.
     """
 
@@ -31,7 +31,7 @@ class MpiNodes(BasePath):
     implementation: str | None = None
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return torchrun's environment variables, which all ranks get."""
+        """Return the environment variables that :class:`Torchrun` sets for all ranks."""
         return Torchrun().env(use_gpu)
 
     def advise(self, failure: Failure, job: Job) -> str:
@@ -42,7 +42,7 @@ class MpiNodes(BasePath):
         return ""
 
     def plan(self, site: Site) -> Plan:
-        """Return the plan of one node. A companion runs MPI's process manager, and connects each rank to it."""
+        """Return the plan of one node: a companion (a process beside the ranks) runs MPI's process manager."""
         plan, node, head, nodes = Torchrun().plan(site), site.node, site.placement.master, site.placement.nodes
         run = site.job.job_id
         lines = [key(self.secret, run, str(site.attempt), str(each.node_rank))[:16] for each in nodes]

@@ -1,4 +1,4 @@
-"""The MPI-environment path: torchrun's ranks, with Open MPI's environment variables. No MPI is started."""
+"""The launch path ``"mpi-env"``: ranks as with torchrun, but also with Open MPI's variables. No MPI is started."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ class MpiEnv(BasePath):
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def resolve(self, num_processes: int, use_gpu: bool) -> MpiEnv:
-        """Return this object unchanged: there is nothing to read or to check."""
+        """Return this object unchanged: this launch path has no configuration to read or to check."""
         return self
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return torchrun's environment variables, which all ranks get."""
+        """Return the environment variables that :class:`Torchrun` sets for all ranks."""
         return Torchrun().env(use_gpu)
 
     def advise(self, failure: Failure, job: Job) -> str:
-        """Return advice if code has called MPI, which was not started."""
+        """Return advice for the user if a rank has called MPI, which this launch path does not start."""
         if "MPI_Init" in f"{failure.message}\n{failure.log_tail}":
             return 'launch="mpi-env" sets variables and starts no MPI: code that calls MPI needs launch="mpi"'
         return ""
 
     def plan(self, site: Site) -> Plan:
-        """Return the plan of one node."""
+        """Return the plan of one node: what its ranks run, and in which environment."""
         plan = Torchrun().plan(site)
         return replace(
             plan,

@@ -25,8 +25,8 @@ def place(facts: Sequence[NodeFacts], job: Job) -> Placement:
 
     Args:
         facts: one entry per task, in any order.
-        job: the job. It says how many ranks a task and a node may have, how many GPUs a rank needs, and whether the
-            launch path runs the target only once.
+        job: the job. It says how many ranks a task and a node may have, how many GPUs a rank needs, and whether its
+            launch path runs the user's code only once, in one rank.
 
     Raises:
         ResourceError: two ranks would share a device, a task has fewer GPUs than its ranks need, or a node has more
@@ -108,7 +108,7 @@ def _numbered_by_host(nodes: Sequence[Node], hosts: Sequence[str]) -> list[Node]
 
 
 def with_port(placement: Placement, port: int) -> Placement:
-    """Return the placement of another attempt. Its ranks meet at another port of node 0."""
+    """Return the placement for another attempt, whose ranks meet at another port of node 0."""
     return Placement((replace(placement.master, port=port), *placement.nodes[1:]))
 
 
@@ -148,7 +148,8 @@ def _refuse_shared_gpus(nodes: Sequence[Node], machines: Sequence[str]) -> None:
     for node, machine in zip(nodes, machines):
         for index, gpu in enumerate(node.gpus):
             rank = node.first_rank + index % node.slots
-            device = (machine if gpu.isdecimal() else "", gpu)  # names that are not numbers are unique across machines
+            # A GPU number is unique only on one machine. Other names of GPUs are unique everywhere.
+            device = (machine if gpu.isdecimal() else "", gpu)
             if device in owners:
                 raise ResourceError(
                     f"ranks {owners[device]} and {rank} on {node.host} would share GPU {gpu}: give each task whole "

@@ -1,4 +1,4 @@
-"""The Ray path: each node offers its slots to one Ray cluster, and the target runs once, as Ray's driver."""
+"""The launch path for Ray: all nodes form one Ray cluster, and the user's code runs once, as Ray's driver."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class RayNodes(BasePath):
     object_store_memory: int | None = None
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
-        """Return torchrun's environment variables, which all processes get."""
+        """Return the environment variables that :class:`Torchrun` sets for all ranks."""
         return Torchrun().env(use_gpu)
 
     def plan(self, site: Site) -> Plan:
-        """Return the plan of one node: Ray's processes run as a companion. Only node 0 has a rank as well."""
+        """Return the plan of one node: Ray runs as a companion, a process beside the ranks. Only node 0 has a rank."""
         plan, node, head = Torchrun().plan(site), site.node, site.placement.master
         token = key(self.secret, site.job.job_id)
         port, client_port = head.ports[:2]

@@ -1,4 +1,4 @@
-"""The TensorFlow path: each rank is a task of one cluster, which is described in ``TF_CONFIG``."""
+"""The launch path for TensorFlow: each rank is a task of one TensorFlow cluster, which ``TF_CONFIG`` describes."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ class TensorFlow(BasePath):
 
     Without parameter servers, all processes are workers of ``MultiWorkerMirroredStrategy``. Worker 0 is rank 0.
 
-    With parameter servers, rank 0 is the chief, which runs ``ParameterServerStrategy``. The next ranks are the workers
-    and then the servers, which run ``tf.distribute.Server(...).join()``. Workers and servers never end by themselves:
-    once the chief and the evaluator have succeeded, the run stops the workers and servers, and succeeds.
+    With parameter servers, rank 0 is the chief, which runs ``ParameterServerStrategy``. The workers come next, and then
+    the servers; all of these run ``tf.distribute.Server(...).join()``. With ``evaluator=True``, the last rank is the
+    evaluator. Workers and servers never end by themselves: once the chief and the evaluator, if there is one, have
+    succeeded, the run stops the workers and servers, and succeeds.
 
     Args:
         parameter_servers: number of processes that are parameter servers.
@@ -56,7 +57,7 @@ class TensorFlow(BasePath):
     evaluator: bool = False
 
     def resolve(self, num_processes: int, use_gpu: bool) -> TensorFlow:
-        """Check the values, and return this path.
+        """Check the options of this launch path, and return the path.
 
         Raises:
             ConfigurationError: a value is wrong, or there are too few processes.
@@ -92,7 +93,7 @@ class TensorFlow(BasePath):
         return ""
 
     def plan(self, site: Site) -> Plan:
-        """Return the plan of one node."""
+        """Return the plan of one node: what its ranks run, and in which environment."""
         plan, node, placement = Torchrun().plan(site), site.node, site.placement
         tasks = self.tasks(placement.world_size)
         cluster = _cluster(tasks, placement)
@@ -105,7 +106,7 @@ class TensorFlow(BasePath):
                     "TF_CONFIG": json.dumps(
                         {"cluster": cluster, "task": _described(tasks[node.first_rank + local_rank])}
                     ),
-                    # TensorFlow takes all GPUs that it sees.
+                    # TensorFlow takes all GPUs that it sees, so each rank sees only its own.
                     **devices.rank_visibility(node.gpus[local_rank :: node.local_world_size], use_gpu),
                 }
                 for local_rank, env in enumerate(plan.rank_env)

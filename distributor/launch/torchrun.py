@@ -1,4 +1,4 @@
-"""The default path: each rank gets the environment variables that ``torchrun`` would set."""
+"""The default launch path: each rank gets the environment variables that ``torchrun`` would set."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from distributor.values.plan import Plan, Site
 
 @dataclass(frozen=True)
 class Torchrun(BasePath):
-    """Ranks with torchrun's environment variables. They meet at the store of torch's elastic agent on node 0."""
+    """The default launch path. Ranks get torchrun's environment variables, and meet at torch's store on node 0."""
 
     name: ClassVar[str] = "torchrun"
     restarts: ClassVar[bool] = True
     needs: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def resolve(self, num_processes: int, use_gpu: bool) -> Torchrun:
-        """Return this object unchanged: there is nothing to read or to check."""
+        """Return this object unchanged: this launch path has no configuration to read or to check."""
         return self
 
     def env(self, use_gpu: bool) -> Mapping[str, str]:
@@ -36,7 +36,7 @@ class Torchrun(BasePath):
         return {} if use_gpu else {"ACCELERATE_USE_CPU": "true"}
 
     def plan(self, site: Site) -> Plan:
-        """Return the plan of one node."""
+        """Return the plan of one node: what its ranks run, and in which environment."""
         job, placement, node = site.job, site.placement, site.node
         return Plan(
             node=node,

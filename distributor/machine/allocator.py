@@ -1,7 +1,8 @@
 """Makes the C library's allocator in CPU ranks keep freed memory for the next step, and use huge pages.
 
 By default, glibc takes large blocks from the kernel and returns them as soon as they are freed. The gradients and
-buffers of a training step are such blocks, so each step faults the same pages in again, 4 KiB at a time.
+buffers of a training step are such blocks, so each step requests the same pages from the kernel again, 4 KiB at a time,
+which costs time.
 
 This module uses the standard library only, because Spark's Python workers run part of it.
 """
@@ -24,7 +25,8 @@ _SETTINGS = {-3: 32 << 20, -1: (1 << 31) - 1}
 _MALLOC = "MALLOC_"
 _TUNABLES, _MALLOC_TUNABLES = "GLIBC_TUNABLES", "glibc.malloc."
 
-#: The setting that makes glibc 2.35 and later use huge pages (madvise(2), MADV_HUGEPAGE). It is read only at exec.
+#: The setting that makes glibc 2.35 and later use huge pages (madvise(2), MADV_HUGEPAGE). glibc reads it only when a
+#: program starts.
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
 
@@ -67,7 +69,10 @@ def _address(library: ctypes.CDLL) -> int | None:
 
 
 def keep_memory(environ: Mapping[str, str]) -> bool:
-    """Make this process's allocator keep freed memory, unless the environment configures it. Return whether it does."""
+    """Make this process's allocator keep freed memory, and return whether this has worked.
+
+    Do nothing if the environment configures the allocator, or if the allocator is not glibc's.
+    """
     if is_left_alone(environ) or not is_glibcs():
         return False
     mallopt = ctypes.CDLL(None).mallopt

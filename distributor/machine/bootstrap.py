@@ -10,8 +10,8 @@ from distributor.machine.processes import stat
 from distributor.values.environment import NODE_ID
 
 # Fields of /proc/PID/stat (proc(5)): the addresses of the arguments and the environment that the process was started
-# with. The kernel shows the current content of that memory, and a fork has its own copy. Servers use this to change
-# what ps shows for their children.
+# with. ps shows the current content of that memory, so a process can change what ps shows for it. A fork has its own
+# copy of the memory.
 _ARGUMENTS, _ENVIRONMENT = 45, 47
 
 
@@ -33,7 +33,7 @@ def overwrite_environ(old: str, new: str) -> None:
 
 def _overwrite(file: str, field: int, old: bytes, new: bytes) -> None:
     if len(new) > len(old):
-        raise ValueError(f"{new!r} is longer than {old!r}")
+        raise ValueError(f"this process cannot show {new!r} in place of {old!r} in ps, because it is longer")
     with open(f"/proc/self/{file}", "rb") as shown:
         at = (b"\0" + shown.read()).index(b"\0" + old + b"\0")
     fields = stat(os.getpid())
@@ -78,7 +78,7 @@ importlib.import_module(PARTS[part]).main(*args)
 
 
 def is_part(pid: int, part: str) -> bool:
-    """Return whether a process runs a part of this package, according to its command line."""
+    """Return whether a process runs a part of this package, such as ``agent``, according to its command line."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as shown:
             arguments = shown.read().split(b"\0")
@@ -88,18 +88,28 @@ def is_part(pid: int, part: str) -> bool:
 
 
 def command(root: str, part: str, *args: str) -> list[str]:
-    """Return the command line that runs a part's ``main(*args)``, with the package imported from ``root``."""
+    """Return the command line that runs ``main(*args)`` of a part of this package, such as ``agent``.
+
+    The package is imported from ``root``.
+    """
     return [sys.executable, "-c", _BOOTSTRAP, root, part, *args]
 
 
-#: An argument of a warm process; it leaves room for the arguments that its forks show instead.
+#: An argument of a warm process, which has imported torch and forks agents. The argument leaves room for those that the
+#: forks show in its place.
 PLACEHOLDER = "-" * 40
 
 
-#: An environment entry of a warm process; its forks show their node's ID instead.
+#: An environment entry of a warm process, which has imported torch and forks agents. In its place, the forks show their
+#: node's ID.
 UNMARKED = f"{NODE_ID}=".ljust(80, "-")
 
 
 def title(part: str, argument: object = PLACEHOLDER) -> str:
-    """Return the command-line arguments that identify a process: the part of this package that it runs, and a value."""
+    """Return the command-line arguments that identify a process of this package.
+
+    The arguments are the name of the part of the package that the process runs, such as ``agent``, and a value, such as
+    the pid of the process's owner. NULs pad them to a length that is the same for all processes, so that a fork can
+    show its own arguments in place of those that it has inherited.
+    """
     return f"{part}\0{argument}".ljust(len(f"warm\0{PLACEHOLDER}"), "\0")

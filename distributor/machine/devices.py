@@ -17,8 +17,8 @@ from distributor.errors import ResourceError
 from distributor.text.wording import count
 
 #: The visible-devices variables. They are read in this order, and both are set for ranks: AMD's HIP treats them as two
-#: names of one setting. ``ROCR_VISIBLE_DEVICES`` is a filter below them, which this package does not change. Numbers in
-#: the two variables count only the devices that this filter leaves visible.
+#: names of one setting. AMD applies ``ROCR_VISIBLE_DEVICES`` before them; this package does not change that variable.
+#: Numbers in the two variables count only the devices that ``ROCR_VISIBLE_DEVICES`` leaves visible.
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
@@ -30,7 +30,8 @@ def visible_devices(environ: Mapping[str, str]) -> str | None:
 def numbered_by(machine: str, environ: Mapping[str, str]) -> str:
     """Return a name for the scope within which a device number always means the same device.
 
-    The name contains the machine and, if it is set, AMD's lower-level filter ``ROCR_VISIBLE_DEVICES``.
+    The returned name consists of the machine's name and, if it is set, the value of ``ROCR_VISIBLE_DEVICES``: AMD
+    numbers only the devices that this variable leaves visible.
     """
     return f"{machine} {environ['ROCR_VISIBLE_DEVICES']}" if machine and "ROCR_VISIBLE_DEVICES" in environ else machine
 
@@ -62,7 +63,7 @@ def through_mapping(addresses: Sequence[str], visible: Sequence[str] | None, hos
     that position. A name (UUID, MIG) stays unchanged.
 
     Raises:
-        ResourceError: a number is no position in the setting.
+        ResourceError: an address is a number, but ``visible`` has no entry at this position.
 
     >>> through_mapping(["1", "0"], ("4", "6"), "host-a"), through_mapping(["1"], None, "host-a")
     (('6', '4'), ('1',))
@@ -79,7 +80,7 @@ def through_mapping(addresses: Sequence[str], visible: Sequence[str] | None, hos
             raise ResourceError(
                 f"Spark assigned GPU {address} on {host}, but only {count(len(visible), 'GPU')} can be seen there "
                 f"({','.join(visible) or 'none'}): unset CUDA_VISIBLE_DEVICES for executors, or make the GPU "
-                "discovery script report positions in that list"
+                "discovery script report each GPU's position in CUDA_VISIBLE_DEVICES (0 for the first)"
             )
     return tuple(mapped)
 
@@ -123,7 +124,9 @@ def _count_amd(topology: str) -> int:
 
 
 def rank_visibility(gpus: Sequence[str], use_gpu: bool) -> dict[str, str]:
-    """Return the visible-devices variables for a node's ranks: its GPUs in order of local rank, or none at all.
+    """Return the visible-devices variables for a node's ranks, with its GPUs in order of local rank.
+
+    If the ranks use no GPUs, the variables show none.
 
     >>> rank_visibility(["4", "6"], True)["CUDA_VISIBLE_DEVICES"], rank_visibility([], False)["CUDA_VISIBLE_DEVICES"]
     ('4,6', '')

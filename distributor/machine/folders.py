@@ -25,11 +25,12 @@ OWNER = "owner"
 #: Number of free bytes below which a file system counts as full.
 _LITTLE = 64 << 10
 
-#: The file in a folder that lists paths outside the folder. They are removed after an attempt, or with the folder.
+#: The file in a private folder that lists paths outside the folder which must be removed too: after an attempt, or with
+#: the folder.
 _ELSEWHERE = "elsewhere"
 
-#: The file in a folder that lists paths outside the folder that stay from one attempt to the next. They are removed
-#: only with the folder.
+#: The file in a private folder that lists paths outside the folder which stay from one attempt to the next, and must be
+#: removed together with the folder.
 ELSEWHERE_TO_THE_END = "elsewhere-to-the-end"
 
 
@@ -72,9 +73,9 @@ def make_private(folder: str) -> None:
 def claim(folder: str | os.PathLike[str]) -> IO[bytes]:
     """Make this process the owner of a folder for as long as the returned file is open.
 
-    During this time, :func:`remove_stale` does not remove the folder.
+    As long as the file is open, :func:`remove_stale` does not remove the folder.
     """
-    # The file gets its name only once it is locked: if remove_stale() finds it unlocked, the owner counts as dead.
+    # The file gets its name only once it is locked: if remove_stale() finds an unlocked file, the owner counts as dead.
     lock = open(os.path.join(folder, f"{OWNER}.new"), "wb")
     fcntl.flock(lock, fcntl.LOCK_EX)
     os.rename(lock.name, os.path.join(folder, OWNER))
@@ -93,16 +94,16 @@ def note_elsewhere(folder: str | os.PathLike[str], paths: Sequence[str], *, to_t
     """Record files and folders outside a folder, so that any process that removes the folder removes them too.
 
     Args:
-        folder: the folder.
-        paths: the files and folders.
-        to_the_end: whether they stay from one attempt to the next.
+        folder: the private folder in which the paths are recorded.
+        paths: the files and folders outside ``folder``.
+        to_the_end: whether they are removed only together with ``folder``, and not after each attempt.
     """
     if paths:
         Path(folder, ELSEWHERE_TO_THE_END if to_the_end else _ELSEWHERE).write_bytes(os.fsencode("\n".join(paths)))
 
 
 def remove_elsewhere(folder: str | os.PathLike[str]) -> None:
-    """Remove what :func:`note_elsewhere` recorded for one attempt."""
+    """Remove the files and folders that :func:`note_elsewhere` recorded for one attempt."""
     _remove_listed(Path(folder, _ELSEWHERE))
 
 
@@ -115,7 +116,7 @@ def _remove_listed(names: Path) -> None:
 
 
 def remove(folder: str | os.PathLike[str]) -> None:
-    """Remove a folder, and what :func:`note_elsewhere` recorded for it."""
+    """Remove a folder, and the files and folders that :func:`note_elsewhere` recorded for it."""
     remove_elsewhere(folder)
     _remove_listed(Path(folder, ELSEWHERE_TO_THE_END))
     shutil.rmtree(folder, ignore_errors=True)
@@ -137,7 +138,7 @@ def remove_stale() -> None:
             if not is_private(folder):
                 continue
             descriptor = os.open(folder / OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:  # removed meanwhile, or not claimed yet
+        except OSError:  # the folder was removed meanwhile, or has no owner yet
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

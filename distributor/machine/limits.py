@@ -45,7 +45,7 @@ def here() -> Limits:
         infiniband = bool(os.listdir("/sys/class/infiniband"))
     except OSError:
         infiniband = False
-    import resource  # does not exist on every platform that a driver runs on
+    import resource  # the module does not exist on every platform that a driver runs on
 
     def soft(kind: int) -> int | None:
         limit, _ = resource.getrlimit(kind)
@@ -100,7 +100,7 @@ def total_memory() -> int:
         try:
             with open(path) as file:
                 total = min(total, int(file.read()))
-        except (OSError, ValueError):  # no such group, or "max"
+        except (OSError, ValueError):  # no such file, or "max" (no limit)
             continue
     return total
 

@@ -45,12 +45,13 @@ def listen(address: str) -> socket.socket:
 def reserve(address: str) -> socket.socket:
     """Return a socket that reserves a free port on all interfaces for a server that is started later.
 
-    All interfaces are reserved because a server may listen at another address than the given one: Ray does so instead
-    of using loopback. While the socket is open, no other program gets the port. A server that sets SO_REUSEADDR, as
-    most do, can still listen on it: Linux allows this if no other socket listens on the port (socket(7)).
+    All interfaces are reserved because a server may listen at another address than the given one. Ray, for example,
+    never uses loopback. While the socket is open, the kernel gives the port to no program that asks for a free port.
+    The server can still listen on the port if it sets SO_REUSEADDR, as most servers do: Linux allows this, since this
+    socket is bound to the port but does not listen on it (socket(7)).
 
     Args:
-        address: an address of the server's kind, IPv4 or IPv6.
+        address: the node's address; it says only whether the server will use IPv4 or IPv6.
     """
     holder = _stream_socket(address)
     try:
@@ -169,8 +170,9 @@ def interface_towards(
 
     Args:
         own: the node's address.
-        others: the addresses of all nodes. Nodes on this machine have the address ``own``. If several interfaces lead
-            to equally many other nodes, the one that comes first in this order is returned.
+        others: the addresses of all nodes, including this one. Nodes on this machine have the address ``own``. If
+            several interfaces lead to equally many of the other addresses, the one that leads to the earliest address
+            in this list is returned.
         route: returns the interface for an address; the default asks the kernel.
 
     Returns:
@@ -228,7 +230,7 @@ def _has_address(interface: str, family: int) -> bool:
     if family == socket.AF_INET6:
         with open("/proc/net/if_inet6") as table:  # address, index, prefix length, scope, flags, name
             return any(fields[5] == interface and fields[3] != "20" for fields in map(str.split, table))
-    import fcntl  # does not exist on every platform that a driver runs on
+    import fcntl  # the module does not exist on every platform that a driver runs on
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

@@ -38,7 +38,7 @@ def regular(pid: int, apart: str) -> dict[str, State]:
     """
     found: dict[str, State] = {}
     for path, descriptor in _open(pid):
-        with suppress(OSError):  # just closed
+        with suppress(OSError):  # the file was just closed
             about = os.stat(descriptor)
             if stat.S_ISREG(about.st_mode) and about.st_nlink and not path.startswith((apart + os.sep, "/dev/")):
                 found[path] = State(about.st_size, about.st_mtime_ns)
@@ -52,7 +52,7 @@ def _open(pid: int) -> Iterator[tuple[str, str]]:
     """
     with suppress(OSError):
         for descriptor in os.listdir(f"/proc/{pid}/fd"):
-            with suppress(OSError):  # just closed
+            with suppress(OSError):  # the file was just closed
                 path = os.readlink(f"/proc/{pid}/fd/{descriptor}")
                 if _writes(pid, descriptor):
                     yield path, f"/proc/{pid}/fd/{descriptor}"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 class OwnFile:
-    """A file that is opened at its first use, and again if its descriptor was closed.
+    """A file that is opened at its first use, and again if other code has closed its descriptor.
 
     Args:
-        path: its path.
+        path: path of the file.
         flags: how to open it, as for ``os.open``. Programs that this process starts do not inherit the descriptor.
     """
 

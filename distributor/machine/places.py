@@ -1,4 +1,4 @@
-"""Places that all nodes see, such as the place for checkpoints: a folder, or a URL. All methods block."""
+"""Places for files that all nodes see, such as the place for checkpoints. A place is a folder or a URL."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Protocol, TypeVar
 
 from distributor.machine.urls import Remote, is_url
 
-#: Numbers of seconds between attempts to reach a store that has answered with an error.
+#: Numbers of seconds to wait before each further attempt, after a call to a URL has failed.
 PAUSES = (0.1, 0.3, 1.0, 3.0, 9.0)
 
 T = TypeVar("T")
 
 
 class Place(Protocol):
-    """Keeps files under relative names with slashes. All methods may raise an ``OSError``."""
+    """A place that keeps files under relative names with slashes. All methods block, and may raise an ``OSError``."""
 
     @property
     def root(self) -> Path | None:
@@ -35,10 +35,10 @@ class Place(Protocol):
         """Return the size of a file in bytes; ``None`` if there is no such file."""
 
     def folders(self) -> list[tuple[str, float | None]]:
-        """Return the folders at the top, each with the time of its last change if known. May be out of date."""
+        """Return the top-level folders, each with the time of its last change if known. The list may be out of date."""
 
     def upload(self, source: str, name: str) -> None:
-        """Copy a local file to the place."""
+        """Bring a local file to the place. If the place is a folder, the file is moved, and otherwise copied."""
 
     def settle(self, name: str) -> None:
         """Make the names of all files in a folder survive a loss of power."""
@@ -157,7 +157,7 @@ def sync_folder(path: Path) -> None:
 
 
 class Url:
-    """A place behind a URL. A call that fails is repeated after each of :data:`PAUSES`.
+    """A place at a URL. A call that fails is tried again after each of the pauses in :data:`PAUSES`.
 
     Args:
         remote: the folder at the URL.

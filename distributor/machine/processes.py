@@ -21,7 +21,7 @@ from distributor.values.environment import NODE_ID, is_of_earlier_job
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _PR_SET_CHILD_SUBREAPER = 36
-_SYS_PIDFD_OPEN = 434  # the same on every architecture; Linux 5.3 and later
+_SYS_PIDFD_OPEN = 434  # the number is the same on every architecture; Linux 5.3 and later
 
 
 def die_with_parent(parent: int) -> None:
@@ -86,7 +86,7 @@ def processes_of(node_id: str) -> list[int]:
 
 
 def _marked(is_wanted: Callable[[str], bool]) -> list[int]:
-    """Return the pids of live processes that are marked with an ID that ``is_wanted`` accepts."""
+    """Return the pids of live processes whose environment has a node ID that ``is_wanted`` accepts."""
     begin = f"{NODE_ID}=".encode()
     found = []
     for entry in os.listdir("/proc"):
@@ -204,7 +204,7 @@ def _is_tracker(pid: int) -> bool:
 def reap(keep: Collection[int] = ()) -> None:
     """Reap children of this process that have ended, except those in ``keep``, which another thread reaps.
 
-    Stop at the first child in ``keep``, because the kernel shows no other child until it is reaped.
+    Stop at the first child in ``keep``, because the kernel shows no other child until that one is reaped.
     """
     with suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
@@ -238,7 +238,7 @@ def wait_gone(pids: Collection[int], deadline: float) -> None:
 def start_time(pid: int) -> str | None:
     """Return when a process started, in clock ticks since boot (proc(5)); ``None`` if it has ended or is a zombie.
 
-    Together with the pid, this identifies a process uniquely.
+    The pid and the start time together identify a process uniquely.
     """
     fields = stat(pid)
     return None if fields is None else fields[19]
@@ -280,7 +280,7 @@ def state(pid: int) -> str | None:
 def cpu_seconds(pids: Iterable[int]) -> dict[int, float]:
     """Return the CPU time in seconds of each process and its descendants, by pid of the process.
 
-    This includes children that have ended and been reaped.
+    The time includes that of children which have ended and been reaped.
     """
     children = _children()
     used = {}
@@ -292,7 +292,10 @@ def cpu_seconds(pids: Iterable[int]) -> dict[int, float]:
 
 
 def pid_scope() -> str:
-    """Return a name for the scope in which a pid and a start time identify a process; ``""`` if it is unknown."""
+    """Return a name for the scope in which a pid and a start time identify a process; ``""`` if unknown.
+
+    The scope is the machine since its last boot and, in a container, the container's pid namespace.
+    """
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as boot:
         return f"{boot.read().strip()} {os.readlink('/proc/self/ns/pid')}"
     return ""
@@ -301,8 +304,8 @@ def pid_scope() -> str:
 def machine() -> str:
     """Return a name for this process's machine or, in a container, for the container; ``""`` if unknown.
 
-    Within such a scope, a device number always means the same device. A container has its own mounts or control groups,
-    and the devices that these let through are numbered from 0.
+    Within one machine or container, a device number always means the same device. A container has its own mounts or
+    control groups, and the devices that these let through are numbered from 0.
     """
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as boot, open("/proc/self/cgroup") as groups:
         return " ".join([boot.read().strip(), os.readlink("/proc/self/ns/mnt"), *groups.read().split()])
@@ -312,8 +315,8 @@ def machine() -> str:
 def mounts() -> str:
     """Return a name that is the same for all processes that share files and shared memory; ``""`` if unknown.
 
-    A container with its own mounts has its own name. A container that has only its own control group, as on YARN, has
-    the name of its host.
+    The name identifies the mount namespace. Processes in a container with its own mounts get another name than
+    processes on the host. In a container that has only its own control group, as on YARN, they get the same name.
     """
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as boot:
         return f"{boot.read().strip()} {os.readlink('/proc/self/ns/mnt')}"
@@ -350,7 +353,9 @@ def inherited() -> dict[str, str]:
 
 
 def oom_kills(vmstat: str = "/proc/vmstat") -> int:
-    """Return the number of processes that the kernel has killed for lack of memory since boot, cgroup limits included.
+    """Return the number of processes that the kernel has killed for lack of memory since boot.
+
+    Processes that were killed because of a limit of their control group count too.
 
     Source: the ``oom_kill`` line of /proc/vmstat, Linux 4.13 and later; 0 if there is no such line.
     """

@@ -39,9 +39,10 @@ class StateFolder:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all ranks of the job have saved a state: true once a rank has saved here twice.
+        """Whether all ranks of the job, on all nodes, have saved a state.
 
-        A rank begins its second save only when all ranks have ended their first.
+        This is so once the folder has records of a first and of a second save (a record makes a saved state valid): a
+        rank begins its second save only after all ranks have ended their first.
         """
         try:
             names = os.listdir(self.path)
@@ -79,8 +80,8 @@ def _is_private(path: str) -> bool:
 def create_file(path: Path, size: int, limit: int) -> None:
     """Create a file for a rank's tensors, and reserve its memory.
 
-    Each rank has two files, ``RANK-0`` and ``RANK-1``. A file gets its size before its memory, so that other processes
-    of the node count it against the limit from the start.
+    Each rank has two files, for rank 3 ``3-0`` and ``3-1``, and saves to them in turn. A file gets its size before its
+    memory is reserved, so that other processes of the node count it against the limit from the start.
 
     Args:
         path: path of the file.
@@ -107,7 +108,10 @@ def create_file(path: Path, size: int, limit: int) -> None:
 
 
 def write_beside(path: Path, objects: bytes, record: bytes) -> None:
-    """Write a rank's other objects beside its file of tensors, and then the record, which makes the state valid."""
+    """Write the rest of a rank's state beside its file of tensors: the objects that are no tensors, then the record.
+
+    The record, a description of the state, comes last, because the state is valid once its record exists.
+    """
     path.with_suffix(".objects").write_bytes(objects)
     part = path.with_suffix(".part")
     part.write_bytes(record)

@@ -66,7 +66,7 @@ def conflict(driver: Mapping[str, str], facts: Sequence[NodeFacts]) -> str | Non
 
 
 def differences(driver: Mapping[str, str], facts: Sequence[NodeFacts], own: NodeFacts) -> list[str]:
-    """Return warnings about the version of torch on one node: differences that may be harmless.
+    """Return warnings if torch on a node differs from torch on another host, which may be harmless.
 
     Each text completes the sentence "the node on HOST ...".
     """
@@ -79,8 +79,8 @@ def differences(driver: Mapping[str, str], facts: Sequence[NodeFacts], own: Node
         )
     if ours and _minor(ours) != _minor(driver.get("torch", ours)):
         found.append(
-            f"has torch {ours}, but the driver has {driver['torch']}: tensors and modules may not load on the other "
-            "side"
+            f"has torch {ours}, but the driver has {driver['torch']}: tensors and modules that are "
+            "sent from one to the other may not load. Install one version on both"
         )
     return found
 

@@ -1,4 +1,5 @@
-"""MPI: the launch path, the companion that runs MPI on a node, and functions that ranks call.
+"""MPI: the launch path, the process that runs MPI on each node beside the ranks, and functions that ranks call.
 
-A wing (see docs/architecture.md): runs on the driver, on nodes and in ranks.
+This package is a wing, which the core of the library does not import (see docs/architecture.md). It runs on the driver,
+on nodes and in ranks.
 """

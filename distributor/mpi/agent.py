@@ -1,6 +1,9 @@
-"""The script that Open MPI's ``prterun`` starts instead of ssh. It passes a host's command to node 0's companion.
+"""The script that Open MPI's ``prterun`` starts instead of ssh, in order to start MPI's daemon on another host.
 
-Runs alone, without this package: ``python -S -E agent.py HOST COMMAND...``.
+The script passes the command that starts the daemon to the *companion* of node 0, the process that runs ``prterun``.
+The companion sends this command on to a node on the other host, which starts the daemon.
+
+The script runs alone, without this package: ``python -S -E agent.py HOST COMMAND...``.
 """
 
 import json
@@ -10,7 +13,7 @@ import sys
 
 
 def main() -> None:
-    """Send the host and the command to the companion, and wait until the companion ends."""
+    """Send the host and the daemon's command to the process that runs MPI on node 0. Stay until that process ends."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
         line.connect("\0" + os.environ["DISTRIBUTOR_MPI_LINES"].split()[0] + "-agent")
         line.send(json.dumps(sys.argv[1:]).encode())

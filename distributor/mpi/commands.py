@@ -1,8 +1,9 @@
-"""Send the commands that start MPI's daemons from the companion of node 0 to the companions of the other nodes.
+"""Send the commands that start MPI's daemons from node 0 to the other nodes.
 
-Both sides first prove to each other that they have the run's key.
+On each node, the sender or receiver is the *companion*, the process that runs MPI there.
 
-Source: ``multiprocessing.connection``, where each side answers a challenge with its HMAC.
+Sender and receiver first prove to each other that they have the run's key, with functions of
+``multiprocessing.connection``: each side sends random bytes, and the other side answers with their HMAC.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ _MOST = 1 << 16
 
 
 def tell(listener: socket.socket, key: bytes, lines: Sequence[str]) -> None:
-    """Send each node its line when the node asks for it. Never returns.
+    """Send each node the line of text that it needs to start MPI, when the node asks for it. Never returns.
 
     Args:
-        listener: where nodes connect.
+        listener: the socket to which nodes connect.
         key: the run's key; a client without it gets no answer.
         lines: a line for each node: the MPI to use, and the command of the node's daemon.
     """
@@ -34,17 +35,17 @@ def tell(listener: socket.socket, key: bytes, lines: Sequence[str]) -> None:
 
 
 def _answer(connection: Connection, key: bytes, lines: Sequence[str]) -> None:
-    with connection, contextlib.suppress(Exception):  # a stranger, or a node that has ended
+    with connection, contextlib.suppress(Exception):  # the client does not have the key, or has ended
         deliver_challenge(connection, key)
         answer_challenge(connection, key)
         connection.send_bytes(lines[int(connection.recv_bytes(_MOST))].encode())
 
 
 def ask(head: tuple[str, int], key: bytes, node: int) -> str:
-    """Wait until node 0 answers, and return the line for a node, as :func:`tell` sends it.
+    """Wait until node 0 answers, and return the text that a node needs to start MPI, as :func:`tell` sends it.
 
     Args:
-        head: where node 0 listens.
+        head: the host and port at which node 0 listens.
         key: the run's key.
         node: the number of the node.
     """

@@ -1,4 +1,4 @@
-"""``Mpi``, the launch path as users write it."""
+"""``Mpi``, the class with which users select the MPI launch path."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ class Mpi:
     """The launch path for code that calls MPI, as mpi4py does: ``COMM_WORLD`` holds the run's ranks, in rank order.
 
     MPICH or Open MPI 5 must be installed on each node (``pip install mpich mpi4py``). MPI's own process manager
-    connects the ranks, without ssh. Ranks are started as on the other launch paths, and have torchrun's variables too,
-    so the same code may use ``torch.distributed``.
+    connects the ranks, without ssh. Ranks are started as on the other launch paths, and have torchrun's environment
+    variables too, so the same code may use ``torch.distributed``.
 
     Args:
-        implementation: ``"mpich"`` or ``"openmpi"``. ``None`` (default): the one that node 0 has; MPICH
-            if it has both.
+        implementation: ``"mpich"`` or ``"openmpi"``. ``None`` (default): the one that node 0 has; MPICH if it has both.
 
     Example:
         >>> from distributor import Distributor

@@ -1,4 +1,6 @@
-"""MPICH's process manager: ``mpiexec`` on node 0 prints the ``hydra_pmi_proxy`` command for each node.
+"""MPICH's process manager: ``mpiexec`` on node 0 prints a command for each node.
+
+Each node's command starts the *proxy* (``hydra_pmi_proxy``), MPICH's daemon on the node.
 
 Source: https://github.com/pmodels/mpich/blob/main/doc/wiki/how_to/Using_the_Hydra_Process_Manager.md
 """
@@ -20,13 +22,14 @@ def is_here() -> bool:
 
 
 def begin(sizes: Sequence[int], address: str) -> tuple[subprocess.Popen[str], list[str]]:
-    """Start ``mpiexec`` on node 0, and return the process and the command of each node.
+    """Start ``mpiexec`` on node 0. Return its process, and the command that starts MPICH's daemon on each node.
 
-    ``mpiexec`` gets labels in place of host names, because it needs different names even for two executors on one host.
+    ``mpiexec`` gets labels in place of host names, because it needs a different name for each node, and two executors
+    may share a host.
 
     Args:
         sizes: number of ranks of each node.
-        address: the address of node 0, where proxies connect.
+        address: the address of node 0, to which the daemons (proxies) connect.
     """
     hosts = ",".join(f"node{number}:{size}" for number, size in enumerate(sizes))
     shape = ["-launcher", "manual", "-localhost", address, "-hosts", hosts, "-genvnone", "-wdir", "/"]
@@ -36,10 +39,10 @@ def begin(sizes: Sequence[int], address: str) -> tuple[subprocess.Popen[str], li
 
 
 def proxies(mpiexec: subprocess.Popen[str], nodes: int) -> list[str]:
-    """Return the command of each node's proxy, as ``mpiexec`` prints it.
+    """Return the command of each node's proxy (MPICH's daemon), as ``mpiexec`` prints it.
 
     Args:
-        mpiexec: the process that prints the commands.
+        mpiexec: the process of ``mpiexec``, which prints the commands that start the proxies.
         nodes: number of nodes.
     """
     assert mpiexec.stdout is not None
@@ -54,11 +57,13 @@ def proxies(mpiexec: subprocess.Popen[str], nodes: int) -> list[str]:
 
 
 def start(command: str, environ: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Start this node's proxy with the program that is installed on this node, whose path may differ from node 0's.
+    """Start this node's proxy (MPICH's daemon) from this node's own installation.
+
+    The command contains the proxy's path on node 0. The proxy's path on this node may differ, and is used instead.
 
     Args:
-        command: the command that ``mpiexec`` has printed.
-        environ: the environment of the proxy. The processes that it starts in place of ranks inherit it.
+        command: the command that ``mpiexec`` has printed for this node's proxy.
+        environ: the environment of the proxy, and of the processes (*shims*) that the proxy starts in place of ranks.
     """
     words = [find("hydra_pmi_proxy") or "hydra_pmi_proxy", *shlex.split(command)[1:]]
     return subprocess.Popen(words, stdin=subprocess.DEVNULL, env=environ, text=True)

@@ -1,11 +1,12 @@
-"""The companion that runs MPI's process manager on a node, and gives ranks their places in MPI's world.
+"""The companion: a process on each node, beside the ranks. It runs MPI on the node, and connects each rank to MPI.
 
-The manager on node 0 gives out a command for each node. Companions of other nodes fetch their command from the
-companion of node 0. The command starts the manager's daemon on the node.
+MPI's process manager runs on node 0, and provides a command for each node, which starts the manager's daemon there. The
+companions of other nodes fetch their commands from the companion of node 0.
 
-MPI gives each process that it starts a *place*: environment variables, and with MPICH also a descriptor, that say which
-rank the process is, and connect it to the manager. Since the launcher starts the ranks, MPI starts a *shim* in place of
-each rank. The shim passes its place to this process, which gives it to the rank.
+MPI gives each process that it starts a *place*: environment variables, and with MPICH also a socket, that say which
+rank the process is, and connect it to MPI's process manager. Since the launcher starts the ranks, MPI starts a small
+process, the *shim*, in place of each rank. The shim passes its place to the companion (the process that runs MPI on the
+node), and the companion passes it to the rank.
 """
 
 from __future__ import annotations
@@ -46,10 +47,11 @@ def serve(
         node: number of this node.
         sizes: number of ranks of each node.
         hosts: name of each node's host.
-        head: address and port of the companion of node 0, from which the others fetch their commands.
+        head: address and port of node 0's companion (the process that runs MPI there), from which the companions of the
+            other nodes fetch their commands.
         folder: the node's private folder.
         kind: ``"mpich"``, ``"openmpi"``, or ``None`` for the one that node 0 has.
-        ready: called once there is a place for each rank of this node.
+        ready: called once MPI has started its process (the shim) for each rank of this node.
     """
     key = bytes.fromhex(os.environ.pop("DISTRIBUTOR_MPI_KEY"))
     environ = environment(os.environ, folder)
@@ -71,14 +73,17 @@ def serve(
 
 
 def choose(kind: str | None) -> str:
-    """Return the MPI to use: ``kind`` if given, else MPICH or Open MPI. End this process if it is not installed."""
+    """Return the MPI to use: ``kind`` if given, else MPICH or Open MPI.
+
+    If no such MPI is installed, end this process with an error.
+    """
     for name in [kind] if kind is not None else KINDS:
         if KINDS[name].is_here():
             return name
     what = {"mpich": "MPICH is not", "openmpi": "Open MPI is not"}.get(kind or "", "neither MPICH nor Open MPI is")
     program = "prterun" if kind == "openmpi" else "mpiexec.hydra"
     sys.exit(
-        f"{what} installed: looked for {program} beside {sys.executable} and on PATH. Install it where ranks run "
+        f"{what} installed: looked for {program} beside {sys.executable} and on PATH. Install MPI where ranks run "
         f"(pip install {kind or 'mpich'} mpi4py)"
     )
 
@@ -107,7 +112,7 @@ def _beside(function: Callable[..., object], *arguments: object) -> None:
 
 
 def _await(name: str, manager: subprocess.Popen[str], places: Places) -> None:
-    """Wait for the end of one of MPI's processes, which is an error while ranks run."""
+    """Wait until one of MPI's processes ends, which is an error while ranks run."""
     manager.communicate()
     code = manager.returncode
     _fail(f"{name} was killed by signal {-code}" if code < 0 else f"{name} ended with code {code}", places)

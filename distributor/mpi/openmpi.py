@@ -1,8 +1,9 @@
 """Open MPI's process manager: ``prterun`` on node 0, and a daemon (``prted``) on each other host.
 
-Instead of ssh, ``prterun`` starts the script ``agent.py`` once for each other host. The script passes the daemon's
-command to the companion of node 0, which sends it to that host. Executors of one host share a daemon, since two daemons
-with one host name do not find each other's ranks.
+By default, ``prterun`` uses ssh to start its daemon (``prted``) on another host. Here, ``prterun`` starts the script
+``agent.py`` instead, once for each other host. The script passes the command that starts the daemon to the process that
+runs ``prterun`` (the *companion* of node 0), which sends this command to the other host. Executors of one host share a
+daemon, since two daemons with one host name do not find each other's ranks.
 
 Source: https://docs.open-mpi.org/en/main/launching-apps/ssh.html; ``plm_ssh_agent`` in ``prte_info --all``
 """
@@ -35,13 +36,15 @@ def is_here() -> bool:
 def begin(
     sizes: Sequence[int], hosts: Sequence[str], folder: str, environ: Mapping[str, str]
 ) -> tuple[subprocess.Popen[str], list[str]]:
-    """Start ``prterun`` on node 0. Return its process, and each node's command (:data:`NOTHING` if there is no daemon).
+    """Start ``prterun`` on node 0. Return its process, and the command that starts the daemon on each node.
+
+    Among the returned commands, :data:`NOTHING` stands for a node that starts no daemon.
 
     Args:
         sizes: number of ranks of each node.
         hosts: name of each node's host.
         folder: the private folder of node 0.
-        environ: the environment of ``prterun``. The processes that it starts in place of ranks inherit it.
+        environ: the environment of ``prterun``, and of the processes (*shims*) that it starts in place of ranks.
     """
     here = socket.gethostname()  # the name by which prterun recognizes its own machine
     hosts = [here if host == hosts[0] else host for host in hosts]
@@ -78,14 +81,20 @@ def _prterun(slots: Path, agent: Path, ranks: int, environ: Mapping[str, str]) -
 
 
 def prefixes() -> dict[str, str]:
-    """Return variables that tell Open MPI where it is. Its wheel needs them, because it was built for another path."""
+    """Return variables that tell Open MPI where it is installed.
+
+    Open MPI's wheel needs them, because it was built for another path.
+    """
     if not os.path.exists(os.path.join(sys.prefix, "lib", "libmpi.so.40")):
         return {}
     return dict.fromkeys(("OPAL_PREFIX", "PRTE_PREFIX", "PMIX_PREFIX"), sys.prefix)
 
 
 def _hear(listener: socket.socket, prterun: subprocess.Popen[str]) -> tuple[str, str]:
-    """Receive the name of a host and its daemon's command from ``agent.py``, which runs until this process ends."""
+    """Receive the name of a host, and the command of its daemon, from the script ``agent.py``.
+
+    The connection to ``agent.py`` stays open, so that this script runs until the calling process ends.
+    """
     listener.settimeout(1.0)
     while True:
         try:
@@ -95,17 +104,17 @@ def _hear(listener: socket.socket, prterun: subprocess.Popen[str]) -> tuple[str,
                 sys.exit(f"prterun ended with code {code} before it gave the commands that start MPI on the nodes")
             continue
         connection.setblocking(True)
-        host, _, *arguments = json.loads(connection.recv(_MOST))  # the second word has the program and its variables
+        host, _, *arguments = json.loads(connection.recv(_MOST))  # the second word is the program: not needed
         connection.detach()
         return host, json.dumps([argument.strip('"') for argument in arguments])
 
 
 def start(command: str, environ: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Start the daemon of this host with the program that is installed here, whose path may differ from node 0's.
+    """Start this host's daemon from this host's own installation, whose path may differ from that on node 0.
 
     Args:
-        command: the arguments of the daemon, from ``prterun``.
-        environ: the environment of the daemon. The processes that it starts in place of ranks inherit it.
+        command: the daemon's command-line arguments, which ``prterun`` has chosen, as JSON.
+        environ: the environment of the daemon, and of the processes (*shims*) that it starts in place of ranks.
     """
     words = [find("prted") or "prted", *json.loads(command)]
     return subprocess.Popen(words, stdin=subprocess.DEVNULL, env={**prefixes(), **environ}, text=True)

@@ -1,10 +1,11 @@
-"""Give a node's ranks their places in MPI's world: the variables, and MPICH's descriptor, that MPI gave to shims.
+"""Connect each rank of a node to MPI, although MPI does not start the ranks.
 
-A shim is a process that MPI has started in place of a rank; see :mod:`distributor.mpi.node`.
+MPI starts a small process, a *shim*, in place of each rank; see :mod:`distributor.mpi.node`. MPI gives the shim a
+*place* in its world: environment variables, and with MPICH also a socket. The rank gets the place of its shim.
 
-Messages between a rank and MPICH's process manager pass through this process. It does not report to the manager that a
-rank has ended, because the launcher decides whether a rank has failed. It also keeps back ``MPI_Abort``, which here
-ends the rank that calls it. MPICH's manager would end all other ranks instead.
+Messages between a rank and MPICH's process manager pass through this process, the node's companion. The companion does
+not report to the manager that a rank has ended, because the launcher decides whether a rank has failed. Nor does it
+pass on ``MPI_Abort``, which here ends only the rank that calls it. MPICH's manager would end all other ranks.
 
 Source: the PMI-1 protocol, lines such as ``cmd=abort exitcode=7``; ``src/pmi/src/pmi_wire.c`` of MPICH.
 """
@@ -22,13 +23,14 @@ from typing import Any
 
 from distributor.channel import control
 
-#: Maximum number of bytes of a place, and of a message that is passed on.
+#: Maximum number of bytes of a rank's place (the variables that MPI sets for it), and of a message that is passed on.
 _MOST = 1 << 16
 
 _ABORT = re.compile(rb"cmd=abort\b[^\n]*\bexitcode=(-?\d+)")
 
-#: A rank's request for a file that describes the machine. This process answers that there is none, and MPICH then looks
-#: at the machine itself. The proxy would create such a file in /tmp, and leave it behind if the proxy is killed.
+#: A rank's request for a file that describes the machine. This process answers that there is none, and the rank then
+#: looks at the machine itself. MPICH's daemon would create such a file in /tmp, and leave it behind if the daemon is
+#: killed.
 _TOPOLOGY = b"key=PMI_hwloc_xmlfile"
 
 #: A function that is called with an error text if MPI ends too early.
@@ -36,12 +38,12 @@ Fail = Callable[[str], None]
 
 
 class Places:
-    """The places of a node's ranks.
+    """The places of a node's ranks in MPI's world: for each rank, what connects it to MPI.
 
     Args:
-        line: name of the socket to which shims and ranks connect.
+        line: name of the socket to which ranks connect, and shims (the processes that MPI starts in place of ranks).
         size: number of the node's ranks.
-        fail: called if a shim ends while ranks run.
+        fail: called with an error text if a shim ends while ranks run.
     """
 
     def __init__(self, line: str, size: int, fail: Fail) -> None:
@@ -60,10 +62,13 @@ class Places:
         return self._ended == self._size
 
     def give(self, ready: Callable[[], None]) -> None:
-        """Collect all places from shims, and give each rank its place when it asks. Never returns.
+        """Collect the places of ranks in MPI's world from shims (the processes that MPI starts in place of ranks).
+
+        Once all have arrived, send each rank its place (MPI's variables, and with MPICH a socket) when the rank asks
+        for it. Never returns.
 
         Args:
-            ready: called once all places have arrived.
+            ready: called once all shims have sent the places of their ranks.
         """
         while len(self._shims) < self._size:
             shim = self._accept()
@@ -89,7 +94,7 @@ class Places:
         )
 
     def _answer(self, rank: socket.socket) -> None:
-        """Give a rank the place that it asks for."""
+        """Send a rank the variables, and with MPICH the socket, that connect it to MPI."""
         asked = rank.recv(_MOST)
         if not asked.isdigit():
             return
@@ -136,7 +141,7 @@ class Places:
 
 
 def rank_of(place: Mapping[str, str]) -> int:
-    """Return the rank that a place is for.
+    """Return the rank for which MPI has set these environment variables.
 
     >>> rank_of({"PMI_RANK": "3"}), rank_of({"OMPI_COMM_WORLD_RANK": "4"})
     (3, 4)

@@ -1,6 +1,7 @@
 """Functions for MPI in ranks.
 
-A rank joins MPI with the environment of the process that MPI has started in its place, and finalizes MPI at its end.
+A rank joins MPI with the environment variables of the process that MPI has started in its place. At its end, the rank
+finalizes MPI.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from distributor.machine import processes, shared_memory
 from distributor.mpi.openmpi import prefixes
 from distributor.rank.imports import on_import
 
-#: Maximum number of bytes of a place.
+#: Maximum number of bytes of the variables that MPI sets for a rank.
 _MOST = 1 << 16
 
 #: Prefixes of the names of shared memory that MPICH and Open MPI remove only in ``MPI_Finalize``.
@@ -31,10 +32,12 @@ _YIELD = {"OMPI_MCA_mpi_yield_when_idle": "1", "MPIR_CVAR_POLLS_BEFORE_YIELD": "
 
 
 def join(line: str, world_size: int, beside: int, local_rank: int) -> None:
-    """Take this rank's place in MPI's world: set the variables, and receive MPICH's descriptor, for ``MPI_Init``.
+    """Prepare this rank for ``MPI_Init``: set MPI's environment variables.
+
+    With MPICH, also receive a socket that leads to MPICH's process manager, and set ``PMI_FD`` to its descriptor.
 
     Args:
-        line: name of the companion's socket.
+        line: name of the socket of the companion, the process that runs MPI on this node.
         world_size: number of ranks.
         beside: number of ranks on this host.
         local_rank: this rank's number on its node.
@@ -58,7 +61,7 @@ def join(line: str, world_size: int, beside: int, local_rank: int) -> None:
 
 def _await_abort(companion: socket.socket) -> None:
     """End this process once it has called ``MPI_Abort``, which waits until a process manager kills the process."""
-    code = companion.recv(_MOST)  # the connection stays open until this process ends
+    code = companion.recv(_MOST)  # without MPI_Abort, this waits until the process ends
     if code:
         os._exit(int(code) & 0xFF)
 
@@ -66,13 +69,13 @@ def _await_abort(companion: socket.socket) -> None:
 def _on_mpi4py(module: ModuleType, world_size: int) -> None:
     """Check that mpi4py has found all ranks, and unlink MPI's shared memory.
 
-    Otherwise, a rank that is killed before ``MPI_Finalize`` would leave the shared memory behind.
+    If the shared memory kept its names, a rank that is killed before ``MPI_Finalize`` would leave it behind.
     """
     mpi: Any = module
     if not mpi.Is_initialized():
         return
     _check(mpi, world_size)
-    mpi.COMM_WORLD.Barrier()  # all ranks have opened the segments
+    mpi.COMM_WORLD.Barrier()  # after this, all ranks have opened the shared memory
     for name in shared_memory.mapped([os.getpid()]):
         if name.startswith(_SEGMENTS):
             shared_memory.unlink(name)

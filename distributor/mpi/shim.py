@@ -1,6 +1,9 @@
-"""The process that MPI starts in place of a rank. It passes MPI's variables to the rank, and stays until it is ended.
+"""The process (*shim*) that MPI starts in place of a rank.
 
-Runs alone, without this package: ``python -S -E shim.py``.
+The shim passes the variables that MPI has set for it to the rank, through the companion (the process that runs MPI on
+the rank's node). The shim ends when the companion ends.
+
+The script runs alone, without this package: ``python -S -E shim.py``.
 """
 
 import json
@@ -9,7 +12,7 @@ import socket
 import sys
 import time
 
-#: Number of seconds that the companion of a rank's node may take to start.
+#: Number of seconds that the companion (the process that runs MPI on the rank's node) may take to start.
 _PATIENCE = 60.0
 
 #: Prefixes of the variables that process managers set. Ranks find their place in MPI by these variables.
@@ -17,7 +20,10 @@ _PREFIXES = ("PMI_", "MPI_", "PMIX_", "OMPI_", "PRTE_")
 
 
 def main() -> None:
-    """Send MPI's variables (and MPICH's descriptor) to the companion of the rank's node. Stay until it ends."""
+    """Send MPI's environment variables to the companion, the process that runs MPI on the rank's node.
+
+    With MPICH, also send the socket that leads to MPICH's process manager. Stay until the companion ends.
+    """
     place = {name: value for name, value in os.environ.items() if name.startswith(_PREFIXES)}
     rank = int(place.get("PMI_RANK") or place["OMPI_COMM_WORLD_RANK"])
     descriptors = [int(place["PMI_FD"])] if "PMI_FD" in place else []
@@ -28,7 +34,11 @@ def main() -> None:
 
 
 def connect(line: socket.socket, rank: int) -> None:
-    """Connect to the companion of a rank's node. The node may be another executor of this host, and not be up yet."""
+    """Connect to the companion, the process that runs MPI on the rank's node.
+
+    Try again for :data:`_PATIENCE` seconds, because the companion may not have started yet. It may belong to another
+    executor of this host: with Open MPI, one daemon starts the shims of all executors of a host.
+    """
     end = time.monotonic() + _PATIENCE
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The shims that MPICH and Open MPI start in place of ranks, and where MPI's programs are."""
+"""The shims (processes that MPICH and Open MPI start in place of ranks), and the search for MPI's programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-#: The command of a shim, the same for all nodes. Paths differ between nodes, so each node sets the two variables.
+#: The command of a shim (the process that MPI starts in place of a rank), which is the same for all nodes. Paths differ
+#: between nodes, so each node sets the two variables.
 SHIM = ("/bin/sh", "-c", 'exec "$DISTRIBUTOR_MPI_PYTHON" -S -E "$DISTRIBUTOR_MPI_SHIM"')
 
 
@@ -24,7 +25,7 @@ def environment(environ: Mapping[str, str], folder: str) -> dict[str, str]:
         **environ,
         "DISTRIBUTOR_MPI_PYTHON": sys.executable,
         "DISTRIBUTOR_MPI_SHIM": str(write("shim.py", folder)),
-        "TMPDIR": folder,  # files that MPI leaves there are removed with the folder
+        "TMPDIR": folder,  # the files that MPI leaves in TMPDIR are removed with the folder
     }
 
 

@@ -1,4 +1,4 @@
 """The processes of a node: agent, launcher and warm process.
 
-Runs on nodes; may import ``rank``, ``launch``, ``channel``, ``shipping`` and ``machine``.
+This package runs on nodes. It may import ``rank``, ``launch``, ``channel``, ``shipping`` and ``machine``.
 """

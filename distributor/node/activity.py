@@ -1,8 +1,8 @@
 """Find out whether the ranks of a node are active, and what each of them is doing.
 
-A rank counts as active if it writes output or if its processes use CPU time. To show what it is doing, a rank writes
-its stacks when it gets a signal. Python's ``faulthandler`` does this even while the rank waits in C code, whether or
-not it holds the GIL.
+A rank counts as active if it writes output or if its processes use CPU time. To find out what a rank is doing, the
+agent sends it a signal, and the rank writes its stacks (where each thread is in the code) to a file. Python's
+``faulthandler`` does this even while the rank waits in C code, whether or not it holds the GIL.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _IDLE_SHARE = 0.02
 #: Number of seconds between checks of a rank's stacks file.
 _LOOK = 0.02
 
-#: Maximum number of seconds for which an order to stop is held back, so that ranks can still write requested stacks.
+#: Maximum number of seconds for which the agent delays an order to stop, so that ranks can still write the stacks that
+#: the driver has requested.
 _LAST_WORDS = 0.3
 
 
@@ -60,7 +61,7 @@ class Activity:
 
 
 class Dumps:
-    """The driver's unanswered requests for stacks.
+    """Answers the driver's requests for the stacks of ranks, which show what the ranks are doing.
 
     Args:
         folder: the node's folder.
@@ -94,7 +95,7 @@ class Dumps:
         dump.add_done_callback(self._pending.discard)
 
     def then(self, call: Callable[[], None]) -> None:
-        """Call a function once the pending requests are answered, or after :data:`_LAST_WORDS` seconds."""
+        """Call a function once the pending requests are answered, at the latest after :data:`_LAST_WORDS` seconds."""
 
         async def wait(pending: set[asyncio.Task[None]]) -> None:
             await asyncio.wait(pending, timeout=_LAST_WORDS)
@@ -112,7 +113,7 @@ class Dumps:
 
 
 def ask_stacks(folder: Path, pids: Mapping[int, int], all_threads: bool) -> dict[int, int]:
-    """Ask ranks to write their stacks, and return how many bytes each stacks file had before.
+    """Ask ranks to write their stacks to files. Return the size of each rank's file before that, by local rank.
 
     Args:
         folder: the node's folder.
@@ -143,14 +144,17 @@ async def stacks(folder: Path, pids: Mapping[int, int], before: Mapping[int, int
 
 
 async def _answer(folder: Path, local_rank: int, pid: int, before: int, timeout: float) -> str:
-    """Wait for a complete dump, that is, for a file that has grown and then stopped growing."""
+    """Wait for the stacks of one rank, and return them, or the reason why they are missing.
+
+    The stacks are complete once the rank's stacks file has grown and then stopped growing.
+    """
     path, end, size = layout.stacks(folder, local_rank), time.monotonic() + timeout, before
     while time.monotonic() < end:
         await asyncio.sleep(_LOOK)
         now = _size(path)
         if now > before and now == size:
             with path.open("rb") as file:
-                file.seek(max(before, now - _MAX_STACKS))  # the main thread comes last
+                file.seek(max(before, now - _MAX_STACKS))  # keep the end: the main thread comes last
                 return file.read(_MAX_STACKS).decode(errors="replace")
         size = now
     state = processes.state(pid)

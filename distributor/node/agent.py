@@ -40,7 +40,9 @@ from distributor.values.plan import AgentOrder, Site
 
 
 def main(owner_pid: str, *inherited: str) -> None:
-    """Make this process the guard, and run the agent in a fork of it (entry point).
+    """Run the agent in a fork of this process (entry point). This process becomes the agent's guard.
+
+    The guard kills the processes that are left if the agent is killed.
 
     Args:
         owner_pid: pid of the agent's owner, such as ``"4711"``.
@@ -73,8 +75,9 @@ class _Agent:
     """The agent of one node.
 
     Args:
-        order: the order from its owner.
-        sockets: its end of the control line, and perhaps the channel and a listening socket for the store, by name.
+        order: the order from the agent's owner (the process that started the agent).
+        sockets: the agent's end of the control line (the socket pair to its owner), and perhaps the channel and a
+            listening socket for the store, by name.
         launcher: the launcher, which has no order yet.
         warnings: warnings for the user from before the agent started.
     """
@@ -83,7 +86,8 @@ class _Agent:
         self, order: AgentOrder, sockets: Mapping[str, socket.socket], launcher: Launcher, warnings: list[str]
     ) -> None:
         self._order = order
-        sys.path += [path for path in order.sys_path if path not in sys.path]  # for other packages' launch paths
+        # The job may contain a launch path of another package.
+        sys.path += [path for path in order.sys_path if path not in sys.path]
         self._job: Job = package.attach(pickle.loads(order.job), order.parts)
         self._control = sockets["control"]
         self._store = sockets.get("store")
@@ -99,7 +103,10 @@ class _Agent:
         self._notes = Notes({**order.times, "agent": time.time()}, warnings)
 
     async def run(self, owner_pid: int) -> None:
-        """Run the node, report to the owner, and clean up once the owner has closed the control line."""
+        """Run the node, report to the owner (the process that started this agent), and clean up.
+
+        The clean-up begins once the owner has closed the control line, the socket pair between owner and agent.
+        """
         loop = asyncio.get_running_loop()
         folder = self._order.folder
         lock = folders.claim(folder)
@@ -174,7 +181,7 @@ class _Agent:
         """Tell the driver that the attempt has failed, and wait for its decision.
 
         Returns:
-            The site of the next attempt, or ``None`` if there is no next attempt.
+            What the launch path must know in order to plan the next attempt, or ``None`` if there is no next attempt.
         """
         if not (self._restarts.possible and self._link.is_open):
             return None
@@ -191,7 +198,7 @@ class _Agent:
         return replace(site, placement=who, node=who.nodes[site.node.node_rank], attempt=begin.attempt)
 
     def _begin(self, site: Site) -> Attempt:
-        """Prepare another attempt."""
+        """Prepare another attempt, and return it."""
         assert self._logs is not None
         self._logs.begin_again()
         self._link.renew(site.placement.nodes)
@@ -202,10 +209,10 @@ class _Agent:
         return attempt
 
     def _place(self) -> tuple[Placement, Node]:
-        """Return the placement and this node's part of it. Add warnings about versions and limits.
+        """Return the placement (which rank runs where), and this node in it. Add warnings about versions and limits.
 
         Raises:
-            StartError: the versions of Python or of packages on the hosts do not fit each other.
+            StartError: hosts have versions of Python or of packages that do not work together.
             ResourceError: the ranks cannot be placed.
         """
         job, facts = self._job, [NodeFacts.from_json(fact) for fact in self._order.facts]
@@ -219,7 +226,7 @@ class _Agent:
         return who, node
 
     def _site(self) -> Site:
-        """Return what the launch path must know about this node in order to plan it."""
+        """Return what the launch path must know in order to make the plan of this node."""
         who, node = self._place()
         interface, warning = network.interface_towards(node.address, [other.address for other in who.nodes])
         self._notes.warnings += [warning] if warning is not None else []
@@ -255,7 +262,7 @@ class _Agent:
         return Tailing(files, self._job.output.log_ranks, self._job.output.keep_logs)
 
     async def _hand_over(self, report: NodeReport, small: Mapping[int, bytes], failed: bool) -> None:
-        """Send the node's results to the driver, over the channel and through the owner."""
+        """Send the node's results to the driver, over the channel and through the agent's owner, which started it."""
         finished = [outcome.rank for outcome in report.outcomes if outcome.state == "finished"]
         files = {rank: layout.value(self._order.folder, rank) for rank in finished}
         values: dict[int, bytes | str] = {
@@ -295,7 +302,7 @@ class _Agent:
         self._link.warn(socket.gethostname(), [text])
 
     def on_offsets(self, offsets: Offsets, again: bool) -> None:
-        """Note how much of the ranks' output the driver has."""
+        """Record how much of the ranks' output the driver has."""
         if self._logs is not None:
             self._logs.driver_has(offsets, again)
 
@@ -308,7 +315,7 @@ class _Agent:
         self._restarts.end()
         if self._logs is not None:
             self._logs.stop_shipping()
-        if self._attempt is not None and not self._link.is_private:  # local mode watches the driver's process
+        if self._attempt is not None and not self._link.is_private:  # local mode watches the driver's process instead
             self._attempt.give_up(f"heard nothing from the driver for {self._job.deadlines.heartbeat_timeout:g} s")
 
     def _on_owner_gone(self) -> None:
@@ -320,7 +327,11 @@ class _Agent:
             self._files.on_owner_gone()
 
     def _on_control(self) -> None:
-        """Note that the owner is gone: the control line has closed, since the owner sends nothing after its order."""
+        """Record that the owner (the process that started this agent) is gone.
+
+        The control line, the socket pair between owner and agent, has become readable. The owner sends nothing after
+        its order, so it must have closed the line.
+        """
         asyncio.get_running_loop().remove_reader(self._control)
         self._on_owner_gone()
 

@@ -30,14 +30,15 @@ from distributor.values.environment import NODE_ID
 from distributor.values.outcome import Outcome
 from distributor.values.plan import NodeOrder
 
-#: A launcher that has not stopped its ranks this number of seconds after the grace period is killed.
+#: If the launcher has not stopped its ranks this number of seconds after the grace period, the agent kills it.
 _STOP_MARGIN = 3.0
 
-#: Once the owner is gone and this node's ranks have succeeded, the ranks of other nodes have this number of seconds to
-#: succeed too.
+#: Once the agent's owner (the process that started it) is gone and this node's ranks have succeeded, the ranks of other
+#: nodes have this number of seconds to succeed too.
 _OTHERS_PATIENCE = 10.0
 
-#: Number of seconds that the launcher may take to report the end of a rank.
+#: Number of seconds for which the agent waits, after a companion (a process beside the ranks) has ended, for the
+#: launcher to report ends of ranks.
 _NEWS = 1.0
 
 #: Maximum number of bytes of pickled exceptions in a node's report.
@@ -52,7 +53,7 @@ class Assignment:
     """What an attempt does on this node.
 
     Attributes:
-        order: the launcher's order.
+        order: the order for the launcher.
         store: a listening socket for the rendezvous store. Only node 0 uses it. The agent's copy is closed when the
             launcher starts.
         shipped: for each shipped file, its path on this node and its path on the driver.
@@ -87,7 +88,7 @@ class Ended:
         values: the small return values of its ranks, pickled, by rank.
         error: why the ranks could not be started, as in :class:`~distributor.values.outcome.NodeReport`.
         failed: whether the attempt has failed, here or on another node.
-        launcher: the launcher of the next attempt.
+        launcher: the launcher for a possible next attempt.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -151,7 +152,7 @@ class Attempt:
         )
         following = asyncio.gather(self._logs.follow(), self._ranks.halting.follow())
         successor = await self._run_processes()
-        stopped = self._stopping  # read now: reporting a failure leads to an order to stop
+        stopped = self._stopping  # read before a failure is reported: the driver then orders a stop
         error = self._error or self._ranks.start_error(self._launcher, self._order, stopped)
         if not stopped and (error is not None or self._ranks.alive):
             self._link.tell(messages.Failed())
@@ -172,12 +173,16 @@ class Attempt:
         return Ended(ended, values, error, failed_here or not self._ranks.passed, successor)
 
     async def _run_processes(self) -> Launcher:
-        """Run the launcher, with the companions beside it, until it ends. Return the launcher of the next attempt."""
+        """Run the launcher, and companions (processes such as Ray's) beside it, until the launcher ends.
+
+        Return the launcher for a possible next attempt: the spare that the ended launcher has forked, or else one that
+        starts as a new process. If the launcher got no order, return the launcher itself.
+        """
         own: set[int] = set()
         reaping = asyncio.ensure_future(_reap_orphans(own))
         try:
             if not await self._companions.start(own) or self._stopping:
-                return self._launcher  # it has no order yet
+                return self._launcher  # it has no order, so the next attempt can use it
             events = self._start()
             own.add(self._launcher.pid)
             await self._follow_events(events)
@@ -232,7 +237,7 @@ class Attempt:
             said = outcomes.read(self._ranks.slots, event.local_rank)
             failure = outcomes.failure_of(self._order, event.local_rank, said, self._ends())
             age = time.time() - failure.time
-            # Exceptions and long texts arrive with the report only.
+            # Pickled exceptions, and texts that are too long for this message, reach the driver with the report.
             brief = replace(failure, exception=None, traceback="", log_tail="")
             self._link.tell(messages.Failed(replace(failure, exception=None), age), messages.Failed(brief, age))
 
@@ -261,7 +266,9 @@ class Attempt:
             self._dumps.ask(order, self._ranks.alive_pids, self._ranks.exits)
 
     def give_up(self, why: str) -> None:
-        """Stop living ranks without an order from the driver. If this node has no ranks, stop its companions.
+        """Stop living ranks without an order from the driver. On a node without ranks, stop its companions.
+
+        Companions are processes that ranks need beside them, such as Ray's.
 
         Args:
             why: the reason. It completes the sentence "the node on HOST ...".
@@ -271,9 +278,10 @@ class Attempt:
             self.stop()
 
     def on_owner_gone(self) -> bool:
-        """Stop the ranks, since no process waits for their results. Do not stop them if all of them have succeeded.
+        """Stop the ranks, since the agent's owner, which waited for their results, has ended.
 
-        In that case, give the ranks of other nodes :data:`_OTHERS_PATIENCE` seconds to succeed too.
+        If all ranks of this node have succeeded, stop nothing yet. The ranks of other nodes then have
+        :data:`_OTHERS_PATIENCE` seconds to succeed too.
 
         Returns:
             Whether the attempt can still succeed, or has succeeded.
@@ -295,7 +303,7 @@ class Attempt:
         return not self._order.plan.node.ranks
 
     def _lose_patience(self) -> None:
-        """Stop the attempt: the owner is gone, and ranks of other nodes have not succeeded in time."""
+        """Stop the attempt: the agent's owner is gone, and ranks of other nodes have not succeeded in time."""
         if not (self._ranks.passed or self._has_ended):
             self._link.orphan(succeeded=False)
             self.stop()
@@ -306,12 +314,12 @@ class Attempt:
         Without ``grace``, or if all ranks have ended, kill the launcher at once. If ``hasty``, running ranks get no
         SIGTERM, because the caller ends them.
 
-        The launcher decides whether ranks get a grace period, since it may have started ranks that this agent has not
-        heard of.
+        The launcher decides whether ranks get a grace period, since it may have started ranks that it has not yet
+        reported to this agent.
 
-        If a node has no ranks, its companions serve ranks of other nodes. Those ranks may need the companions in order
-        to save. The companions therefore run until the launcher learns that the other nodes have ended, or until the
-        grace period is over.
+        If a node has no ranks, its companions (processes such as Ray's) serve ranks of other nodes. Those ranks may
+        need the companions in order to save. The companions therefore run until the launcher learns that the other
+        nodes have ended, or until the grace period is over.
         """
         if self._stopping and grace:
             return
@@ -334,7 +342,7 @@ class Attempt:
             self._launcher.kill()
 
     def _on_companion_death(self, code: int, text: str) -> None:
-        """End the attempt because a companion has ended, unless the companion was no longer needed.
+        """End the attempt because a companion (a process beside the ranks) has ended, unless it was no longer needed.
 
         A companion may end with code 0 just after the last rank. The launcher then has :data:`_NEWS` seconds to report
         the end of that rank.
@@ -345,7 +353,7 @@ class Attempt:
             self._miss_companion(code, text)
 
     def _miss_companion(self, code: int, text: str) -> None:
-        """End the attempt, because a companion has ended too early.
+        """End the attempt, because a companion (a process beside the ranks) has ended too early.
 
         Do nothing if the attempt is already ending, or if the companion has ended with code 0 after all ranks.
         """
@@ -374,7 +382,10 @@ class Attempt:
             )
 
     def _had_grace(self, exit: messages.RankExited) -> bool:
-        """Return whether a stopped rank lived through the grace period. A rank that had not begun gets none."""
+        """Return whether a stopped rank was still running when the grace period ended.
+
+        A rank that had not begun is killed without a grace period.
+        """
         return exit.stopped is not None and exit.moment - exit.stopped >= self._order.grace_period
 
     def _endings(self, stopped: bool, oom: bool) -> tuple[tuple[Outcome, ...], dict[int, bytes]]:
@@ -400,7 +411,7 @@ async def _reap_orphans(own: Collection[int]) -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGCHLD, processes.reap, own)
     try:
-        while True:  # the search at SIGCHLD stops early if one of the agent's own children has ended
+        while True:  # needed, since the search at SIGCHLD stops early if one of ``own`` has ended
             await asyncio.sleep(_REAP_INTERVAL)
             processes.reap(own)
     finally:

@@ -1,4 +1,8 @@
-"""Carriers, which copy the ranks' new files to ``output_dir``. Each class does so in its own way. All methods block."""
+"""Copy the ranks' new files from a node to the run's ``output_dir``, a folder on the driver or a URL.
+
+Each class is a *carrier*: one way to copy, over a connection to the driver, to a URL, or within the driver's machine.
+All methods block.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +37,11 @@ class Carrier(Protocol):
 
     @property
     def is_live(self) -> bool:
-        """Whether files can be copied before the run has ended."""
+        """Whether the carrier can copy files now, while the run goes on."""
 
     @property
     def through_spark(self) -> bool:
-        """Whether files that the carrier cannot copy may go through Spark."""
+        """Whether the agent's owner may send the driver, through Spark, the files that the carrier could not copy."""
 
     def carry(self, entry: Entry, source: str, unchanged: Callable[[], bool]) -> str | None:
         """Copy a file.
@@ -45,30 +49,32 @@ class Carrier(Protocol):
         Args:
             entry: the file.
             source: the file's path on this node.
-            unchanged: returns whether the file is still as the entry says.
+            unchanged: returns ``False`` if the file has changed since ``entry`` was made, or if a process may be
+                writing it.
 
         Returns:
-            ``None`` if the driver knows of the copy; otherwise the name of the uploaded copy, for :meth:`settle`.
+            ``None`` if the copy is complete. If the driver could not be told about a copy at a URL, the temporary name
+            of the copy, which the caller must pass to :meth:`settle` later.
 
         Raises:
-            ChangedError: the file has changed meanwhile.
-            RefusedError: the driver refuses the file, for the reason in the text.
+            ChangedError: the file has changed during the copy.
+            RefusedError: the driver refuses the file; the error's text says why.
             OSError: the file cannot be copied now.
         """
 
     def settle(self, entry: Entry, name: str) -> bool:
-        """Tell the driver about an uploaded file. Return whether the driver now knows of the file.
+        """Ask the driver to give an uploaded file its final name. Return whether the driver has done so.
 
         Args:
             entry: the file.
-            name: the name of its uploaded copy, as :meth:`carry` has returned it.
+            name: the temporary name of its copy, as :meth:`carry` has returned it.
 
         Raises:
-            RefusedError: the driver refuses the file, for the reason in the text.
+            RefusedError: the driver refuses the file; the error's text says why.
         """
 
     def withdraw(self, path: str) -> None:
-        """Remove the copy of a file.
+        """Remove the copy of a file, because the ranks have removed the file.
 
         Raises:
             OSError: the copy cannot be removed now.
@@ -79,18 +85,15 @@ class Carrier(Protocol):
 
 
 def choose(job: Job, order: AgentOrder, link: DriverLink, node_rank: int, environ: Mapping[str, str]) -> Carrier | None:
-    """Return the carrier for a node's files, or ``None`` if the node copies no files.
+    """Return the carrier, the object that copies a node's files; ``None`` if the node copies no files.
 
     Args:
         job: the job.
-        order: the agent's order.
+        order: the order that the agent got from its owner, the process that started it.
         link: the link to the driver.
         node_rank: the node's rank. On the driver's machine, all nodes share one folder, and only the first node copies
             the files in it.
-        environ: the environment in which the packages for URLs find their credentials.
-
-    Raises:
-        StartError: the URL cannot be used from this node.
+        environ: the environment variables, in which packages such as s3fs find the credentials for a URL.
     """
     if job.output_dir is None or (order.on_driver and node_rank > 0):
         return None
@@ -102,7 +105,7 @@ def choose(job: Job, order: AgentOrder, link: DriverLink, node_rank: int, enviro
 
 
 def uploads_of(carrier: Carrier | None) -> Uploads | None:
-    """Return the object through which a carrier copies files to a URL; ``None`` for other carriers."""
+    """Return the object through which a carrier writes to a URL; ``None`` if the carrier writes to no URL."""
     place = carrier.place if isinstance(carrier, (ToUrl, Direct)) else None
     return place if isinstance(place, Uploads) else None
 
@@ -111,7 +114,7 @@ class ToDriver:
     """Sends files to the driver, each over a separate connection.
 
     Args:
-        order: the agent's order.
+        order: the order that the agent got from its owner, the process that started it.
         link: the link to the driver, which shows whether the driver can be reached.
         silence: number of seconds without progress after which the driver counts as lost.
     """
@@ -129,7 +132,7 @@ class ToDriver:
 
     def carry(self, entry: Entry, source: str, unchanged: Callable[[], bool]) -> str | None:
         self._send(Deposit(entry, None, self._order.executor, self._order.secret), source)
-        return None  # a digest shows whether the file has changed meanwhile
+        return None  # the driver compares digests, so it detects a change during the copy
 
     def settle(self, entry: Entry, name: str) -> bool:
         if not self.is_live:
@@ -146,10 +149,10 @@ class ToDriver:
 
     def _send(self, told: Deposit | Withdraw, source: str | None) -> None:
         assert self._order.endpoint is not None
-        patience = max(self._silence, _MOVING)  # the driver may have to copy files
+        patience = max(self._silence, _MOVING)  # the driver may have to copy files before it answers
         try:
             exchange.send_file(self._order.endpoint, told, source, patience)
-        except ValueError as error:  # the answer is not the driver's
+        except ValueError as error:  # the answer is not a valid message
             raise ConnectionError(str(error)) from None
 
     def close(self) -> None:
@@ -208,10 +211,10 @@ class Place(Protocol):
 
 
 def _put(place: Place, source: str, name: str, unchanged: Callable[[], bool]) -> None:
-    """Copy a file to a place.
+    """Copy a file to a folder or URL.
 
     Raises:
-        ChangedError: the file has changed meanwhile.
+        ChangedError: the file has changed during the copy.
     """
     place.put(source, name)
     if not unchanged():
@@ -220,7 +223,7 @@ def _put(place: Place, source: str, name: str, unchanged: Callable[[], bool]) ->
 
 
 class Copies:
-    """A folder on this machine, as a place for copies of files.
+    """A folder on this machine to which files are copied.
 
     Args:
         folder: the folder.
@@ -253,7 +256,7 @@ class Direct:
     The nodes on this machine share one folder, so one of them copies the files of all.
 
     Args:
-        place: where the copies go.
+        place: the folder or URL to which files are copied.
         limit: maximum number of bytes of all files together.
     """
 

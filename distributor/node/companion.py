@@ -1,4 +1,7 @@
-"""The process of a companion. It calls the companion's function, and ends when its agent ends."""
+"""The process of a companion, which ranks need beside them, such as a Ray head.
+
+It calls the companion's function, and ends when the agent that started it ends.
+"""
 
 from __future__ import annotations
 

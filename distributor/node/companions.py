@@ -1,6 +1,6 @@
-"""The companions of an attempt as its agent sees them.
+"""Start, watch and end the companions of an attempt: processes that ranks need beside them, such as a Ray head.
 
-The agent starts them before the ranks, watches them while the ranks run, and ends them after the ranks.
+The agent starts companions before the ranks, watches them while the ranks run, and ends them after the ranks.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class _Started:
 
 
 class Companions:
-    """Starts, watches and ends the companions of one attempt on this node.
+    """Starts, watches and ends the processes that the ranks of one attempt need beside them on this node.
 
-    A companion is a process that ranks need beside them, such as a Ray head.
+    Such a process is a *companion*, for example a Ray head.
 
     Args:
-        order: the launcher's order, with the node's plan.
+        order: the order for the launcher, which contains the node's plan.
         on_death: called with the exit code and the error's text for each companion that ends before it is stopped.
     """
 
@@ -57,12 +57,12 @@ class Companions:
         self._stopping = False
 
     async def start(self, own: set[int]) -> bool:
-        """Start the companions, and wait until all are ready.
+        """Start the companions (the processes beside the ranks), and wait until all are ready.
 
         Return ``True`` once all are ready. Return ``False`` as soon as one has ended, or :meth:`interrupt` is called.
 
         Args:
-            own: gets the pids of the companions, which only this object may reap.
+            own: the pids of the companions are added to this set. Only this object may reap these processes.
         """
         for companion in self._order.plan.companions:
             self._started.append(self._start(companion))
@@ -125,7 +125,10 @@ class Companions:
         return started
 
     def _on_word(self, started: _Started, heard: int) -> None:
-        """Read from a companion's pipe whether it is ready. If the pipe closes without a message, it is not ready."""
+        """Record whether a companion is ready.
+
+        A companion that is ready writes to its pipe. If the pipe closes without a message, the companion is not ready.
+        """
         started.ready = bool(os.read(heard, 1))
         self._changed.set()
         asyncio.get_running_loop().remove_reader(heard)

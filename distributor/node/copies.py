@@ -1,6 +1,7 @@
 """Keep copies of states for ranks of other nodes, and send such ranks the states that are kept on this machine.
 
-A *state* is what a rank passes to ``save_checkpoint``. States and copies are kept in the node's shared memory.
+A *state* is what a rank passes to ``save_checkpoint``. The node's shared memory holds the states of the node's own
+ranks, and copies of states of other nodes' ranks.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ _SLOT = re.compile(r"\d{1,9}-[01]")
 
 
 class Copies:
-    """The copies that one node keeps. Fulfils ``channel.peers.Store``.
+    """The copies of other nodes' states that one node keeps. Implements the protocol ``channel.peers.Store``.
 
     Args:
         run_id: the run.
-        memory: the node's folder, and its limit.
+        memory: the node's folder in shared memory, and the maximum size of its content.
     """
 
     def __init__(self, run_id: str, memory: SharedMemory) -> None:
@@ -34,7 +35,7 @@ class Copies:
         self._limit = memory.limit
 
     def reserve(self, copy: Copy) -> Incoming:
-        """Make room for a copy in place of an older one.
+        """Reserve memory for a copy of a rank's state. The copy replaces an older one.
 
         Raises:
             OSError: there is no room, or the copy's name or sizes are not those of a rank's state.
@@ -42,14 +43,18 @@ class Copies:
         if not _SLOT.fullmatch(copy.slot) or min(copy.record, copy.objects, copy.tensors) < 0:
             raise OSError(f"{copy.slot!r} is not the name of a rank's state, or its sizes are negative")
         if copy.record + copy.objects > self._limit:
-            raise OSError(f"a rank's state has {copy.record + copy.objects} bytes beside its tensors")
+            raise OSError(
+                f"a rank's state has {copy.record + copy.objects} bytes beside its tensors, more than this node may "
+                "keep in shared memory"
+            )
         return Incoming(self._folder / copy.slot, copy.tensors, self._limit)
 
     def path_of(self, path: str) -> str:
-        """Return a path that a rank asks for, if it is in a folder for states of this run on this machine.
+        """Check that a path that a rank asks for is in a folder with states of this run, and return the path.
 
         Raises:
-            OSError: the path is elsewhere, or is the file with the run's key.
+            OSError: the path is not in a folder with states of this run, or is the file with the token of this node's
+                server.
         """
         folder, name = os.path.split(path)
         if name != PEERS and any(found.path == folder for found in state_folders.find(self._run_id)):
@@ -58,12 +63,12 @@ class Copies:
 
 
 class Incoming:
-    """Room for one copy.
+    """Memory for one copy of a rank's state.
 
     Args:
-        path: the file for its tensors. An older copy in this file becomes invalid.
+        path: the file for the copy's tensors. An older copy in this file becomes invalid.
         size: number of bytes of the tensors.
-        limit: maximum size of all such files in the folder.
+        limit: maximum size of all files with ranks' tensors in the folder of ``path``.
 
     Raises:
         OSError: there is no room.
@@ -87,13 +92,13 @@ class Incoming:
         return self._tensors
 
     def seal(self, record: bytes, objects: bytes) -> None:
-        """Write the other files of the copy, which is then complete and valid."""
+        """Write the copy's objects and its record to files beside the tensors. The copy is then complete and valid."""
         state_folders.write_beside(self._path, objects, record)
 
     def close(self) -> None:
         """Release the memory."""
         self._tensors.release()
-        with suppress(BufferError):  # the traceback of a broken connection holds a part of it
+        with suppress(BufferError):  # the traceback of a broken connection may refer to this memory
             self._view.release()
             self._map.close()
 
@@ -101,13 +106,13 @@ class Incoming:
 def serve(run_id: str, key: PeerKey, memory: SharedMemory, address: str) -> PeerServer:
     """Start a server that takes states from ranks of other nodes, and sends them states.
 
-    Write its address, certificate and token to a file for this node's ranks. The ranks of all nodes then exchange the
-    addresses.
+    Write the server's address, certificate and token to a file for this node's ranks. The ranks of all nodes then
+    exchange these addresses.
 
     Args:
         run_id: the run.
-        key: the run's key.
-        memory: the node's folder.
+        key: the certificate, its private key and the token that all nodes of the run use.
+        memory: the node's folder in shared memory.
         address: the address of this node.
     """
     listener = network.listen(address)

@@ -1,4 +1,7 @@
-"""An agent's link to the driver over the channel. A run may have no channel, in which case nothing is sent."""
+"""An agent's link to the driver over the channel, a connection for messages and log lines.
+
+A run may have no channel. In that case, the link sends nothing.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ from distributor.values.plan import AgentOrder, Endpoint
 #: Maximum number of seconds between heartbeats. Several heartbeats must fit into each time-out that depends on them.
 _BEAT_INTERVAL = 5.0
 
-#: Number of seconds that an agent whose owner is gone waits for the driver, which may be gone too.
+#: Number of seconds that an agent whose owner (the process that started it) is gone waits for the driver, which may be
+#: gone too.
 _ORPHAN_PATIENCE = 3.0
 
 T = TypeVar("T")
@@ -30,7 +34,7 @@ class DriverLink:
     """The link of an agent to the driver. Without a channel, all messages are dropped.
 
     Args:
-        order: the agent's order, with the agent's name and the driver's address.
+        order: the order that the agent got from its owner (the process that started it), with the driver's address.
         job: the job, for its time-outs.
         sock: in local mode, a socket that is connected to the driver.
         receiver: gets the driver's orders.
@@ -75,7 +79,7 @@ class DriverLink:
             await uplink.open()
         except OSError as error:
             if self._order.reached and isinstance(error, ConnectionRefusedError):
-                raise errors.StartError(f"nothing listens at {at} any more: the run has ended") from None
+                raise errors.StartError(f"the driver does not listen at {at} any more, so the run has ended") from None
             return (
                 f"{frames.UNREACHED} at {at} ({error}): its log lines are not shown live; results and errors still "
                 "arrive"
@@ -152,10 +156,10 @@ class DriverLink:
             self._uplink.send(message)
 
     def orphan(self, *, succeeded: bool) -> None:
-        """Note that the agent's owner is gone, and tell the driver.
+        """Record that the agent's owner (the process that started the agent) is gone, and tell the driver.
 
         Args:
-            succeeded: whether the node's ranks have succeeded, so that the node is not lost with its owner.
+            succeeded: whether all ranks of the node have succeeded. If not, the driver counts the node as lost.
         """
         self._succeeded = succeeded
         self.tell(messages.Orphaned(succeeded))
@@ -163,7 +167,7 @@ class DriverLink:
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether the agent's owner is gone."""
+        """Whether the agent's owner (the process that started the agent) is gone."""
         return self._orphaned.is_set()
 
     async def close(self) -> bool:
@@ -176,11 +180,11 @@ class DriverLink:
     async def unless_orphaned(self, work: Coroutine[Any, Any, T]) -> T | None:
         """Wait for work that needs the driver, and return its result.
 
-        Once the owner is gone, the driver may be gone too. From then on, wait for :data:`_ORPHAN_PATIENCE` seconds,
-        then give up the work and return ``None``.
+        Once the agent's owner (the process that started the agent) is gone, the driver may be gone too. From then on,
+        wait for :data:`_ORPHAN_PATIENCE` seconds, then give up the work and return ``None``.
 
-        If the ranks have succeeded, however, wait as long as the channel is up, because without the owner the results
-        can reach the driver only over the channel.
+        If the agent's owner is gone but the ranks have succeeded, wait as long as the channel is up: without the owner,
+        which would send the results through Spark, the results can reach the driver only over the channel.
         """
         working, orphaned = asyncio.ensure_future(work), asyncio.ensure_future(self._orphaned.wait())
         await asyncio.wait({working, orphaned}, return_when=asyncio.FIRST_COMPLETED)

@@ -72,13 +72,13 @@ class Watched:
 
 @dataclass
 class _Books:
-    """What is known about the files in the directory, by path.
+    """What is known about the files in the ranks' current directory, by path.
 
     A file's *stamp* is its size, modification time and inode, which show whether the file has changed.
 
     Attributes:
         known: the stamps of files when the watch began or when they were last copied.
-        brought: the files that were copied.
+        brought: the files that were copied to ``output_dir``.
         again: when a file may be copied again, as ``time.monotonic()``.
         failed: why a file could not be copied.
         unsettled: the uploaded files that the driver does not know of yet, with their temporary names.
@@ -114,7 +114,7 @@ class Files:
         watched: the directory to watch.
         known: the stamps of existing files (size, time and inode). Such a file counts as new once its stamp changes.
         carrier: copies files; ``None`` if new files are lost with the node. In that case, the user is warned.
-        tell: shows a warning about this node.
+        tell: shows the user a warning about this node.
         pids: returns the pids of the node's ranks, by local rank.
         through_spark: number of bytes that this node may send through Spark.
     """
@@ -138,7 +138,7 @@ class Files:
         self._given_up = threading.Event()
         self._watching: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
-        #: Files that go through Spark.
+        #: Files that the agent's owner must send to the driver through Spark.
         self.left: tuple[FileLeft, ...] = ()
 
     def watch(self) -> Files:
@@ -168,7 +168,7 @@ class Files:
                 await self._watching
             if not self._given_up.is_set():
                 await self._loop.run_in_executor(None, self._finish)
-        except Exception as error:  # such as an error of the URL's package: the result of training must not be lost
+        except Exception as error:  # such as an error of the URL's package: the node must still send its results
             self._tell(f"could not copy new files to output_dir: {type(error).__name__}: {error}")
         bringing(False)
 
@@ -179,15 +179,15 @@ class Files:
         self.close()
 
     def on_owner_gone(self) -> None:
-        """Copy no more files to a folder or URL, since the owner is gone. Files for the driver are still sent.
+        """Stop copying to a folder or URL, because the agent's owner has ended. Go on sending files to the driver.
 
-        Sending ends by itself when the driver ends.
+        Sending need not be stopped: if the driver has ended too, the connections to it fail.
         """
         if self._carrier is not None and not self._carrier.through_spark:
             self.give_up()
 
     def close(self) -> None:
-        """Release the carrier's resources."""
+        """Release the resources of the carrier, the object that copies files."""
         if self._carrier is not None:
             self._carrier.close()
 
@@ -220,7 +220,7 @@ class Files:
         return took
 
     def _bring(self, paths: Iterable[str], pids: Collection[int] = ()) -> list[str]:
-        """Copy files that none of the processes is writing, and return those that could not be copied now."""
+        """Copy the files that none of the given processes is writing. Return those that could not be copied now."""
         failed, unreached = [], 0
         for path in paths:
             if self._given_up.is_set():
@@ -258,7 +258,7 @@ class Files:
             raise ChangedError(f"{path} is being written")
         try:
             name = self._carrier.carry(entry, source, unchanged)
-        except RefusedError:  # the driver reports why; it may accept the file once others are gone
+        except RefusedError:  # the driver warns the user, and may accept the file later
             books.wait(path, began, _REFUSED)
             return
         books.known[path] = stamp
@@ -270,7 +270,7 @@ class Files:
             books.unsettled[path] = entry, name
 
     def _settle(self) -> None:
-        """Tell the driver about uploaded files that it does not know of."""
+        """Tell the driver about files that were uploaded while the driver could not be reached."""
         assert self._carrier is not None
         for path, (entry, name) in list(self._books.unsettled.items()):
             try:
@@ -377,8 +377,8 @@ async def begin_files(
         The object that watches the directory; ``None`` if new files may stay where they are.
 
     Raises:
-        StartError: the job's ``output_dir`` is a URL that cannot be used from this node, or a folder that contains the
-            ranks' current directory.
+        StartError: the job's ``output_dir`` cannot be used from this node, or is a folder that contains the ranks'
+            current directory.
     """
     folder = staging.current_folder(job, order)
     carrier = carriers.choose(job, order, link, node.node_rank, {**os.environ, **job.env})

@@ -3,9 +3,9 @@
 An agent ends its node's processes itself, unless it is killed. If it is killed, the kernel makes the guard the parent
 of the remaining processes, whatever their session and environment (PR_SET_CHILD_SUBREAPER). The guard then kills them.
 
-The guard of a warm process also ends the warm process when its owner or its folder is gone. A warm process that is
-importing modules does not notice this itself. A guard needs little memory, because it forks its charge before torch is
-imported.
+The guard of a warm process also ends the warm process when the executor or driver that it serves is gone, or its
+folder. A warm process that is importing modules does not notice this itself. A guard needs little memory, because it
+forks the process that it guards before torch is imported.
 """
 
 from __future__ import annotations
@@ -20,33 +20,37 @@ from contextlib import suppress
 
 from distributor.machine import bootstrap, processes
 
-#: Number of seconds between checks of the owner, the folder and an agent's orphans. No signal announces their changes.
+#: Number of seconds between checks of a warm process's owner (the executor or driver that it serves) and folder, and of
+#: processes that a killed agent has left. No signal tells the guard when these change.
 _LOOK = 1.0
 
 #: Number of seconds between two rounds of kills.
 _NEXT_ROUND = 0.05
 
-#: Number of seconds that a warm process has to end by itself once its owner has ended.
+#: Number of seconds that a warm process has to end by itself once its owner (the executor or driver that it serves) has
+#: ended.
 _PATIENCE = 1.0
 
 #: Number of seconds that the guard waits for killed processes to end. Those in uninterruptible sleep may end later.
 _KILL_PATIENCE = 10.0
 
-#: Signals that the guard waits for. All but SIGCHLD end the charge.
+#: Signals that the guard waits for. At each of them except SIGCHLD, the guard kills the process that it guards.
 _AWAITED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def fork(shown: str, instead: str, close: Iterable[int], owner: int | None = None, folder: str | None = None) -> None:
-    """Fork the charge. The call returns in the charge only, because the calling process becomes the guard.
+    """Fork the *charge*, the process that this process then guards.
+
+    The call returns only in the new process, because the calling process becomes the guard.
 
     Args:
         shown: the command-line arguments of this process that the guard must not show; see
             :func:`~distributor.machine.bootstrap.overwrite_argument`.
         instead: the arguments that the guard shows in place of them.
-        close: descriptors of the charge's sockets. The guard closes its own copies, so that the sockets close when the
-            charge ends.
-        owner: pid of the owner, for a warm process.
-        folder: the warm process's folder, for a warm process.
+        close: descriptors of sockets of the new process. The guard closes its own copies, so that the sockets close
+            when the new process ends.
+        owner: if the new process is a warm process, pid of the executor or driver that it serves.
+        folder: if the new process is a warm process, its folder.
     """
     processes.adopt_orphans()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
@@ -67,10 +71,10 @@ def fork(shown: str, instead: str, close: Iterable[int], owner: int | None = Non
 
 
 def strays(children: Iterable[int], charge: int | None, spared: Collection[int]) -> list[int]:
-    """Return the children that the guard kills: all except its charge and the spared ones.
+    """Return the children that the guard kills: all except the process that it guards (``charge``) and ``spared`` ones.
 
-    The guard spares keepers (see :mod:`distributor.node.keeper`) and the agents of a killed warm process.
-
+    The guard spares keepers (processes that keep the states of ranks in shared memory for the next job), and the agents
+    that a killed warm process has forked.
 
     >>> strays([10, 11, 12], 10, [12])
     [11]
@@ -79,12 +83,12 @@ def strays(children: Iterable[int], charge: int | None, spared: Collection[int])
 
 
 class _Guard:
-    """The guard of one process.
+    """The guard of one process. This process is called the guard's *charge*.
 
     Args:
-        charge: pid of the process, a child of this one.
-        owner: pid of the owner, for a warm process.
-        folder: the folder, for a warm process.
+        charge: pid of the guarded process, a child of the guard's process.
+        owner: if the guarded process is a warm process, pid of the executor or driver that it serves.
+        folder: if the guarded process is a warm process, its folder.
     """
 
     def __init__(self, charge: int, owner: int | None, folder: str | None) -> None:
@@ -95,9 +99,10 @@ class _Guard:
         self._killing_since: float | None = None
 
     def run(self) -> None:
-        """Guard the charge until all its processes have ended, except keepers, which end by themselves.
+        """Wait until the guarded process has ended, and kill the processes that it leaves behind. Then return.
 
-        Give up on processes that SIGKILL does not end.
+        Do not kill keepers (processes that keep ranks' states for the next job), and do not wait for them: they end by
+        themselves. Give up on processes that SIGKILL does not end.
         """
         while self._reap() and not self._in_vain() and not self._leaves():
             if self._is_useless():
@@ -131,7 +136,10 @@ class _Guard:
         return found
 
     def _leaves(self) -> bool:
-        """Return whether only keepers are left, which end by themselves."""
+        """Return whether the guarded process and all processes that it has left behind have ended.
+
+        Keepers (processes that keep ranks' states for the next job) do not count, because they end by themselves.
+        """
         if self._charge is not None:
             return False
         children = processes.children(os.getpid())
@@ -141,7 +149,7 @@ class _Guard:
         return self._killing_since is not None and time.monotonic() - self._killing_since > _KILL_PATIENCE
 
     def _is_useless(self) -> bool:
-        """Return whether the charge is a warm process that no run uses and that no further run can reach."""
+        """Return whether the guarded process is a warm process that no run uses and that no later run can reach."""
         if self._charge is None or self._folder is None:
             return False
         if self._owner is not None and (self._owner.gone_for or 0.0) > _PATIENCE:
@@ -162,7 +170,7 @@ def _keepers(pids: Iterable[int]) -> list[int]:
 
 
 class _Owner:
-    """The owner of a warm process, seen through a process descriptor."""
+    """The executor or driver that a warm process serves, watched through a process descriptor."""
 
     def __init__(self, pid: int) -> None:
         self._since: float | None = None

@@ -25,7 +25,7 @@ class Halting:
     """The node's part in the agreement on the step at which all ranks stop.
 
     Args:
-        board: the board of the node's ranks.
+        board: the file that the node's ranks and the agent share.
         first_rank: global rank of local rank 0.
         attempt: number of the attempt.
         tell: sends a message that must reach the driver.
@@ -49,7 +49,7 @@ class Halting:
         self._told: set[Message] = set()
 
     def on_order(self, order: messages.Propose | messages.Agree) -> None:
-        """Obey an order from the driver, as soon as no rank has the board locked.
+        """Obey an order from the driver, as soon as no rank has locked the board (the file that ranks and agent share).
 
         An order may arrive twice, or after its attempt has ended. Orders for other attempts are ignored.
         """
@@ -61,13 +61,16 @@ class Halting:
         except BlockingIOError:
             asyncio.get_running_loop().call_later(_BUSY, self.on_order, order)
             return
-        except OSError:  # the folder is gone: the node ends
+        except OSError:  # the folder is gone, because the node is ending
             return
         if answer is not None:
             self._send(answer)
 
     def _answer(self, order: messages.Propose | messages.Agree) -> messages.Reached | None:
-        """Write an order to the board, and return the answer. The caller holds the board's lock."""
+        """Write the driver's order to the board, and return the answer to the driver, if there is one.
+
+        The caller must have locked the board.
+        """
         if order.number < self._number:
             return None
         self._number = order.number
@@ -97,7 +100,10 @@ class Halting:
                 self._tell_once(messages.Halted(rank, seat.halted))
 
     def _seats(self) -> list[Seat]:
-        """Return the ranks' entries on the board; an empty list if the folder is gone, because the node is ending."""
+        """Return the ranks' entries on the board, the file that the ranks share with the agent.
+
+        Return an empty list if the node's folder, which holds the board, is gone because the node is ending.
+        """
         with suppress(OSError):
             return self._board.seats()
         return []
@@ -108,14 +114,14 @@ class Halting:
             self._tell(message)
 
     def stop(self, alive: Mapping[int, int]) -> dict[int, int]:
-        """Tell the ranks that they are being stopped.
+        """Tell the ranks, through the board, that they are being stopped.
 
         Args:
             alive: pids of the living ranks, by local rank.
 
         Returns:
-            The pids of the living ranks in which only this package handles SIGTERM, by local rank. Without its handler,
-            the signal would end them at once.
+            The pids, by local rank, of the living ranks whose handler for SIGTERM is this package's own, not one of
+            user code. The caller may kill these ranks at once: without this package's handler, SIGTERM would kill them.
         """
         with suppress(OSError):
             self._board.end()
@@ -123,7 +129,7 @@ class Halting:
         return {local_rank: pid for local_rank, pid in alive.items() if local_rank in handling}
 
     def close(self) -> None:
-        """Close the board."""
+        """Close the board, the file that the ranks share with the agent."""
         self._board.close()
 
     def halted(self) -> dict[int, int]:

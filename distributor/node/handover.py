@@ -1,8 +1,8 @@
-"""Send the results of a node whose ranks have succeeded over the channel, in addition to sending them through Spark.
+"""Send the results of a successful node to the driver over the channel, in addition to sending them through Spark.
 
-The agent's owner, a task's Python worker, sends all results through Spark. The worker or its executor may die before
-the results are sent. The agent outlives both. If the driver can be reached, the agent therefore sends the results over
-the channel, too.
+The agent's owner, the Python worker of a Spark task, sends all results through Spark. The worker or its executor may
+die before it has sent them, but the agent outlives the worker and the executor. If the driver can be reached, the agent
+therefore also sends the results over the channel, its direct connection to the driver.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from distributor.values.messages import Finished, Sent
 from distributor.values.outcome import NodeReport
 from distributor.values.plan import AgentOrder
 
-#: Maximum number of bytes of return values in a node's message. Further values are sent over separate connections.
+#: Maximum number of bytes of return values in the message that says that a node has finished. Further values are sent
+#: over separate connections.
 _INLINE = 5 << 19
 
 
@@ -28,7 +29,7 @@ class Handover:
     """Sends to the driver what a node's ranks have returned.
 
     Args:
-        order: the agent's order.
+        order: the order that the agent got from its owner (the process that started it).
         link: the agent's link to the driver.
         silence: number of seconds without progress after which the driver counts as lost.
     """
@@ -67,10 +68,10 @@ class Handover:
                 left[rank] = await loop.run_in_executor(None, self._send, rank, values[rank])
             except exchange.StoppedError:
                 return {}, True
-            except (OSError, ValueError):  # ValueError: the answer is not the driver's
+            except (OSError, ValueError):  # ValueError: the answer is not a valid message
                 if self._link.is_orphaned:
-                    break  # no owner is left to send it through Spark
-                # Otherwise it goes through Spark.
+                    break  # no owner is left to send the value through Spark
+                # Otherwise, the owner sends the value through Spark.
         return left, False
 
     def _send(self, rank: int, content: bytes | str) -> Sent:
@@ -81,7 +82,9 @@ class Handover:
 
 
 def within(values: Mapping[int, bytes | str], most: int) -> dict[int, bytes]:
-    """Return the values in memory that fit into ``most`` bytes together. Others, and values in files, are left out.
+    """Return the values that fit into ``most`` bytes in total, in the order of ``values``.
+
+    Leave out each value that does not fit into what is left, and each that is in a file (a ``str``: the file's path).
 
     >>> within({0: b"abc", 1: "/tmp/value", 2: b"d", 3: b"e"}, 4)
     {0: b'abc', 2: b'd'}

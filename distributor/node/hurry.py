@@ -1,4 +1,4 @@
-"""Kill ranks that hold up the next attempt, as soon as they are not writing a file."""
+"""Kill the ranks of a failed attempt as soon as they are not writing a file, so that the next attempt can begin."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ async def kill_idle(alive: Callable[[], Mapping[int, int]], folder: str, killed:
 
     Args:
         alive: returns the pids of living ranks, by local rank.
-        folder: the node's private folder, whose files do not count.
-        killed: gets the local ranks that are killed.
+        folder: the node's private folder. A rank that writes only to files in this folder is killed too.
+        killed: the local ranks that are killed are added to this set.
     """
     before: dict[int, dict[str, State]] = {}
     while pids := alive():
@@ -49,8 +49,8 @@ def is_writing(before: Mapping[str, State] | None, now: Mapping[str, State], clo
     """Return whether a process seems to be writing any of its open files.
 
     Args:
-        before: the files at the previous look; ``None`` at the first.
-        now: the files that it has open for writing.
+        before: the files that the process had open for writing at the previous check; ``None`` at the first check.
+        now: the files that the process has open for writing now.
         clock: the time, in seconds since the epoch.
 
     >>> is_writing(None, {"/data/log": State(10, 95 * 10**9)}, 100.0)

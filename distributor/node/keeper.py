@@ -1,10 +1,12 @@
 """Keep the states of ranks in this node's shared memory for the next job of the run, after the agent has ended.
 
-An agent cannot stay until the next job has loaded the states, because its Spark task waits for the agent to end. So the
-agent leaves a process behind, the *keeper*, which becomes the owner of the folder in shared memory. The keeper removes
-the folder and ends at the first of these events: the driver closes the channel of the ended job, which it does at the
-end of the run; ranks of a later job have saved their states on this machine; or the later job has had enough time to
-start and to load the states.
+A *state* is what a rank passes to ``save_checkpoint``. An agent cannot stay until the next job has loaded the states,
+because its Spark task waits for the agent to end. So the agent leaves a process behind, the *keeper*, which becomes the
+owner of the folder in shared memory. The keeper removes the folder and ends at the first of these events:
+
+- The run ends: the keeper notices this because the driver then closes the channel of the ended job.
+- Ranks of a later job have saved their own states on this machine, so the kept states are not needed.
+- The next job has had enough time to start and to load the states.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ from distributor.values.job import Job
 from distributor.values.messages import Holding
 from distributor.values.plan import AgentOrder
 
-#: Number of seconds between two looks at what other nodes on this machine have saved.
+#: Number of seconds between checks of whether a later job has saved states on this machine.
 _LOOK = 0.5
 
-#: Number of seconds that the ranks of the next job have to load a state, once they are up.
+#: Number of seconds that the ranks of the next job have to load a state after they have started.
 _LOADING = 60.0
 
 
@@ -43,7 +45,7 @@ async def begin(
 
     Args:
         job: the job.
-        order: the agent's order.
+        order: the order that the agent got from its owner (the process that started it).
         memory: the node's folder in shared memory.
         address: the node's address.
         reached: whether the driver can be reached.
@@ -97,7 +99,7 @@ class Keeper:
         own = folders.make(self._job.job_id)
         lock = folders.claim(own)
         folders.note_elsewhere(own, [self._folder], to_the_end=True)
-        os.unlink(f"{self._private}/{folders.ELSEWHERE_TO_THE_END}")  # it belongs to the keeper from here on
+        os.unlink(f"{self._private}/{folders.ELSEWHERE_TO_THE_END}")  # from now on, the keeper removes the folder
         if os.fork() == 0:
             try:
                 os.setsid()
@@ -118,9 +120,10 @@ def _leave(*_: object) -> NoReturn:
 
 
 def _let_go(keep: set[int]) -> None:
-    """Close all descriptors except some.
+    """Close all descriptors of this process except some.
 
-    If they stayed open, other processes would wait for this one, such as readers of the agent's output.
+    If the others stayed open in this fork of the agent, other processes would wait until the fork ends. For example,
+    readers of the agent's output would wait for more output.
 
     Args:
         keep: the descriptors that stay open.
@@ -130,12 +133,12 @@ def _let_go(keep: set[int]) -> None:
         os.dup2(nothing, descriptor)
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) not in keep:
-            with suppress(OSError):  # the one that lists them
+            with suppress(OSError):  # the descriptor of the listing is closed already
                 os.close(int(name))
 
 
 def _watch(line: ssl.SSLSocket, run_id: str, attempt: int, until: float) -> None:
-    """Wait until nobody needs the states any more."""
+    """Wait until no job needs the kept states of ranks any more."""
     while time.monotonic() < until:
         if processes.readable([line.fileno()], _LOOK) and _has_ended(line):
             return

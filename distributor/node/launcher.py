@@ -32,7 +32,8 @@ from distributor.values.environment import NODE_ID
 from distributor.values.layout import ALL_STACKS_SIGNAL, MAIN_STACK_SIGNAL
 from distributor.values.plan import NodeOrder
 
-#: The name of a spare in its command line, padded to the length of ``launcher``.
+#: The name that a spare (the launcher of the next attempt) shows in its command line. It replaces the word
+#: ``launcher``, and is padded to the same length.
 _SPARE = "spare".ljust(len("launcher"), "\0")
 
 _telling = threading.Lock()
@@ -52,7 +53,7 @@ def become(order: NodeOrder, agent_pid: int, owner: int) -> None:
     """Make this fork of the agent look like a new process, then run the ranks (entry point of the fork).
 
     Args:
-        order: the agent's order.
+        order: the order that the agent gave to this launcher.
         agent_pid: pid of the agent.
         owner: pid of the agent's owner.
     """
@@ -73,7 +74,7 @@ def _settle(order: NodeOrder) -> None:
 
 
 def _begin(order: NodeOrder, agent_pid: int) -> NoReturn:
-    """Fork the spare, if the order asks for one, and run the ranks."""
+    """Fork the spare (the launcher of the next attempt) if the order asks for one, and run the ranks."""
     if order.spare_fd is not None:
         _fork_spare(order, order.spare_fd, agent_pid)
     _launch(order)
@@ -128,7 +129,7 @@ def _launch(order: NodeOrder) -> NoReturn:
         tell(messages.LauncherFailed(f"{type(error).__name__}: {error}", traceback.format_exc()))
     finally:
         sys.stderr.flush()
-        # The store's server thread must not outlive the run, and no destructor must join it.
+        # Exit at once: the store's server thread must not outlive the run, and a destructor must not wait for it.
         os._exit(0)
 
 

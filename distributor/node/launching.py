@@ -1,9 +1,10 @@
-"""The launcher as its agent sees it: a new process, or a fork that waits for its order.
+"""Start launchers, the processes that start a node's ranks, and give them their orders.
 
-A waiting launcher has imported torch, has run no user code and has no threads, so it can fork ranks. It gets its order
-over a socket pair, its *line* to the agent. The agent itself forks the first launcher. If the run may have further
-attempts, each launcher forks a *spare* before it does anything else. The spare is the launcher of the next attempt. The
-agent becomes the parent of the spare when the launcher ends.
+A launcher is either a new process, or a fork that waits for its order. A waiting launcher has imported torch, has run
+no user code and has no threads, so it can fork ranks. It gets its order over a socket pair, its *line* to the agent.
+The agent itself forks the first launcher. If the run may have further attempts, each launcher forks a *spare* before it
+does anything else. The spare is the launcher of the next attempt. The agent becomes the parent of the spare when the
+launcher ends.
 """
 
 from __future__ import annotations
@@ -26,16 +27,19 @@ from distributor.values import layout, messages
 from distributor.values.placement import Node, Placement
 from distributor.values.plan import NodeOrder
 
-#: Number of seconds that a spare may take to send its pid, which it does as soon as it is forked.
+#: Number of seconds for which an agent waits for the pid of a spare (the next attempt's launcher). A spare sends its
+#: pid as soon as it is forked.
 _SPARE_PATIENCE = 5.0
 
-#: Maximum number of bytes of a message on a launcher's line: the path of its order, or its pid.
+#: Maximum number of bytes of a message between an agent and a waiting launcher: the path of the launcher's order, or
+#: the launcher's pid.
 _LONGEST = 1 << 14
 
 #: Number of files that a launcher opens in addition to those for ranks and the store.
 _OTHER_FILES = 96
 
-#: Maximum number of descriptors sent with an order: the event pipe, the ranks' memory, the store, the spare's line.
+#: Maximum number of descriptors sent with an order: the pipe for events, the memory in which ranks report their ends,
+#: the store's socket, and the socket on which a spare waits.
 _MOST_DESCRIPTORS = 4
 
 
@@ -56,10 +60,11 @@ class Launcher(Protocol):
             order: what to start.
             slots: the descriptor of memory that the ranks share with the agent.
             store: a listening socket for the rendezvous store, on node 0.
-            spare: whether the launcher forks a spare.
+            spare: whether the launcher forks a spare, the launcher of the next attempt.
 
         Returns:
-            The descriptor of a pipe with the launcher's events. The pipe closes when the launcher ends.
+            The descriptor of a pipe on which the launcher reports events, such as the end of a rank. The pipe closes
+            when the launcher ends.
         """
 
     def send_signal(self, number: int) -> None: ...
@@ -70,7 +75,7 @@ class Launcher(Protocol):
         """Block until the launcher has ended."""
 
     def successor(self) -> Launcher:
-        """Return the launcher of the next attempt: the spare, or a new process if there is no spare.
+        """Return the launcher of the next attempt: the spare that this launcher has forked, or else a new process.
 
         Call this once the current launcher has ended.
         """
@@ -78,9 +83,11 @@ class Launcher(Protocol):
 
 @dataclass(frozen=True)
 class _Ends:
-    """The ends of two connections between an agent and a launcher: the pipe for events, and the spare's line.
+    """The ends of the connections between an agent and a launcher.
 
-    ``events`` and ``spare`` are the agent's ends. ``theirs`` are the launcher's descriptors, by name.
+    ``events`` is the agent's end of the pipe on which the launcher reports events. ``spare`` is the agent's end of the
+    socket pair on which the spare, the launcher of the next attempt, waits for its order. ``theirs`` are the
+    descriptors that the launcher gets, by name.
     """
 
     events: int
@@ -100,7 +107,7 @@ def _open(slots: int, store: socket.socket | None, spare: bool) -> _Ends:
 
 
 class SpawnedLauncher:
-    """A launcher that is started once its order is known. It imports torch, which takes seconds."""
+    """A launcher that starts as a new process once it has an order. It first imports torch, which takes seconds."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -148,7 +155,7 @@ class SpawnedLauncher:
 
 
 class WaitingLauncher:
-    """A launcher that waits for its order. It is a child of this process.
+    """A forked launcher that waits for its order. It is a child of this process, the agent.
 
     Args:
         pid: the launcher's pid.
@@ -167,14 +174,17 @@ class WaitingLauncher:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the launcher is still waiting. If it has ended, its line has closed, and so is readable."""
+        """Whether the launcher still waits for its order, and so has not ended.
+
+        If the launcher has ended, its end of the socket pair has closed, which makes the agent's end readable.
+        """
         return not processes.readable([self._line.fileno()], 0)
 
     def start(self, order: NodeOrder, slots: int, store: socket.socket | None, *, spare: bool) -> int:
         ends = _open(slots, store, spare)
         self._spare = ends.spare
         message = messages.StartRanks(_write(order), tuple(ends.theirs))
-        with self._line, suppress(OSError):  # the launcher was killed, so its events end at once
+        with self._line, suppress(OSError):  # the launcher was killed, so the pipe for events closes
             socket.send_fds(self._line, [json.dumps(messages.encode(message)).encode()], list(ends.theirs.values()))
         for descriptor in ends.theirs.values():
             os.close(descriptor)
@@ -198,7 +208,10 @@ class WaitingLauncher:
 
 
 def _successor(line: socket.socket | None) -> Launcher:
-    """Return the spare at the other end of a line, or a launcher that starts as a new process if there is no spare."""
+    """Return the launcher of the next attempt: the forked one (*spare*) at the other end of a socket, or a new one.
+
+    A new launcher starts as a new process when it gets its order.
+    """
     if line is None:
         return SpawnedLauncher()
     line.settimeout(_SPARE_PATIENCE)
@@ -215,10 +228,11 @@ def living(launcher: Launcher) -> Launcher:
 
 
 def files_needed(who: Placement, node: Node) -> int:
-    """Return the number of files that a node's launcher opens: descriptors of ranks, and connections to the store.
+    """Return how many files a node's launcher may have open: descriptors of its ranks, and connections to the store.
 
     Args:
-        who: the placement. Every launcher and every rank may connect to the store, which is on the first node.
+        who: the placement. The launcher of the first node runs the store, to which every launcher and every rank of the
+            run may connect, so it needs a descriptor for each of them.
         node: the node.
     """
     connections = who.world_size + len(who.nodes) if node == who.master else 0
@@ -260,7 +274,7 @@ def _become_launcher(line: socket.socket, agent: int, owner: int) -> NoReturn:
 
 
 def await_order(line: socket.socket) -> NodeOrder | None:
-    """Wait for the agent's order, and return it; ``None`` if the agent has ended or closed the line."""
+    """Wait for the agent's order, and return it; ``None`` if the agent has ended or closed its end of the socket."""
     with line:
         data, descriptors, _, _ = socket.recv_fds(line, _LONGEST, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
     if not data:
@@ -275,7 +289,7 @@ def read(path: str) -> NodeOrder:
     with open(path, "rb") as file:
         order: NodeOrder = pickle.load(file)
     if order.start_method == "fork":
-        os.unlink(path)  # kept otherwise: ranks that are new processes read it too
+        os.unlink(path)  # otherwise ranks are new processes, which read the file too
     return order
 
 

@@ -35,8 +35,8 @@ from distributor.values.plan import NodeOrder
 #: Number of seconds that a finished node waits for the others at the exit barrier. Slower nodes may train for days.
 _EXIT_BARRIER_TIMEOUT = 365 * 24 * 3600.0
 
-#: Key that is set in the store when a node's ranks have failed. Other nodes learn of the failure even without the
-#: channel.
+#: Key that a node sets in the store when its ranks have failed, so that other nodes notice the failure even if they
+#: cannot reach the driver.
 _FAILED_KEY = "distributor/failed"
 
 #: Keys in the store: the number of nodes that have passed the exit barrier, and a flag that is set once all have.
@@ -47,8 +47,8 @@ _ALL_LEFT_KEY = "distributor/all_left"
 _LEAVE_TIMEOUT = 5.0
 
 #: Keys in the store: the number of nodes whose ranks have succeeded, and a flag that is set once this is true of all
-#: nodes. Ranks that only serve other ranks, such as parameter servers, do not count. The keys are used only if there
-#: are such ranks, or nodes without ranks.
+#: nodes. Ranks that only serve other ranks, such as parameter servers, do not count. Nodes use these keys only if some
+#: ranks serve others, or if some nodes have no ranks.
 _DONE_KEY = "distributor/done"
 _ALL_DONE_KEY = "distributor/all_done"
 
@@ -58,8 +58,8 @@ _FAILED_POLL = 1.0
 #: Number of seconds between checks of ``_ALL_DONE_KEY``.
 _DONE_POLL = 0.1
 
-#: Nodes wait for each other this number of seconds longer than the driver does. So the driver gives up first, and its
-#: error says what the run waits for.
+#: Nodes wait for each other this number of seconds longer than the driver waits for them. So the driver gives up
+#: first, and its error says what the run waits for.
 _DRIVER_FIRST = 10.0
 
 #: The type of a function that sends the agent a message.
@@ -70,9 +70,9 @@ class Meeting(threading.Thread):
     """The thread that runs torch's elastic agent until the ranks of all nodes have ended.
 
     Args:
-        order: the agent's order.
-        watch: the node's ranks.
-        tell: sends the agent a message.
+        order: the order that the launcher got from its agent.
+        watch: starts, watches and stops the node's ranks in the main thread.
+        tell: sends the node's agent a message.
     """
 
     def __init__(self, order: NodeOrder, watch: Watch, tell: Tell) -> None:
@@ -85,16 +85,19 @@ class Meeting(threading.Thread):
             rdzv_handler=_PlacedRendezvous(order, tell),
             entrypoint=process.become,
             max_restarts=0,
-            monitor_interval=0.001,  # _monitor_workers itself blocks until a rank exits or it is time to poll
+            monitor_interval=0.001,  # no pause is needed: _monitor_workers itself waits for a rank to exit
         )
         self._agent = _RankAgent(spec, order, watch)
 
     def run(self) -> None:
-        """Run torch's agent. Report that it has failed, or that the ranks of all nodes have succeeded."""
+        """Run torch's elastic agent.
+
+        Tell the agent of this node if torch's agent raises an error, or if the ranks of all nodes have succeeded.
+        """
         try:
             result = self._agent.run()
             if not result.is_failed():
-                self._tell(messages.AllPassed())  # all nodes are at the exit barrier: all ranks have succeeded
+                self._tell(messages.AllPassed())  # all nodes reached the exit barrier, so all ranks succeeded
         except BaseException as error:
             if not self._watch.stopping:
                 self._tell(messages.LauncherFailed(f"{type(error).__name__}: {error}", traceback.format_exc()))
@@ -103,7 +106,10 @@ class Meeting(threading.Thread):
 
 
 class _PlacedRendezvous(RendezvousHandler):
-    """A rendezvous whose result, the placement, is already known. It only starts the store, or connects to it."""
+    """A rendezvous for nodes that already know the placement, which says which rank runs on which node.
+
+    It only starts the store on node 0, or connects to the store.
+    """
 
     def __init__(self, order: NodeOrder, tell: Tell) -> None:
         self._order = order
@@ -188,15 +194,15 @@ class _RankAgent(SimpleElasticAgent):
     def _all_done(self) -> bool:
         """Return whether this node may go to torch's exit barrier, now that its ranks have succeeded.
 
-        It may go at once if all nodes have ranks, and no rank serves others (as a parameter server does). Otherwise, it
-        may go once the ranks of all nodes have succeeded, apart from ranks that serve others. There are two reasons. A
-        rank that serves others must not end before they do. And a node without ranks would be at the barrier from the
-        start, where it cannot learn that another node has failed.
+        If all nodes have ranks, and no rank serves others (as a parameter server does), a node may go to the barrier at
+        once. Otherwise, it must wait until the ranks of all nodes have succeeded, apart from ranks that serve others.
+        There are two reasons. A rank that serves others must not end before those other ranks. And a node without ranks
+        would wait at the barrier from the start, where it cannot learn that another node has failed.
         """
         if not self._order.plan.serving and all(node.ranks for node in self._order.placement.nodes):
             return True
         store = cast(Any, self._store)
-        with suppress(Exception):  # the store is gone: node 0 has failed, which is noticed elsewhere
+        with suppress(Exception):  # the store is gone, so node 0 has failed: _another_node_failed notices it
             if not self._done:
                 self._done = True
                 if store.add(_DONE_KEY, 1) == len(self._order.placement.nodes):
@@ -210,10 +216,11 @@ class _RankAgent(SimpleElasticAgent):
             self._store.set(_FAILED_KEY, str(self._order.plan.node.node_rank))  # type: ignore[attr-defined]
 
     def _another_node_failed(self) -> bool:
-        """Return whether another node has failed. If the store is gone, node 0 has failed.
+        """Return whether another node has failed, and this node must end too.
 
-        A node without ranks goes on until the store is gone, since a rank of node 0 may need this node's companions in
-        order to save.
+        The store is on node 0. If the store is gone, node 0 has failed, and this node must end. If another node has
+        failed but the store is there, only a node with ranks must end. A node without ranks goes on, because it runs
+        companions (helper processes, such as Ray) that a rank of node 0 may need in order to save.
         """
         try:
             failed = bool(self._store.check([_FAILED_KEY]))  # type: ignore[attr-defined]
@@ -224,8 +231,8 @@ class _RankAgent(SimpleElasticAgent):
     def _exit_barrier(self) -> None:
         """Keep node 0 alive until all nodes have passed the exit barrier, because the store ends with node 0.
 
-        Node 0 waits :data:`_LEAVE_TIMEOUT` seconds at most. Torch's own agent on node 0 does not wait, so a slower
-        agent may spend a second or two on trying to reach a store that has ended.
+        Node 0 waits :data:`_LEAVE_TIMEOUT` seconds at most. In torch's own implementation, node 0 does not wait. A
+        slower node may then try for a second or two to reach a store that has ended.
         """
         super()._exit_barrier()  # type: ignore[no-untyped-call]
         nodes, store = len(self._order.placement.nodes), cast(Any, self._store)

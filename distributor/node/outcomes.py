@@ -24,13 +24,13 @@ from distributor.values.plan import NodeOrder
 
 @dataclass(frozen=True)
 class Now:
-    """The current time in seconds: since the epoch, and on the clock that all processes of the host share."""
+    """The current time in seconds: ``wall`` is since the epoch, ``moment`` is on the monotonic clock of the host."""
 
     wall: float
     moment: float
 
     def ago(self, moment: float) -> float:
-        """Convert a moment on the shared clock to seconds since the epoch."""
+        """Convert a moment on the monotonic clock, which all processes share, to seconds since the epoch."""
         return self.wall - (self.moment - moment)
 
 
@@ -44,8 +44,8 @@ class Ends:
         tails: the last output of each rank, by global rank.
         oom: whether the kernel has killed a process for lack of memory while the ranks ran.
         full: the node's folder, if its disk is full.
-        now: the current time. It converts moments to seconds since the epoch, and replaces the time of an end that was
-            not observed.
+        now: the current time on both clocks, by which times on the monotonic clock are converted to seconds since the
+            epoch. If the launcher has not seen when a rank ended, the current time is taken instead.
         shipped: for each shipped file, its path on this node and its path on the driver.
     """
 
@@ -71,7 +71,7 @@ def outcome_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: E
     """Return the outcome of a rank that was started.
 
     Args:
-        order: the launcher's order.
+        order: the order that the launcher got from the agent.
         local_rank: the rank.
         ending: what the rank has reported about its end.
         ends: how the node's ranks have ended.
@@ -82,7 +82,7 @@ def outcome_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: E
     if exit is None or exit.code != 0:
         by_us = ends.stopped if exit is None else exit.stopped is not None
         failed = ending is not None and ending.final and ending.outcome.state == "failed"
-        if by_us and not failed:  # a rank that had already returned was about to end anyway
+        if by_us and not failed:  # if the rank has returned, its own report counts
             return told if told is not None and told.state != "failed" else Outcome(rank, host, "stopped")
         return Outcome(rank, host, "failed", failure_of(order, local_rank, ending, ends))
     if _has_served(ending, exit):
@@ -97,9 +97,10 @@ def outcome_of(order: NodeOrder, local_rank: int, ending: Ending | None, ends: E
 
 
 def _has_served(ending: Ending | None, exit: RankExited) -> bool:
-    """Return whether a rank has ended because it was told that it need not serve other ranks any more.
+    """Return whether the launcher ended a rank that served others, as parameter servers do, and was no longer needed.
 
-    If the rank has returned, or had failed before, its own report counts instead.
+    Return ``False`` if the rank's function has returned, or has failed before the launcher ended the rank. The outcome
+    is then what the rank itself has reported.
     """
     if exit.released is None or (ending is not None and ending.outcome.state != "failed"):
         return False
@@ -152,9 +153,9 @@ def _moment(ending: Ending | None, exit: RankExited | None, now: Now) -> float:
 
 
 def within(outcomes: Sequence[Outcome], most: int) -> tuple[Outcome, ...]:
-    """Return outcomes, with pickled exceptions of at most ``most`` bytes in total. Others are removed.
+    """Return the outcomes, with at most ``most`` bytes of pickled exceptions in total.
 
-    Exceptions of earlier failures take precedence.
+    Keep the exceptions of the earliest failures, and remove the others.
     """
     by_time = sorted((each.failure for each in outcomes if each.failure is not None), key=lambda each: each.time)
     kept = set()
@@ -173,7 +174,7 @@ def within(outcomes: Sequence[Outcome], most: int) -> tuple[Outcome, ...]:
 def stopped(port: int, outcomes: Sequence[Outcome], error: tuple[str, str] | None) -> tuple[Stopped, ...]:
     """Return the message that an attempt has failed on a node, followed by shorter versions without long texts.
 
-    The arguments are the message's fields.
+    Each message is a :class:`~distributor.values.messages.Stopped`. The arguments are the fields of the first one.
     """
     plain = [replace(each, failure=each.failure and replace(each.failure, exception=None)) for each in outcomes]
     brief = [replace(each, failure=each.failure and replace(each.failure, traceback="", log_tail="")) for each in plain]

@@ -15,8 +15,8 @@ from distributor.node.launching import Launcher
 from distributor.values import layout, messages
 from distributor.values.plan import NodeOrder
 
-#: Matches a traceback from the line of the launcher's imports to its end. Source lines are not required, because the
-#: traceback has none if the package is in a zip file.
+#: Matches the part of a traceback that begins at the imports of ``launcher.py``. It needs no line of source code,
+#: because tracebacks have none if the package is in a zip file.
 _IMPORTS_TORCH = re.compile(r'distributor/node/launcher\.py", line \d+, in <module>\n.*', re.DOTALL)
 
 
@@ -27,7 +27,7 @@ class Ranks:
     Attributes:
         slots: the memory in which ranks report how they end.
         halting: the node's part in stopping all ranks of the run at the same step.
-        segments: the shared memory that libraries create.
+        segments: the files in ``/dev/shm`` that libraries create in the ranks. They are removed after the attempt.
         started: whether the ranks were started.
         exits: how ranks have ended, by local rank.
         pids: pids of the ranks, by local rank.
@@ -48,10 +48,10 @@ class Ranks:
     error: messages.LauncherFailed | None = None
 
     def note(self, event: messages.Message) -> messages.Message:
-        """Note a message from the launcher, and return it.
+        """Record a message from the launcher, and return it.
 
-        If the agent has killed the rank that the message is about, return a message that says that the rank was
-        stopped: the launcher may take the end for a failure.
+        If the agent has killed a rank, the launcher may report the rank's end as a failure. In this case, return a
+        message that says that the rank was stopped.
         """
         if isinstance(event, messages.RankExited) and event.stopped is None and event.local_rank in self.hurried:
             event = replace(event, stopped=event.moment) if event.code == -signal.SIGKILL else event
@@ -71,7 +71,7 @@ class Ranks:
 
     @property
     def failed(self) -> bool:
-        """Whether a rank has failed by itself."""
+        """Whether a rank has failed, and was not stopped."""
         return any(exit.code != 0 and exit.stopped is None for exit in self.exits.values())
 
     @property
@@ -115,7 +115,7 @@ class Ranks:
 def _without_torch(said: str) -> str | None:
     """Return why torch cannot be imported, if the launcher's log ends with such an error; otherwise ``None``.
 
-    The launcher imports torch first.
+    The launcher imports torch when it starts. If this fails, the error is the last line in the launcher's log.
 
     >>> _without_torch('  File "distributor/node/launcher.py", line 26, in <module>\\nImportError: no torch')
     'ImportError: no torch'

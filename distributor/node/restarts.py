@@ -30,20 +30,20 @@ class Restarts:
 
     @property
     def spare(self) -> bool:
-        """Whether the current attempt keeps a spare launcher."""
+        """Whether the current attempt keeps a spare, a launcher for the next attempt."""
         return not self._over and self._attempt < self._most
 
     def end(self) -> None:
-        """Note that there is no further attempt."""
+        """Record that no further attempt will begin."""
         self._over = True
         self._changed.set()
 
     def on_order(self, order: messages.Message) -> bool:
-        """Note an order from the driver. Return whether it concerns the next attempt, and not the current one."""
+        """Record an order from the driver if it is about the next attempt. Return whether it is."""
         if isinstance(order, messages.End):
             self.end()
         elif isinstance(order, messages.Begin):
-            if order.attempt > self._attempt:  # otherwise it was sent again, after a break of the connection
+            if order.attempt > self._attempt:  # otherwise an old order, sent again on a new connection
                 self._begin = order
                 self._changed.set()
         elif isinstance(order, messages.Stop) and self._begin is not None:
@@ -59,7 +59,7 @@ class Restarts:
         return None if self._over else self._begin
 
     def begun(self) -> messages.Stop | None:
-        """Note that the ordered attempt is now the current one. Return the order to stop it, if one has arrived."""
+        """Record that the ordered attempt is now the current one. Return the order to stop it, if one has arrived."""
         assert self._begin is not None
         stop, self._attempt = self._stop, self._begin.attempt
         self._begin = self._stop = None

@@ -20,11 +20,11 @@ from distributor.values.plan import AgentOrder
 def restore(
     job: Job, order: AgentOrder, folder: str, node_rank: int, uploads: Uploads | None, *, reached: bool
 ) -> None:
-    """Copy the files of ``output_dir`` into ``folder``. On the driver's machine, existing files stay.
+    """Copy the files of ``output_dir`` into ``folder``. On the driver's machine, keep files that exist there already.
 
     Args:
         job: the job.
-        order: the agent's order.
+        order: the order that the agent got from its owner.
         folder: the ranks' current directory.
         node_rank: the node's rank.
         uploads: access to ``output_dir`` if it is a URL.
@@ -75,7 +75,7 @@ def _download(uploads: Uploads, kept: OutputDir, folder: Path, *, keep: bool) ->
 
 
 def _copy(source: Path, folder: Path) -> None:
-    """Copy files that are missing."""
+    """Copy the files of ``source`` that are missing in ``folder``."""
     for name in tree.sizes(str(source)):
         target = folder / name
         if not os.path.lexists(target):

@@ -14,12 +14,12 @@ from distributor.values.checkpoints import SharedMemory
 from distributor.values.job import Job, Script
 from distributor.values.plan import AgentOrder, Call, NodeOrder, Plan, Site
 
-#: Names in the node's folder that stay from one attempt to the next.
+#: Names of files and folders in the node's folder that are kept from one attempt to the next.
 _STAYING = (folders.OWNER, folders.ELSEWHERE_TO_THE_END, layout.WORKING_DIR, layout.SCRIPT)
 
 
 def unpack(job: Job, agent: AgentOrder) -> None:
-    """Write the files that the job ships into the node's folder. On the driver's machine, they are used in place.
+    """Write the job's script and project folder into the node's folder. On the driver's machine, ranks need no copies.
 
     Without a project folder, ranks run in a new folder with links to the files in the executor's current directory,
     where Spark puts the files of ``--files``. New files of ranks can then be told apart from other files.
@@ -41,7 +41,10 @@ def unpack(job: Job, agent: AgentOrder) -> None:
 
 
 def write(plan: Plan, folder: str) -> None:
-    """Write the plan's files into the node's folder. List the paths outside it that are removed after the attempt."""
+    """Write the plan's files into the node's folder.
+
+    Also record there which paths outside the folder must be removed after the attempt.
+    """
     folders.note_elsewhere(folder, plan.elsewhere)
     for name, text in plan.files.items():
         Path(folder, name).write_text(text, encoding="utf-8")
@@ -61,10 +64,11 @@ def clear(agent: AgentOrder) -> None:
 
 
 def shared_memory(job: Job, agent: AgentOrder, nodes: int) -> SharedMemory | None:
-    """Create the folder in which ranks keep their newest states in memory; return ``None`` if they keep none.
+    """Create the folder in shared memory in which ranks keep their newest states; return ``None`` if they keep none.
 
-    The nodes on a machine may together take half of the free shared memory. Ranks need the rest for other things. The
-    states of an earlier job of the run count as free, because they are removed once this job has saved its own.
+    A *state* is what a rank passes to ``save_checkpoint``. The nodes on a machine may together take half of the free
+    shared memory for states. Ranks need the rest for other things. Memory that holds states of an earlier job of the
+    run counts as free, because these states are removed once this job has saved its own.
 
     Args:
         job: the requested job.
@@ -84,11 +88,14 @@ def shared_memory(job: Job, agent: AgentOrder, nodes: int) -> SharedMemory | Non
         free = min(shutil.disk_usage(path).free + earlier, limits.total_memory())
         return SharedMemory(path, free // 2 // nodes, job.checkpoints.replicate)
     except OSError as error:
-        raise StartError(f"Checkpoints(memory=True): shared memory cannot be used: {error}") from None
+        raise StartError(
+            f"Checkpoints(memory=True): shared memory cannot be used: {error}. Let this user write to /dev/shm, "
+            "or pass memory=False"
+        ) from None
 
 
 def launcher_order(agent: AgentOrder, plan: Plan, site: Site) -> NodeOrder:
-    """Return the launcher's order, without the descriptors that the launcher gets."""
+    """Return the order for the launcher. The order's descriptors are set later, when the launcher starts."""
     job = site.job
     cwd = current_folder(job, agent)
     sys_path = [os.path.abspath(path) for path in agent.sys_path]
@@ -117,9 +124,10 @@ def launcher_order(agent: AgentOrder, plan: Plan, site: Site) -> NodeOrder:
 
 
 def _check(site: Site) -> Call | None:
-    """Return the check of the place for checkpoints, which ranks make before their target; ``None`` for no check.
+    """Return the call by which ranks check the place for checkpoints before they run user code; ``None`` for no check.
 
-    Only the node's first attempt has the check, so that ranks can start again even if the place is out of reach.
+    Ranks make this check in the first attempt of a job only. Later attempts can start even if the place for checkpoints
+    cannot be reached.
     """
     if site.job.checkpoints is None or site.attempt > site.job.attempt:
         return None
@@ -135,7 +143,10 @@ def _checkpoint_env(agent: AgentOrder, site: Site) -> dict[str, str]:
 
 
 def shipped(job: Job, agent: AgentOrder) -> tuple[tuple[str, str], ...]:
-    """Return, for each shipped file, its path on this node and its path on the driver."""
+    """Return, for the job's script and for its project folder, the pair of its paths on this node and on the driver.
+
+    Return no pairs on the driver's machine, where nothing is copied.
+    """
     if agent.on_driver:
         return ()
     paths = []

@@ -1,8 +1,8 @@
 """Follow the ranks' log files on a node and pass on new output.
 
 The files serve as a buffer. Ranks write at the speed of the disk, and output stays in the files until the driver has
-it. Once the driver has received output, or if nobody needs it, its disk space is freed by a hole in the file. The file
-keeps its size, so offsets stay valid.
+it. When the driver has received some output, or if nobody needs it, this module frees its disk space by punching a hole
+into the file (fallocate(2)). The file keeps its size, so offsets stay valid.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ _INTERVAL = 0.05
 #: Number of bytes of a rank's last output that its failure report includes.
 _TAIL_BYTES = 8 << 10
 
-#: If the live view is more than this number of bytes behind, lines are skipped, unless the driver keeps them in files.
+#: If more than this number of bytes of a rank's log file wait to be sent to the driver, the agent skips lines, unless
+#: the driver keeps all lines in files.
 MAX_LAG = 8 << 20
 
-#: Number of bytes at the end of a file that are not skipped, so that the live lines go on with recent output.
+#: Number of bytes at the end of a log file that the agent does not skip, so that the driver's live view goes on with
+#: recent output.
 _KEEP_OF_LAG = 64 << 10
 
 #: Minimum number of bytes of disk space that are freed at a time.
@@ -41,7 +43,7 @@ _RELEASE_STEP = 4 << 20
 _MOST_OPEN = 64
 _SHARE_OF_OPEN = 4
 
-# fallocate(2)
+# Flags of fallocate(2).
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
@@ -142,7 +144,7 @@ class Tailing:
         self.tails = {}
 
     async def follow(self) -> None:
-        """Pass on new output until cancelled."""
+        """Pass on new output until this coroutine is cancelled."""
         while True:
             longest = await self._pass_on()
             await asyncio.sleep(0 if longest == frames.MAX_LOG else _INTERVAL)
@@ -196,7 +198,7 @@ class Tailing:
         return longest
 
     def _skip(self, file: _File, descriptor: int, uplink: Uplink) -> None:
-        """If the live view is over :data:`MAX_LAG` bytes behind, skip to the start of a line near the file's end."""
+        """If over :data:`MAX_LAG` bytes of a file are unsent, skip to the start of a line near the file's end."""
         size = self._descriptors.size(file)
         if size - file.offset <= MAX_LAG:
             return

@@ -1,4 +1,7 @@
-"""Access ``output_dir``, if it is a URL, in a separate process: the URL's package may start threads, and may hang."""
+"""Access an ``output_dir`` at a URL in a separate process.
+
+The package for the URL, such as s3fs, may start threads, and may hang.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +47,8 @@ class Uploads:
 
     Args:
         root: the folder or zip from which this package can be imported.
-        url: the folder's URL.
-        environ: the environment of the process.
+        url: the URL of ``output_dir``.
+        environ: the environment of the separate process.
     """
 
     def __init__(self, root: str, url: str, environ: Mapping[str, str]) -> None:
@@ -59,17 +62,17 @@ class Uploads:
         """Check that the URL leads to the same folder as on the driver, and that this node can write to it.
 
         Args:
-            mark: the name of a file that the driver has written there.
+            mark: the name of a file that the driver has written to that folder.
             own: a name for a test file of this node.
 
         Raises:
-            StartError: the URL leads elsewhere, or this node cannot write to it.
+            StartError: the URL does not lead to the same folder as on the driver, or this node cannot write to it.
         """
         try:
             if not self._call("has", mark):
                 raise OSError(
-                    "the file that the driver has written there is missing. Pass a URL that leads to the same place "
-                    "from the driver and from executors"
+                    "the file that the driver has written to this URL is missing. Pass a URL that leads to the same "
+                    "place from the driver and from executors"
                 )
             self._call("check", own)
         except OSError as error:
@@ -128,7 +131,7 @@ class Uploads:
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
-        self._answer(process)  # the process has opened the URL
+        self._answer(process)  # returns once the process has opened the URL
         return process
 
     def _end(self) -> None:

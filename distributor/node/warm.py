@@ -31,12 +31,12 @@ from distributor.node import guard
 from distributor.rank import lookups
 from distributor.values import messages
 
-#: Number of seconds that a client has to send its request.
+#: Number of seconds that a client, which wants an agent, has to send its request after it has connected.
 _ASK_TIMEOUT = 2.0
 
 _TOKEN_BYTES = 32
 
-#: Maximum number of seconds of one wait. The kernel takes milliseconds, as a number of 31 bits.
+#: Maximum number of seconds of one wait. The time-out of poll(2), in milliseconds, must fit into 31 bits.
 _LONGEST_WAIT = 3600.0
 
 #: Maximum number of descriptors of a request: current directory, standard output and error, and up to three sockets.
@@ -44,9 +44,10 @@ _MOST_DESCRIPTORS = 6
 
 
 def main(_placeholder: str, folder: str, owner_pid: str, listener: str, keep: str, preload: str) -> None:
-    """Fork a guard with the warm process as its child, and return (entry point).
+    """Fork a guard, which forks the warm process, and return at once in the calling process (entry point).
 
-    This process then ends, so the guard is no child of the process that has asked for it.
+    The calling process then ends, and the guard becomes an orphan. So the process that wants a warm process need not
+    wait for the guard's end.
     """
     if os.fork() == 0:
         try:
@@ -54,7 +55,7 @@ def main(_placeholder: str, folder: str, owner_pid: str, listener: str, keep: st
             guard.fork(warm, bootstrap.title("guard", owner), [int(listener)], owner, folder)
             _serve(folder, owner, socket.socket(fileno=int(listener)), float(keep), json.loads(preload))
         except BaseException:
-            traceback.print_exc()  # into the log in the process's folder
+            traceback.print_exc()  # stderr is the log file in the folder
         finally:
             os._exit(1)
 
@@ -71,7 +72,7 @@ def _serve(folder: str, owner_pid: int, listener: socket.socket, keep: float, pr
         if not Path(folder, "socket").is_socket():
             return  # another process has replaced this one meanwhile, or the folder is gone
         Path(folder, "ready").touch()
-        folders.remove_stale()  # left by runs that were cancelled during the imports
+        folders.remove_stale()  # folders of runs that were cancelled during the imports
         _Warm(folder, owner, listener, lock.fileno(), keep, files, notes, unfit).run()
 
 
@@ -106,7 +107,7 @@ def _import(preload: list[str], now: Path) -> tuple[list[str], str | None]:
             importlib.import_module(name)
         except Exception as error:
             notes.append(f"cannot preload {name!r} ({type(error).__name__}: {error}): ranks import it themselves")
-    # Python threads only. OpenBLAS and OpenMP start threads when they are loaded, but handle forks themselves.
+    # Only Python threads count. OpenBLAS and OpenMP start threads when they are loaded, but handle forks themselves.
     threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     if threads:
         names = ", ".join(threads)
@@ -144,10 +145,11 @@ def _is_bad_fork() -> bool:
 
 
 def _started_runtime() -> str | None:
-    """Return the library that has started native threads, which Python does not see; ``None`` if no library has.
+    """Return which library has started native threads: JAX, TensorFlow or Ray; ``None`` if none of them has.
 
-    Importing such a library alone starts no threads. Sources: ``jax/_src/xla_bridge.py``,
-    ``tensorflow/python/eager/context.py``, ``ray/_private/worker.py``.
+    Python does not list native threads, so look at the state of each library. The import of these libraries alone
+    starts no threads. Sources: ``jax/_src/xla_bridge.py``, ``tensorflow/python/eager/context.py``,
+    ``ray/_private/worker.py``.
     """
     bridge = sys.modules.get("jax._src.xla_bridge")
     if bridge is not None and bridge.backends_are_initialized():
@@ -197,12 +199,12 @@ class _Warm:
         self._notes = notes
         self._unfit = unfit
         self._guard = os.getppid()
-        self._agents: dict[int, int] = {}  # pids by process descriptor
+        self._agents: dict[int, int] = {}  # pids of living agents by process descriptor
 
     def run(self) -> None:
-        """Serve until the owner ends, or until there was no request and no agent for ``keep`` seconds.
+        """Serve until the executor or driver ends, or until ``keep`` seconds have passed without a request or an agent.
 
-        After :meth:`_retire`, wait only for the agents that were forked, and return when the last one has ended.
+        After :meth:`_retire`, accept no requests. Wait until all agents that this process has forked have ended.
         """
         end = time.monotonic() + self._keep
         while self._listener is not None or self._agents:
@@ -229,7 +231,7 @@ class _Warm:
 
     def _answer(self, listener: socket.socket) -> None:
         connection, _ = listener.accept()
-        with connection, suppress(OSError, ValueError):  # the client has gone, or is not of this package
+        with connection, suppress(OSError, ValueError):  # the client has ended, or is no part of this package
             if peer_user(connection) != os.geteuid():
                 return
             connection.settimeout(_ASK_TIMEOUT)
@@ -259,10 +261,10 @@ class _Warm:
                     os.close(descriptor)
 
     def _is_outdated(self) -> bool:
-        """Return whether another process must take the place of this one.
+        """Return whether a new warm process must replace this one.
 
-        This is so in two cases. The file of a loaded module has changed, because a package was installed or the user
-        edited the file. Or the guard has been killed, so nothing would clean up after a killed agent.
+        There are two reasons. The file of a loaded module has changed, because a package was installed or the user
+        edited the file. Or the guard of this process has been killed, so nothing would clean up after a killed agent.
         """
         if os.getppid() != self._guard:
             return True
@@ -272,9 +274,12 @@ class _Warm:
             return True
 
     def _retire(self) -> None:
-        """Stop accepting requests. Agents that were forked go on, and still use the other files in the folder."""
+        """Stop accepting requests, and remove the socket.
+
+        The other files in the warm process's folder stay. Agents that it has forked go on, and still use these files.
+        """
         if self._listener is not None:
-            with suppress(OSError):  # no other process can have replaced the socket yet
+            with suppress(OSError):  # still this process's socket: others replace it once it is closed
                 os.unlink(Path(self._folder, "socket"))
             self._listener.close()
             self._listener = None
@@ -290,7 +295,7 @@ class _Warm:
                 return False
             self._remove_folder()
             return True
-        except OSError:  # a client is about to connect
+        except OSError:  # a client has locked the folder, and will connect
             return False
         finally:
             os.close(descriptor)
@@ -305,7 +310,10 @@ class _Warm:
                 os.close(descriptor)
 
     def _remove_folder(self) -> None:
-        """Remove the folder, unless another process, which has its own token, serves it by now."""
+        """Remove the folder, unless a new warm process uses it by now.
+
+        The folder holds the token of the warm process that uses it, and each warm process has its own token.
+        """
         if Path(self._folder, "token").read_bytes() == self._token:
             shutil.rmtree(self._folder, ignore_errors=True)
 

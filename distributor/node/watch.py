@@ -24,14 +24,15 @@ from distributor.rank import process
 from distributor.values import layout, messages
 from distributor.values.plan import NodeOrder
 
-#: Signals that stop the ranks.
+#: Signals at which the launcher stops its ranks.
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, layout.HURRY_SIGNAL)
 
-#: Number of seconds after a failure that a launcher with a spare waits for the agent's order before it stops its ranks.
-#: The order tells whether another attempt follows.
+#: After a failure, a launcher that has forked a spare (the next attempt's launcher) waits this number of seconds for an
+#: order from the agent before it stops its ranks. The order says whether another attempt follows.
 _ORDER_PATIENCE = 1.0
 
-#: Number of seconds that the other thread has to tell the other nodes of a failure, once no rank is left.
+#: Number of seconds that the thread of torch's elastic agent has to tell the other nodes about a failure, once no rank
+#: of this node is left.
 _TELL_PATIENCE = 1.0
 
 #: Maximum number of seconds of a wait that has no deadline.
@@ -42,8 +43,9 @@ _IDLE = 3600.0
 class _Rank:
     """A rank's process. ``exit`` is its exit code, negative for a signal; ``None`` while it runs.
 
-    ``stopped`` is the time at which it was told to stop, or ``None``. ``released`` is the time at which it was told to
-    end because its service to other ranks was over, or ``None``. A released rank has succeeded, however it ends.
+    ``stopped`` is the time at which the launcher began to stop the rank, or ``None``. ``released`` is the time at which
+    the launcher ended the rank because no other rank needed its service (as a parameter server), or ``None``. A
+    released rank counts as succeeded, however it ends.
     """
 
     local_rank: int
@@ -58,7 +60,8 @@ class _Rank:
 class _Wishes:
     """Requests to the main thread: to begin, release or stop the ranks, or to end. :meth:`wake` wakes the thread.
 
-    ``ordered``: the agent has requested the stop, and not the other thread. ``hurry``: the agent ends the ranks itself.
+    ``ordered`` says that the agent has requested the stop, and not the thread of torch's elastic agent. ``hurry`` says
+    that the agent ends the ranks itself, so that the launcher sends no SIGTERM.
     """
 
     pipe: tuple[int, int] = field(default_factory=lambda: os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC))
@@ -77,10 +80,10 @@ class _Wishes:
 
 
 class Watch:
-    """A node's ranks, from their start to their end.
+    """Starts, watches and stops the ranks of a node.
 
     Args:
-        order: the agent's order.
+        order: the order that the launcher got from its agent.
         tell: sends the agent a message.
     """
 
@@ -92,9 +95,9 @@ class Watch:
         self._begun = False
         self._told = False
         self._end: float | None = None  # end of the grace period, once ranks have been told to stop
-        self._held: float | None = None  # until when to wait for the agent's order
+        self._held: float | None = None  # end of the wait for the agent's order
         self._wishes = _Wishes()
-        self._files = limits.open_files()  # the limit that ranks get
+        self._files = limits.open_files()  # the limit on open files that ranks get
         self._changed = threading.Condition()
 
     def raise_limits(self) -> None:
@@ -102,7 +105,7 @@ class Watch:
         limits.raise_open_files(launching.files_needed(self._order.placement, self._order.plan.node))
 
     def handle_signals(self) -> None:
-        """Stop the ranks on the signals :data:`HANDLED`. The handler only sets a flag, as it may interrupt anything."""
+        """Stop the ranks on the signals :data:`HANDLED`. The handler only sets a flag, as it may interrupt any code."""
         signal.set_wakeup_fd(self._wishes.pipe[1], warn_on_full_buffer=False)
         for number in HANDLED:
             signal.signal(number, self._note_signal)
@@ -130,9 +133,10 @@ class Watch:
         os.close(waiting)
 
     def run(self) -> None:
-        """Watch the ranks until the other thread calls :meth:`end`, or until all ranks have been stopped.
+        """Watch the ranks until the thread of torch's elastic agent calls :meth:`end`, or all ranks have been stopped.
 
-        In the second case, the other thread first gets a moment to tell the other nodes.
+        If all ranks have been stopped, first give the thread of torch's elastic agent :data:`_TELL_PATIENCE` seconds to
+        tell the other nodes.
         """
         while not self._wishes.over.is_set():
             self._look()
@@ -143,11 +147,11 @@ class Watch:
             if self._wishes.stop or self._failed:
                 self._stop()
                 if not self._running():
-                    if self._begun:  # before that, the other thread has no store to tell other nodes through
+                    if self._begun:  # otherwise the other thread has no store yet to tell other nodes
                         self._wishes.over.wait(_TELL_PATIENCE)
                     return
 
-    # Called by the other thread.
+    # The thread of torch's elastic agent calls the following methods.
 
     def begin(self) -> dict[int, int]:
         """Let the ranks begin, and return their pids by local rank."""
@@ -158,12 +162,14 @@ class Watch:
         return {rank.local_rank: rank.pid for rank in self._ranks}
 
     def await_end(self, timeout: float, *, known: bool = False) -> Mapping[int, int | None]:
-        """Wait until a rank has failed, the ranks are being stopped, or all ranks that do not serve others have ended.
+        """Wait until a rank fails, a stop begins, or all ranks but serving ones (such as parameter servers) have ended.
+
+        A serving rank only serves other ranks, and runs until :meth:`release`.
 
         Args:
             timeout: maximum number of seconds to wait.
-            known: whether the caller already knows that all ranks that do not serve others have ended. In that case,
-                wait for a failure or a stop only.
+            known: whether the caller already knows that all ranks have ended except serving ones (such as parameter
+                servers), which run until :meth:`release`. In that case, wait only for a failure or a stop.
 
         Returns:
             The exit codes by local rank, ``None`` for running ranks.
@@ -177,7 +183,7 @@ class Watch:
 
     @property
     def stopping(self) -> bool:
-        """Whether the ranks are being stopped, or are about to be."""
+        """Whether a stop of the ranks has been requested or has begun."""
         return self._wishes.stop or self._end is not None
 
     def stop(self) -> None:
@@ -190,7 +196,7 @@ class Watch:
     def release(self) -> None:
         """Make the main thread end the ranks that only serve other ranks, such as parameter servers.
 
-        Return once they have ended. They count as succeeded.
+        Return once these serving ranks have ended. They count as succeeded.
         """
         if self._running():
             self._wishes.release = True
@@ -199,16 +205,16 @@ class Watch:
             self._changed.wait_for(lambda: not self._running())
 
     def end(self) -> None:
-        """End :meth:`run`."""
+        """Make :meth:`run` return."""
         self._wishes.over.set()
         self._wishes.wake()
 
-    # The main thread.
+    # The following methods run in the main thread.
 
     def _begin(self) -> None:
         for local_rank in range(len(self._ranks), self._order.plan.node.local_world_size):
             self._start(local_rank, partial(self._spawn, local_rank))
-        self._tell_started()  # before any rank begins: an order to stop must find all ranks
+        self._tell_started()  # before any rank begins: the agent must know all ranks that it may stop
         if self._gate is not None:
             os.write(self._gate, b"x" * len(self._ranks))
             os.close(self._gate)
@@ -223,7 +229,8 @@ class Watch:
             self._tell(messages.RanksStarted(tuple(rank.pid for rank in self._ranks), time.time()))
 
     def _start(self, local_rank: int, start: Callable[[], int]) -> None:
-        # A signal between the fork and the reset of its handler would be noted in the rank, and lost.
+        # Until a forked rank resets its signal handlers, it has those of the launcher, which would only set a flag.
+        # Blocked signals are not lost: they reach the rank later.
         signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
         try:
             pid = start()
@@ -275,7 +282,7 @@ class Watch:
         _, status = os.waitpid(rank.pid, 0)
         os.close(rank.pidfd)
         code, now = os.waitstatus_to_exitcode(status), time.monotonic()
-        self._tell_started()  # a rank may be killed before it begins
+        self._tell_started()  # needed here too, since a rank may be killed before it begins
         code = code if rank.released is None else 0
         self._tell(messages.RankExited(rank.local_rank, code, rank.stopped, now, rank.released))
         with self._changed:
@@ -296,9 +303,10 @@ class Watch:
             self._signal_running(signal.SIGKILL)
 
     def _awaits_order(self) -> bool:
-        """Return whether to wait a moment before SIGTERM, because the agent may order that ranks end without it.
+        """Return whether to wait a moment before the ranks get SIGTERM.
 
-        The agent does so if another attempt follows.
+        If another attempt follows, the agent sends the launcher a signal during this time, and kills the ranks itself.
+        The launcher then sends them no SIGTERM.
         """
         if self._wishes.ordered or self._order.spare_fd is None or not self._begun or self._wishes.release:
             return False
@@ -306,7 +314,7 @@ class Watch:
         return time.monotonic() < self._held
 
     def _release(self) -> None:
-        """Stop the remaining ranks, which count as succeeded."""
+        """Stop the remaining ranks, which only serve other ranks (as parameter servers do). They count as succeeded."""
         for rank in self._running():
             rank.released = time.monotonic()
         self._stop()
@@ -319,7 +327,7 @@ class Watch:
         return [rank for rank in self._ranks if rank.exit is None and rank.local_rank not in left_out]
 
     def _signal_running(self, number: signal.Signals | None) -> None:
-        """Note that the running ranks are told to stop. If a signal is given, send it to them."""
+        """Record the time of the stop for each running rank. If a signal is given, send it to these ranks."""
         for rank in self._running():
             if rank.stopped is None and rank.released is None:
                 rank.stopped = time.monotonic()

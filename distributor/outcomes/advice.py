@@ -1,4 +1,4 @@
-"""Advice on failures that the driver can explain better than the rank, because it has the job and its own files."""
+"""Advice on failures that the driver can explain better than the rank, because it has the job and the user's files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def advise(failure: Failure, job: Job, *, local: bool = False) -> str:
     """Return a sentence or two of advice for the user, or ``""`` if there is nothing to add.
 
     Args:
-        failure: the root failure.
+        failure: the failure that caused the others.
         job: the job that failed.
         local: whether ranks had the driver's files and packages.
     """
@@ -99,7 +99,7 @@ def _about_module(name: str, failure: Failure, job: Job) -> str:
     places = [*(spec.submodule_search_locations or ()), *([spec.origin] if spec.origin else [])]
     if not places or not os.path.exists(places[0]):  # a built-in module
         return ""
-    if spec.loader is None and not any(entry.endswith(".py") for entry in os.listdir(places[0])):  # a bare folder
+    if spec.loader is None and not any(entry.endswith(".py") for entry in os.listdir(places[0])):  # no Python files
         return ""
     target = modules.target_folder(places[0])
     if target is None and modules.is_installed(places[0]):
@@ -115,12 +115,12 @@ def _about_module(name: str, failure: Failure, job: Job) -> str:
 
 def _about_file(path: str, failure: Failure, job: Job) -> str:
     try:
-        if os.stat(path).st_ctime >= failure.time:  # created or changed after the failure
+        if os.stat(path).st_ctime >= failure.time:  # the file was created or changed after the failure
             return ""
     except OSError:
         return ""
     if os.path.isabs(path):
-        if failure.host == socket.gethostname():  # the rank saw the same files
+        if failure.host == socket.gethostname():  # the rank ran on the driver's host, and saw the same files
             return ""
         return (
             f"{path} is on the driver, but was not found on {failure.host}: put it on storage that all hosts share, or "
@@ -131,7 +131,10 @@ def _about_file(path: str, failure: Failure, job: Job) -> str:
         return f"{path} is in the driver's current directory, {here}. {_ship(here)}"
     if job.working_dir.path == here:
         return ""
-    return f"{path} is in the driver's current directory, {here}, but ranks run in working_dir, {job.working_dir.path}"
+    return (
+        f"{path} is in the driver's current directory, {here}, but ranks run in working_dir, {job.working_dir.path}: "
+        "copy it there"
+    )
 
 
 def _ship(folder: str) -> str:

@@ -1,4 +1,4 @@
-"""Why a run was stopped before its ranks had ended by themselves. Values without behaviour."""
+"""The reasons why the driver stops a run before all ranks have ended by themselves, as plain values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Cancelled:
 
 @dataclass(frozen=True)
 class Stalled:
-    """No rank did anything for ``limit`` seconds; ``stacks`` says where the ranks were."""
+    """No rank did anything for ``limit`` seconds; ``stacks`` says which code the ranks were in."""
 
     limit: float
     stacks: Stacks
@@ -66,7 +66,7 @@ class RankFailed:
 
 @dataclass(frozen=True)
 class NodeLost:
-    """Nodes were lost. ``nodes`` describes each as text; ``failures`` of ranks may be its causes or consequences."""
+    """Nodes were lost. ``nodes`` describes each as text. ``failures`` of ranks may have caused or followed the loss."""
 
     nodes: tuple[str, ...]
     failures: tuple[Failure, ...] = ()
@@ -89,8 +89,8 @@ class Preempted:
     def message(self, step: int) -> str:
         """Return the text of the error for ranks that have stopped at ``step``."""
         if self.widens:
-            return f"{self.why}, so its ranks have stopped at step {step}. {self.kept}"
-        return f"the run was preempted: {self.why}, and its ranks have stopped at step {step}. {self.kept}"
+            return f"{self.why}, so all ranks have stopped at step {step}. {self.kept}"
+        return f"the run was preempted: {self.why}, and all ranks have stopped at step {step}. {self.kept}"
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ Cause = Cancelled | Stalled | Disagreed | StartTimeout | Unfit | RankFailed | No
 
 
 def joined(first: Cause, then: Cause) -> Cause:
-    """Return the cause of a stop that began with ``first``, when ``then`` is reported later.
+    """Return the one cause to report for a stop that ``first`` began, and during which ``then`` was reported.
 
     Failed ranks and lost nodes are combined, because the reports of both may arrive in any order. Otherwise, ``first``
     remains the cause. For example, a cancelled run stays cancelled if a rank fails later.

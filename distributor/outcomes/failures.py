@@ -11,10 +11,10 @@ from distributor.text import cells
 from distributor.text.wording import count, who
 from distributor.values.outcome import Failure
 
-#: Matches messages of gloo, NCCL, the store, JAX and ``runtime.rank0_first`` when another rank is lost.
+#: Matches errors that gloo, NCCL, torch's store, JAX and ``runtime.rank0_first`` raise when another rank is lost.
 _CONSEQUENCE = re.compile(
     r"connection (closed|reset|refused|was aborted)|broken pipe|socket timeout|timed out|gloo|nccl|tcpstore"
-    r"|remote process exited|peer|unavailable:|deadline_exceeded|heartbeat|which went first, has failed",
+    r"|remote process exited|peer|unavailable:|deadline_exceeded|heartbeat|failed in the with block",
     re.IGNORECASE,
 )
 
@@ -52,7 +52,7 @@ _TRANSPORT = re.compile(r"gloo/transport/|gloo \w+ failed", re.IGNORECASE)
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")
 
 
-#: Maximum numbers in an error text: lines of a rank's log, host names, and tracebacks besides the root's.
+#: Maximum numbers in an error text: lines of a rank's log, host names, and tracebacks besides the first one.
 _TAIL_LINES = 20
 
 
@@ -71,7 +71,7 @@ _FRAME = re.compile(r'^[ |+]*(?:File ")?(?P<path>(?<=")[^"]+|Cell In\[\d+\])"?, 
 
 
 def order_failures(failures: Sequence[Failure]) -> tuple[Failure, ...]:
-    """Return the failures with the root first, then the others in order of time.
+    """Return the failures with the root (the likely cause of the others) first, then the others in order of time.
 
     The failure of a rank that had been told to stop is the root only if all failed ranks had been told to stop. A
     failure that looks like a consequence is the root only if nothing else can have caused it.
@@ -87,7 +87,7 @@ def has_cause(failures: Sequence[Failure | None]) -> bool:
 
 
 def is_consequence(failure: Failure) -> bool:
-    """Return whether a failure looks like the consequence of another: a broken connection, an aborted collective."""
+    """Return whether a failure looks like the consequence of another failure, such as a broken connection."""
     return failure.signal == "SIGABRT" or failure.kind == "lost" or is_echo(failure)
 
 
@@ -103,8 +103,8 @@ def is_infrastructure(failure: Failure) -> bool:
     """Return whether a failure came from a process, a machine or the network, and not from the user's code.
 
     An exception counts if its type belongs to torch.distributed, or if a collective, the store or
-    ``runtime.should_stop`` raised it. An exception from C++ is recognized by its last frame, which is not a ``raise``
-    statement.
+    ``runtime.should_stop`` raised it. Torch raises many such exceptions in C++ code. Their traceback ends with the line
+    that called this code. The traceback of an exception of the user's own code ends with a ``raise`` statement instead.
     """
     if failure.kind in ("signal", "lost", "StopError", *_TORCH_KINDS):
         return True
@@ -120,9 +120,9 @@ def is_infrastructure(failure: Failure) -> bool:
 
 
 def describe(failures: Sequence[Failure], advice: str = "") -> str:
-    """Return the text of a :class:`~distributor.errors.TrainingError`. ``failures`` must start with the root.
+    """Return the text of a :class:`~distributor.errors.TrainingError`. ``failures`` must start with the root failure.
 
-    Each traceback is shown once, even if several ranks raised it. Mere consequences of the root take one line each.
+    Each traceback is shown once, even if several ranks raised it. Mere consequences of the root get one line each.
     """
     root = failures[0]
     alike, *others = _alike(failures)
@@ -161,7 +161,7 @@ def _after(group: Sequence[Failure], told: set[tuple[str, ...]]) -> str:
 
     Args:
         group: the failures.
-        told: the frames of the tracebacks shown so far; updated if this traceback is shown.
+        told: the frames of the tracebacks shown so far. If the group's traceback is shown, its frames are added.
     """
     first, frames = group[0], _frames(group[0])
     line = f"  {_who(group)}: {first.message}"
@@ -194,5 +194,9 @@ def _last_lines(failure: Failure) -> str:
 
 
 def _told(line: str) -> str:
-    """Convert a traceback line that torch printed to the form that it has in the traceback itself."""
+    """Return a line of a rank's output in the form that it would have in the failure's traceback.
+
+    Remove the prefix ``[rank0]: ``, which torch puts before each line of a traceback. Replace the file name of a
+    notebook cell by the cell's name, such as ``Cell In[5]``.
+    """
     return cells.readable(_RANK_PREFIX.sub("", line)).partition("\n")[0]

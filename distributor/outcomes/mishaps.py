@@ -15,9 +15,9 @@ _NUMBERS = {
     errno.EDQUOT: "the disk quota is used up: make room there, or set TMPDIR to another folder before Python starts",
     errno.EROFS: "the file system is read-only: set TMPDIR to another folder before Python starts",
     errno.EMFILE: "this process has too many open files: raise ulimit -n",
-    errno.ENFILE: "this machine has too many open files",
+    errno.ENFILE: "this machine has too many open files: end other processes, or raise sysctl fs.file-max",
     errno.EAGAIN: "no further process can be started: end other processes, or raise ulimit -u or the container's limit",
-    errno.ENOMEM: "there is too little memory",
+    errno.ENOMEM: "there is too little memory: end other processes, or raise the container's limit",
 }
 
 _NO_THREAD = (
@@ -71,7 +71,7 @@ def jvm_ended(run_id: str) -> NodeLostError:
 def is_final(error: BaseException) -> bool:
     """Return whether an error already explains why all nodes were lost.
 
-    If so, it must not be replaced by a ``NodeLostError`` about them.
+    If so, callers must not replace the error by a ``NodeLostError`` that names the nodes.
     """
     return getattr(error, "_final", False)
 
@@ -81,6 +81,6 @@ def _is_no_thread(error: BaseException) -> bool:
 
 
 def final(error: E) -> E:
-    """Mark an error as the one that explains everything: nothing replaces it, and no other attempt follows."""
+    """Mark an error as the explanation of a run's end: no other error replaces it, and no other attempt follows."""
     error._final = True  # type: ignore[attr-defined]
     return error

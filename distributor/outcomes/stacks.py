@@ -15,14 +15,14 @@ from distributor.text.wording import who
 #: The line before a thread's frames. It begins with "Stack" if only one thread was requested, or in free-threaded
 #: Python.
 _HEADER = re.compile(r"^(?:(?:Current thread|Thread) .*|Stack )\(most recent call first\):$", re.MULTILINE)
-#: A frame. In place of a file, it may have the name of a notebook cell that the driver has looked up.
+#: Matches the line of a frame. In place of a file, the line may name a notebook cell, as found by the driver.
 _FRAME = re.compile(r'  (?:File (?:"(.*)"|\?\?\?)|(Cell In\[\d+\])), line (?:([0-9]{1,9})|\?\?\?) in (.*)')
 
 #: Memory addresses, which differ between ranks that do the same.
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+")
 
 _RANK = re.compile(r"(^|/)distributor/rank/process\.py$")
-#: Files with frames between the frames that start a rank and the frames of user code.
+#: Files whose functions call user code. On a stack, their frames come between those of ``_RANK`` and the user's.
 _STARTER = re.compile(r"(^|/)distributor/shipping/payload\.py$|^<frozen runpy>$|/lib(64)?/python[^/]*/runpy\.py$")
 _LIBRARY = re.compile(
     r"/lib(64)?/python\d[^/]*/|/(site|dist)-packages/|^<frozen .*>$"
@@ -31,7 +31,7 @@ _LIBRARY = re.compile(
 #: Code without a file: generated, or typed at a prompt.
 _NO_FILE = re.compile(r"<.*>$")
 
-#: Functions that wrap the called function: torch's and contextlib's decorators, ``Module.__call__``.
+#: Functions that only call another function, such as decorators and ``Module.__call__``. Summaries do not name them.
 _WRAPPERS = (
     "__call__",
     "_call_impl",
@@ -63,8 +63,8 @@ class Thread:
     """A thread of a rank.
 
     Attributes:
-        current: whether this thread answered the signal.
-        frames: innermost first; empty if the thread runs no Python code. Python lists at most 100.
+        current: whether this thread answered the signal that requests the stacks.
+        frames: the calls, innermost first; empty if the thread runs no Python code. Python lists at most 100 frames.
     """
 
     current: bool
@@ -72,9 +72,10 @@ class Thread:
 
 
 class Stacks(dict[int, str]):
-    """The stacks of the ranks' threads: each rank's text, by rank.
+    """What ranks are doing: the text of the stacks of each rank's threads, by rank.
 
-    ``str()`` gives one line that says where the ranks are, then each distinct text once, without the launcher's frames.
+    ``str()`` returns a line that says at which lines of code the ranks are. The stacks follow, without the frames that
+    belong to the start of a rank. If several ranks have the same stack, it is shown once.
 
     Example:
         >>> print(Stacks({0: "no answer within 5 s", 1: "no answer within 5 s"}))
@@ -114,10 +115,10 @@ def main_thread(threads: Sequence[Thread]) -> Thread | None:
 
 
 def where(text: str) -> str:
-    """Return where a rank is: the function that its main thread has called, and the line of user code that called it.
+    """Return what a rank does: the function that its main thread has called, and the line of user code that called it.
 
     Args:
-        text: one rank's text. If it is not faulthandler's, it is returned as one line.
+        text: the text of one rank's stacks. If ``faulthandler`` did not write this text, it is returned as one line.
 
     Example:
         >>> where('''Current thread 0x00007f8d69c73b80 (most recent call first):
@@ -131,10 +132,10 @@ def where(text: str) -> str:
 
 
 def summary(stacks: Mapping[int, str]) -> str:
-    """Return where the ranks are, in one line.
+    """Return at which lines of code the ranks are, as one line of text.
 
     Args:
-        stacks: the ranks' texts, by rank.
+        stacks: the text of the stacks of each rank's threads, by rank.
 
     Example:
         >>> summary({0: "it has ended", 1: "no answer within 5 s", 2: "it has ended"})
@@ -188,11 +189,11 @@ def _inside(frames: Sequence[Frame]) -> Sequence[Frame]:
 
 
 def _where(text: str) -> tuple[str, str]:
-    """Return the text after ``rank 3``: ``" in "`` and the place, or ``": "`` and why the place is not known."""
+    """Return what a summary says after ``rank 3``: ``" in "`` and the place, or ``": "`` and why it is unknown."""
     main = main_thread(parse(text))
     if main is None:
         return ": ", " ".join(text.split()) or "no answer"
-    if not main.current and text.rstrip().endswith("\n..."):  # Python lists 100 threads, the oldest last
+    if not main.current and text.rstrip().endswith("\n..."):  # Python lists at most 100, the main thread last
         return ": ", "too many threads to list the main thread"
     if not main.frames:
         return ": ", "no Python frame"

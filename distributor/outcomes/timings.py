@@ -1,10 +1,11 @@
-"""Computes how long each phase of a run took, from timestamps of its job, nodes and ranks. Pure."""
+"""Computes how long each phase of a run took, from timestamps of its job, nodes and ranks."""
 
 from __future__ import annotations
 
 from distributor.values.outcome import Collected
 
-#: For each phase of a run, the name of the timestamp at which it ends. Spark's job, nodes and ranks take timestamps.
+#: For each phase of a run, the name of the timestamp at which the phase ends. Spark's job, the nodes and the ranks
+#: record these timestamps.
 PHASES = {
     "schedule": "stage",
     "worker": "task",
@@ -20,10 +21,10 @@ PHASES = {
 #: What each phase means, in words that are shown to users.
 MEANING = {
     "schedule": "until Spark has submitted the stage",
-    "worker": "until its tasks run in their Python workers, including the wait for slots",
+    "worker": "until all tasks run in Python workers, including the wait for slots",
     "exchange": "until all tasks have exchanged their addresses, GPUs and versions",
-    "agent": "until each node has its agent",
-    "import": "until torch is imported, unless a warm process already had it",
+    "agent": "until each node has its agent, the process that starts the ranks",
+    "import": "until torch is imported, unless a process of an earlier run has already imported it",
     "fork": "until the ranks are forked",
     "call": "until the last rank has called the function",
     "function": "until the last function has returned",
@@ -48,7 +49,7 @@ def phases(submitted: float, collected: Collected, now: float) -> dict[str, floa
             moments[name] = max(moment, moments.get(name, moment))
         for outcome in report.outcomes:
             failed = None if outcome.failure is None else outcome.failure.time
-            # A rank that was stopped reports no time: it was still in the function.
+            # A rank that was stopped in the function reports no end of it. The end of the node's ranks counts instead.
             returned = outcome.returned or failed or report.times.get("exited")
             for name, told in (("called", outcome.called), ("returned", returned)):
                 moments[name] = max(told or 0.0, moments.get(name, 0.0))

@@ -1,4 +1,4 @@
-"""The verdict on a run: its values, or the one exception that explains why there are none. Pure.
+"""The verdict on a run: its values, or the one exception that explains why there are none.
 
 The earliest failure is the root: the cause of the others. But a broken connection is the root only if no other failure
 explains it, because the peers of a killed rank may notice its end before its node does.
@@ -33,8 +33,8 @@ from distributor.text.wording import who
 from distributor.values.job import Status
 from distributor.values.outcome import Collected, Failure
 
-#: Smaller differences between the clocks of two hosts, in seconds, are ignored: a report of a failure arrives at the
-#: driver a little later than the failure happens.
+#: If the clocks of a host and the driver differ by less than this number of seconds, the difference is ignored: it may
+#: only be the time that the report of a failure takes to reach the driver.
 _APART = 1.0
 
 #: Errors that explain the end of a run by themselves.
@@ -78,7 +78,7 @@ def verdict(
         error: the exception with which the job ended; ``None`` if it returned results.
         run_id: identifier of the run.
         world_size: number of ranks.
-        advise: returns advice on the root failure.
+        advise: returns advice on the root failure, which caused the others.
         local: whether the run was on this machine, without Spark.
         preempted: why ranks were asked to stop together before they had finished; ``None`` if the user asked for it.
 
@@ -86,7 +86,8 @@ def verdict(
         >>> verdict(Cancelled(), None, None, run_id="3f2a", world_size=2).error
         RunCancelledError('run 3f2a was cancelled')
     """
-    # Ranks that are stopped may exit with 0 within the grace period, so what the driver did counts first.
+    # Ranks that the driver stops may exit with 0 within the grace period, as if they had succeeded. So the reason why
+    # the driver stopped them is checked first.
     if isinstance(cause, Cancelled):
         why = f": {cause.why}" if cause.why else ""
         return Verdict(error=errors.RunCancelledError(f"run {run_id} was cancelled{why}"))
@@ -103,7 +104,7 @@ def verdict(
         except BaseException as raised:
             error = raised
     assert error is not None
-    with suppress(Exception):  # a node may have sent nonsense: the run has failed all the same
+    with suppress(Exception):  # a node may have sent invalid data: keep the error
         error = _best(cause, error, advise, local)
     return Verdict(error=typed(error))
 
@@ -135,7 +136,8 @@ def _cut_short(collected: Collected, preempted: Preempted | None) -> errors.Pree
 def _is_whole(collected: Collected, world_size: int) -> bool:
     """Return whether all ranks have succeeded and all their results have arrived, even if nodes were lost later.
 
-    The ranks' own outcomes are not enough to tell, because ranks that are stopped may exit with 0.
+    A rank that is stopped may exit with 0 as if it had succeeded. So it is not enough that each rank succeeded: each
+    node must also have reported that the run was not stopped.
     """
     outcomes = [outcome for report in collected.reports for outcome in report.outcomes]
     succeeded = {outcome.rank for outcome in outcomes if outcome.state in ("finished", "unreturned")}
@@ -151,7 +153,7 @@ def _best(cause: RankFailed | NodeLost | None, error: BaseException, advise: Adv
         return error
     if cause is None:
         return error
-    # A failure that was reported live explains more than the loss of its node or job after it.
+    # A rank's failure that was reported during the run explains more than the later loss of its node or job.
     if cause.failures and (isinstance(cause, RankFailed) or has_cause(cause.failures)):
         return training_error(cause.failures, advise)
     return node_lost(cause.nodes, local) if isinstance(cause, NodeLost) and not is_final(error) else error
@@ -169,7 +171,7 @@ def values(
     Args:
         collected: the results that the scheduler returned.
         world_size: the number of ranks.
-        advise: returns advice on the root failure.
+        advise: returns advice on the root failure, which caused the others.
         told: the failures that were reported while the run went on, with their times by the driver's clock.
         local: whether the run was on this machine, without Spark.
 
@@ -229,7 +231,7 @@ def on_one_clock(failures: Sequence[Failure], told: Sequence[Failure]) -> list[F
 
 
 def failures_of(cause: Cause | None, ended: Sequence[Failure]) -> list[Failure]:
-    """Return the failures of one attempt, with their times on one clock where possible.
+    """Return the failures of one attempt, with their times converted to the driver's clock where possible.
 
     Args:
         cause: why the driver stopped the attempt, with the failures that were reported while it went on.
@@ -244,14 +246,15 @@ def training_error(
     advise: Advise = lambda failure: "",
     returned: Mapping[int, float] = MappingProxyType({}),
 ) -> errors.TrainingError | errors.StartError | errors.GroupError:
-    """Return the exception for failed ranks: it names the root first, and has the root's exception as ``__cause__``.
+    """Return the exception for failed ranks. Its text begins with the root, the failure that caused the others.
 
-    The root is the rank whose failure caused the others. Return a ``StartError`` if, before it called any user code,
-    the root found that its node lacks something that the run needs.
+    Its ``__cause__`` is the exception that the rank of the root failure raised. Return a ``StartError`` if this rank
+    found, before it called any user code, that its node lacks something that the run needs. Return a ``GroupError`` if
+    ranks never joined a process group of all ranks.
 
     Args:
         failures: the failures of the run's ranks.
-        advise: returns advice on the root failure.
+        advise: returns advice on the root failure, which caused the others.
         returned: when ranks returned, in seconds since the epoch, by rank; only ranks that have returned.
     """
     told = [replace(failure, traceback=cells.readable(failure.traceback)) for failure in failures]

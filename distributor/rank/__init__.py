@@ -1,4 +1,5 @@
 """The code of a rank.
 
-Runs in ranks and in the launcher; may import ``shipping``, ``machine`` and ``channel``.
+It runs in ranks and in the launcher, the process that forks them. It may import ``shipping``, ``machine`` and
+``channel`` (see docs/architecture.md).
 """

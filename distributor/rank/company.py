@@ -13,7 +13,8 @@ from typing import Any
 
 from distributor.rank.imports import on_import
 
-#: Frameworks that create process groups, the most specific first. The first that is loaded decides the advice.
+#: Frameworks that create process groups, the most specific first. If a rank trains alone, the user gets the advice for
+#: the first of them that is loaded.
 _FRAMEWORKS = ("pytorch_lightning", "lightning", "lightning_fabric", "transformers", "accelerate")
 
 
@@ -28,7 +29,7 @@ class Company:
         self._world_size = world_size
         self._trains = False
         self._met = world_size == 1
-        self._elsewhere = False  # whether it trained in a process group of another size
+        self._elsewhere = False  # whether the rank has trained in a group of another size
         self._handle: Any = None
 
     def watch(self) -> None:
@@ -62,7 +63,7 @@ class Company:
                 autograd.backward = backward
             self._note()
             if self._met and self._handle is not None:
-                self._handle.remove()  # not in the hook itself, while torch iterates over all hooks
+                self._handle.remove()  # not in the hook, since torch then iterates over the hooks
             return backward(*args, **kwargs)
 
         autograd.backward = first_backward

@@ -54,7 +54,7 @@ class Account:
     """Reports to the agent how this rank ends. In a fork of the rank, it reports nothing.
 
     Args:
-        order: the node's order.
+        order: the agent's order, which says what the ranks of this node run.
         local_rank: the local rank of this process.
         slot: the memory in which the agent reads the report.
     """
@@ -72,7 +72,7 @@ class Account:
         return self._slot.is_mine
 
     def called(self) -> None:
-        """Note that the target is about to be called."""
+        """Note the time, since the rank's function, script or module begins now."""
         self._called = _wall()
 
     def exited(self, text: str) -> None:
@@ -83,8 +83,8 @@ class Account:
     def raised(self, error: BaseException) -> str:
         """Report that the target has raised an exception, and return what Python prints for it.
 
-        If the exception's own code takes longer than :data:`PATIENCE` seconds, the report has only what is known by
-        then, and the rank exits.
+        If the exception's own code, such as its ``__str__``, takes longer than :data:`PATIENCE` seconds, report only
+        what is known by then, and exit.
         """
         moment, kind = _monotonic(), type(error).__name__
         unknown = self._failed(kind, f"{_name(error)} (its text could not be obtained)", _frames(error))
@@ -109,7 +109,8 @@ class Account:
 
         Args:
             value: the value.
-            alone: as in :class:`~distributor.values.outcome.Outcome`.
+            alone: if the rank trained without the other ranks, the framework that it used, such as ``"accelerate"``
+                (``"torch"`` if it used none besides torch); otherwise ``None``.
         """
         moment, host = _monotonic(), self._order.host
         outcome = Outcome(self._rank, host, "finished", None, self._called, _wall(), alone)
@@ -158,7 +159,7 @@ class _DiskError(Exception):
 
 
 class _Spill:
-    """A writable file that keeps a pickled value in memory while the value is small, and then moves it to a file.
+    """Takes a pickled value in pieces, as a file does, and keeps it in memory if it is small, otherwise in a file.
 
     Args:
         path: path of the file for a value that is not small.

@@ -21,7 +21,7 @@ from distributor.values.checks import as_whole
 #: Number of seconds that a rank waits at a proposed step until it knows whether all nodes have agreed to the step.
 PATIENCE = 60.0
 
-#: Number of seconds between two reads of the board during this wait.
+#: Number of seconds between two reads of the board (the file that says when to stop) while a rank waits at a step.
 _LOOK = 0.005
 
 _LARGEST = 1 << 62
@@ -42,9 +42,10 @@ class Stopper:
     """Tells a rank whether it must stop.
 
     Args:
-        board: the file in which the ranks and the agent of a node agree on a step.
+        board: the file through which the ranks and the agent of a node agree on the step at which all ranks stop.
         local_rank: the rank's local rank.
-        patience: number of seconds to wait at a proposed step.
+        patience: number of seconds that the rank waits, at a step at which the driver proposes to stop, until it knows
+            whether all nodes agree.
     """
 
     def __init__(self, board: Board, local_rank: int, patience: float = PATIENCE) -> None:
@@ -57,11 +58,11 @@ class Stopper:
         self._halted = False
 
     def should_stop(self, step: int) -> bool:
-        """Return whether the rank stops at a step. A fork of the rank never does.
+        """Return whether the rank stops at a step; ``False`` in a fork of the rank.
 
         Raises:
             StopError: the driver did not say in time whether all nodes agree to the proposed step.
-            OSError: the node's folder is gone.
+            OSError: the node's folder has been removed.
         """
         if os.getpid() != self._owner:
             return False
@@ -112,13 +113,13 @@ _stopper: Stopper | None = None
 
 
 def begin(path: Path, local_rank: int) -> None:
-    """Set the board from which this process, which is now a rank, reads when to stop."""
+    """Make this process, which is now a rank, read from the board (a file of the agent) when to stop."""
     global _stopper
     _stopper = Stopper(Board(path), local_rank)
 
 
 def should_stop(step: Any) -> bool:
-    """Return whether this rank stops at a step; ``False`` if this process is no rank.
+    """Return whether this rank stops at a step; ``False`` if this process is not a rank.
 
     Raises:
         ConfigurationError: the step is not a whole number of at least 0.

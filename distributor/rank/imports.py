@@ -16,7 +16,7 @@ class _OnImport(importlib.abc.MetaPathFinder):
     def __init__(self, name: str, then: Callable[[ModuleType], object]) -> None:
         self._name = name
         self._then = then
-        self._seen = False  # the hook stays in sys.meta_path, which another thread may be iterating over
+        self._seen = False  # whether it was used; a used hook stays in sys.meta_path, over which threads may iterate
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != self._name or self._seen:

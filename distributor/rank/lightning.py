@@ -26,7 +26,8 @@ _CONNECTORS = {
     "lightning.fabric.connector": "_Connector",
 }
 
-#: The method of both classes that takes these arguments. It is called once strategy and accelerator are known.
+#: The method of these classes that takes ``devices`` and ``num_nodes``. Lightning calls it once strategy and
+#: accelerator are known.
 _METHOD = "_check_device_config_and_set_final_flags"
 
 #: Matches strategies that start processes by themselves. In a run, the ranks are already these processes.
@@ -50,7 +51,7 @@ def numbers(placement: Placement, local_rank: int, *, gpu: bool) -> Numbers:
     """Return the numbers of devices and nodes that Lightning must get in a rank.
 
     Args:
-        placement: all nodes.
+        placement: which rank runs on which node.
         local_rank: the local rank, which is also the number of the rank's GPU.
         gpu: whether the rank trains on a GPU.
     """
@@ -77,7 +78,7 @@ class Fitting:
     """Corrects the ``devices`` and ``num_nodes`` that Lightning is given in this rank.
 
     Args:
-        placement: all nodes.
+        placement: which rank runs on which node.
         rank: the rank.
         local_rank: its local rank.
     """
@@ -88,7 +89,7 @@ class Fitting:
         self._local_rank = local_rank
 
     def watch(self) -> None:
-        """Correct the numbers from now on. Lightning need not be imported yet."""
+        """From now on, replace wrong ``devices`` and ``num_nodes`` of Lightning, which need not be imported yet."""
         for module, name in _CONNECTORS.items():
             on_import(module, partial(self._wrap, name=name))
 
@@ -129,7 +130,8 @@ class Fitting:
 def _kind(connector: Any) -> str:
     """Return the name of a connector's accelerator, which Lightning stores as a name or an object.
 
-    Fabric replaces its default, ``"auto"``, with an accelerator only after this call. Trainer does so before it.
+    The accelerator may still be ``"auto"``: Fabric chooses one only after it has called :data:`_METHOD`, and Trainer
+    before.
     """
     accelerator = connector._accelerator_flag
     if accelerator == "auto":
@@ -140,7 +142,7 @@ def _kind(connector: Any) -> str:
 
 
 def _give_own_device(connector: Any) -> None:
-    """Make a connector use the only device in its list, although Lightning takes the one at position ``LOCAL_RANK``."""
+    """Make Lightning use the only device in its list, although it asks for the one at position ``LOCAL_RANK``."""
     choose = connector._set_parallel_devices_and_init_accelerator
 
     def chosen() -> None:

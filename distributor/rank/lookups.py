@@ -1,11 +1,12 @@
-"""Stop torch from looking up the host names of the processes that it talks to. It needs them for log lines only.
+"""Stop torch from looking up the host names of the processes that it talks to. Torch needs the names for logs only.
 
 Torch's rendezvous store looks up the name of each address that connects to it, and each client looks up the name of
-the store (``formatSockAddr`` calls getnameinfo(3)). If a name server does not answer, this takes 5 s or more, and all
-ranks ask at the same instant. From torch 2.9 on, a process never asks again once one such call has failed (pytorch pull
-request 159596). This module therefore makes one call fail. It connects to a store over a Unix socket. For such a
-socket, getnameinfo(3) returns the path as the name of the port, and fails because the client's path is too long. The
-call sends no query, and changes no setting of the resolver. Forks of the process inherit the result.
+the store (``formatSockAddr`` calls getnameinfo(3)). If a name server does not answer, each look-up takes 5 s or more.
+
+From torch 2.9 on, a process makes no more look-ups once one has failed (pytorch pull request 159596). This module
+therefore makes one look-up fail. It connects to a store over a Unix socket. For such a socket, getnameinfo(3) returns
+the path as the name of the port, and fails because the client's path is too long. The call sends no query, and changes
+no setting of the resolver. Forks of the process make no look-ups either.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _RENDEZVOUS = "torch.distributed.rendezvous"
 #: Whether this process, or the one that it was forked from, has tried to switch the look-ups off.
 _done = False
 
-#: If a store takes longer than this number of seconds to start on its own machine, it has most likely waited for a name
+#: If torch's rendezvous store takes longer than this number of seconds to start, it has most likely waited for a name
 #: server. The resolver's time-out is 5 s by default (resolv.conf(5)).
 _SLOW = 4.5
 
@@ -38,12 +39,13 @@ _NOBODY = "::1%no interface"
 def switch_off(folder: str) -> None:
     """Stop torch from looking up peers' names, in this process and in its later forks.
 
-    For a moment, a store listens on a Unix socket. Its thread accepts one connection, and has ended when this function
-    returns. The store cannot connect to itself at the address that it is given, so its constructor raises an error,
-    which is ignored.
+    To do so, this function starts a store of torch on a Unix socket to which a client is already connected. The store's
+    thread looks up the client's name. This fails, because the name is too long, and torch then makes no more look-ups.
+    The store's constructor also tries to connect to the store, but at an invalid address. It therefore raises an error,
+    which is ignored. The thread has ended when this function returns.
 
     Args:
-        folder: a private folder, which holds the sockets during the call.
+        folder: a private folder. During the call, it holds the Unix sockets of the store and of the client.
     """
     global _done
     if _done:
@@ -59,16 +61,16 @@ def switch_off(folder: str) -> None:
             wait_for_workers=False,
             use_libuv=False,
             master_listen_fd=listener,
-            timeout=timedelta(milliseconds=-1),  # already over, so that there is no second try
+            timeout=timedelta(milliseconds=-1),  # negative, so that the store does not try twice
         )
 
 
 def warning(seconds: float, address: str) -> str | None:
-    """Return a warning for the user if a store was slow to start on its own machine; otherwise ``None``.
+    """Return a warning for the user if torch's rendezvous store took long to start on this node; otherwise ``None``.
 
     Args:
-        seconds: number of seconds that the store took.
-        address: the address that torch looks up.
+        seconds: number of seconds that the store took to start.
+        address: the address of the store, whose host name torch looks up at the start.
     """
     if seconds < _SLOW:
         return None
@@ -85,9 +87,9 @@ def switch_off_on_import(folder: str) -> None:
 
 @contextmanager
 def _sockets(folder: str) -> Iterator[tuple[int, str]]:
-    """Yield the descriptor and the address of a listening socket to which one client is connected.
+    """Yield the file descriptor and the address of a listening Unix socket to which one client is connected.
 
-    The caller must close the descriptor.
+    The caller must close the file descriptor of the listening socket.
     """
     at = os.open(folder, os.O_PATH | os.O_DIRECTORY)  # a socket's path is limited to 107 bytes (unix(7))
     paths = [f"/proc/self/fd/{at}/{name}-{os.getpid()}" for name in ("store", _LONG)]

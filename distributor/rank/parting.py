@@ -19,16 +19,17 @@ from typing import Any
 #: Maximum number of seconds that a rank waits for the others.
 PATIENCE = 5.0
 
-#: Keys in the store: the number of ranks that have returned, and a flag that is set once all have.
+#: Keys in torch's store: the number of ranks that have returned, and a flag that is set once all ranks have returned.
 _RETURNED_KEY = "distributor/returned"
 _ALL_RETURNED_KEY = "distributor/all_returned"
 
 
 def await_others() -> None:
-    """Wait until all ranks of the default process group are about to end, for :data:`PATIENCE` seconds at most.
+    """Wait until all ranks of the default process group have returned, or until :data:`PATIENCE` seconds have passed.
 
-    If there is no such group, return at once. The call may block for longer if another thread is using the group's
-    store, so the caller must set a time limit of its own.
+    If there is no process group, return at once. Only one thread at a time can use the group's store. If another thread
+    is using the store, this function first waits for that thread, which may take longer than :data:`PATIENCE` seconds.
+    The caller must therefore set a time limit of its own.
     """
     distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if distributed is None or not distributed.is_initialized():

@@ -44,7 +44,7 @@ from distributor.values.plan import Call, NodeOrder
 
 _stacks: io.BufferedWriter | None = None
 
-_exit = os._exit  # user code may replace it
+_exit = os._exit  # user code may replace os._exit
 
 #: Number of seconds that a failed rank's threads and exit callbacks have to finish.
 _FAILED_PATIENCE = 2.0
@@ -94,7 +94,7 @@ def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -
     for number in (signal.SIGTERM, signal.SIGHUP, layout.HURRY_SIGNAL):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Spark's JVM blocks SIGQUIT in the processes that it starts
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # since Spark's JVM blocks SIGQUIT in its child processes
     _redirect(os.open(os.devnull, os.O_RDONLY), 0)
     os.close(_open_log(order, local_rank, "uncaught"))  # created now, so that the agent need not keep looking for it
     for stream, descriptor in (("stdout", 1), ("stderr", 2)):
@@ -110,7 +110,7 @@ def _leave_launcher(order: NodeOrder, local_rank: int, env: Mapping[str, str]) -
     os.environ.update(env)
     path = layout.rank_log(order.folder, local_rank, "reports")
     reports.begin(path, order.placement.world_size, int(env.get("TORCHELASTIC_RESTART_COUNT", 0)))
-    if local_rank not in order.plan.serving_here:  # a rank that serves others is stopped after them
+    if local_rank not in order.plan.serving_here:  # a parameter server ends after the other ranks
         halting.begin(layout.board(order.folder), local_rank)
     if order.plan.keep_memory:
         allocator.keep_memory(os.environ)
@@ -132,7 +132,7 @@ def _open_log(order: NodeOrder, local_rank: int, stream: str) -> int:
 
 
 def _close_connections() -> None:
-    """Close the launcher's sockets and process descriptors, which would keep its ports open.
+    """Close sockets and pidfds that a fork has inherited from the launcher. They would keep its ports open.
 
     Other descriptors stay open. If they were closed, code that does not know this would still use their numbers. By
     then, the numbers could belong to files of the rank. For example, libuv's fork handler writes to its signal pipe,
@@ -189,12 +189,12 @@ def _run(order: NodeOrder, local_rank: int, account: Account) -> int:
 def _print(order: NodeOrder, local_rank: int, error: BaseException, text: str, *, is_rank: bool) -> None:
     """Print an exception, as the interpreter does when a program ends with it.
 
-    Python's own text goes into a separate file, because the driver shows it once, as part of the error that it raises.
-    If the user has set a hook (``sys.excepthook``) or redirected stderr, the hook prints the exception instead. Its
-    text is then shown live, like all other output.
+    The text that Python prints goes into a separate file, because the driver shows it once, as part of the error that
+    it raises. If the user has set ``sys.excepthook`` or redirected stderr, or if this process is a fork of the rank,
+    ``sys.excepthook`` (the user's or Python's own) prints the exception instead, like other output of the process.
 
     Args:
-        order: the node's order.
+        order: the agent's order, which says what the ranks of this node run.
         local_rank: the local rank of this process.
         error: the exception that the rank raised.
         text: what Python prints for the exception.
@@ -217,9 +217,10 @@ def _is_stderr(descriptor: int, order: NodeOrder, local_rank: int) -> bool:
 
 
 def _without_torch(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the exception hook inside torch's own hook, which prefixes lines with ``[rank1]: ``.
+    """Return the exception hook that torch has replaced; ``hook`` itself if torch has not replaced any.
 
-    ``init_process_group`` wraps the previous hook.
+    ``init_process_group`` sets a hook of its own, which calls the previous hook and puts ``[rank1]: `` before each line
+    of its text.
 
     Source: ``torch.distributed.distributed_c10d._distributed_excepthook``, a closure over ``old_hook``.
     """
@@ -238,7 +239,7 @@ def _calm_signal_handlers() -> None:
     be.
     """
     for number in signal.valid_signals():
-        for _ in range(2):  # the call first runs pending handlers, which may raise
+        for _ in range(2):  # each call first runs pending handlers, which may raise
             try:
                 handler = signal.getsignal(number)
                 if callable(handler):
@@ -292,7 +293,7 @@ def _call(order: NodeOrder, local_rank: int) -> Any:
 
 
 def _call_ours(call: Call | None, local_rank: int) -> None:
-    """Call a function of this package that the plan names. Do nothing if it names none."""
+    """Call a function of this package that the plan or order of the node names; do nothing if ``call`` is ``None``."""
     if call is not None:
         getattr(importlib.import_module(call.module), call.function)(**call.arguments, local_rank=local_rank)
 
@@ -341,7 +342,7 @@ def _finalize(code: int, account: Account, last: Call | None, local_rank: int) -
     if code == 0 and account.is_mine:
         _call_ours(last, local_rank)
     for item in gc.get_objects():
-        # isinstance would call the object's own __class__
+        # isinstance would ask the object's own __class__, which may run user code
         if issubclass(type(item), (io.TextIOWrapper, io.BufferedWriter)):
             try:
                 item.flush()
@@ -349,7 +350,7 @@ def _finalize(code: int, account: Account, last: Call | None, local_rank: int) -
                 continue
     ctypes.CDLL(None).fflush(None)  # flushes what C and C++ extensions have printed
     if code == 0 and account.is_mine:
-        with suppress(RuntimeError):  # no thread can be started: do not wait without a bound
+        with suppress(RuntimeError):  # without a thread, there is no time limit: do not wait
             _end_soon(code, parting.PATIENCE)
             parting.await_others()
     return code

@@ -1,7 +1,8 @@
-"""Write a rank's reports to a file, which the node's agent sends to the driver. A report waits for no other process.
+"""Write a rank's reports to a file, which the node's agent sends to the driver. A rank never waits for the sending.
 
-The file consists of lines, and is sent like the rank's output. Lines are sent at once over the channel. After a break
-of the connection, lines that were lost are sent again. Lines that are still missing at the end are sent through Spark.
+Each report is one line of the file. Like a line of the rank's output, it is sent at once over the channel, the agent's
+live connection to the driver. If the channel breaks, lost lines are sent again later. Lines that the driver still lacks
+at the end are sent through Spark.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Writer:
     def add(self, values: Mapping[str, float], step: int | None, total_steps: int | None) -> None:
         """Write a report. Do nothing in a fork of the rank.
 
-        Whenever the written reports exceed the limit, write only half as many reports from then on.
+        Whenever the size of the written reports exceeds its limit, write only half as many reports from then on.
 
         Raises:
             ConfigurationError: the report is too long.
@@ -69,7 +70,9 @@ class Writer:
                 return
             line = pack(report)
             if len(line) > LONGEST:
-                raise ConfigurationError(f"report() was given {size(len(line))}, but takes at most {size(LONGEST)}")
+                raise ConfigurationError(
+                    f"report() was given {size(len(line))}, but takes at most {size(LONGEST)}: report fewer values"
+                )
             self._left_out = None
             self._write(line)
 
@@ -85,7 +88,7 @@ class Writer:
                 self._write(pack_spent(Spent(self._attempt, what, seconds)))
 
     def finish(self) -> None:
-        """Write the last report if it was left out, because it shows how training has ended."""
+        """Write the last report even if :meth:`add` has left it out to save space: it shows how training has ended."""
         with self._lock:
             if self._left_out is not None and os.getpid() == self._owner:
                 self._write(pack(self._left_out))
@@ -109,7 +112,7 @@ _writer: Writer | None = None
 
 _latest: dict[str, float] = {}
 
-#: Maximum number of names whose latest values are kept.
+#: Maximum number of reported names whose latest values are kept for :func:`latest`.
 _MOST_NAMES = 1000
 
 
@@ -154,7 +157,7 @@ def committed(step: int, path: str) -> None:
 
 @contextmanager
 def spending(what: str) -> Iterator[None]:
-    """Tell the driver how long the block takes, if this process is a rank."""
+    """Tell the driver how long the ``with`` block takes, if this process is a rank."""
     began = time.monotonic()
     try:
         yield

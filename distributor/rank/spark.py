@@ -1,6 +1,6 @@
 """Refuse a classic Spark session inside a rank, because each rank would start its own JVM and do the same work.
 
-A Spark Connect session starts no JVM, and is allowed.
+A rank may create a Spark Connect session, because such a session starts no JVM.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from distributor.rank.imports import on_import
 
-#: The environment variable that allows sessions.
+#: The environment variable that allows classic Spark sessions in ranks.
 _ALLOW = "DISTRIBUTOR_ALLOW_SPARK"
 
 #: The module in which pyspark starts JVMs, and all modules that have imported its function ``launch_gateway``.
@@ -36,9 +36,10 @@ def refuse() -> None:
 
 
 def _replace(_gateway: ModuleType) -> None:
-    """Replace the function that starts a JVM.
+    """Replace the function that starts a JVM, in all modules that have imported it.
 
-    Replace it in all modules that have imported it, because a warm process may have imported pyspark before.
+    Modules of pyspark that have imported this function may be loaded already, because a rank may be a fork of a process
+    that has imported pyspark.
     """
     for name in _USERS:
         if hasattr(sys.modules.get(name), "launch_gateway"):

@@ -1,4 +1,4 @@
-"""Warn about code that starts its own training processes. Under a launcher, these may wait for each other forever.
+"""Warn about code that starts its own training processes. In a rank, these may wait for each other in vain.
 
 Many scripts call ``torch.multiprocessing.spawn`` with a function that joins a process group. The processes inherit the
 rank's environment, which says that another process serves the rendezvous. As a result, none of them serves it, and all
@@ -15,13 +15,13 @@ from distributor.rank.imports import on_import
 
 
 def watch(rank: int) -> None:
-    """Print a note if rank 0 ever starts processes with ``torch.multiprocessing``."""
+    """Print a warning if this rank is rank 0 and ever starts processes with ``torch.multiprocessing``."""
     if rank == 0:
         on_import("torch.multiprocessing.spawn", _watch_processes)
 
 
 def _watch_processes(module: Any) -> None:
-    """Make ``torch.multiprocessing`` print the note when it first starts processes.
+    """Make ``torch.multiprocessing`` print a warning when it first starts processes.
 
     The constructor of ``ProcessContext`` is wrapped, and not ``spawn`` itself, so that no frame of this package stays
     on the stack while the processes run.
@@ -32,7 +32,7 @@ def _watch_processes(module: Any) -> None:
     @wraps(begin)
     def begin_and_note(this: Any, *args: Any, **kwargs: Any) -> None:
         begin(this, *args, **kwargs)
-        context.__init__ = begin  # once is enough
+        context.__init__ = begin  # one warning is enough
         print(
             "[distributor] the code starts processes with torch.multiprocessing in each rank. If they are training "
             "processes, they may wait for each other in vain: the ranks of this run are the training processes. Let "

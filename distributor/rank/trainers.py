@@ -81,6 +81,6 @@ def _report(logs: Mapping[Any, Any], step: int, total: int | None) -> None:
     """Report the logged values that are numbers, and ignore the others."""
     numbers: dict[str, float] = {}
     for name, value in logs.items():
-        with suppress(TypeError, ValueError, RuntimeError):  # texts, and tensors of several elements
+        with suppress(TypeError, ValueError, RuntimeError):  # not numbers, such as tensors of several elements
             numbers[str(name)] = float(value)
     reports.add(numbers, step, total)

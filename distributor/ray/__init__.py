@@ -1,4 +1,5 @@
-"""Ray: the launch path as users write it, and the companion that runs Ray on a node.
+"""Ray: the object that users pass as ``launch=``, and the process that runs Ray on each node.
 
-A wing (see docs/architecture.md): runs on the driver and on nodes.
+This package runs on the driver and on nodes. It is a wing, which means that no core package imports it (see
+docs/architecture.md).
 """

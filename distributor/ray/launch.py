@@ -1,4 +1,4 @@
-"""``Ray``, the launch path as users write it."""
+"""``Ray``, the object that users pass as ``launch=`` to start a Ray cluster."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _LEAST = 78_643_200
 class Ray:
     """The launch path that starts a Ray cluster on the run's nodes, and runs the function once, as Ray's driver.
 
-    ``num_processes`` is the number of Ray workers that fit into the cluster: each node offers the CPUs and GPUs of its
-    slots. The function runs on node 0. There, ``ray.init()`` joins the cluster; Ray also calls it by itself. ``run()``
-    returns what the function returns, and the cluster ends with the function. The cluster accepts only processes that
-    have its token, which are the processes of the run.
+    ``num_processes`` is the number of Ray workers that fit into the cluster. Each node offers Ray the CPUs and GPUs
+    that the workers on this node need. The function runs on node 0. There, ``ray.init()`` joins the cluster. If the
+    function does not call ``ray.init()``, Ray itself does so at its first use. ``run()`` returns what the function
+    returns, and the cluster ends with the function. The cluster accepts only processes that have its token, which are
+    the processes of the run.
 
     Args:
         object_store_memory: size of each node's object store, such as ``"2g"``, at least 78,643,200 bytes. ``None``
@@ -38,7 +39,7 @@ class Ray:
     object_store_memory: int | str | None = None
 
     def resolve(self, num_processes: int, use_gpu: bool) -> RayNodes:
-        """Check the options, and return the launch path that becomes part of the job.
+        """Check the options, and return the object that starts Ray on the nodes.
 
         Raises:
             ConfigurationError: the size of the object store is invalid.

@@ -1,4 +1,4 @@
-"""The companion that starts Ray's processes on a node, as ``ray start`` does, and ends them."""
+"""The companion, a process beside the ranks, that starts Ray on a node with ``ray start``, and ends it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from distributor.values.environment import CONTRACT, NODE_ID
 #: Number of seconds between checks whether Ray has started.
 _POLL = 0.05
 
-#: The file that Ray writes into its folder as its last step before a node counts as started. Source:
+#: The file that Ray writes into its folder as the last step of its start on a node. Source:
 #: ``ray._private.utils.write_ray_address``.
 _STARTED = "ray_current_cluster"
 
-#: The first version that was seen to refuse clients without the token.
+#: The first version of Ray that, in a test, refused clients without the run's token.
 _LEAST = (2, 60)
 
-#: Variables that Ray's workers must not get. Ray itself chooses their number of threads. With torchrun's variables,
-#: ``init_process_group`` in a worker would wait forever for a store that no process serves.
+#: Environment variables that Ray's workers must not get. Ray itself sets ``OMP_NUM_THREADS`` for them. With torchrun's
+#: variables, ``init_process_group`` in a worker would wait forever for a store that no process serves.
 _NOT_FOR_WORKERS = {"OMP_NUM_THREADS", *CONTRACT} - {NODE_ID}
 
 

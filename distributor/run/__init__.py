@@ -1,4 +1,4 @@
-"""The life of a run, from its start to its end.
+"""Carries out a run on the driver, from its start to its end.
 
-Runs on the driver; may import ``schedulers.base``, ``display``, ``files``, ``outcomes`` and ``channel``.
+The modules may import ``schedulers.base``, ``display``, ``files``, ``outcomes`` and ``channel``.
 """

@@ -1,4 +1,4 @@
-"""Makes calls in a thread of their own: calls that are due later, and calls that may block."""
+"""Calls functions in a separate thread, at once or after a delay, so that callers never block."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Alarm:
 
     def __init__(self) -> None:
         self._due: list[tuple[float, int, Hashable, Callable[[], object]]] = []
-        self._keyed: dict[Hashable, float] = {}  # when the call for each key is due
-        self._numbers = itertools.count()  # keeps functions with the same deadline in the order of the calls
+        self._keyed: dict[Hashable, float] = {}  # when the next call with each key is due
+        self._numbers = itertools.count()  # orders functions that are due at the same moment
         self._changed = threading.Condition()
         self._closed = False
 
@@ -35,12 +35,13 @@ class Alarm:
         threading.Thread(target=self._run, name="distributor-alarm", daemon=True).start()
 
     def after(self, delay: float, call: Callable[[], object], key: Hashable = None) -> None:
-        """Call a function after ``delay`` seconds. Do nothing once the alarm is closed.
+        """Call a function after ``delay`` seconds. Do nothing if the alarm is closed.
 
         Args:
             delay: number of seconds.
             call: the function.
-            key: identifies the purpose of the call. Of several calls with the same key, only the earliest is made.
+            key: identifies the purpose of the call. Of several pending calls with the same key, only the one
+                that is due first is made.
         """
         due = time.monotonic() + delay
         with self._changed:
@@ -63,7 +64,7 @@ class Alarm:
         while (call := self._next()) is not None:
             try:
                 call()
-            except Exception as error:  # Spark's context may just have been stopped
+            except Exception as error:  # such as a call of Spark after its context was stopped
                 _log.debug("a call that was due failed: %s: %s", type(error).__name__, error)
 
     def _next(self) -> Callable[[], object] | None:
@@ -77,7 +78,7 @@ class Alarm:
                 due, _, key, call = heapq.heappop(self._due)
                 if key is None:
                     return call
-                if self._keyed.get(key) == due:  # no earlier call with this key has taken its place
+                if self._keyed.get(key) == due:  # no call that is due earlier has replaced this one
                     del self._keyed[key]
                     return call
         return None

@@ -1,4 +1,4 @@
-"""One attempt of a run: passes events to its state, and performs the actions that the state returns."""
+"""Carries out one attempt of a run: passes events to the attempt's state, and performs the actions that it returns."""
 
 from __future__ import annotations
 
@@ -20,24 +20,31 @@ _log = notices.logger
 
 
 class Line(Protocol):
-    """The requests that an attempt can make of its run. No method blocks."""
+    """The interface through which an attempt sends requests to its run. No method blocks."""
 
     def ask_stacks(self, then: Callable[[Event], object]) -> None:
-        """Ask all ranks for their stacks, and report the stacks once all have arrived or the wait is over."""
+        """Ask all ranks for their stacks. Pass them to ``then`` once all have arrived, or after a time limit."""
 
     def rest(self, port: int | None) -> None:
-        """Decide whether all nodes, which have stopped their ranks, begin another attempt at ``port`` or end."""
+        """Decide whether the nodes begin another attempt or end, now that all of them have stopped their ranks.
+
+        Args:
+            port: the port on node 0 at which the ranks of another attempt meet; ``None`` if these nodes cannot begin
+                another attempt.
+        """
 
 
 class Attempt:
-    """One attempt of a run. Any thread may report an event. Calls that may block are made in the alarm's thread.
+    """One attempt of a run. Any thread may report an event to it.
+
+    Questions to the scheduler may block. So the attempt asks them in the thread of its timer, the :class:`Alarm`.
 
     Args:
         about: the attempt's state.
-        submission: the job that runs the attempt.
+        submission: the submitted job in which the attempt runs.
         line: receives the attempt's requests to its run.
-        alarm: keeps the deadlines.
-        display: shows announcements.
+        alarm: the timer. In its own thread, it calls functions at deadlines, and makes calls that may block.
+        display: shows where the ranks run.
     """
 
     def __init__(self, about: AttemptState, submission: Submission, line: Line, alarm: Alarm, display: Display) -> None:
@@ -55,7 +62,10 @@ class Attempt:
         self._perform(actions)
 
     def on(self, event: Event) -> bool:
-        """Report an event, and perform the actions that follow. Return ``False`` if the attempt has already ended."""
+        """Tell the state about an event, and perform the actions that it returns.
+
+        Return ``False`` if the attempt had already ended.
+        """
         with self._lock:
             live = not isinstance(self.state.phase, state.Ended)
             actions = self.state.on(event, time.monotonic())

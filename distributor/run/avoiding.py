@@ -15,10 +15,10 @@ _MOST = 2
 
 
 def blamed(nodes: Nodes, failures: Sequence[Failure]) -> str | None:
-    """Return the executor on which an attempt failed; ``None`` if no host can be at fault.
+    """Return the executor on which an attempt failed, if its host may be at fault; otherwise ``None``.
 
-    A host can be at fault if a node was lost, or if a rank was killed by a signal. Other failures come from the code,
-    which would fail on any host.
+    A host may be at fault if a node was lost, or if a rank was killed by a signal. Other failures come from the user's
+    code, which would fail on any host.
 
     Args:
         nodes: the nodes of the attempt.

@@ -24,14 +24,14 @@ PATIENCE = 60.0
 
 
 class Callbacks:
-    """Calls the methods of callbacks, such as ``on_start``. A callback need not have all of them.
+    """Calls the methods of the user's callback objects, such as ``on_start``. An object need not have all methods.
 
     An error in a callback is logged as a warning, and ends neither the run nor the other callbacks.
 
     Args:
         callbacks: the user's objects, called in order.
         label: names the run in warnings.
-        new: returns the rows of metrics, committed checkpoints and ended attempts since the last call.
+        new: returns what is new since it was last called: rows of metrics, committed checkpoints, ended attempts.
     """
 
     def __init__(self, callbacks: Sequence[Any], label: str, new: Callable[[], Sequence[News]]) -> None:
@@ -44,13 +44,13 @@ class Callbacks:
 
     @property
     def is_running_here(self) -> bool:
-        """Whether the current code was called by one of the callbacks."""
+        """Whether the caller runs in the callbacks' thread, that is, inside a callback."""
         return threading.current_thread() is self._thread
 
     def start(self, run: Any) -> None:
-        """Start the thread, which calls ``on_start`` first. Do nothing without callbacks."""
+        """Start the thread, which calls ``on_start`` first. Do nothing if there are no callbacks."""
         if self._callbacks:
-            self._new()  # callbacks get the rows that arrive from now on
+            self._new()  # the first call begins to collect rows, for later calls
             self._thread = threading.Thread(target=self._serve, args=(run,), name="distributor-callbacks", daemon=True)
             self._thread.start()
             self.tell("on_start")

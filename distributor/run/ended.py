@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from distributor.errors import RunCancelledError
 from distributor.run.goodput import Goodput
 
-#: Maximum number of earlier attempts that an error names: the first one and the last ones.
+#: Maximum number of earlier attempts that an error lists. If there are more, it lists the first one and the last ones.
 _MOST = 10
 
 
@@ -20,10 +20,11 @@ class EndedAttempt:
         number: the attempt's number, from 0.
         seconds: how long it took.
         reason: why it ended, in one line; ``None`` if it succeeded.
-        step: the last step that a rank has reported or committed; ``None`` without such a step.
-        goodput: where its time went.
-        executor: the executor on which it failed, if its host may be at fault: a node was lost, or a rank was killed by
-            a signal. A host on which two attempts have failed is avoided.
+        step: the last step that a rank has reported, or of which it has committed a checkpoint; ``None`` if there is
+            no such step.
+        goodput: how the attempt spent its time.
+        executor: the executor on which it failed, if its host may be at fault, because a node was lost or a rank was
+            killed by a signal; otherwise ``None``. New jobs of the run avoid a host on which two attempts failed.
     """
 
     number: int
@@ -34,7 +35,7 @@ class EndedAttempt:
     executor: str | None = None
 
     def __str__(self) -> str:
-        """Return the end in one line.
+        """Return how the attempt ended, in one line.
 
         >>> print(EndedAttempt(0, 12.34, "rank 1 failed: killed by SIGKILL", 40))
         attempt 0, 12.3 s, last step 40: rank 1 failed: killed by SIGKILL
@@ -44,7 +45,7 @@ class EndedAttempt:
 
 
 def add_history(error: BaseException, earlier: Sequence[EndedAttempt], *, stuck: bool) -> None:
-    """Add the ends of earlier attempts to the text of a run's error. The error of a cancelled run stays as it is.
+    """Add a list of the earlier attempts to the text of a run's error. The error of a cancelled run stays as it is.
 
     Args:
         error: the error of the last attempt.
@@ -59,5 +60,5 @@ def add_history(error: BaseException, earlier: Sequence[EndedAttempt], *, stuck:
         lines.insert(1, "  ...")
     told = "\n".join(["Earlier attempts:", *lines])
     if stuck:
-        told += "\nThe last three attempts came no further than those before them, so no other attempt was made."
+        told += "\nThe last three attempts reached no later step than those before, so no other attempt was made."
     error.args = (f"{error}\n\n{told}", *error.args[1:])

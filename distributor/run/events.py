@@ -1,4 +1,4 @@
-"""Events, which happen to an attempt, and actions, which its state requests. Values without behaviour."""
+"""The events that happen to an attempt, and the actions that the attempt's state requests, as plain values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distributor.values.outcome import Collected
 
 
 class Deadline(enum.Enum):
-    """What a deadline is for."""
+    """A kind of deadline. Its value says what must, should or may be true when such a deadline passes."""
 
     START = "the ranks must be up"
     REACH = "a node should have reached the driver"
@@ -28,7 +28,7 @@ class Deadline(enum.Enum):
 
 @dataclass(frozen=True)
 class Heard:
-    """A node has sent a message, or a task has sent one before its node is up."""
+    """The driver has received a message from a node, or from a Spark task whose node is not up yet."""
 
     node: str
     message: Message
@@ -36,7 +36,7 @@ class Heard:
 
 @dataclass(frozen=True)
 class Lost:
-    """A node has gone away. ``wrote`` has the last line of each rank that has written a line."""
+    """A node has died or cannot be reached; ``why`` says which. ``wrote`` has the last line that each rank wrote."""
 
     node: str
     why: str
@@ -56,7 +56,7 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Kill:
-    """The user wants the run to end at once."""
+    """The user wants the run to end at once, without a grace period."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,11 @@ class Due:
 
 @dataclass(frozen=True)
 class Asked:
-    """The scheduler has said what it waits for.
+    """The scheduler has answered the question what the job waits for, such as free slots.
 
     Attributes:
-        deadline: the deadline that has led to the question.
-        step: what the scheduler waits for; ``None`` if tasks run.
+        deadline: the deadline that had passed, which is why the scheduler was asked.
+        step: the answer: what the job waits for; ``None`` if its tasks run, or if it is not known.
         address: where the driver listens for nodes; ``None`` if it does not listen.
         reached: whether any node has reached the driver.
     """
@@ -90,14 +90,14 @@ class Asked:
 
 @dataclass(frozen=True)
 class Room:
-    """The run's next job could have ``ranks`` more ranks than the current one."""
+    """Free slots have been counted: in a new job, the run could have ``ranks`` more ranks than now."""
 
     ranks: int
 
 
 @dataclass(frozen=True)
 class Leaving:
-    """The cluster is about to end the node on ``host``; ``None`` if it is not about to end any node."""
+    """The cluster will soon end the node on ``host``. If ``host`` is ``None``, no node will end soon."""
 
     host: str | None
 
@@ -133,7 +133,8 @@ Event = Heard | Lost | Cancel | Kill | Halt | Due | Asked | Room | Leaving | Sto
 class StopRanks:
     """Order all nodes to stop their ranks.
 
-    ``hasty``: kill them as soon as they are not writing a file, because another attempt waits for their end.
+    Without ``grace``, nodes kill the ranks at once. With ``hasty``, nodes kill each rank as soon as it is not writing a
+    file, because another attempt waits for the end of the ranks.
     """
 
     reason: str
@@ -155,7 +156,7 @@ class EndJob:
 
 @dataclass(frozen=True)
 class Arm:
-    """Report :class:`Due` after a number of seconds."""
+    """Set a deadline. Once ``after`` seconds have passed, the event :class:`Due` is reported."""
 
     deadline: Deadline
     after: float
@@ -163,24 +164,24 @@ class Arm:
 
 @dataclass(frozen=True)
 class AskScheduler:
-    """Ask the scheduler what it waits for, and report :class:`Asked`."""
+    """Ask the scheduler what the job waits for. The answer comes as an :class:`Asked` event."""
 
     deadline: Deadline
 
 
 @dataclass(frozen=True)
 class AskRoom:
-    """Look for free slots, and report :class:`Room`."""
+    """Look for free slots for more ranks. The result comes as a :class:`Room` event."""
 
 
 @dataclass(frozen=True)
 class AskLeaving:
-    """Look whether the cluster is about to end a node, and report :class:`Leaving`."""
+    """Check whether the cluster will soon end a node. The result comes as a :class:`Leaving` event."""
 
 
 @dataclass(frozen=True)
 class AskStacks:
-    """Ask all ranks for their stacks, and report :class:`Stood`."""
+    """Ask all ranks for their stacks. The answers come as one :class:`Stood` event."""
 
 
 @dataclass(frozen=True)
@@ -199,10 +200,10 @@ class Warn:
 
 @dataclass(frozen=True)
 class Rest:
-    """All nodes have stopped their ranks, and can begin another attempt or end.
+    """Decide whether the nodes, which have all stopped their ranks, begin another attempt or end.
 
-    ``port`` is the port at which ranks would meet on node 0 in the next attempt. ``None``: no attempt can follow on
-    these nodes, because a node is lost or could not start its ranks.
+    ``port`` is the port on node 0 at which the ranks of the next attempt would meet. It is ``None`` if no attempt can
+    follow on these nodes, because a node is lost or could not start its ranks.
     """
 
     port: int | None

@@ -1,4 +1,4 @@
-"""Computes how a run has spent its time. Pure."""
+"""Computes how a run has spent its time: on training, starting, saving, and so on."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ class Course:
     """The progress of an attempt, as its ranks report it.
 
     Attributes:
-        step: the last step that was reported or committed; ``None`` if there was none.
-        first: when the first step was reported or committed, in seconds since the epoch.
+        step: the last step that a rank has reported, or of which it has committed a checkpoint; ``None`` if there is
+            no such step.
+        first: when the first such step was reported or committed, in seconds since the epoch.
         passed: when the attempt first reported or committed a later step than all earlier attempts, in seconds since
             the epoch.
         saving, loading: number of seconds that rank 0 has spent in calls that save and load checkpoints.
@@ -43,7 +44,7 @@ class Course:
     loading: float = 0.0
 
     def note(self, step: int, time: float, before: int | None) -> None:
-        """Record a step. ``before`` is the last step of all earlier attempts."""
+        """Record a step that was reached at ``time``. ``before`` is the last step of all earlier attempts, if any."""
         self.step = step if self.step is None else max(step, self.step)
         self.first = time if self.first is None else self.first
         if self.passed is None and (before is None or step > before):
@@ -57,10 +58,10 @@ class Goodput:
     Attributes:
         training: time in steps that no earlier attempt had done.
         waiting: time until the first node of each attempt was up, including the wait for slots.
-        starting: time from then until the first step of each attempt, without ``loading``.
+        starting: time from the end of ``waiting`` until the first step of each attempt, without ``loading``.
         loading: time that rank 0 spent in calls that load checkpoints.
         saving: time that rank 0 spent in calls that save checkpoints.
-        redoing: time in steps that an earlier attempt had done and lost.
+        redoing: time in steps that an earlier attempt had done, but whose results were lost when it failed.
         stalled: time without activity of any rank, before ``stall_timeout`` ended an attempt.
         stopping: time from the failure of an attempt until its ranks had ended.
 
@@ -118,7 +119,7 @@ def goodput(moments: Moments, course: Course, now: float, *, ahead: float, stall
     start = _between(moments.began, moments.starting, stop)
     up = _between(start, moments.running, stop)
     first = up
-    if course.first is not None:  # if no node reaches the driver, only the steps are known
+    if course.first is not None:  # known at the run's end even if no node reaches the driver
         first = _between(moments.began if moments.running is None else up, course.first - ahead, stop)
         start = min(start, first)
     loading, saving = min(course.loading, first - start), min(course.saving, stop - first)

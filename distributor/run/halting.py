@@ -1,4 +1,4 @@
-"""The driver's part in the agreement of all ranks on a step at which they stop. Pure.
+"""The driver's part in the agreement of all ranks on a step at which they stop.
 
 The driver proposes a step to all nodes. A node accepts the step if none of its ranks has reached it; from then on, its
 ranks wait at that step until the driver has decided. Once all nodes have accepted, all ranks stop at the step. If a
@@ -23,18 +23,23 @@ class Agreement:
 
     def __init__(self, attempt: int = 0) -> None:
         self._attempt = attempt
-        #: Why the ranks are asked to stop, in words; ``""`` if they are not, or only at the user's request.
+        #: Why the ranks are asked to stop, in words; ``""`` if they are not asked, or only at the user's request.
         self.preempted = ""
         #: Whether the ranks are asked to stop so that the run can go on with more ranks.
         self.widens = False
         self._nodes: frozenset[str] = frozenset()
         self._accepted: set[str] = set()
-        self._proposal = Propose(1, 0, attempt)  # accepted if no rank has named a step yet
+        self._proposal = Propose(1, 0, attempt)  # accepted if no rank has called should_stop() yet
         self._ahead = 1
         self._halted: dict[int, int] = {}
 
     def preempt(self, why: str, *, widens: bool = False) -> None:
-        """Record why the ranks must stop, unless there is a reason already. ``widens``: more ranks could then run."""
+        """Record why the ranks must stop. Do nothing if another reason is already recorded.
+
+        Args:
+            why: the reason, in words.
+            widens: whether the ranks stop so that the run can go on with more ranks.
+        """
         if not self.preempted:
             self.preempted, self.widens = why, widens
 
@@ -49,14 +54,15 @@ class Agreement:
 
     @property
     def order(self) -> Propose | Agree:
-        """The current order to all nodes."""
+        """The order to all nodes: to consider the proposed step or, once all have accepted it, to stop there."""
         holds = self._accepted == self._nodes
         return Agree(self._proposal.number, self._proposal.step, self._attempt) if holds else self._proposal
 
     def on_reached(self, node: str, reached: Reached) -> bool:
-        """Record a node's answer, and return whether the order to the nodes has changed.
+        """Record a node's answer to a proposed step, and return whether the order to the nodes has changed.
 
-        Ranks go on while messages travel, so each new proposal is twice as far ahead of them as the one before.
+        Ranks go on training while messages travel. So each new proposal is twice as many steps ahead of the ranks as
+        the previous proposal.
         """
         if reached.number != self._proposal.number or node not in self._nodes or isinstance(self.order, Agree):
             return False
@@ -78,6 +84,6 @@ class Agreement:
         return bool(self._halted)
 
     def on_halted(self, halted: Halted) -> str | None:
-        """Record the step at which a rank has stopped. Return an error text if another rank stopped elsewhere."""
+        """Record the step at which a rank has stopped. Return an error text if ranks stopped at different steps."""
         self._halted[halted.rank] = halted.step
         return disagreement(self._halted)

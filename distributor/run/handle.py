@@ -90,7 +90,7 @@ class Run:
             thread = self._supervisor.thread(self._execute)
             thread.daemon = True
             thread.start()
-        except BaseException as error:  # Ctrl-C too: the thread may have started by then
+        except BaseException as error:  # such as Ctrl-C, when the thread may have started
             if not self.withdraw():
                 self.cancel()
             if isinstance(error, Exception) and not isinstance(error, DistributorError):
@@ -100,9 +100,9 @@ class Run:
         return self
 
     def withdraw(self) -> bool:
-        """End the run if its thread has not begun to execute it; otherwise, do nothing and return ``False``.
+        """End the run before it begins. If its thread has already begun to execute it, do nothing and return ``False``.
 
-        A thread that begins later does nothing.
+        If the thread begins after this call, the thread does nothing.
         """
         if not self._life.begin():
             return False
@@ -117,7 +117,7 @@ class Run:
         return f"<Run {self._job.label}: {self.num_processes} processes, {self.status.value}{progress}>"
 
     def _ipython_display_(self) -> None:
-        """Show the live status in this cell too if the view can do that; otherwise make IPython use ``_repr_html_``."""
+        """Show the live status in the current cell too. If that is not possible, make IPython use ``_repr_html_``."""
         if not self._display.show_again(self.snapshot()):
             raise NotImplementedError
 
@@ -134,7 +134,7 @@ class Run:
 
     @property
     def _current(self) -> Job:
-        """The job that runs now, or has run last."""
+        """The current job of the run, or its last job once the run has ended."""
         return self._supervisor.submission.job
 
     @property
@@ -160,7 +160,7 @@ class Run:
 
     @property
     def timings(self) -> dict[str, float]:
-        """Duration of each phase in seconds, in order; empty until the run has ended.
+        """Duration of each phase in seconds, in the order of the phases; empty until the run has ended.
 
         ========  =====================================================================================
         schedule  until Spark has submitted the stage
@@ -175,6 +175,9 @@ class Run:
         collect   until the values are on the driver
         total     all phases together
         ========  =====================================================================================
+
+        An agent is the process on a node that starts and watches its ranks. Its launcher is the process that forks the
+        ranks. A warm process has imported torch, and stays to start later runs sooner.
 
         A phase ends when the last node or rank has ended it. Clocks of different hosts are compared without correction.
         Local mode has no tasks, so Spark's phases take no time. If a run has submitted several jobs because it lost
@@ -215,9 +218,9 @@ class Run:
 
     @property
     def latest_metrics(self) -> dict[str, float]:
-        """The newest value of each name in the latest attempt.
+        """The newest value of each metric that ranks have reported in the latest attempt, by name.
 
-        If several ranks report a name, the lowest rank's value counts.
+        If several ranks report the same name, the lowest rank's value counts.
         """
         return self._supervisor.reports.latest
 
@@ -243,7 +246,7 @@ class Run:
         return self.metrics.plot()
 
     def snapshot(self) -> Snapshot:
-        """Return everything that is known about the run at this moment, as a value.
+        """Return the state of the run at this moment, such as its status, its placement and its progress.
 
         Example:
             >>> run.snapshot().ranks_up  # doctest: +SKIP
@@ -251,7 +254,7 @@ class Run:
         """
         about, now = self._supervisor.state, time.monotonic()
         phase = about.phase
-        if isinstance(phase, state.Ended) and about is not self._supervisor.state:  # another attempt has just followed
+        if isinstance(phase, state.Ended) and about is not self._supervisor.state:  # another attempt has just begun
             about = self._supervisor.state
             phase = about.phase
         detail, lasting = self._preparing.step(about, self._supervisor.submission)
@@ -283,7 +286,7 @@ class Run:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the run has ended, for at most ``timeout`` seconds, and return whether it has."""
-        if self._callbacks.is_running_here and self._life.decided:  # the run itself waits for the callback
+        if self._callbacks.is_running_here and self._life.decided:  # the run waits for this callback
             return True
         with self._callers.counted(self._callers.waiting):
             return self._life.done.wait(timeout)
@@ -349,7 +352,7 @@ class Run:
         self._supervisor.halt(None if timeout is None else check_seconds("timeout", timeout, 0.0))
 
     def kill(self) -> None:
-        """Kill all ranks without a grace period, even if one has already begun. Returns at once.
+        """Kill all ranks without a grace period, even if a grace period has already begun. Returns at once.
 
         A node that the driver cannot reach is stopped through Spark, and still gives its ranks the grace period.
         """
@@ -440,7 +443,7 @@ class _Callers:
     @staticmethod
     @contextmanager
     def counted(callers: list[object]) -> Iterator[None]:
-        """Add a caller while it waits. Use no lock, since an interrupt at the wrong moment would leave it locked."""
+        """Count a caller while it waits. Use no lock, since Ctrl-C at the wrong moment would leave the lock taken."""
         caller = object()
         callers.append(caller)
         try:
@@ -458,7 +461,7 @@ class _Life:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self) -> bool:
-        """Return ``True`` to the first caller only: the run's thread, or the thread that withdraws the run."""
+        """Return ``True`` to the first caller only: the thread that executes the run, or one that withdraws the run."""
         return self.lock.acquire(blocking=False)
 
 
@@ -476,6 +479,6 @@ class _Times:
 
 
 def _tell_untold(untold: Sequence[str]) -> None:
-    """Print why a run failed, if no caller has got the error. Called when its handle is deleted or Python exits."""
+    """Print why a run failed, if no caller got the error. Called when the run's handle is deleted or Python exits."""
     for text in untold:
         print(f"[distributor] {text}", file=sys.stderr)

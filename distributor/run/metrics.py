@@ -83,7 +83,7 @@ class Metrics(Sequence[Row]):
 
     @property
     def latest(self) -> dict[str, float]:
-        """The newest value of each name. If several ranks report a name, the lowest rank's value counts."""
+        """The newest value of each metric, by name. If several ranks report a name, the lowest rank's value counts."""
         found: dict[str, tuple[int, float]] = {}
         for row in self.rows:
             for name, value in row.values.items():

@@ -26,10 +26,10 @@ class _State:
     started: bool = False
     ended: bool = False
     lost: bool = False
-    keeping: bool = False  # it is copying the last new files of its ranks
-    widowed: bool = False  # its Spark task has gone, but its ranks have succeeded
-    port: int | None = None  # where ranks can meet in the next attempt; set once it has stopped its ranks
-    unable: bool = False  # it could not start its ranks
+    keeping: bool = False  # the node is copying the last new files of its ranks
+    widowed: bool = False  # the node's Spark task has ended, but the ranks have succeeded
+    port: int | None = None  # where ranks can meet in the next attempt; set once the node has stopped its ranks
+    unable: bool = False  # the node could not start its ranks
 
     def is_idle(self, limit: float) -> bool:
         """Return whether the node's ranks have been idle for ``limit`` seconds; a node without live ranks is idle."""
@@ -40,7 +40,8 @@ class Nodes:
     """The nodes of a job, by the names of their executors. One thread at a time may update them; any thread may read.
 
     Args:
-        before: the placement in the run's previous job. It gives the hosts of ranks until a node has reported.
+        before: which ranks ran on which hosts in the run's previous job. Until a node of this job has reported where
+            ranks run now, :meth:`host_of` takes hosts from here.
     """
 
     def __init__(self, before: Placement | None = None) -> None:
@@ -55,7 +56,7 @@ class Nodes:
         self._expected = 0
 
     def importing(self, name: str, module: str, nodes: int) -> None:
-        """Note that a node, which need not be up yet, is importing a module.
+        """Record that a node is importing a module. The node's agent need not be running yet.
 
         Args:
             name: the node.
@@ -88,11 +89,11 @@ class Nodes:
         self._states[name].alive, self._states[name].idle = alive, idle
 
     def rests(self, name: str, port: int, *, unable: bool = False) -> None:
-        """Record that a node has stopped its ranks and waits. In another attempt, all ranks meet at node 0's ``port``.
+        """Record that a node has stopped its ranks and now waits for the driver's decision about another attempt.
 
         Args:
             name: the node.
-            port: the port.
+            port: the port that the node offers. If another attempt follows, all ranks meet at the port of node 0.
             unable: whether the node could not start its ranks. It could not start them in another attempt either.
         """
         state = self._states[name]
@@ -105,7 +106,7 @@ class Nodes:
         self._suspects = None
 
     def keeps(self, name: str, bringing: bool) -> None:
-        """Record that a node is copying the last new files of its ranks, or has copied them."""
+        """Record whether a node is still copying the last new files of its ranks (``bringing``)."""
         self._states[name].keeping = bringing
 
     @property
@@ -114,27 +115,27 @@ class Nodes:
         return any(state.keeping and not (state.ended or state.lost) for state in self._now())
 
     def ended(self, name: str) -> None:
-        """Record that a node has ended and said so (``Bye``)."""
+        """Record that a node has sent ``Bye``, its last message, and ended."""
         self._states[name].ended = True
 
     def lost(self, name: str) -> bool:
-        """Record that a node has gone away without a ``Bye``. Return ``False`` if that was already known."""
+        """Record that a node is lost: gone without a ``Bye`` message. Return ``False`` if it was already lost."""
         before, self._states[name].lost = self._states[name].lost, True
         self.first_lost = self.first_lost or name
         return not before
 
     def widowed(self, name: str) -> None:
-        """Record that a node's owner (its Spark task) has gone after its ranks have succeeded. The node is not lost."""
+        """Record that a node's Spark task is gone, but that the node's ranks had succeeded. The node is not lost."""
         self._states[name].widowed = True
 
     @property
     def widows(self) -> list[str]:
-        """The nodes whose Spark task has gone after their ranks succeeded, and which have not ended or been lost."""
+        """The nodes that run on without their Spark task, after their ranks have succeeded."""
         return [name for name, state in self._states.items() if state.widowed and not (state.ended or state.lost)]
 
     @property
     def step(self) -> Step | None:
-        """What the nodes do before their ranks are up; ``None`` if that is unknown or all are up."""
+        """What the nodes do before their ranks are up; ``None`` if that is unknown or all ranks are up."""
         importing = list(dict(self._importing).values())
         if importing:
             return Step(f"importing {' and '.join(sorted(set(importing)))}", f" on {self._some(len(importing))}")
@@ -173,7 +174,10 @@ class Nodes:
 
     @property
     def all_rest(self) -> bool:
-        """Whether every node waits with its ranks stopped, has ended or is lost, and at least one node waits."""
+        """Whether at least one node waits for a decision about another attempt, and no node still has ranks.
+
+        A node waits once it has stopped its ranks. Each of the other nodes has ended or is lost.
+        """
         states = self._of_placement()
         return any(state.port is not None for state in states) and all(
             state.port is not None or state.lost or state.ended for state in states
@@ -200,7 +204,7 @@ class Nodes:
         if self.placement is None:
             return False
         names = {node.executor for node in self.placement.nodes}
-        over = not any(state.alive for state in self._now())  # nodes may still copy files
+        over = not any(state.alive for state in self._now())  # all ranks have ended, but nodes may still copy files
         if over or not all(other in self._states and self._states[other].is_idle(limit) for other in names):
             self._suspects = None
         elif self._suspects is None:

@@ -1,4 +1,4 @@
-"""Says which step a run is at before its ranks are up, and for how long the step has lasted."""
+"""Says what a run does until its ranks are up, such as waiting for slots, and for how long it has done so."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distributor.values.job import Step
 
 
 class Preparing:
-    """Says which step a run is at until its ranks are up. Any thread may call the methods.
+    """Says which step of its start a run is at, until its ranks are up. Any thread may call the methods.
 
     Args:
         margins: the run's time limits and intervals that users cannot set.
@@ -22,11 +22,14 @@ class Preparing:
     def __init__(self, margins: Margins) -> None:
         self._margins = margins
         self._lock = threading.Lock()
-        self._step = ("", 0.0)  # the current step, and when it began
+        self._step = ("", 0.0)  # the current step of the start, and when it began
         self._waits: tuple[float, Step | None] = (0.0, None)  # when the scheduler was last asked, and its answer
 
     def step(self, state: AttemptState, submission: Submission) -> tuple[str, float]:
-        """Return the current step in words and for how many seconds it has lasted; ``("", 0.0)`` if there is none."""
+        """Return the current step of the start in words, and for how many seconds it has lasted.
+
+        Return ``("", 0.0)`` if there is no such step, for example because the ranks are up.
+        """
         if not isinstance(state.phase, (Waiting, Starting)):
             return "", 0.0
         step = state.nodes.step
@@ -40,10 +43,10 @@ class Preparing:
             return str(step), time.monotonic() - self._step[1]
 
     def _before_nodes(self, state: AttemptState, submission: Submission, waited: float) -> Step | None:
-        """Return what the run does before anything is known about its nodes."""
+        """Return what a starting run does, such as waiting for slots, while none of its nodes has reported yet."""
         job = submission.job
         if job.identity is not None and job.fence is None:
-            return Step(f"waiting for the name {job.identity.name!r}")
+            return Step(f"waiting until no other run uses the name {job.identity.name!r}")
         if state.unreached:
             return Step("Spark runs the tasks, but no node has reached the driver")
         server = submission.server
@@ -59,10 +62,10 @@ class Preparing:
         )
 
     def _waiting_for(self, submission: Submission) -> Step | None:
-        """Return what the scheduler waits for. Caches the answer briefly, since it takes several calls to Spark."""
+        """Return what the job waits for. Cache the scheduler's answer briefly: it takes several calls to Spark."""
         asked, told = self._waits
         if time.monotonic() - asked > self._margins.ask:
-            with suppress(Exception):  # Spark's context may be stopping
+            with suppress(Exception):  # calls fail while Spark's context stops
                 told = submission.scheduler.waiting_for()
             self._waits = time.monotonic(), told
         return told

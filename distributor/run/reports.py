@@ -1,6 +1,6 @@
-"""Collects the reports of ranks on the driver, each once, up to a limit.
+"""Collects on the driver what ranks report with ``runtime.report``: each report once, up to a limit.
 
-Passes the reports and the ends of attempts on to callbacks.
+The reports, committed checkpoints and ends of attempts are passed on to the user's callbacks.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from distributor.values.reports import LONGEST, Committed, Progress, Report, Spe
 #: Number of seconds over which the number of steps per second is measured.
 _WINDOW = 30.0
 
-#: Number of a rank's last reports that are used to compute the rate.
+#: Number of a rank's last reports from which the number of steps per second is computed.
 _RECENT = 1000
 
-#: Maximum number of names for which the latest value is kept.
+#: Maximum number of metrics of which the latest value is kept.
 _MOST_NAMES = 1000
 
-#: What callbacks receive.
+#: What callbacks receive: a report of a rank, a committed checkpoint, or the end of an attempt.
 News = Row | Committed | EndedAttempt
 
 #: Maximum number of items that wait for callbacks. If there are more, the oldest are dropped.
 _MOST_NEW = 100_000
 
-#: The driver's limit for a rank's reports, as a multiple of the rank's own limit. The two count bytes differently.
+#: The driver's limit for a rank's reports, as a multiple of the rank's own limit. Driver and rank count bytes
+#: differently.
 _SLACK = 2
 
 
@@ -50,9 +51,10 @@ class _Kept:
     total_steps: int | None = None
 
     def add(self, report: Report, length: int) -> None:
-        """Keep a report of ``length`` bytes. If it begins a new stage, drop the reports that this stage leaves out.
+        """Keep a report of ``length`` bytes. If the rank now writes fewer reports, drop earlier ones in the same way.
 
-        In stage ``n``, only every ``2**n``-th report of a rank is kept.
+        To save space, a rank in stage ``n`` writes only every ``2**n``-th of its reports. Of the reports that the rank
+        wrote in earlier stages, only every ``2**n``-th is kept then, too.
         """
         self.made = max(self.made, report.number + 1)
         self.total_steps = report.total_steps if report.total_steps is not None else self.total_steps
@@ -73,7 +75,7 @@ class _Stream:
 
 
 class Reports:
-    """Receives the ranks' reports in pieces. A piece may arrive in several ways and more than once.
+    """Receives the ranks' reports in pieces. A piece may arrive again, for example after the channel broke.
 
     Args:
         world_size: number of ranks.
@@ -96,7 +98,10 @@ class Reports:
         self._lock = threading.Lock()
 
     def take(self, log: Log) -> str | None:
-        """Take a piece, and skip bytes that have already arrived. Return a warning when reports are first dropped."""
+        """Take a piece of a rank's reports, and skip the bytes that have already arrived.
+
+        Return a warning the first time that a rank has made too many reports to keep all of them; otherwise ``None``.
+        """
         with self._lock:
             stream = self._streams.setdefault(log.rank, _Stream())
             data = log.data[max(0, stream.offset - log.offset) :]
@@ -137,7 +142,7 @@ class Reports:
         self._add_news(_row(rank, report))
 
     def begin_again(self) -> None:
-        """Expect new streams, because a new job has new nodes. Reports that have arrived so far are kept."""
+        """Prepare for the run's next job, whose ranks write new streams. Keep the reports of earlier jobs."""
         with self._lock:
             self._streams.clear()
 
@@ -160,7 +165,7 @@ class Reports:
             self._note_step(attempt, step, time.time())
 
     def steps(self, number: int) -> list[int | None]:
-        """Return the last step of each attempt up to a number; ``None`` for an attempt without steps."""
+        """Return the last step of each attempt up to attempt ``number``; ``None`` for an attempt without steps."""
         with self._lock:
             return [self._courses.get(each, Course()).step for each in range(number + 1)]
 
@@ -183,7 +188,7 @@ class Reports:
     def _note_step(self, attempt: int, step: int | None, time: float) -> None:
         if step is not None and attempt < self._attempts:
             course, before = self._courses.setdefault(attempt, Course()), None
-            if course.passed is None:  # otherwise, earlier attempts no longer matter
+            if course.passed is None:  # otherwise, the attempt is already past their steps
                 earlier = [each.step for number, each in self._courses.items() if number < attempt]
                 before = max((each for each in earlier if each is not None), default=None)
             course.note(step, time, before)
@@ -240,7 +245,7 @@ class Reports:
 
     @property
     def latest(self) -> dict[str, float]:
-        """The newest values in the latest attempt, by name.
+        """The newest value of each metric in the latest attempt, by name.
 
         If several ranks report a name, the lowest rank's value counts.
         """

@@ -1,4 +1,4 @@
-"""Decides whether a run makes another attempt, on the same nodes or in a new job. Pure."""
+"""Decides whether a run makes another attempt, on the same nodes or in a new job. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from distributor.text.wording import NOT_READY
 from distributor.values.options import Recovery
 from distributor.values.outcome import Failure
 
-#: Kinds of failures that another attempt would have as well: ranks that train alone, and nodes that cannot start.
+#: Kinds of failures that would happen again in another attempt: ranks that train alone, and nodes that cannot start.
 _LASTING = ("GroupError", "ResourceError", "StartError")
 
 #: Errors of a job that could not start. They end the run only if they happen in its first attempt.
 _NOT_STARTED = (errors.StartError, errors.ResourceError)
 
-#: Number of attempts in a row after which a run ends if none of them reaches a later step.
+#: Number of attempts in a row after which a run ends if none of them reaches a later step than the attempts before.
 _PATIENCE = 3
 
 
@@ -67,7 +67,7 @@ def again_in_new_job(
     (True, False)
     """
     if isinstance(error, errors.PreemptionError):
-        return widens or recovery.max_restarts > excused  # does not count as a restart
+        return widens or recovery.max_restarts > excused  # a preemption does not count as a restart
     if attempt >= recovery.max_restarts or is_final(error):
         return False
     if isinstance(error, _NOT_STARTED) or (isinstance(error, errors.CompanionError) and NOT_READY in str(error)):
@@ -85,8 +85,9 @@ def again_in_new_job(
 def surely_again(cause: Cause, attempt: int, recovery: Recovery) -> bool:
     """Return whether another attempt certainly follows, whatever else the nodes of the stopping attempt report.
 
-    If so, ranks are killed as soon as they are not writing a file, so that the next attempt can start. A rank's broken
-    connection is not enough: its root may be an exception in the user's code on another rank.
+    If so, nodes kill each rank as soon as it is not writing a file, so that the next attempt can start. A rank's broken
+    connection does not make another attempt certain: an exception in the user's code on another rank may have broken
+    it, and no attempt follows such an exception unless ``restart_on="any"``.
 
     Args:
         cause: what is known so far.

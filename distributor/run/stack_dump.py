@@ -1,4 +1,4 @@
-"""Requests for the ranks' stacks, and their answers."""
+"""Keeps the driver's requests for the ranks' stacks, and the ranks' answers."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ from distributor.values.messages import Message
 from distributor.values.outcome import Collected, Failure
 from distributor.values.placement import Placement
 
-# Phases. ``since`` is a time of the caller's clock, in seconds.
+# The phases of an attempt. ``since`` is when the phase began, in seconds on the caller's clock.
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,9 @@ class AttemptState:
 
     Args:
         job: the requested job.
-        now: the current time, as in all calls of :meth:`on`.
+        now: the current time in seconds, by the clock that all calls of :meth:`on` use.
         margins: the run's time limits and intervals that users cannot set.
-        nodes: the job's nodes, if they have made an attempt before.
+        nodes: the job's nodes, if they have already made an attempt in this job.
         number: the attempt's number, from 0.
     """
 
@@ -141,8 +141,8 @@ class AttemptState:
         self.phase: Phase = Waiting(now)
         if self.nodes.placement is not None:
             self._enter(Starting(now))
-        #: The request to end the run; ``None`` without one. It is kept even if the run is already stopping for another
-        #: reason, so that no other attempt follows.
+        #: The request to end the run; ``None`` if there is none. It is kept even if the run is already stopping for
+        #: another reason, so that no other attempt follows.
         self.wish: Cancel | Kill | Halt | None = None
         #: The agreement of all ranks on a step at which they stop.
         self.agreement = Agreement(number)
@@ -162,7 +162,7 @@ class AttemptState:
 
     @property
     def reason(self) -> str:
-        """Why the attempt failed, in words: the root of the known failures, even if another failure came first."""
+        """Why the attempt failed, in words: the failure that caused the others, even if it was not reported first."""
         if isinstance(self.cause, RankFailed | None) and (told := failures_of(self.cause, self.failures)):
             root = order_failures(told)[0]
             return f"rank {root.rank} failed: {root.message}"
@@ -291,7 +291,7 @@ class AttemptState:
         return self._agree()
 
     def _on_room(self, ranks: int) -> list[Action]:
-        """Ask all ranks to stop together if more ranks can go on in another job."""
+        """If a new job of this run could have more ranks, ask all ranks to stop together, so that it can start."""
         now = self._job.resources.num_processes
         if not ranks or self.agreement.begun or self.wish is not None:
             return self._look_for_room()
@@ -329,7 +329,7 @@ class AttemptState:
         nodes = self.nodes
         if not nodes.lost(lost.node):
             return []
-        # Spark ends all tasks when it loses one. So a node that has lost its task earlier is the cause.
+        # Spark ends all tasks when it loses one. So a node that lost its task earlier may be the cause: name it too.
         before = [f"{nodes.describe(name)}: {_TASK_ENDED}" for name in nodes.widows]
         last_known = nodes.last_known(lost.node, now)
         wrote = next((rank for rank in nodes.ranks_of(lost.node) if rank in lost.wrote), None)
@@ -340,13 +340,13 @@ class AttemptState:
         return [*self._stop(told, f"lost the node on {name}", now), *self._if_all_gone(), *self._if_all_rest()]
 
     def _if_all_gone(self) -> list[Action]:
-        """If a node is lost and all other nodes have gone too, end the job unless it soon ends by itself."""
+        """If a node is lost and all other nodes have ended too, end the job unless it soon ends by itself."""
         if isinstance(self.cause, NodeLost) and self.nodes.all_gone:
             return [Arm(Deadline.END, self._margins.lost)]
         return []
 
     def _if_all_rest(self) -> list[Action]:
-        """Ask for a decision on how the run continues, once no node has ranks left."""
+        """Once no node has ranks left, request the decision whether another attempt follows."""
         return [Rest(self.nodes.next_port)] if self.nodes.all_rest else []
 
     def _on_halt(self) -> list[Action]:
@@ -357,7 +357,7 @@ class AttemptState:
         return [*look, *(self._cannot_halt("no node reaches") if self.unreached else []), *self._agree()]
 
     def _cannot_halt(self, which: str) -> list[Action]:
-        """Return a warning that ranks cannot be asked to stop, if the user has asked them to."""
+        """If the user has called ``run.stop()``, return a warning that the ranks cannot be asked to stop."""
         told = f"its ranks cannot be asked to stop, since {which} the driver; run.cancel() ends it"
         return [Warn(f"run {self._job.label}: {told}")] if isinstance(self.wish, Halt) else []
 
@@ -398,8 +398,8 @@ class AttemptState:
             self.phase = replace(self.phase, cause=joined(self.phase.cause, cause))
         else:
             self._enter(Stopping(now, cause, reason, self._job.deadlines.grace_period))
-        # Ranks that receive the order get their grace period, and reports about a lost node can still arrive. If no
-        # node has ever connected, there is nothing to wait for.
+        # End the job only after the ranks' grace period, in which reports about a lost node can still arrive. If no
+        # node has ever connected, there is nothing to wait for: end the job at once.
         patience = self._job.deadlines.grace_period + self._margins.stop if self.nodes.placement is not None else 0.0
         told = self.phase.cause if isinstance(self.phase, Stopping) else cause
         hasty = self.wish is None and surely_again(told, self.number, self._job.recovery)
@@ -421,7 +421,7 @@ class AttemptState:
         if self.nodes.delayed:
             return self._late(self.nodes.step or Step("starting ranks"), now)
         if self.nodes.known:
-            return []  # the other nodes cannot reach the channel, so their progress is unknown
+            return []  # the other nodes cannot reach the driver: they may be up
         return [AskScheduler(deadline)]
 
     def _late(self, step: Step, now: float) -> list[Action]:
@@ -430,7 +430,7 @@ class AttemptState:
         return self._stop(StartTimeout(self._job.deadlines.start_timeout, step), "start_timeout has passed", now)
 
     def _on_reach(self, asked: Asked, now: float) -> list[Action]:
-        """Warn early that no node reaches the driver. Nodes report it only at the end, which may be days later."""
+        """Warn early if no node reaches the driver. Nodes can say so only at the run's end, maybe days later."""
         if asked.reached:
             return []
         if asked.address is None and asked.step is None and isinstance(self.wish, Halt):
@@ -460,7 +460,7 @@ class AttemptState:
         return self._stop(stalled, stalled.message.partition("\n")[0], now)
 
     def _on_returned(self, collected: Collected) -> list[Action]:
-        if self.nodes.placement is None:  # no node has reached the channel
+        if self.nodes.placement is None:  # no node has reached the driver during the run
             self.nodes.placement = next((report.placement for report in collected.reports if report.placement), None)
         warnings: dict[str, list[str]] = {}
         self.agreement.note_outcomes(collected.halted)
@@ -482,7 +482,8 @@ class AttemptState:
         """Return the nodes' warnings that are new, each once per host.
 
         Args:
-            warnings: the hosts by warning text, which completes the sentence "the node on HOST ...".
+            warnings: for each warning text, the hosts that report it. The text completes the sentence "the node on HOST
+                ...".
         """
         actions: list[Action] = []
         for text, hosts in warnings.items():

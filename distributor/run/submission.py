@@ -1,4 +1,4 @@
-"""One job that is submitted to a scheduler: sends orders to its nodes, asks about its state, and ends it."""
+"""Submits one job to a scheduler, sends orders to the job's nodes, and asks the scheduler about the job or ends it."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _log = notices.logger
 
 T = TypeVar("T")
 
-#: Number of seconds between two looks for free slots.
+#: Number of seconds between two checks for free slots.
 _LOOK = 0.5
 
-#: Returns a job with another number of ranks. Raises a ``ConfigurationError`` if it cannot have that many.
+#: Returns the job with another number of ranks. Raises a ``ConfigurationError`` if the job cannot have this number.
 Resize = Callable[[Job, int], Job]
 
 
 class Submission:
-    """A job that is submitted once. If the run goes on in a new job, it makes another submission.
+    """The submission of one job to a scheduler. If the run goes on in a new job, the run makes another submission.
 
     Args:
         job: the job.
-        scheduler: runs the job, and no other.
-        alarm: makes the calls that may block.
+        scheduler: runs this job, and no other job.
+        alarm: a timer with a thread of its own, in which the job is cancelled, because this call may block.
         margins: the run's time limits and intervals that users cannot set.
-        resize: changes the number of ranks, if it may change.
+        resize: changes the number of ranks of a job; ``None`` (default) if the number is fixed.
     """
 
     def __init__(
@@ -46,22 +46,26 @@ class Submission:
     ) -> None:
         self.job = job
         self.scheduler = scheduler
-        #: The channel to the job's nodes; ``None`` until the job runs.
+        #: The channel to the job's nodes; ``None`` until the driver has opened it.
         self.server: ChannelServer | None = None
         self._alarm = alarm
         self._margins = margins
         self._resize = resize
-        #: The number of ranks of the previous job, if it stopped so that this job could have more ranks.
+        #: The number of ranks of the previous job, if that job stopped so that this job could have more ranks.
         self._narrower: int | None = None
 
     def following(self, job: Job, *, wider: bool = False) -> Submission:
-        """Return the submission of the run's next job. ``wider``: that job should have more ranks than this one."""
+        """Return the submission of the run's next job. ``wider``: it should have more ranks than this job."""
         made = Submission(job, self.scheduler.again(job), self._alarm, self._margins, self._resize)
         made._narrower = self.job.resources.num_processes if wider else None
         return made
 
     def fit(self, wanted: Callable[[], bool]) -> None:
-        """Give the job as many ranks as free slots allow. Wait until there are enough, or until ``wanted()`` is false.
+        """Give the job as many ranks as free slots allow.
+
+        If there are too few free slots even for the smallest number of ranks that the user allows, wait for more. If
+        more slots may come soon, wait a few seconds for these, too. Stop waiting once ``wanted()`` is false. Do nothing
+        if the number of ranks is fixed.
 
         Raises:
             ConfigurationError: the launch path cannot start any of the numbers of ranks that free slots allow.
@@ -102,7 +106,7 @@ class Submission:
             self.job, self.scheduler = job, self.scheduler.again(job)
 
     def look_for_room(self) -> Event:
-        """Return how many more ranks than this job the run's next job could have. May block while it calls Spark."""
+        """Return how many ranks a new job could have in addition to those of this job. May block in calls to Spark."""
         return events.Room(self._calmly(self._further, "look for free slots", 0))
 
     def _further(self) -> int:
@@ -114,7 +118,7 @@ class Submission:
         return 0 if found is None else found.resources.num_processes - now
 
     def look_for_leaving(self) -> Event:
-        """Return whether the cluster is about to end a node. May block while it calls Spark."""
+        """Return whether the cluster will soon end a node. May block while it calls Spark."""
         return events.Leaving(self._calmly(self.scheduler.leaving, "look for nodes that are about to end", None))
 
     def _calmly(self, ask: Callable[[], T], what: str, otherwise: T) -> T:
@@ -148,7 +152,7 @@ class Submission:
             self._alarm.after(self._margins.again, self._end)
 
     def ask_scheduler(self, deadline: Deadline) -> Event:
-        """Ask the scheduler what it waits for, and return its answer. May block while it calls Spark."""
+        """Ask the scheduler what the job waits for, and return the answer. May block while calling Spark."""
         server = self.server
         reach, step = deadline is Deadline.REACH, None
         reached = server is not None and server.reached

@@ -53,7 +53,7 @@ class Supervisor:
         scheduler: runs the job.
         display: shows what ranks write and what happens.
         margins: the run's time limits and intervals that users cannot set.
-        resize: changes the number of ranks, if it may change.
+        resize: changes the number of ranks of a job; ``None`` (default) if the number is fixed.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class Supervisor:
         self._margins = margins
         self._alarm = Alarm()
         self._dumps = Dumps(lambda: self._job.world_size)
-        self._tenure: Tenure | None = None  # the run's claim on its name, once it holds the name
-        self._stuck = False  # whether the run ends because its last attempts reached no later step
-        self._where: Dump | None = None  # the request whose answers are shown when the user interrupts the run
-        self._stalling: Dump | None = None  # the request whose answers say whether and where the run stalls
+        self._tenure: Tenure | None = None  # the run's claim to its name; None until the run has claimed it
+        self._stuck = False  # whether the run ends because its last attempts made no progress
+        self._where: Dump | None = None  # the request for stacks that are shown when the user interrupts the run
+        self._stalling: Dump | None = None  # the request for the stacks of a run that seems to stall
         #: The job that runs now.
         self.submission = Submission(job, scheduler, self._alarm, margins, resize)
         self.attempt = self._make_attempt(Nodes(), 0)
@@ -85,7 +85,7 @@ class Supervisor:
 
     @property
     def server(self) -> ChannelServer | None:
-        """The channel to the nodes of the current job; ``None`` until it runs."""
+        """The channel to the nodes of the current job; ``None`` until the driver has opened it."""
         return self.submission.server
 
     @property
@@ -96,11 +96,11 @@ class Supervisor:
     def on(self, event: Event) -> None:
         """Report an event to the current attempt."""
         attempt = self.attempt
-        while not attempt.on(event) and attempt is not self.attempt:  # another attempt has just followed
+        while not attempt.on(event) and attempt is not self.attempt:  # another attempt has just begun
             attempt = self.attempt
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:
-        """Return a thread in which the job may run. The caller starts it."""
+        """Return a new thread for ``target``, the function that calls :meth:`run`. The caller starts the thread."""
         return self.submission.scheduler.thread(target)
 
     def run(self, submitted: float) -> Verdict:
@@ -129,7 +129,7 @@ class Supervisor:
         self.on(events.Cancel(by, by))
 
     def _run_jobs(self, submitted: float, deposits: Deposits | None) -> Verdict:
-        channels = ExitStack()  # of ended jobs whose nodes keep states for the next job
+        channels = ExitStack()  # of ended jobs, whose nodes keep ranks' states in memory for the next job
         try:
             while True:
                 result = self._run_job(submitted, deposits, channels)
@@ -166,7 +166,8 @@ class Supervisor:
     def _channel(self, deposits: Deposits | None, channels: ExitStack) -> Iterator[ChannelServer]:
         """Open the channel of the current job, and close it at the job's end.
 
-        If nodes keep states for the run's next job, they do so until the channel closes. ``channels`` then closes it.
+        If nodes keep the states of their ranks in memory for the run's next job, the channel stays open until the run
+        ends, because nodes remove the states when the channel closes. ``channels`` closes it then.
         """
         timeout, tasks = self._job.deadlines.heartbeat_timeout, self._job.num_tasks
         with ExitStack() as own:
@@ -188,7 +189,7 @@ class Supervisor:
         if about.wish is not None or not follows or self._gives_up():
             return False
         why = about.reason if isinstance(about.cause, NodeLost) else str(error).partition("\n")[0]
-        if isinstance(error, PreemptionError):  # does not count as a restart
+        if isinstance(error, PreemptionError):  # a preemption does not count as a restart
             recovery = replace(recovery, max_restarts=recovery.max_restarts + 1)
             excused += 1
             self.reports.expect_another()
@@ -200,7 +201,7 @@ class Supervisor:
             )
             job = job if self._tenure is None else self._tenure.advance(job)
             submission = self.submission.following(job, wider=widens)
-        except Exception as failed:  # Spark's context may just have been stopped
+        except Exception as failed:  # for example, Spark's context has just been stopped
             _log.warning("run %s: cannot start again in a new job: %s", self._job.label, failed)
             return False
         self._leave(about, "starting again in a new job", why, counts=recovery is self._job.recovery)
@@ -212,7 +213,7 @@ class Supervisor:
         return True
 
     def _leave(self, ended: AttemptState, what: str, why: str, *, counts: bool = True) -> None:
-        """Log that another attempt follows, and record the end of this one."""
+        """Log that another attempt follows, and record the end of the current one."""
         limit = f" (restart {ended.number + 1} of at most {self._job.recovery.max_restarts})" if counts else ""
         _log.warning("run %s: %s%s: %s", self._job.label, what, limit, why)
         self._display.logs.release(())
@@ -249,7 +250,8 @@ class Supervisor:
     def _gives_up(self) -> bool:
         """Return whether the last attempts have reached no later step than the attempts before them.
 
-        Return ``False`` if no node has reached the driver, since the steps are then unknown.
+        Return ``False`` if no node has reached the driver: the driver then does not know which steps of the training
+        the ranks have reached.
         """
         reached = self.server is not None and self.server.reached
         self._stuck = reached and is_stuck(self.reports.steps(self.state.number))
@@ -301,12 +303,12 @@ class Supervisor:
     def _advise(self, failure: Failure) -> str:
         try:
             return advice.advise(failure, self._job, local=self.submission.scheduler.on_driver)
-        except Exception as error:  # third-party import finders may raise anything
+        except Exception as error:  # the search for modules calls third-party import finders, which may raise anything
             _log.debug("no advice for run %s: %s", self._job.run_id, error)
             return ""
 
     def _note(self, collected: Collected, submitted: float) -> None:
-        """Record everything else that the job has returned: output, warnings, times."""
+        """Record what the job has returned besides the ranks' results: their output, the nodes' warnings, and times."""
         for log in collected.logs:
             self.on_log(log)
         self.on(events.Returned(collected))
@@ -319,7 +321,7 @@ class Supervisor:
             late = f"its ranks had not ended {timeout:g} s after run.stop()"
             self._alarm.after(timeout, lambda: self.on(events.Cancel(late, late)))
 
-    # Stacks.
+    # Requests for the ranks' stacks.
 
     def dump_stacks(self, timeout: float, *, all_threads: bool) -> Stacks:
         """Return what every rank is doing now; empty unless ranks are running."""
@@ -327,7 +329,10 @@ class Supervisor:
         return Stacks({}) if request is None else self._dumps.wait(request, timeout + self._margins.transfer)
 
     def say_where(self) -> None:
-        """Ask ranks for their stacks, and log a summary once they answer. Does not wait: ranks will be stopped soon."""
+        """Ask ranks for their stacks, and log a summary once they answer.
+
+        Returns without waiting for the answers, so that the caller can begin to stop the ranks.
+        """
         patience = self._margins.last_words
         self._where = self._ask(patience, all_threads=False, then=self._tell_where)
         self._alarm.after(patience + self._margins.transfer, self._tell_where)
@@ -338,7 +343,7 @@ class Supervisor:
             self._display.logs.note(f"run {self._job.run_id}: interrupted; {summary(stacks)}")
 
     def _ask(self, timeout: float, *, all_threads: bool, then: Callable[[], object] = lambda: None) -> Dump | None:
-        """Ask all ranks for their stacks; return ``None`` if no ranks are running."""
+        """Ask all ranks for their stacks, and return the request; ``None`` if no ranks are running."""
         if self.server is None or isinstance(self.state.phase, state.Ended) or not self.state.nodes.up:
             return None
         request = self._dumps.ask(timeout, all_threads=all_threads, then=then)
@@ -349,7 +354,7 @@ class Supervisor:
 
     def ask_stacks(self, then: Callable[[Event], object]) -> None:
         if self._stalling is not None:
-            return  # the answers to that request are still coming
+            return  # an earlier request still waits for answers
         patience = self._margins.stall_answer
 
         def report() -> None:
@@ -415,6 +420,6 @@ def _blamed(about: AttemptState) -> str | None:
 
 
 def _with_peers(job: Job) -> Job:
-    """Return the job. If its nodes exchange copies of states, add the key for the connections between them."""
+    """Return the job, with a key for connections between its nodes if they exchange copies of the ranks' states."""
     replicates = job.checkpoints is not None and job.checkpoints.replicate
     return replace(job, peers=make_peer_key()) if replicates else job

@@ -1,4 +1,4 @@
-"""Chooses how many ranks the next job of a run has, if the user gives a range. Pure."""
+"""Chooses how many ranks the next job of a run has, if the user allows a range."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ SETTLE = 5.0
 
 
 def widths(room: int | None, asked: Widths, ranks_per_task: int, waited: float = SETTLE) -> Iterator[int]:
-    """Yield the numbers of ranks that the next job may have, the largest first; none if it should wait for slots.
+    """Yield the numbers of ranks that the next job may have, the largest first; none if the job should wait for slots.
 
     Args:
-        room: number of ranks that free slots can host; ``None`` if it is not known. Only the smallest number is then
-            sure to have slots.
-        asked: what the user asks for.
+        room: number of ranks that free slots can host; ``None`` if it is not known. In this case, only the smallest
+            allowed number is yielded.
+        asked: the smallest and the largest number that the user allows.
         ranks_per_task: number of ranks of each task.
-        waited: number of seconds since the number of free slots last grew. The default is long enough not to wait for
-            more.
+        waited: number of seconds since the number of free slots last grew. With the default, the job does not wait for
+            more slots.
 
     >>> asked = Widths(4, 16)
     >>> [list(widths(room, asked, 2, 0.0)) for room in (3, 6, 20)]

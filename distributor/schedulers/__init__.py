@@ -1,4 +1,7 @@
-"""The places where a job can run: this machine, or one barrier-mode Spark job. Both use the same agent.
+"""Schedulers, which run a job on this machine or as a barrier-mode Spark job.
+
+The local scheduler and the Spark scheduler start the same agent on each node: a process that starts the ranks and
+watches them.
 
 Runs on the driver; may import ``hosting``, ``outcomes``, ``channel``, ``shipping``, ``launch`` and ``machine``.
 """

@@ -1,4 +1,4 @@
-"""The interface through which other code uses a scheduler."""
+"""The interface of schedulers, which bring a job to its nodes: through Spark, or directly to this machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ class Scheduler(Protocol):
         """The value to which the scheduler itself sets OMP_NUM_THREADS in its tasks; ``None`` if it does not."""
 
     def shape(self, resources: Resources) -> tuple[int, TaskProfile | None]:
-        """Return how many ranks each task hosts, and the resources of each task if they differ from the default.
+        """Return how many ranks each task hosts, and the CPUs and GPUs that the job must request for each task.
+
+        Return ``None`` instead of the CPUs and GPUs if the session's own settings give each task what it needs.
 
         Raises:
             ConfigurationError: the request contradicts the settings of the cluster.
@@ -52,7 +54,7 @@ class Scheduler(Protocol):
         """
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:
-        """Make a thread that may call ``run``. The caller starts it."""
+        """Return a new thread for ``target``, the function that calls :meth:`run`. The caller starts the thread."""
 
     def run(self, job: Job, server: ChannelServer) -> Collected:
         """Run a job to its end, and block until then. Failures of ranks are returned as data, not raised.
@@ -60,30 +62,33 @@ class Scheduler(Protocol):
         Args:
             job: a job that has passed ``check``. A scheduler that chooses hosts does not use those in ``job.avoided``
                 if other hosts have room.
-            server: the run's channel. The scheduler makes it listen for nodes, or attaches nodes to it.
+            server: the driver's end of the connections to nodes. The scheduler makes it listen for nodes, or passes it
+                sockets that are already connected to nodes.
 
         Raises:
             StartError: the ranks could not be started.
             RunCancelledError: the run was cancelled, by ``cancel`` or by other means.
             NodeLostError: a node was lost, and its results with it.
             ResourceError: the resources turned out to be too few.
-            ResultError: the values are too large to be brought back.
+            ResultError: the ranks' return values are too large to be sent to the driver.
         """
 
     def cancel(self) -> bool:
         """End the run by force, even on nodes that the order to stop has not reached. Do nothing if the run has ended.
 
-        Local ranks get no grace period. On Spark, an agent whose task has ended still gives its ranks the grace period.
+        In local mode, ranks get no grace period. On Spark, an agent whose task has been killed still gives its ranks
+        the grace period.
 
         Returns:
-            ``True`` if nothing was ended, because force would do harm at this moment: on Spark, it could end
-            executors. The caller must then call again. Otherwise ``False``.
+            ``True`` if nothing was ended, because killing tasks at this moment could also end their executors (Spark
+            only). The caller must then call again. Otherwise ``False``.
         """
 
     def room(self, job: Job) -> int | None:
         """Return how many ranks of a job the free slots can host now; ``None`` if it is not known.
 
-        Slots that the job itself occupies are not free. Spark may raise any exception while its context stops.
+        Slots that the job itself occupies are not free. While Spark's context stops, this method may raise any
+        exception, so callers must handle any.
 
         Raises:
             RunCancelledError, NodeLostError: the session in which the job would run has ended.
@@ -91,19 +96,19 @@ class Scheduler(Protocol):
 
     @property
     def slots_may_come(self) -> bool:
-        """Whether ``room`` may soon return more."""
+        """Whether :meth:`room` may soon return a larger number, for example because executors are still coming up."""
 
     def leaving(self) -> str | None:
-        """Return the host of a node that the cluster is about to end; ``None`` if no such node is known.
+        """Return the host of a node whose executor Spark is decommissioning; ``None`` if no such node is known.
 
-        Spark may raise any exception while its context stops.
+        While Spark's context stops, this method may raise any exception, so callers must handle any.
         """
 
     def again(self, job: Job) -> Scheduler:
-        """Return a scheduler for another job of a run, after its previous job has ended. The job counts as checked."""
+        """Return a scheduler for the next job of a run, once the previous job has ended. It needs no ``check``."""
 
     def waiting_for(self) -> Step | None:
         """Return what the run's nodes wait for before they can start; ``None`` if tasks run or it is not known.
 
-        Spark may raise any exception while its context stops.
+        While Spark's context stops, this method may raise any exception, so callers must handle any.
         """

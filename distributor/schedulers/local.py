@@ -1,4 +1,4 @@
-"""A scheduler that uses this machine as the cluster: the same agents, without Spark."""
+"""The scheduler of local mode: it runs a job on this machine without Spark, with the same agents as on Spark."""
 
 from __future__ import annotations
 
@@ -91,7 +91,9 @@ class LocalScheduler:
             )
 
     def shape(self, resources: Resources) -> tuple[int, TaskProfile | None]:
-        """Check that this machine has the resources. Each task hosts one rank and needs no profile.
+        """Check that this machine has the requested resources, and return ``(1, None)``.
+
+        The 1 means one rank for each task. The ``None`` means that there are no CPUs and GPUs to request from Spark.
 
         Raises:
             ResourceError: more is requested than this machine has, or than one node may host.
@@ -120,7 +122,7 @@ class LocalScheduler:
     #: Ranks run on the driver's machine and use its files.
     on_driver = True
 
-    #: The resources of this machine do not change.
+    #: The resources of this machine do not change, so a later call of :meth:`room` returns no more.
     slots_may_come = False
 
     #: Without Spark, only the user can have set OMP_NUM_THREADS.
@@ -128,7 +130,8 @@ class LocalScheduler:
 
     def _check_gpus(self, count: int, each: int) -> None:
         if self._gpus is None:
-            # Indices into the GPUs that this process sees. The placement maps them by CUDA_VISIBLE_DEVICES, once.
+            # These are indices into the GPUs that this process sees. The placement maps them to devices by
+            # CUDA_VISIBLE_DEVICES later, so they must not be mapped here.
             self._gpus = [str(index) for index in range(len(devices.local_gpus(os.environ)))]
         there = len(self._gpus)
         if there == 0:
@@ -144,7 +147,9 @@ class LocalScheduler:
             )
 
     def placed(self, job: Job) -> Placement:
-        """Return the placement that the job would have. Its ports are placeholders, since a run chooses them later.
+        """Return the placement that the job would have: which rank runs where.
+
+        Its ports are placeholders, because a run chooses its ports only when it starts.
 
         Raises:
             ResourceError: as for :meth:`shape`.
@@ -241,7 +246,7 @@ class LocalScheduler:
                 secret=secrets.token_hex(16),
             )
             if (result := node.converse(order)) is None:
-                server.await_loss(executor)  # the error says what is known about the node
+                server.await_loss(executor)  # the driver can then say in the error why the node was lost
             return _part(result)
 
 
@@ -254,7 +259,7 @@ def _supplies(asked: Resources) -> Iterator[tuple[str, int, int, str]]:
 
 
 def _part(result: NodeResult | None) -> _Part:
-    """Read an agent's report, and the files that it names: they are removed later, with the node's folder."""
+    """Read an agent's report and the files that it names. Later, they are removed with the node's folder."""
     if result is None:
         return _Part(None)
     return _Part(
@@ -300,11 +305,13 @@ def _in_threads(calls: Sequence[Callable[[], T]], end: Callable[[], object]) -> 
 
 
 def _facts(job: Job, ports: Sequence[int], reserved: Sequence[int], gpus: Sequence[str]) -> list[NodeFacts]:
-    """Return the facts that Spark's tasks would report, for each rank.
+    """Return the facts (address, ports, GPUs, CPUs) that Spark's tasks would report: one entry for each rank.
+
+    The ranks are divided among the nodes evenly and in order.
 
     Args:
         job: the job.
-        ports: the ports of the sockets for the store, one for each node. Each node has a block of ranks.
+        ports: for each node, the port of its socket for torch's rendezvous store.
         reserved: the ports that are reserved for the launch path.
         gpus: the GPUs of this machine.
     """

@@ -63,7 +63,7 @@ def target_folder(path: str) -> str | None:
     """Return the folder on Python's path into which pip has installed a file or folder (``pip install --target``).
 
     A package's ``RECORD`` lists its files (https://packaging.python.org/specifications/recording-installed-packages).
-    Other files in such a folder are not installed.
+    For a file that no ``RECORD`` lists, return ``None``: it does not belong to an installed package.
     """
     return None if _is_in_environment(path) else _target_folder(os.path.realpath(path))
 
@@ -78,7 +78,7 @@ def _target_folder(real: str) -> str | None:
 
 @functools.lru_cache(maxsize=64)
 def _recorded(folder: str, changed: float) -> frozenset[str]:
-    """Return the files that the ``RECORD`` files in a folder list, and the folders that contain these files.
+    """Return the files that are listed in the ``RECORD`` files of a folder's packages, and the folders of these files.
 
     Args:
         folder: the folder.
@@ -114,7 +114,8 @@ def own_modules() -> list[ModuleType]:
         file = getattr(module, "__file__", None)
         if name == "__main__" or name.partition(".")[0] == "distributor" or not isinstance(file, str):
             continue
-        # sys.modules may hold a module under a second name; cloudpickle looks modules up by __name__.
+        # sys.modules may contain a module under a second name, which is skipped: cloudpickle looks modules up by
+        # __name__.
         if getattr(module, "__name__", None) != name or not file.endswith((".py", ".pyc")):
             continue
         real = os.path.realpath(file)
@@ -142,7 +143,7 @@ def _ask_finders(name: str, path: Sequence[str] | None, folders: Sequence[str]) 
 
 
 def _moves(package: ModuleSpec) -> bool:
-    """Return whether a package may change the search path for its modules when it is imported."""
+    """Return whether a package may change its search path on import, because its source contains ``__path__``."""
     try:
         with open(package.origin or "", encoding="utf-8", errors="replace") as file:
             return "__path__" in file.read()

@@ -34,7 +34,10 @@ def package_zip() -> bytes:
 
 
 def _modules_of(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the path in the archive and the source of each module in a package's folder, which may be in a zip."""
+    """Yield, for each module in a package's folder, its path in the zip that is being written, and its source.
+
+    The package may itself have been imported from a zip, so the folder may be inside one.
+    """
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         inside = f"{name}/{entry.name}"
         if entry.is_dir():
@@ -55,7 +58,7 @@ def detach(job: Job, limit: int) -> tuple[Job, dict[str, bytes]]:
     """Take parts of more than ``limit`` bytes out of a job: the function with its arguments, and the folders.
 
     Returns:
-        The job without these parts, and the parts by name, for :func:`attach`.
+        The job without its large parts, and these parts by name. :func:`attach` puts them back.
 
     Example:
         >>> rest, parts = detach(job, 1 << 20)  # doctest: +SKIP
@@ -75,7 +78,7 @@ def detach(job: Job, limit: int) -> tuple[Job, dict[str, bytes]]:
 
 
 def attach(job: Job, parts: Mapping[str, bytes]) -> Job:
-    """Put the parts that :func:`detach` took out of a job back into it."""
+    """Put the parts that :func:`detach` took out of a job back into the job."""
     if "function" in parts and isinstance(job.target, Function):
         job = replace(job, target=replace(job.target, pickled=parts["function"]))
     if "working_dir" in parts and job.working_dir is not None:

@@ -30,10 +30,11 @@ _PROTOCOL = 5
 _VALUE_PATIENCE = 60.0
 _EXCEPTION_PATIENCE = 10.0
 
-#: Tensors of at least this number of bytes are written directly. Torch's own method copies them three times.
+#: Tensors of at least this number of bytes are pickled straight from memory. Torch's own method copies them three
+#: times.
 _LARGE_STORAGE = 64 << 10
 
-#: Guards cloudpickle's registry of modules, which all threads share.
+#: Guards cloudpickle's registry of the modules that it pickles by value. All threads share this registry.
 _registry_lock = threading.RLock()
 
 
@@ -113,7 +114,7 @@ def dump_exception(error: BaseException) -> bytes | None:
 def load_exception(pickled: bytes | None) -> BaseException | None:
     """Unpickle an exception on the driver.
 
-    Return ``None`` if that fails, for example because a package is missing, or if it makes no progress for
+    Return ``None`` if unpickling fails, for example because a package is missing, or if it makes no progress for
     :data:`_EXCEPTION_PATIENCE` seconds.
     """
     if pickled is None:
@@ -181,7 +182,7 @@ class _ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
 
 
 def _storage(content: bytearray, dtype: Any) -> Any:
-    """Return a torch storage over these bytes, without a copy."""
+    """Return a torch storage that uses the memory of the given bytes, without a copy."""
     import torch
 
     kind: Any = torch.TypedStorage

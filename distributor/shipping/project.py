@@ -115,9 +115,9 @@ def unpack_folder(archive: bytes, folder: Path, *, keep: bool = False) -> None:
     Args:
         archive: the zip bytes.
         folder: the folder to unpack into. An existing file is replaced, and a link is never followed.
-        keep: whether to keep existing files and links instead.
+        keep: whether to keep existing files and links instead of replacing them.
     """
-    folder.mkdir(parents=True, exist_ok=True)  # also for a project without files
+    folder.mkdir(parents=True, exist_ok=True)  # an archive without files creates no folder
     with zipfile.ZipFile(io.BytesIO(archive)) as packed:
         for info in packed.infolist():
             mode, target = info.external_attr >> 16, folder / info.filename
@@ -135,7 +135,7 @@ def unpack_folder(archive: bytes, folder: Path, *, keep: bool = False) -> None:
 
 
 def _files_of(folder: Path) -> Iterator[Path]:
-    """Yield the shipped paths of a project folder: files, and links to folders that are shipped too."""
+    """Yield the paths in a project folder that are shipped: files, and links to folders that are shipped too."""
     return _files_below(folder, os.path.realpath(folder), frozenset())
 
 

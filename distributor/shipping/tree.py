@@ -30,7 +30,7 @@ def stamps(folder: str, apart: Collection[str] = (), failed: list[OSError] | Non
 
     Args:
         folder: the folder.
-        apart: real paths of further folders to leave out.
+        apart: real paths of folders to leave out, in addition to those that are never shipped.
         failed: a list to which errors are appended. A file or folder that cannot be read is missing in the result.
     """
     top = os.path.realpath(folder)
@@ -38,7 +38,7 @@ def stamps(folder: str, apart: Collection[str] = (), failed: list[OSError] | Non
 
 
 def sizes(folder: str) -> dict[str, int]:
-    """Return the size in bytes of each of the user's files below a folder, by relative path."""
+    """Return the sizes in bytes of the files below a folder, by relative path, without this package's own files."""
     return own({path: stamp.size for path, stamp in stamps(folder).items()})
 
 
@@ -70,7 +70,7 @@ def _is_inside(entry: os.DirEntry[str], top: str) -> bool:
 
 
 def stamp(path: str) -> Stamp:
-    """Return the stamp of one file.
+    """Return the size, modification time and inode of one file.
 
     Raises:
         OSError: the file does not exist, or cannot be examined.

@@ -1,1 +1,1 @@
-"""Text for users. Runs everywhere; imports nothing else of this package."""
+"""Makes texts for users. This code runs in all processes of a run, and imports nothing else of this package."""

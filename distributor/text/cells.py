@@ -1,4 +1,4 @@
-"""Adds the names and the code of notebook cells to tracebacks: only the driver knows them."""
+"""Adds the names and the code of notebook cells to tracebacks of ranks, which do not have this information."""
 
 from __future__ import annotations
 
@@ -41,6 +41,6 @@ def _cell(path: str) -> str | None:
     """Return IPython's name of a cell, such as ``Cell In[5]``; ``None`` if the path is not a cell's."""
     try:
         kind, name = shell().compile.format_code_name(path)
-    except Exception:  # no IPython, an older one, or a file
+    except Exception:  # there is no IPython, its version is too old, or the path is that of a file
         return None
     return f"{kind} {name}" if kind == "Cell" else None

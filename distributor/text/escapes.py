@@ -24,7 +24,8 @@ _SEQUENCE = re.compile(
 #: A sequence that sets colours and other attributes of characters (SGR).
 _COLOUR = re.compile(r"(?:\x1b\[|\x9b)([0-9;:]*)m")
 
-#: A sequence that may continue after the end of a text. The groups hold what is needed to recognise the rest.
+#: A sequence that is not complete at the end of a text, so its rest may be in the next text. The groups match what is
+#: needed to recognise this rest.
 _OPEN = re.compile(
     rf"({_STRING})(?:[^\n\x07\x1b\x80-\x9f]|\x1b\x1b)*(\x1b?)\Z|((?:\x1b\[|\x9b)[0-?]*[ -/]*|\x1b[ -/]*)\Z"
 )
@@ -54,7 +55,7 @@ def plain(text: str) -> str:
 
 
 def open_end(text: str) -> str:
-    """Return a prefix for the next text, so that an escape sequence that begins here and ends there is recognised.
+    """Return a prefix for the next text, so that an escape sequence that begins in ``text`` is recognised there.
 
     >>> open_end("loss 0.5\\x1b]52;c;aGVs"), open_end("loss 0.5\\x1b[3"), open_end("loss 0.5")
     ('\\x1b]', '\\x1b[3', '')

@@ -1,7 +1,7 @@
 """Shows warnings on the screen if the user has not configured logging.
 
-Without any handler, Python shows the bare text of a warning (``logging.lastResort``). The handler in this module shows
-it with the prefix of the distributor's own lines instead, and is silent as soon as there is another handler.
+Without any handler, Python shows the bare text of a warning (``logging.lastResort``). The handler in this module puts
+the prefix ``[distributor]`` before the text instead. It shows nothing if there is another handler.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Show = Callable[[str], None]
 class _LastResort(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        #: The displays of active runs, which show a warning above their live lines.
+        #: The displays of active runs. The newest one shows a warning, above its progress bar and status.
         self.displays: list[Show] = []
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -29,7 +29,7 @@ class _LastResort(logging.Handler):
         for show in self.displays[-1:]:
             show(text)
             return
-        with suppress(Exception):  # as logging does: an unusual or closed output must not raise
+        with suppress(Exception):  # like logging, ignore the errors of an unusual or closed stderr
             print("[distributor] " + text.replace("\n", "\n[distributor] "), file=sys.stderr, flush=True)
 
 
@@ -44,7 +44,7 @@ def _others(own: logging.Handler) -> bool:
 
 
 def show_on(display: Show) -> None:
-    """Show warnings on a run's display, which adds the prefix, until :func:`leave` is called."""
+    """Show warnings on a run's display, which puts ``[distributor]`` before each, until :func:`leave` is called."""
     _handler.displays.append(display)
 
 

@@ -91,7 +91,7 @@ def mebibytes(number: int) -> str:
 def duration(seconds: float) -> str:
     """Return a duration as text: tenths of seconds up to 10 s, then whole seconds, minutes and hours.
 
-    Below 0.1 s it is in milliseconds.
+    A duration below 0.1 s is given in milliseconds.
 
     >>> duration(0.012), duration(3.25), duration(83), duration(7384)
     ('12 ms', '3.2 s', '1 min 23 s', '2 h 03 min')
@@ -135,10 +135,11 @@ def no_temporary_folder(host: str, why: str) -> str:
     )
 
 
-#: Part of the error's text if a companion has ended before the ranks could be started. The restart policy looks for it.
+#: A part of the text of the error that a companion (a process beside the ranks) has ended before the ranks were
+#: started. The restart policy recognizes the error by this part.
 NOT_READY = "before it was ready"
 
-#: The call that makes processes find each other, by framework; ``"torch"`` if there is no framework.
+#: What users must call so that their ranks train together, by framework; ``"torch"`` is for code without a framework.
 _REMEDIES = {
     "pytorch_lightning": "Trainer() or Fabric() without devices=1, which requests a single device",
     "transformers": "TrainingArguments(use_cpu=True) on CPUs",
@@ -148,7 +149,7 @@ _REMEDIES = {
 
 
 def alone(framework: str, world_size: int) -> str:
-    """Return a text for users: a rank has trained without the others, why it did, and what to do.
+    """Return a text for users which says that a rank has trained without the others, why it did, and what to do.
 
     Args:
         framework: as in :class:`~distributor.values.outcome.Outcome`.

@@ -1,4 +1,4 @@
-"""Values that cross process boundaries.
+"""Values that the processes of a run send to each other, such as jobs, plans and messages.
 
-Runs everywhere; standard library only. May import ``errors`` and ``text``.
+This code runs in all processes of a run, so it uses the standard library only. It may import ``errors`` and ``text``.
 """

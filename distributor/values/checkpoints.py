@@ -15,10 +15,12 @@ from distributor.values.claims import Fence
 #: The environment variable that names the folder or URL of checkpoints. Outside a run, users may set it.
 PLACE = "DISTRIBUTOR_CHECKPOINTS"
 
-#: The environment variable that holds the other settings, as JSON. Runs set it.
+#: The environment variable that holds all settings of checkpoints except their place, as JSON. Each run sets it for its
+#: ranks.
 SETTINGS = "DISTRIBUTOR_CHECKPOINT_SETTINGS"
 
-#: The file in a node's folder in shared memory that says how the node's ranks reach the agents of all nodes.
+#: The file in a node's folder in shared memory with the address, certificate and token of the node's agent. The ranks
+#: of all nodes exchange these addresses, to send copies of their states to the agents of other nodes.
 PEERS = "peers.json"
 
 
@@ -34,7 +36,7 @@ class Checkpoints:
         memory: whether each ``save_checkpoint`` also keeps the state in shared memory of each node until the run
             ends. If the ranks are restarted (``max_restarts``), they load it from there.
         replicate: whether a node on another host keeps copies of these states (only with ``memory=True``). If a host
-            is lost, the ranks of the next job load them.
+            is lost and the ranks are restarted, they load these copies.
 
     Raises:
         ConfigurationError: a value is wrong.
@@ -89,22 +91,22 @@ def _check_best(best: Any) -> tuple[str, Literal["min", "max"]] | None:
 
 
 def check_checkpoints(name: str, value: Any) -> Checkpoints:
-    """Return the checkpoints that a user gives as :class:`Checkpoints`, or as a folder or URL.
+    """Check the option ``checkpoints``, and return it as :class:`Checkpoints`. A folder or URL is accepted too.
 
     Raises:
-        ConfigurationError: the value is none of these.
+        ConfigurationError: the value is neither :class:`Checkpoints` nor a folder or URL.
     """
     return value if isinstance(value, Checkpoints) else Checkpoints(check_place(name, value))
 
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """Where the ranks of a node keep their newest states in memory.
+    """Where the ranks of a node keep their newest states (the arguments of ``save_checkpoint``) in memory.
 
     Attributes:
         folder: a private folder of the run in the node's shared memory.
         limit: maximum number of bytes of all states there: those of the node's ranks, and copies from other nodes.
-        replicate: whether other nodes keep copies.
+        replicate: whether a node on another host keeps copies of these states.
     """
 
     folder: str
@@ -114,12 +116,12 @@ class SharedMemory:
 
 @dataclass(frozen=True)
 class PeerKey:
-    """The key with which the agents of a run serve copies of states to the ranks of other nodes.
+    """The key for the connections over which ranks send copies of their states to other nodes, and read them back.
 
     Attributes:
-        certificate: the only certificate (PEM) that clients accept.
-        private: its key (PEM).
-        token: the token that clients must send.
+        certificate: the certificate (PEM) of all agents of the run. Ranks accept no other certificate.
+        private: the private key of the certificate (PEM).
+        token: the token that ranks must send to an agent.
     """
 
     certificate: str = field(repr=False)
@@ -140,8 +142,9 @@ def to_environ(
         checkpoints: the run's checkpoints.
         staging: a private folder of the node, for files on their way to a URL.
         hosts: the name of each node's host by node rank, for errors.
-        memory: where the newest states are kept in memory; ``None`` if they are not.
-        fence: the claim that the run must hold to commit checkpoints; ``None`` if it needs no claim.
+        memory: where ranks keep their newest states in memory; ``None`` if they keep none there.
+        fence: the claim that reserves the run's name. The run must still hold it when it commits a checkpoint. ``None``
+            for a run that needs no claim.
     """
     settings = {
         "keep": checkpoints.keep,
@@ -162,9 +165,10 @@ class Settings:
         checkpoints: where checkpoints are kept, and how many.
         staging: folder for files on their way to a URL; ``None`` for the system's folder for temporary files.
         hosts: the name of each node's host by node rank; empty outside a run.
-        is_given: whether a run or the user has named the place.
-        memory: where the newest states are kept in memory; ``None`` if they are not.
-        fence: the claim that the run must hold to commit checkpoints; ``None`` if it needs no claim.
+        is_given: whether a run or the user has set the place; otherwise, it is the default.
+        memory: where ranks keep their newest states in memory; ``None`` if they keep none there.
+        fence: the claim that reserves the run's name. The run must still hold it when it commits a checkpoint. ``None``
+            for a run that needs no claim.
     """
 
     checkpoints: Checkpoints
@@ -176,7 +180,7 @@ class Settings:
 
 
 def from_environ(environ: Mapping[str, str]) -> Settings:
-    """Return the settings in an environment. Without settings, checkpoints are kept in the folder ``checkpoints``.
+    """Return the settings that environment variables give. The default place is the folder ``checkpoints``.
 
     >>> from_environ({}).checkpoints
     Checkpoints(dir='checkpoints', keep=3, best=None, memory=False, replicate=False)
@@ -202,7 +206,7 @@ def from_environ(environ: Mapping[str, str]) -> Settings:
 
 
 def absolute(checkpoints: Checkpoints) -> Checkpoints:
-    """Return checkpoints with an absolute path as their folder. A URL stays as it is."""
+    """Return the same settings with the absolute path of their folder. A URL stays as it is."""
     if "://" in checkpoints.dir:
         return checkpoints
     return replace(checkpoints, dir=os.path.abspath(os.path.expanduser(checkpoints.dir)))

@@ -113,7 +113,7 @@ def as_number(value: Any) -> int | float | None:
             value = value.item()
         if isinstance(value, numbers.Real):
             return int(value) if isinstance(value, numbers.Integral) else float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # several elements
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor or array of several elements
         pass
     return None
 
@@ -222,7 +222,10 @@ def check_ports(name: str, ports: Any) -> tuple[int, int]:
     except (TypeError, ValueError):
         first, last = 0, -1
     if not 1 <= first <= last <= 65535:
-        raise ConfigurationError(f"{name} must be the first and the last port of a range, not {ports!r}")
+        raise ConfigurationError(
+            f"{name} must be the first and the last port of a range from 1 to 65535, such as (7000, 7100), not "
+            f"{ports!r}"
+        )
     return first, last
 
 

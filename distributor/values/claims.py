@@ -1,8 +1,8 @@
-"""The record of which run holds a name. Only that run may write the checkpoints under the name. Pure.
+"""Claims: records that reserve a name (``name=``) for one run. Only this run may write checkpoints under it. Pure.
 
-A run holds a name through a claim: a small record in the place for checkpoints, which the driver renews while its run
-lasts. The claim is kept in two files. They are written in turn, so one of them is always complete. No file needs to be
-renamed, listed or overwritten atomically.
+A claim is a small record in the place for checkpoints. The driver of the run that holds the name renews the claim while
+the run lasts. The record is kept in two files, which are written in turn. So one of them is always complete, even if
+the driver is killed while it writes, and no file needs to be renamed, listed or overwritten atomically.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Identity:
         target: name of the function or module, or the file name of the script.
         code: digest of the source code; ``""`` if it is not known.
         arguments: a digest of each argument, by its name or position.
-        shown: the arguments in words. They may hold secrets, so they are not recorded.
+        shown: each argument as text, for warnings. Arguments may be secret, so this text is not written to the claim.
     """
 
     name: str
@@ -44,14 +44,14 @@ class Identity:
 
 @dataclass(frozen=True)
 class Holder:
-    """The run that holds a name, and its driver.
+    """The run that has reserved a name (the holder), with its driver process. No other run may use a reserved name.
 
     Attributes:
         run: identifier of the run.
         host: the driver's host.
         machine: identifies the driver's machine or container.
-        pid: the driver's process.
-        started: when this process was started, in clock ticks since the machine's start.
+        pid: the process ID of the driver.
+        started: when the driver's process was started, in clock ticks since the machine's start.
     """
 
     run: str
@@ -66,7 +66,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class Claim:
-    """The record of a name.
+    """A claim: the record that says which run holds a name, and what this run trains.
 
     Attributes:
         sequence: number of this version of the record. It grows with every renewal.
@@ -75,7 +75,8 @@ class Claim:
         finished: whether the training has ended with success.
         run: identifier of the last run that held the name.
         holder: the run that holds the name now; ``None`` if none does.
-        attempt: number of the first attempt of that run's current job.
+        attempt: number of the first attempt of the holder's current job. Ranks of its earlier jobs may not commit
+            checkpoints.
     """
 
     sequence: int
@@ -102,12 +103,12 @@ class Claim:
 
 
 def find(fetch: Callable[[str], bytes | None]) -> Claim | None:
-    """Return the newest claim in a place; ``None`` if there is none. ``fetch`` returns the content of a file."""
+    """Return the newest claim; ``None`` if there is none. ``fetch`` returns the content of one of :data:`FILES`."""
     return read((fetch(FILES[0]), fetch(FILES[1])))
 
 
 def read(files: tuple[bytes | None, bytes | None]) -> Claim | None:
-    """Return the newest claim in the contents of :data:`FILES`; ``None`` if neither holds one."""
+    """Return the newest claim in the contents of the two :data:`FILES`; ``None`` if neither contains a claim."""
     found = [claim for data in files if (claim := sealed.unseal(data, _build)) is not None]
     return max(found, key=lambda claim: claim.sequence, default=None)
 
@@ -128,10 +129,10 @@ def folder_of(where: str, name: str) -> str:
 
 
 def following(found: Claim | None, identity: Identity, holder: Holder) -> Claim:
-    """Return the claim of a new run that takes a name.
+    """Return the claim that a new run must write to take a name. A claim is the record that reserves a name.
 
     Args:
-        found: the name's record; ``None`` if there is none. Its holder has ended.
+        found: the earlier claim to the name, whose holder has ended; ``None`` if there is none.
         identity: what the new run trains.
         holder: the new run.
 
@@ -176,13 +177,13 @@ def changes(found: Claim, identity: Identity) -> list[str]:
 
 @dataclass(frozen=True)
 class Fence:
-    """The claim that a run must hold so that its ranks may commit checkpoints.
+    """The condition under which ranks may commit checkpoints: their run holds the claim that reserves its name.
 
     Attributes:
-        place: where the claim is kept.
+        place: the folder or URL where the claim is kept.
         run: the run that must hold the name.
         attempt: number of the first attempt of the job that may commit. Earlier jobs may not: some of their nodes may
-            be cut off and still run.
+            be cut off from the driver and still run.
     """
 
     place: str
@@ -191,5 +192,5 @@ class Fence:
 
 
 def training_folder(place: str, training: int) -> str:
-    """Return where the checkpoints of a training are kept, below the place of its claim."""
+    """Return the folder or URL for the checkpoints of a training. It is below the place where the claim is kept."""
     return f"{place.rstrip('/')}/{training}"

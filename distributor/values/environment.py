@@ -25,12 +25,15 @@ def job_id(run_id: str, attempt: int) -> str:
 
 
 def node_id(job_id: str, leader: int) -> str:
-    """Return the ID that marks a node's processes; ``leader`` is the partition of the task that runs the agent."""
+    """Return the ID of a node, which its processes have in the environment variable :data:`NODE_ID`.
+
+    ``leader`` is the partition of the Spark task that runs the node's agent.
+    """
     return f"{job_id}.{leader}"
 
 
 def is_of_earlier_job(mark: str, run_id: str, attempt: int) -> bool:
-    """Return whether an ID marks processes of an earlier job of a run: one that began before ``attempt``.
+    """Return whether ``mark`` is the ID of a node of an earlier job: one whose first attempt came before ``attempt``.
 
     >>> is_of_earlier_job("3f2a.0", "3f2a", 2), is_of_earlier_job("3f2a-2.0", "3f2a", 2)
     (True, False)
@@ -39,7 +42,8 @@ def is_of_earlier_job(mark: str, run_id: str, attempt: int) -> bool:
     return found is not None and int(found[1] or 0) < attempt
 
 
-#: Variables that the run sets and ``env=`` cannot: wrong values would hang or corrupt the other ranks.
+#: Variables that only the run sets. Users cannot set them with ``env=``, since wrong values would make the other ranks
+#: hang or compute wrong results.
 #: Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
 CONTRACT = (
     "RANK",
@@ -70,19 +74,21 @@ CONTRACT = (
 _INTERFACES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}", "TP_SOCKET_IFNAME": "{}"}
 
 
-#: Number of times that an OpenMP thread spins before it sleeps. Measured with one rank on four CPUs: 10,000 spins cost
-#: nothing if nothing else runs. Beside four busy processes, steps take a third of the time that they take by default.
+#: Number of times that a waiting OpenMP thread spins before it sleeps. Measured with one rank on four CPUs: 10,000
+#: spins cost nothing if nothing else runs. Beside four busy processes, a training step takes a third of the time that
+#: it takes with OpenMP's default.
 _TURNS = "10000"
 
-#: With up to this number of ranks, all ranks connect to each other at the start. On two CPUs, this takes 0.16 s with 32
-#: ranks, and 0.53 s with 64.
+#: With up to this number of ranks, gloo connects all ranks to each other when a process group starts. On two CPUs,
+#: the connections take 0.16 s with 32 ranks, and 0.53 s with 64.
 _MESH = 32
 
 
 def sockets(environ: Mapping[str, str], interface: str | None, leave_nccl: bool = False) -> dict[str, str]:
     """Return variables that make collectives use a network interface, unless the environment already sets them.
 
-    Without them, gloo resolves the host's name and listens on that address, which may be loopback.
+    Without these variables, gloo listens on the address that the host's name resolves to. This may be the loopback
+    address, which other hosts cannot reach.
 
     Args:
         environ: the variables that are already set.
@@ -101,10 +107,13 @@ def sockets(environ: Mapping[str, str], interface: str | None, leave_nccl: bool 
 def gloo(environ: Mapping[str, str], world_size: int) -> dict[str, str]:
     """Return variables that make gloo connect two ranks only when they first communicate, if there are over 32 ranks.
 
-    ``init_process_group`` still returns only after all ranks have called it. With 32 ranks or fewer, all ranks connect
-    to each other at once, which is torch's default. If a rank then ends without reaching a collective, the collective
-    fails at once. With connections on demand, the collective fails at the group's timeout or, with three ranks or
-    fewer, never (https://github.com/pytorch/gloo/issues/520). Torch before 2.8 does not know ``TORCH_GLOO_LAZY_INIT``.
+    With 32 ranks or fewer, no variable is set, and gloo connects all ranks at the start, which is torch's default. If a
+    rank then ends without reaching a collective, the collective fails at once on the other ranks. If ranks connect on
+    demand instead, the collective fails only at the timeout of the process group. With three ranks or fewer, it waits
+    forever (https://github.com/pytorch/gloo/issues/520).
+
+    Even if ranks connect on demand, ``init_process_group`` returns only after all ranks have called it. Torch before
+    2.8 ignores ``TORCH_GLOO_LAZY_INIT``.
     Source: https://docs.pytorch.org/docs/stable/distributed.html#improving-initialization-time
 
     Args:
@@ -126,8 +135,8 @@ def gloo(environ: Mapping[str, str], world_size: int) -> dict[str, str]:
 def waiting(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variable that makes a rank's OpenMP threads spin only briefly while they wait for each other.
 
-    In GNU's library, which is part of torch, each thread spins 300,000 times by default. If other processes use some of
-    the CPUs, this takes the CPUs from the threads that still work.
+    In GNU's OpenMP library, which is part of torch, a thread that waits for others spins 300,000 times by default, and
+    then sleeps. If other processes use some of the CPUs, spinning threads occupy the CPUs that working threads need.
     Source: https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html
 
     Args:
@@ -142,7 +151,8 @@ def waiting(environ: Mapping[str, str]) -> dict[str, str]:
 def nccl_knows_better(environ: Mapping[str, str]) -> bool:
     """Return whether NCCL itself chooses its network interface better than this package would.
 
-    It does if its own configuration file names interfaces, or if the machine has IP over InfiniBand, which it prefers.
+    NCCL should choose its network interface itself if its configuration file names interfaces, or if the machine has
+    IP over InfiniBand, which NCCL prefers to other networks.
     Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (NCCL_CONF_FILE, NCCL_SOCKET_IFNAME).
     """
     for path in (environ.get("NCCL_CONF_FILE", ""), os.path.expanduser("~/.nccl.conf"), "/etc/nccl.conf"):
@@ -157,9 +167,9 @@ def nccl_knows_better(environ: Mapping[str, str]) -> bool:
 def overlay(
     environ: Mapping[str, str], task_cpus: int, ranks_per_task: int, spark_cpus: int | None = None
 ) -> dict[str, str | None]:
-    """Return the changes that ranks need to a task's environment; ``None`` removes a variable.
+    """Return the variables to change in a task's environment before ranks inherit it; ``None`` removes a variable.
 
-    The user's ``env`` takes precedence.
+    The caller applies the user's ``env`` after these changes, so ``env`` takes precedence.
 
     Args:
         environ: the task's environment.
@@ -169,9 +179,9 @@ def overlay(
     """
     return {
         "OMP_NUM_THREADS": _omp_threads(environ, task_cpus, ranks_per_task, spark_cpus or task_cpus),
-        # Spark sets it for its own workers. In a rank, it would turn each write to stdout into a system call.
+        # Spark sets PYTHONUNBUFFERED for its own workers. It would make each write of a rank to stdout a system call.
         "PYTHONUNBUFFERED": None,
-        # As torchrun sets it: a rank ends when NCCL gives up on a collective.
+        # torchrun sets this variable too. With it, a rank ends when NCCL gives up on a collective.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
 
@@ -189,8 +199,8 @@ def apply(environ: Mapping[str, str], changes: Mapping[str, str | None]) -> dict
 def _omp_threads(environ: Mapping[str, str], task_cpus: int, ranks_per_task: int, spark_cpus: int) -> str:
     """Return the value of ``OMP_NUM_THREADS``: the rank's share of CPUs, unless the user has set another number.
 
-    Spark itself sets the variable to ``spark.task.cpus`` in its workers, even if a task has more CPUs. That value is
-    not the user's choice.
+    Spark itself sets the variable to ``spark.task.cpus`` in its workers, even if a task has more CPUs. So this value
+    does not count as the user's choice, and is replaced.
     """
     already = environ.get("OMP_NUM_THREADS")
     if already is None or already in (str(task_cpus), str(spark_cpus)):

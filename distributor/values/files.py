@@ -1,6 +1,7 @@
-"""New files of ranks: their descriptions, and their names on the way to ``output_dir``."""
+"""Files that ranks write: their descriptions, and their names while they are copied to ``output_dir``."""
 
-# Annotations are not postponed: messages contain entries, and their annotations are read at run time.
+# This module does not postpone the evaluation of annotations, because the code that decodes messages reads the
+# annotations of ``Entry`` at run time.
 
 import os
 import re
@@ -10,21 +11,21 @@ from dataclasses import dataclass, field
 
 from distributor.text.wording import size
 
-#: Maximum number of bytes of the files in ``output_dir`` that are sent with a job. If there are more, nodes fetch them
-#: from the driver.
+#: Maximum total size, in bytes, of the files in ``output_dir`` that are sent to the nodes with a job. If the files are
+#: larger, nodes fetch them from the driver.
 WITH_THE_JOB = 64 << 20
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The description of a file of ranks.
+    """The description of a file that a rank has written.
 
     Attributes:
-        path: its path in the ranks' current directory, with slashes.
+        path: the file's path in the ranks' current directory, with slashes.
         size: number of bytes.
-        mode: its permissions.
-        mtime_ns: when it was changed, in nanoseconds since the epoch.
-        digest: sha256 of its content, in hex.
+        mode: the file's permissions.
+        mtime_ns: when the file was last changed, in nanoseconds since the epoch.
+        digest: SHA-256 of the file's content, in hexadecimal.
     """
 
     path: str
@@ -42,7 +43,7 @@ class Brought:
         node: rank of the node that has sent the file.
         entry: the file.
         pieces: its content.
-        uploaded: the name under which the node has uploaded the file to the run's URL; ``None`` if it has not.
+        uploaded: the name under which the node has uploaded the file, if ``output_dir`` is a URL; otherwise ``None``.
     """
 
     node: int
@@ -52,7 +53,7 @@ class Brought:
 
 
 def incoming(path: str, node: int) -> str:
-    """Return the temporary name of a node's file that has not arrived completely.
+    """Return the temporary name, in ``output_dir``, of a node's file that has not arrived completely.
 
     >>> incoming("ckpt/a.pt", 1), is_incoming("ckpt/a.pt.node-1.part")
     ('ckpt/a.pt.node-1.part', True)
@@ -61,7 +62,7 @@ def incoming(path: str, node: int) -> str:
 
 
 def is_incoming(name: str) -> bool:
-    """Return whether a name is the temporary name of a file. Such files may remain if the driver ends early."""
+    """Return whether a name is one that :func:`incoming` makes. Such files may remain if the driver ends early."""
     return re.search(r"\.node-\d+\.part(\.\d+)?$", name) is not None
 
 
@@ -104,12 +105,15 @@ def beyond_limit(limit: int) -> str:
 
 
 def mark(run_id: str) -> str:
-    """Return the name of the marker file. Nodes use it to recognize the driver's folder at a URL."""
+    """Return the name of a file that the driver writes to ``output_dir`` if this is a URL.
+
+    Nodes look for the file, to check that the URL leads them to the same folder as the driver.
+    """
     return f".distributor-{run_id}"
 
 
 def own(sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return the files that are the user's own, and not this package's.
+    """Return the sizes of the user's files in ``output_dir``, without the files that this package puts there.
 
     >>> own({"a.pt": 3, "b.pt.node-1.part": 1, ".distributor-3f2a": 0})
     {'a.pt': 3}

@@ -1,4 +1,4 @@
-"""The job that a user requests, and its parts. Frozen, without behaviour beyond derived properties."""
+"""The job (a user's request to train) and its parts: frozen dataclasses with no behaviour except derived properties."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class Warmth(TypedDict):
-    """A job's requirements for its warm processes, as plain values.
+    """A job's requirements for its warm processes, which import torch once and fork the agents of many runs.
 
-    ``keep`` is the number of seconds that a warm process stays without a run. ``preload`` lists the modules that it
-    imports in addition to torch. ``env``, ``ranks_per_task``, ``spark_cpus`` and ``use_gpu`` are the job's: they
-    determine the environment in which the process imports.
+    ``keep`` is the number of seconds that a warm process waits for the next run. ``preload`` lists the modules that it
+    imports in addition to torch. The other fields have the same values as in the job. They determine the environment
+    variables of a warm process when it imports these modules.
     """
 
     keep: float
@@ -33,7 +33,7 @@ class Warmth(TypedDict):
 
 
 def warmth(job: Job) -> Warmth | None:
-    """Return a job's requirements for warm processes; ``None`` if it uses no warm process."""
+    """Return a job's requirements for warm processes, which fork its agents; ``None`` if the job uses none."""
     if job.startup.start_method != "fork" or job.startup.keep_warm == 0:
         return None
     return {
@@ -56,10 +56,10 @@ class Function:
 
 @dataclass(frozen=True)
 class Script:
-    """A ``.py`` file on the driver; its text is sent with the job.
+    """A Python script on the driver. Its text is sent with the job.
 
-    ``path`` is the file's path on the driver. Ranks on the driver's own machine run it there, and other nodes run a
-    copy. ``inside`` is its path relative to the shipped working directory, if the file is in that directory.
+    ``path`` is the script's path on the driver. Ranks on the driver's own machine run it there, and other nodes run a
+    copy. ``inside`` is the script's path relative to ``working_dir``; ``None`` if the script is not in this folder.
     """
 
     path: str
@@ -81,7 +81,7 @@ Target = Function | Script | Module
 
 @dataclass(frozen=True)
 class WorkingDir:
-    """A project folder. The driver's machine uses it in place, and other machines unpack ``archive`` (zip bytes)."""
+    """A project folder. Ranks on the driver's machine use the folder itself; other nodes unpack ``archive``, a zip."""
 
     path: str
     archive: bytes | None = field(default=None, repr=False)
@@ -120,13 +120,13 @@ class Widths(NamedTuple):
 
     @property
     def fixed(self) -> bool:
-        """Whether the number cannot change."""
+        """Whether the number of processes cannot change during the run."""
         return self.least == self.most
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One requested job: the same value for the local and the Spark scheduler.
+    """One requested job. The local scheduler and the Spark scheduler get the same job.
 
     Attributes:
         run_id: unique identifier of the run.
@@ -146,16 +146,17 @@ class Job:
         output_dir: the folder or URL to which new files of ranks are copied; ``None`` if they are not copied.
         checkpoints: where ranks keep checkpoints; ``None`` if the user has named no place.
         identity: what a run with a name and checkpoints trains; ``None`` for other runs.
-        fence: the claim that the run must hold to commit checkpoints; ``None`` until the run holds its name.
-        peers: the key with which nodes exchange copies of states; ``None`` if they exchange none.
+        fence: the claim that reserves the run's name. The run must still hold it when it commits a checkpoint. ``None``
+            until the run holds it, or if the run needs no claim.
+        peers: the key with which nodes exchange copies of the states of ranks; ``None`` if they exchange none.
         collect: which return values are sent back: only rank 0's (``"rank0"``), or the values of all ranks (``"all"``).
         widths: the smallest and the largest number of processes, if it may change; ``None`` if it may not.
         avoided: hosts on which two attempts of the run have failed, as Spark names them. Ranks are placed on other
             hosts if these have room.
-        excused: number of earlier attempts that do not count as failed. ``recovery`` allows one restart more for each
-            of them.
-        attempt: number of the first attempt that the job's nodes make. It is above 0 if an earlier job of the run has
-            failed.
+        excused: number of earlier attempts that do not count as failed, because ranks were preempted or stopped to go
+            on with more ranks. ``recovery.max_restarts`` already includes one additional restart for each of them.
+        attempt: number of the first attempt that the job's nodes make. It is above 0 if this is not the first job of
+            the run.
     """
 
     run_id: str
@@ -209,7 +210,10 @@ class Job:
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """The modules that a warm process imports in addition to torch: the launch path's, then the user's."""
+        """The modules that a warm process imports besides torch: the launch path's, then the user's.
+
+        A warm process forks the agents of runs on one executor or on this machine.
+        """
         return (*self.launch.preload, *self.startup.preload)
 
     @property

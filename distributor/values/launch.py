@@ -1,4 +1,4 @@
-"""Launch paths: frozen values in the job that define how ranks are started."""
+"""Launch paths: frozen dataclasses in the job that define how ranks are started, such as torchrun's or Ray's."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 class LaunchPath(Protocol):
-    """The way in which a job's ranks are started: a value without side effects that is part of the job."""
+    """The way in which a job's ranks are started: a part of the job, with methods that have no side effects."""
 
     @property
     def name(self) -> str:
-        """The name that users and the dry run use."""
+        """The launch path's name, as users pass it in ``launch=`` and as a dry run shows it."""
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """The modules that a warm process imports in addition to torch."""
+        """The modules that a warm process (which forks agents) imports in addition to torch."""
 
     @property
     def needs(self) -> Mapping[str, str]:
@@ -29,7 +29,7 @@ class LaunchPath(Protocol):
 
     @property
     def ports(self) -> int:
-        """The number of ports to reserve for each of the run's processes; all nodes know these ports."""
+        """The number of ports to reserve for each of the run's processes. Every node gets the ports of all nodes."""
 
     @property
     def once(self) -> bool:
@@ -43,14 +43,14 @@ class LaunchPath(Protocol):
         """Return the environment variables that must be set before torch is imported."""
 
     def plan(self, site: Site) -> Plan:
-        """Return the plan of one node."""
+        """Return the plan of one node, which says what the node does to start its ranks."""
 
     def advise(self, failure: Failure, job: Job) -> str:
         """Return advice on a failure that comes from this way of starting ranks; ``""`` if there is none."""
 
 
 class BasePath:
-    """Defaults for launch paths. A path inherits from this class, and overrides what is different."""
+    """Defaults for launch paths. A launch path inherits from this class, and overrides what is different."""
 
     preload: ClassVar[tuple[str, ...]] = ()
     ports: ClassVar[int] = 0
@@ -70,7 +70,7 @@ class Launch(Protocol):
     """A value that users pass as ``launch=``."""
 
     def resolve(self, num_processes: int, use_gpu: bool) -> LaunchPath:
-        """Return the launch path; may read files on the driver.
+        """Return the launch path for a run. This method may read files on the driver.
 
         Raises:
             ConfigurationError: the value does not suit the run.

@@ -19,11 +19,11 @@ MAIN_STACK_SIGNAL = signal.SIGRTMIN + 11
 HURRY_SIGNAL = signal.SIGRTMIN + 12
 
 
-#: The streams of a rank, numbered from 1. The third is what Python prints for an uncaught exception; the fourth holds
-#: the rank's reports, which are not output.
+#: The streams of a rank, numbered from 1. The third contains what Python prints for an uncaught exception. The fourth
+#: contains what the rank passes to ``runtime.report``, which is not shown as output.
 STREAMS = ("stdout", "stderr", "uncaught", "reports")
 
-#: Names of the shipped project folder and of the folder of a shipped script.
+#: Name of the node's copy of the project folder, and of the folder for its copy of a script.
 WORKING_DIR, SCRIPT = "working_dir", "script"
 
 #: A node's private folder.
@@ -44,12 +44,15 @@ def launcher_log(folder: Folder) -> Path:
 
 
 def companion_order(folder: Folder, name: str) -> Path:
-    """Return the path of a companion's pickled :class:`~distributor.values.plan.CompanionOrder`."""
+    """Return the path of the pickled :class:`~distributor.values.plan.CompanionOrder` for a companion.
+
+    A companion is a process that runs beside the ranks, such as Ray.
+    """
     return Path(folder, f"companion-{name}.pickle")
 
 
 def companion_log(folder: Folder, name: str) -> Path:
-    """Return the path of a companion's output."""
+    """Return the path of the output of a companion, a process that runs beside the ranks, such as Ray."""
     return Path(folder, f"companion-{name}.log")
 
 
@@ -64,7 +67,10 @@ def stacks(folder: Folder, local_rank: int) -> Path:
 
 
 def board(folder: Folder) -> Path:
-    """Return the path of the :class:`~distributor.channel.board.Board` of the node's ranks."""
+    """Return the path of the :class:`~distributor.channel.board.Board`.
+
+    Through this file, the node's ranks and their agent agree on a step at which all ranks stop.
+    """
     return Path(folder, "board")
 
 
@@ -79,10 +85,10 @@ def error(folder: Folder, local_rank: int) -> Path:
 
 
 def working_dir(folder: Folder) -> Path:
-    """Return the path of the shipped project folder."""
+    """Return the path of the node's copy of the project folder."""
     return Path(folder, WORKING_DIR)
 
 
 def script(folder: Folder, script: Script) -> Path:
-    """Return the path of the copy of a shipped script."""
+    """Return the path of the node's copy of a script."""
     return Path(folder, SCRIPT, os.path.basename(script.path))

@@ -25,7 +25,7 @@ from distributor.values.placement import Node
 
 M = TypeVar("M", bound="Message")
 
-#: How much of a stream the driver has: rank, stream, number of bytes.
+#: How much of a rank's output to one stream the driver has received: rank, number of the stream, number of bytes.
 Offset = tuple[int, int, int]
 
 
@@ -34,14 +34,14 @@ class Message:
     """The base class of all messages."""
 
 
-# From a task to the driver, before its node has an agent or after the agent has ended.
+# From a task or an agent to the driver, before the node's ranks start.
 
 
 @dataclass(frozen=True)
 class TaskFacts(Message):
-    """The facts of one barrier task, as :class:`distributor.channel.facts.Facts` gathers them.
+    """A barrier task sends its facts, such as its address and GPUs, for :class:`distributor.channel.facts.Facts`.
 
-    ``wave`` identifies the tasks that were started together; ``attempt`` is the number of this task's attempt.
+    ``wave`` identifies the tasks that Spark started together; ``attempt`` is Spark's number for this task attempt.
     """
 
     wave: str
@@ -67,12 +67,14 @@ class Importing(Message):
 
 @dataclass(frozen=True)
 class Deposit(Message):
-    """A node announces a new file of its ranks. After the driver's :class:`Proceed`, it sends the file's bytes.
+    """A node announces a new file of its ranks. It sends the file's bytes after the driver's :class:`Proceed`.
 
-    This is the first message of a connection. If the node has uploaded the file to the run's URL, ``uploaded`` is the
-    file's name there, and no bytes follow. The driver answers :class:`Received` once it has the file, or at once if it
-    has the same bytes already. It answers :class:`Refused` if it refuses the file. ``node`` and ``secret`` are as in
-    :class:`Hello`.
+    This is the first message of a connection. The driver answers :class:`Received` once it has the file, or at once if
+    it already has the same bytes. It answers :class:`Refused` if it does not accept the file. ``node`` and ``secret``
+    are as in :class:`Hello`.
+
+    If ``output_dir`` is a URL, the node has already uploaded the file there, and sends no bytes. ``uploaded`` is then
+    the file's name at the URL.
     """
 
     entry: Entry
@@ -83,7 +85,10 @@ class Deposit(Message):
 
 @dataclass(frozen=True)
 class Withdraw(Message):
-    """A node's ranks have removed a file that was copied. ``node`` and ``secret`` are as in :class:`Hello`."""
+    """A node reports that its ranks have removed a file, so that the driver removes its copy from ``output_dir``.
+
+    ``node`` and ``secret`` are as in :class:`Hello`.
+    """
 
     path: str
     node: str = ""
@@ -92,7 +97,7 @@ class Withdraw(Message):
 
 @dataclass(frozen=True)
 class Fetch(Message):
-    """A node asks for all files that the driver has kept from earlier runs.
+    """A node asks for all files that earlier runs have left in ``output_dir`` on the driver.
 
     For each file, the driver answers with an :class:`Offer` and the file's bytes. The last answer is :class:`Received`.
     ``node`` and ``secret`` are as in :class:`Hello`.
@@ -117,10 +122,10 @@ class Value(Message):
 
 @dataclass(frozen=True)
 class Holding(Message):
-    """A node opens a connection that ends when the driver closes this job's channel, at the end of the run.
+    """A node opens a connection that stays open until the run ends, so that the node notices the end of the run.
 
-    Until then, the node may keep the states of ranks for the run's next job. ``node`` and ``secret`` are as in
-    :class:`Hello`.
+    While this connection is open, the node may keep the states of its ranks in memory, so that the ranks of the run's
+    next job can load them. ``node`` and ``secret`` are as in :class:`Hello`.
     """
 
     node: str = ""
@@ -132,10 +137,12 @@ class Holding(Message):
 
 @dataclass(frozen=True)
 class Copy(Message):
-    """A rank sends its state to another node, which keeps a copy in memory.
+    """A rank announces that it sends its state to another node, which keeps a copy in memory.
 
-    The bytes of three files follow, each with the given size: the record, the objects and the tensors. ``slot`` is the
-    name of the file of tensors. The other node answers :class:`Received`, or :class:`Refused` if it has no room.
+    The agent of the other node answers :class:`Proceed`, or :class:`Refused` if it has no room. After ``Proceed``, the
+    rank sends the bytes of three files: ``record`` bytes that describe the state, ``objects`` bytes of pickled objects
+    and ``tensors`` bytes of tensors. The agent answers :class:`Received` once it has them all. ``slot`` is the name of
+    the file of tensors.
     """
 
     slot: str
@@ -146,10 +153,10 @@ class Copy(Message):
 
 @dataclass(frozen=True)
 class Recall(Message):
-    """A rank asks for some parts of a file that the other node keeps in memory.
+    """A rank asks another node for parts of a file in which that node keeps a rank's state in memory.
 
-    ``path`` is the file's path. Each of ``parts`` is an offset and a number of bytes. The other node answers
-    :class:`Proceed` and sends the bytes of all parts, or answers :class:`Refused` if it has no such file.
+    ``path`` is the file's path. Each of ``parts`` is an offset and a number of bytes. The agent of the other node
+    answers :class:`Proceed` and sends the bytes of all parts, or answers :class:`Refused` if it has no such file.
     """
 
     path: str
@@ -161,10 +168,11 @@ class Recall(Message):
 
 @dataclass(frozen=True)
 class Hello(Message):
-    """The first message of each connection of a node: the node's name, the run's placement, and a secret.
+    """The first message of a node's main connection to the driver: its name, the run's placement, and a secret.
 
-    ``placement`` is empty if the node's agent has died and its task connects instead. Only the node's task and agent
-    know ``secret``. Once the driver has it, no other process can pretend to be this node.
+    ``placement`` is empty if the node's task connects instead of an agent, because the agent has died or could not be
+    started. Only the node's task and agent know ``secret``. Once the driver has received the secret, no other process
+    can pretend to be this node.
     """
 
     node: str
@@ -209,9 +217,9 @@ class Warnings(Message):
 
 @dataclass(frozen=True)
 class Skipped(Message):
-    """``lines`` lines of a rank's output are left out, since the live view is too far behind.
+    """A node leaves out ``lines`` lines of a rank's output, since the driver is too far behind to show them.
 
-    The output goes on at ``offset``, in bytes.
+    The output that the node sends next begins at ``offset``, in bytes.
     """
 
     rank: int
@@ -230,12 +238,14 @@ class Failed(Message):
 
 @dataclass(frozen=True)
 class Stopped(Message):
-    """The node's attempt has ended without success. None of its processes is left, and the node can begin again.
+    """The node's attempt has ended without success. All its ranks have ended, and the node can begin another attempt.
 
-    ``port`` is the port of a socket that listens on the node's address. Node 0 uses it for the rendezvous store of the
-    next attempt. ``outcomes`` have no pickled exceptions. If they are still too long for a message, tracebacks and
-    output are left out too, or even all failures. ``error`` says why the node could not start its ranks, as in
-    :class:`~distributor.values.outcome.NodeReport`.
+    Attributes:
+        port: port of a socket that listens on the node's address. If the node is node 0, the rendezvous store of the
+            next attempt uses this socket.
+        outcomes: how the ranks ended, without pickled exceptions. If the message would be too long, tracebacks and
+            output are left out too, or even all failures.
+        error: why the node could not start its ranks, as in :class:`~distributor.values.outcome.NodeReport`.
     """
 
     port: int
@@ -245,10 +255,10 @@ class Stopped(Message):
 
 @dataclass(frozen=True)
 class Finished(Message):
-    """All ranks of the node have succeeded. The same report comes through Spark, unless Spark fails.
+    """All ranks of the node have succeeded. On Spark, the task returns the same report, unless Spark fails.
 
-    ``values`` are the small return values, each as a rank and the pickled value in base64. The values of the ranks in
-    ``following`` come over separate connections; see :class:`Value`.
+    ``values`` are the small return values, each as a rank and the pickled value in base64. The ranks in ``following``
+    have larger values, which the node sends over separate connections; see :class:`Value`.
     """
 
     report: NodeReport
@@ -258,18 +268,18 @@ class Finished(Message):
 
 @dataclass(frozen=True)
 class Keeping(Message):
-    """The node's ranks have ended. The node is copying their last new files (``bringing``), or has copied them."""
+    """The node's ranks have ended. ``bringing`` says whether the node is still copying new files to ``output_dir``."""
 
     bringing: bool
 
 
 @dataclass(frozen=True)
 class Reached(Message):
-    """The answer to the :class:`Propose` with the same number.
+    """A node's answer to the :class:`Propose` with the same number: whether its ranks can stop at the proposed step.
 
-    ``accepted`` says that no rank of the node has reached the proposed step, and that ranks will wait there for the
-    driver's decision. ``step`` is the highest step that a rank of the node has passed to ``runtime.should_stop``; -1 if
-    no rank has called it.
+    If ``accepted`` is true, no rank of the node had reached the proposed step, and ranks that reach it wait there for
+    the driver's decision. ``step`` is not the proposed step, but the highest step that a rank of the node has passed to
+    ``runtime.should_stop``; -1 if no rank has called this function.
     """
 
     number: int
@@ -279,14 +289,14 @@ class Reached(Message):
 
 @dataclass(frozen=True)
 class Preempted(Message):
-    """A rank got SIGTERM, and goes on until all ranks stop together."""
+    """A rank got SIGTERM from outside the run. The rank goes on until all ranks stop together at one step."""
 
     rank: int
 
 
 @dataclass(frozen=True)
 class Halted(Message):
-    """A rank was told to stop at a step."""
+    """A call of ``runtime.should_stop`` told a rank to stop at a step."""
 
     rank: int
     step: int
@@ -311,7 +321,10 @@ class Dead(Message):
 
 @dataclass(frozen=True)
 class Orphaned(Message):
-    """The node's owner, a Spark task, is gone. The node is lost unless its ranks have ``succeeded``."""
+    """An agent reports that its owner, the Spark task that started it, has ended too early.
+
+    The node counts as lost, unless all its ranks have ``succeeded``.
+    """
 
     succeeded: bool
 
@@ -326,29 +339,29 @@ class Bye(Message):
 
 @dataclass(frozen=True)
 class AllFacts(Message):
-    """The facts of all tasks. The tasks may begin."""
+    """The facts of all tasks, such as their addresses and GPUs. After this message, the tasks start their agents."""
 
     facts: tuple[dict[str, Any], ...]
 
 
 @dataclass(frozen=True)
 class Gather(Message):
-    """Some tasks cannot reach the driver, so all tasks must exchange their facts through Spark."""
+    """Some tasks cannot reach the driver, so all tasks must exchange facts, such as addresses, through Spark."""
 
 
 @dataclass(frozen=True)
 class Proceed(Message):
-    """The answer to :class:`Value` and :class:`Deposit`: the driver asks for the bytes."""
+    """The answer to a message that announces bytes or asks for bytes, such as :class:`Value`: the bytes may follow."""
 
 
 @dataclass(frozen=True)
 class Received(Message):
-    """The driver has all bytes of a value or a file."""
+    """The last answer to a request: all bytes have arrived or, for :class:`Fetch`, the driver has sent all files."""
 
 
 @dataclass(frozen=True)
 class Offer(Message):
-    """The answer to :class:`Fetch`: the driver sends a file. ``mtime_ns`` is as in ``Entry``."""
+    """The answer to :class:`Fetch`, once for each file: a description of the file. The file's bytes follow."""
 
     path: str
     size: int
@@ -358,7 +371,7 @@ class Offer(Message):
 
 @dataclass(frozen=True)
 class Refused(Message):
-    """The answer to :class:`Deposit`: the driver refuses the file. ``why`` is a short text."""
+    """The answer to :class:`Deposit`, :class:`Copy` or :class:`Recall` if the request is refused; ``why`` says why."""
 
     why: str
 
@@ -381,7 +394,8 @@ class Heard(Message):
 class Farewell(Message):
     """The answer to :class:`Bye`, once the driver has received everything.
 
-    ``failed`` says whether the driver has stopped the run.
+    ``offsets`` says how much of the node's output the driver has. ``failed`` says whether the driver has stopped the
+    run.
     """
 
     offsets: tuple[Offset, ...]
@@ -403,7 +417,7 @@ class Stop(Message):
 
 @dataclass(frozen=True)
 class Begin(Message):
-    """Start the ranks again, as attempt ``attempt``; the first was 0. They meet at node 0's address and ``port``."""
+    """Start the ranks again. They meet at node 0's address and ``port``. ``attempt`` counts attempts from 0."""
 
     attempt: int
     port: int
@@ -416,7 +430,7 @@ class End(Message):
 
 @dataclass(frozen=True)
 class Propose(Message):
-    """The ranks must stop together at ``step``, if no rank has reached it.
+    """The driver proposes that all ranks stop at ``step``. A node accepts if none of its ranks has reached this step.
 
     ``number`` grows with each proposal of an attempt.
     """
@@ -428,7 +442,7 @@ class Propose(Message):
 
 @dataclass(frozen=True)
 class Agree(Message):
-    """All nodes have accepted the proposal with this number and step."""
+    """All nodes have accepted the :class:`Propose` with this number, so the ranks stop at ``step``."""
 
     number: int
     step: int
@@ -444,12 +458,12 @@ class Dump(Message):
     timeout: float
 
 
-# From an agent to a launcher that waits.
+# From an agent to a launcher that has imported torch and waits to start ranks.
 
 
 @dataclass(frozen=True)
 class StartRanks(Message):
-    """Start the ranks that the order in the file ``path`` describes.
+    """Start the ranks as described in the file ``path``, a pickled :class:`~distributor.values.plan.NodeOrder`.
 
     File descriptors are sent with the message; ``names`` says what each of them is.
     """
@@ -458,12 +472,12 @@ class StartRanks(Message):
     names: tuple[str, ...]
 
 
-# From the launcher to its agent. Times are in seconds since the epoch.
+# From the launcher to its agent. A field ``time`` is in seconds since the epoch.
 
 
 @dataclass(frozen=True)
 class LauncherReady(Message):
-    """The launcher has imported torch and has its order."""
+    """The launcher has imported torch and has read the order that says which ranks to start."""
 
     time: float
 
@@ -478,11 +492,17 @@ class RanksStarted(Message):
 
 @dataclass(frozen=True)
 class RankExited(Message):
-    """A rank's process has ended with exit code ``code``, negative for a signal, at the time ``moment``.
+    """A rank's process has ended.
 
-    ``stopped`` is when the launcher told the rank to stop; ``None`` if it did not. ``released`` is when the launcher
-    told the rank to end because it no longer had to serve other ranks; ``code`` is then 0. Times are seconds on a clock
-    that all processes of the host share (``time.monotonic()``).
+    All times are seconds of ``time.monotonic()``, a clock that all processes of the host share.
+
+    Attributes:
+        local_rank: the rank.
+        code: the exit code; negative for a signal.
+        stopped: when the launcher told the rank to stop; ``None`` if it did not.
+        moment: when the process ended.
+        released: when the launcher told the rank to end, because all ranks that it served had succeeded; ``None`` if it
+            did not. ``code`` is then 0, however the process ended.
     """
 
     local_rank: int
@@ -494,7 +514,7 @@ class RankExited(Message):
 
 @dataclass(frozen=True)
 class AllPassed(Message):
-    """The ranks of all nodes have succeeded: all nodes are at the exit barrier."""
+    """The ranks of all nodes have succeeded: all launchers have reached the exit barrier of torch's elastic agent."""
 
 
 @dataclass(frozen=True)
@@ -512,16 +532,16 @@ class LauncherFailed(Message):
     traceback: str
 
 
-# From an owner (a Spark task, or the driver in local mode) to a warm process, and from an agent to its owner: pickled,
-# over private connections.
+# From an owner (a Spark task, or the driver in local mode) to a warm process, which forks agents; and from an agent to
+# its owner. These messages are pickled, and sent over private connections.
 
 
 @dataclass(frozen=True)
 class Fork(Message):
-    """Fork an agent for the process ``owner``, with these environment variables.
+    """Asks a warm process to fork an agent. ``owner`` is the pid of the process that asks.
 
-    These file descriptors are sent with the message, in this order: the current directory, standard output, standard
-    error, and the sockets that ``names`` lists.
+    The agent gets the environment variables ``environ`` and the file descriptors that are sent with the message: the
+    current directory, standard output, standard error, and the sockets that ``names`` lists, in this order.
     """
 
     names: tuple[str, ...]
@@ -531,7 +551,7 @@ class Fork(Message):
 
 @dataclass(frozen=True)
 class Retire(Message):
-    """Accept no more requests, and end with the last agent."""
+    """Asks a warm process to accept no more requests, and to end once all agents that it has forked have ended."""
 
 
 @dataclass(frozen=True)
@@ -545,7 +565,7 @@ class Rest:
 
     @property
     def size(self) -> int:
-        """Number of bytes of that part."""
+        """Number of bytes from ``offset`` to the end of the file."""
         return os.path.getsize(self.path) - self.offset
 
 
@@ -561,7 +581,8 @@ class Sent:
 class FileLeft:
     """A new file that a rank has written, and of which the driver does not know yet.
 
-    ``source`` is its path on the node, or ``None`` if the node has uploaded it to the run's URL, as ``uploaded``.
+    ``source`` is the file's path on the node. If ``output_dir`` is a URL and the node has uploaded the file there,
+    ``source`` is ``None``, and ``uploaded`` is the file's name at the URL.
     """
 
     entry: Entry
@@ -570,18 +591,22 @@ class FileLeft:
 
     @property
     def size(self) -> int:
-        """Number of bytes that must be sent."""
+        """Number of bytes of the file that must be sent to the driver; 0 if the node has uploaded the file."""
         return 0 if self.source is None else self.entry.size
 
 
 @dataclass(frozen=True)
 class NodeResult(Message):
-    """All results of a node.
+    """All results of a node. The agent sends them to its owner (the process that started it) for the driver.
 
-    ``report`` is the pickled :class:`~distributor.values.outcome.NodeReport`. ``values`` holds, for each rank, the
-    pickled return value, or the path of a file that holds it, or a :class:`Sent` if the driver already has it.
-    ``failed`` says whether the run has failed, as far as the node knows. ``rest`` and ``files`` are output and new
-    files that go through Spark because the driver does not have them yet. ``node_rank`` is the node's rank.
+    Attributes:
+        report: the pickled :class:`~distributor.values.outcome.NodeReport`.
+        values: for each rank, its pickled return value, the path of a file with this value, or a :class:`Sent` if the
+            driver already has the value.
+        rest: output of ranks that the driver has not received over the channel.
+        failed: whether the run has failed, as far as the agent knows.
+        files: new files of ranks that the driver has not received over the channel.
+        node_rank: the node's rank.
     """
 
     report: bytes = dataclasses.field(repr=False)
@@ -593,7 +618,7 @@ class NodeResult(Message):
 
     @property
     def size(self) -> int:
-        """Number of bytes of output and files that must be sent."""
+        """Number of bytes of output and files that the process that started the agent must pass to the driver."""
         return sum(part.size for part in self.rest) + sum(file.size for file in self.files)
 
 
@@ -639,7 +664,8 @@ def decode(values: Any) -> Message:
 def _plain(value: Any) -> Any:
     """Return a value with dataclasses as dicts and sequences as lists.
 
-    ``dataclasses.asdict`` finds no fields in a class that PySpark 3.5's cloudpickle has pickled by value.
+    This function replaces ``dataclasses.asdict``, which finds no fields in a class that PySpark 3.5's cloudpickle has
+    pickled by value.
     """
     if hasattr(type(value), "__dataclass_fields__"):
         return {name: _plain(getattr(value, name)) for name in type(value).__dataclass_fields__}
@@ -651,7 +677,7 @@ def _plain(value: Any) -> Any:
 
 
 def _record(kind: type[Any], values: Mapping[str, Any]) -> Any:
-    """Return the dataclass instance with these fields; a field without a value has its default."""
+    """Return an instance of the dataclass ``kind`` with these values. A field without a value gets its default."""
     hints = {field.name: field.type for field in kind.__dataclass_fields__.values()}
     if any(isinstance(hint, str) for hint in hints.values()):
         hints = typing.get_type_hints(kind)

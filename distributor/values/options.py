@@ -83,7 +83,7 @@ class Option:
 
 
 def option(default: Any, check: Check, help: str, flag: Flag | None = None, *, secret: bool = False) -> Any:
-    """Declare an option as a field of a group. ``secret`` keeps its value out of the group's ``repr``."""
+    """Declare an option as a field of a group. With ``secret``, the group's ``repr`` does not show its value."""
     return field(default=default, repr=not secret, metadata={"option": Option(default, check, help, flag)})
 
 
@@ -158,7 +158,7 @@ class Resources(Group):
 
     @property
     def gpus_each(self) -> int:
-        """Number of GPUs of one rank, if ranks use GPUs."""
+        """Number of GPUs of one rank, in runs whose ranks use GPUs."""
         return self.gpus_per_process or 1
 
 
@@ -169,8 +169,8 @@ class Deadlines(Group):
     Attributes:
         start_timeout: time that the run may take to bring up all ranks.
         grace_period: time between SIGTERM and SIGKILL when ranks are stopped.
-        heartbeat_timeout: silence after which the driver and a node consider each other lost.
-        stall_timeout: time without activity of any rank after which the run ends; ``None`` for no limit.
+        heartbeat_timeout: time without a message after which the driver and a node consider each other lost.
+        stall_timeout: the run ends if no rank writes output or uses CPU time for this long; ``None`` for no limit.
     """
 
     start_timeout: float = option(
@@ -191,7 +191,7 @@ class Deadlines(Group):
     stall_timeout: float | None = option(
         None,
         optional(partial(check_seconds, least=1)),
-        "Seconds without activity of any rank after which the run ends.",
+        "Seconds after which the run ends if no rank writes output or uses CPU time.",
         Flag(panel=LIMITS, kind="number"),
     )
 
@@ -256,9 +256,10 @@ class Startup(Group):
     """How the processes of ranks start.
 
     Attributes:
-        start_method: ``"fork"`` if ranks are forks of a process that has imported torch (a *warm process*), ``"spawn"``
-            if ranks are new processes.
-        keep_warm: number of seconds that the warm process waits for the next run; with 0, it serves this run only.
+        start_method: ``"fork"`` if ranks are forks of a process that has imported torch, ``"spawn"`` if ranks are new
+            processes.
+        keep_warm: number of seconds that a process that has imported torch (a *warm process*) waits for the next run,
+            so that its ranks start sooner. With 0, no such process waits, and each run imports torch itself.
         preload: modules that the warm process imports besides torch and the modules that the launch path needs.
     """
 
@@ -271,15 +272,16 @@ class Startup(Group):
     keep_warm: float = option(
         600.0,
         partial(check_seconds, least=0),
-        "Seconds that a process with torch waits for the next run; 0 keeps none.",
+        "Seconds that a process that has imported torch waits for the next run; 0 keeps no such process.",
     )
-    preload: tuple[str, ...] = option((), check_modules, "Modules that the process with torch imports as well.")
+    preload: tuple[str, ...] = option((), check_modules, "Modules that the process kept by keep_warm imports.")
 
     def check_together(self) -> None:
         if self.preload and (self.start_method != "fork" or self.keep_warm == 0):
             raise ConfigurationError(
-                f"preload={list(self.preload)!r} needs a warm process, but there is none with "
-                f"start_method={self.start_method!r} and keep_warm={self.keep_warm:g}: leave preload out"
+                f"preload={list(self.preload)!r} needs a warm process, which imports modules before a run, but there "
+                f"is none with start_method={self.start_method!r} and keep_warm={self.keep_warm:g}: leave preload out, "
+                "or pass start_method='fork' and a positive keep_warm"
             )
 
 
@@ -366,7 +368,9 @@ class Variables(Group):
 
 @dataclass(frozen=True)
 class Project(Group):
-    """The user's folders, as given. A job holds them as ``WorkingDir``, ``OutputDir`` and ``Checkpoints``.
+    """The folders of a run, as the user gives them.
+
+    A job describes them as ``WorkingDir``, ``OutputDir`` and ``Checkpoints``.
 
     Attributes:
         working_dir: folder that becomes the ranks' current directory, or ``None``.

@@ -46,11 +46,14 @@ class Failure:
 class Outcome:
     """The outcome of one rank.
 
-    ``state`` is ``"finished"``, ``"failed"``, ``"stopped"`` (by this package, because something else failed or the
-    run was cancelled), or ``"unreturned"`` (it finished, but its value could not be pickled or written; ``failure``
-    says why). ``called`` and ``returned`` are the times when its function, script or module began and ended, in seconds
-    since the epoch. If the rank trained without the other ranks, ``alone`` names the framework that it used, or
-    ``"torch"`` if it used no framework. ``halted`` is the step at which ``runtime.should_stop`` told it to stop.
+    Attributes:
+        rank, host: the rank, and the machine on which it ran.
+        state: ``"finished"``, ``"failed"``, ``"stopped"`` (by this package, because something else failed or the run
+            was cancelled), or ``"unreturned"`` (the rank finished, but its value could not be pickled or written).
+        failure: why the rank failed, or why its value could not be pickled or written.
+        called, returned: when the rank's function, script or module began and ended, in seconds since the epoch.
+        alone: the framework that the rank used, if it trained without the other ranks; ``"torch"`` for no framework.
+        halted: the step at which ``runtime.should_stop`` told the rank to stop; ``None`` if it did not.
     """
 
     rank: int
@@ -67,9 +70,12 @@ class Outcome:
 class Ending:
     """A rank's own report of how it ended.
 
-    ``moment`` is the time of the end in seconds, on a clock that all processes of the host share
-    (``time.monotonic()``). ``value`` is the rank's pickled return value if it is small; a larger value is in a file.
-    ``final`` is false while the rank is still preparing its report.
+    Attributes:
+        outcome: how the rank ended.
+        moment: when it ended, in seconds of ``time.monotonic()``, a clock that all processes of the host share.
+        value: the rank's pickled return value if this is small; the rank writes a larger value to a file.
+        final: false for a first report, which a rank makes after an exception before it computes the exception's text.
+            The final report replaces this report.
     """
 
     outcome: Outcome
@@ -82,11 +88,19 @@ class Ending:
 class NodeReport:
     """The report of one node: the outcome of each rank, or the error that kept the ranks from starting.
 
-    The node sends it in band, that is, through the scheduler's job and not only over the channel. ``error`` is ``(class
-    name in distributor.errors, message)``. ``times`` maps names of events to seconds since the epoch. The driver shows
-    ``warnings``. ``gave_up`` says why the node stopped its ranks without an order. ``placement`` is the placement of
-    the whole run, for a driver that no node could reach. ``passed`` says that the ranks of all nodes have succeeded and
-    that the run was not stopped. In this case, the ranks' return values come with the report.
+    The node sends its report *in band*, that is, as a result of the scheduler's job, so that the report arrives even if
+    the channel (the node's own connection to the driver) is broken.
+
+    Attributes:
+        node_rank, host: the node, and its machine.
+        outcomes: how each rank ended.
+        error: why the ranks could not be started, as the name of a class in ``distributor.errors`` and its message.
+        times: when events happened on the node, by name, in seconds since the epoch.
+        warnings: warnings that the driver shows.
+        gave_up: why the node stopped its ranks without an order from the driver; ``None`` if it did not.
+        placement: which rank ran where in the whole run, for a driver that no node could reach.
+        passed: whether the ranks of all nodes have succeeded and the run was not stopped. If so, the return values of
+            the ranks come with the report.
     """
 
     node_rank: int
@@ -109,7 +123,10 @@ REPORTS = 4
 
 @dataclass(frozen=True)
 class Log:
-    """A piece of a rank's output; ``offset`` is its position in bytes in the whole output to that stream."""
+    """A piece of what a rank wrote to one stream, such as stdout (stream 1).
+
+    ``offset`` is the number of bytes that the rank wrote to this stream before the piece.
+    """
 
     rank: int
     stream: int
@@ -126,7 +143,7 @@ class Collected:
         values: pickled return values in pieces, by rank.
         lost_hosts: hosts of the nodes that never reported.
         logs: output of ranks that did not arrive over the channel.
-        times: moments of the run that the scheduler knows, by name, in seconds since the epoch.
+        times: when events happened, as the scheduler has recorded them, by name, in seconds since the epoch.
         files: new files of ranks that did not arrive over the channel.
     """
 
@@ -139,5 +156,5 @@ class Collected:
 
     @property
     def halted(self) -> dict[int, int]:
-        """The step at which each rank was told to stop, by rank."""
+        """The step at which ``runtime.should_stop`` told each rank to stop, by rank."""
         return {o.rank: o.halted for report in self.reports for o in report.outcomes if o.halted is not None}

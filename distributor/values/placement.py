@@ -11,23 +11,24 @@ from distributor.text.wording import who
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """Facts about one task, before anything is decided. Local mode states the same facts for its nodes.
+    """Facts about one Spark task, from which the placement of the ranks is computed. In local mode, about one node.
 
     Attributes:
         partition: index of the barrier task.
         executor: name of its executor; tasks with the same name share a node.
         host: name of the machine, to show to users.
         address: IP address at which other nodes reach it.
-        port: port of a listening socket that the task holds (for the store, if this node becomes node 0).
-        ports: ports that the task reserves at the address for the launch path, as many as the path asks for.
+        port: port on which the task listens. If the task's node becomes node 0, the rendezvous store uses this port.
+        ports: ports that the task reserves at the address for the launch path, as many as the launch path needs.
         gpus: addresses of the GPUs that Spark gave to this task, or that local mode found.
-        visible_devices: the visible-devices setting in the task's environment, ``None`` if unset.
+        visible_devices: the value of ``CUDA_VISIBLE_DEVICES`` (or AMD's ``HIP_VISIBLE_DEVICES``) in the task's
+            environment; ``None`` if neither is set.
         cpus: number of CPUs of the task; in local mode, of one rank.
         versions: versions of Python, torch and the launch path's packages in the task.
-        machine: name of the machine or container. Within one, a device number always means the same device. ``""`` if
-            the name is not known: device numbers are then compared within this executor only.
-        mounts: name of the file systems and shared memory that the task sees. Tasks with the same name see the same
-            files. ``""`` if the name is not known.
+        machine: name of the machine or container. If tasks have the same name, a device number means the same device in
+            all of them. ``""`` if the name is not known: device numbers are then compared within this executor only.
+        mounts: identifies the file systems and shared memory that the task sees. Tasks with the same value see the same
+            files. ``""`` if the value is not known.
     """
 
     partition: int
@@ -69,13 +70,17 @@ class Numbering:
 class Node:
     """One executor (or this machine): a contiguous block of ranks under one agent.
 
-    ``leader`` is the partition whose task runs the agent; ``task_cpus`` is the number of CPUs of one task. ``gpus`` are
-    in the order in which ranks see them: the first GPU of each rank, then the second GPU of each rank, and so on. A
-    rank owns the GPU at index ``LOCAL_RANK``, and every ``local_world_size``-th GPU after it. ``by_host`` is the
-    numbering of the node's ranks if all ranks of a host are numbered together, otherwise ``None``. ``ports`` are
-    reserved for the launch path. A server that sets SO_REUSEADDR can listen on them. ``slots`` is the number of the
-    job's processes that belong to the node. It is the number of ranks, unless the launch path runs the target only
-    once.
+    Attributes:
+        executor, host, address, port: as in :class:`NodeFacts`.
+        leader: the partition whose task runs the agent.
+        first_rank, local_world_size: the node's first rank, and the number of its ranks.
+        gpus: the GPUs in the order in which ranks see them: the first GPU of each rank, then the second GPU of each
+            rank, and so on. A rank uses the GPU at index ``LOCAL_RANK`` and every ``local_world_size``-th GPU after it.
+        task_cpus: number of CPUs of one task.
+        by_host: the numbering of the node's ranks if all ranks of a host are numbered together; otherwise ``None``.
+        ports: ports that are reserved for the launch path. A server that sets ``SO_REUSEADDR`` can listen on them.
+        slots: number of the run's processes (``num_processes``) that belong to the node. It is the number of ranks,
+            unless the launch path runs the target only once.
     """
 
     node_rank: int
@@ -99,7 +104,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Placement:
-    """Which rank runs where: the nodes, in the order of their node ranks. Every node has the same value."""
+    """Which rank runs where: the nodes, in the order of their node ranks. All nodes of a run use equal placements."""
 
     nodes: tuple[Node, ...]
 
@@ -112,7 +117,7 @@ class Placement:
         return self.nodes[0]
 
     def numbering(self, node: Node) -> Numbering:
-        """Return the numbering of a node's ranks."""
+        """Return the numbers from which a node's ranks get ``LOCAL_RANK``, ``GROUP_RANK`` and similar variables."""
         return node.by_host or Numbering(node.node_rank, len(self.nodes), 0, node.local_world_size)
 
     def node_of(self, executor: str) -> Node:

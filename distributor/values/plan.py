@@ -1,4 +1,4 @@
-"""The plan of one node, and the orders that carry it from process to process."""
+"""The plan of one node (what the node does in a run), and the orders with which processes pass it on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Site:
         sockets: environment variables that select the network interface for communication between ranks.
         folder: the node's private folder, where its ranks find files.
         attempt: how many times the ranks have been started before.
-        memory: where the ranks keep their newest states in memory; ``None`` if they keep none.
+        memory: where in memory the ranks keep the newest states that they save; ``None`` if they keep none there.
     """
 
     job: Job
@@ -38,7 +38,10 @@ class Site:
 
 @dataclass(frozen=True)
 class Call:
-    """A function of this package by name, and its keyword arguments. When called, it also gets ``local_rank``."""
+    """The name of a function of this package that ranks call, and its keyword arguments.
+
+    Each rank also passes its ``local_rank`` to the function.
+    """
 
     module: str
     function: str
@@ -47,10 +50,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Companion:
-    """A process that lives beside the ranks of a node: started before them, watched with them, ended after them.
+    """A process beside the ranks of a node, such as Ray. The agent starts it before the ranks and ends it after them.
 
-    Its function is called as ``function(**arguments, ready=ready)``. The function calls ``ready()`` when ranks may
-    begin, and runs until SIGTERM ends it. If the function ends while ranks run, the run ends with an error.
+    The process calls ``function(**arguments, ready=ready)``. The function calls ``ready()`` when ranks may begin, and
+    runs until SIGTERM ends it. If the function ends while ranks run, the run ends with an error.
 
     Attributes:
         name: the companion's name in errors, and the name of its files. It is unique on the node.
@@ -73,7 +76,7 @@ class Companion:
 
 @dataclass(frozen=True)
 class CompanionOrder:
-    """An agent's order to the process of a companion; ``sys_path`` is the import path of that process."""
+    """An agent's order to a companion, a process beside the ranks; ``sys_path`` is the import path of this process."""
 
     companion: Companion
     sys_path: tuple[str, ...]
@@ -90,7 +93,8 @@ class Plan:
             (``None`` removes a variable).
         rank_env: environment of each local rank, on top of ``node_env``.
         files: text of the files that ranks find in the node's private folder, by name.
-        elsewhere: paths of files that ranks leave behind outside that folder; they are removed at the end.
+        elsewhere: paths of files that ranks leave behind outside the node's private folder. The agent removes these
+            files at the end.
         first: function that each rank calls before it runs the target.
         last: function that each rank calls after the target has returned and exit callbacks have run.
         keep_memory: whether the C library of ranks keeps freed memory for the next training step.
@@ -113,7 +117,7 @@ class Plan:
 
     @property
     def serving_here(self) -> frozenset[int]:
-        """The local ranks of this node that serve others."""
+        """The local ranks of this node that serve other ranks, such as TensorFlow's parameter servers."""
         return frozenset(rank - self.node.first_rank for rank in self.serving if rank in self.node.ranks)
 
 
@@ -179,20 +183,20 @@ class Endpoint:
 class AgentOrder:
     """An order to an agent from its owner: the Spark task that starts it or, in local mode, the driver.
 
-    The order is sent over their private connection as a dict of plain values.
+    The owner sends the order to the agent over a private connection, as a dict of plain values.
 
     Attributes:
         job: the pickled :class:`~distributor.values.job.Job`.
         parts: parts of the job that were sent separately, by name.
         executor: the name of this node's executor in ``facts``.
-        facts: the facts of all tasks, as dicts.
+        facts: the facts of all tasks, as dicts of the fields of :class:`~distributor.values.placement.NodeFacts`.
         folder: the node's private folder, which the agent removes at the end.
         root: path from which this package can be imported.
-        sys_path: import path of the owner.
+        sys_path: import path of the agent's *owner*, the process that starts the agent.
         endpoint: where the driver listens; ``None`` if the channel is an inherited socket or there is no channel.
         on_driver: whether the node is the driver's machine, where scripts and folders are used in place.
         reached: whether this node's task has already reached the driver in this run.
-        times: moments before the agent started, by name, in seconds since the epoch.
+        times: when events happened before the agent started, by name, in seconds since the epoch.
         in_place: whether the owner's current directory is the driver's own, where ranks' files may stay.
         note: a warning for the user.
         secret: the secret that proves to the driver that this agent, or its owner, is the node. On Spark,

@@ -19,7 +19,8 @@ LONGEST = 64 << 10
 #: Number of bytes of reports that are kept for a whole run, and the maximum and the minimum for one rank.
 _OF_RUN, _MOST, _LEAST = 32 << 20, 8 << 20, 64 << 10
 
-#: Whole numbers in reports must be smaller than the first value. The second value is the last possible stage.
+#: Whole numbers in reports must be smaller than the first value. The second value is the largest possible ``stage`` of
+#: a :class:`Report`.
 _LARGEST, _LAST_STAGE = 1 << 63, 62
 
 
@@ -29,7 +30,7 @@ class Report:
 
     Attributes:
         number: number of reports that the rank has made before this one in this attempt.
-        stage: how many times the rank has doubled the distance between the reports that it writes.
+        stage: how many times the rank has doubled the distance between the reports that it writes, to need less space.
         attempt: number of the attempt.
         time: when the report was made, in seconds since the epoch.
         step: the step of the training; ``None`` if the rank did not report it.
@@ -95,13 +96,13 @@ def parse(line: bytes) -> Report | None:
 
 @dataclass(frozen=True)
 class Committed:
-    """Rank 0's report that a checkpoint has been committed.
+    """Rank 0's report that a checkpoint has been committed, that is, marked as complete.
 
     Attributes:
         attempt: number of the attempt.
-        time: when it was committed, in seconds since the epoch.
+        time: when the checkpoint was committed, in seconds since the epoch.
         step: the step of the training.
-        path: the folder or URL of its files.
+        path: the folder or URL of the checkpoint's files.
     """
 
     attempt: int
@@ -110,7 +111,7 @@ class Committed:
     path: str
 
 
-#: The first element of a line about a checkpoint. Lines of reports begin with a number.
+#: The first element of a line (a JSON list) about a checkpoint. The lines of other reports begin with a number.
 _COMMITTED = "checkpoint"
 
 
@@ -124,7 +125,7 @@ def pack_committed(told: Committed) -> bytes:
 
 
 def parse_committed(line: bytes) -> Committed | None:
-    """Return the report of a committed checkpoint in a line; ``None`` if the line holds something else.
+    """Return the report of a committed checkpoint in a line; ``None`` if the line is about something else.
 
     >>> parse_committed(pack_committed(Committed(0, 1.5, 7, "/runs/step-7"))).step
     7
@@ -152,7 +153,7 @@ def _elements(line: bytes, kind: str, number: int) -> list[Any] | None:
 
 @dataclass(frozen=True)
 class Spent:
-    """The time that a rank has spent in a call.
+    """The time that a rank has spent in a call that saves or loads a checkpoint.
 
     Attributes:
         attempt: number of the attempt.
@@ -165,12 +166,12 @@ class Spent:
     seconds: float
 
 
-#: The first element of a line about the time of a call.
+#: The first element of a line (a JSON list) about the time that a rank has spent saving or loading a checkpoint.
 _SPENT = "spent"
 
 
 def pack_spent(told: Spent) -> bytes:
-    """Return the time of a call as a line.
+    """Return the time spent in a call that saves or loads a checkpoint, as a line.
 
     >>> pack_spent(Spent(0, "saving", 0.25))
     b'["spent",0,"saving",0.25]\\n'
@@ -179,7 +180,7 @@ def pack_spent(told: Spent) -> bytes:
 
 
 def parse_spent(line: bytes) -> Spent | None:
-    """Return the time of a call in a line; ``None`` if the line holds something else.
+    """Return the time that a call to save or load a checkpoint took; ``None`` if the line is about something else.
 
     >>> parse_spent(pack_spent(Spent(0, "saving", 0.25))).seconds
     0.25

@@ -1,4 +1,4 @@
-"""Records that end with their own digest, so that an incomplete record is recognized. Pure."""
+"""Records that end with their own digest, so that readers recognize incomplete records. Pure functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def seal(record: DataclassInstance) -> bytes:
-    """Return a record as two lines: JSON, and its SHA-256."""
+    """Return a record as two lines: the record as JSON, and the SHA-256 of the first line."""
     line = json.dumps({"format": _FORMAT, **asdict(record)}).encode()
     return line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n"
 

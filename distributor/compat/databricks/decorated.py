@@ -43,7 +43,7 @@ class DistributedFunction(Generic[P, T]):
     def distributed(self, *args: P.args, **kwargs: P.kwargs) -> list[T]:
         """Run the function in all processes, and return their values in rank order.
 
-        With ``ray_launch``, the function runs once, as Ray's driver, and the list has one value.
+        With the decorator ``ray_launch``, the function runs once, as Ray's driver, so the returned list has one value.
 
         Raises:
             ConfigurationError: the request is wrong; nothing was started.
@@ -63,7 +63,7 @@ class DistributedFunction(Generic[P, T]):
 
 
 def as_it_is(function: T) -> T:
-    """Return the function unchanged. This is the ``prepare`` of decorators whose functions need no wrapper.
+    """Return the function unchanged: the default ``prepare`` of :func:`decorator`, for functions that need no wrapper.
 
     Example:
         >>> as_it_is(len) is len
@@ -92,14 +92,14 @@ def bare(function: Any, name: str) -> None:
     """Raise an error if a decorator was used without parentheses: its first argument is then the decorated function.
 
     Raises:
-        ConfigurationError: the first argument is a function.
+        ConfigurationError: the decorator's first argument is a function, since the parentheses are missing.
     """
     if callable(function) and not isinstance(function, type):
         raise ConfigurationError(f"@{name} needs parentheses: write @{name}() above {function.__qualname__}")
 
 
 def pools_set(environ: Mapping[str, str]) -> list[str]:
-    """Return the names of the set variables among :data:`POOLS`.
+    """Return which of the environment variables in :data:`POOLS` are set. They choose one of Databricks' pools of GPUs.
 
     Example:
         >>> pools_set({"DATABRICKS_REMOTE_GPU_POOL_ID": "7", "HOME": "/root"})
@@ -109,7 +109,7 @@ def pools_set(environ: Mapping[str, str]) -> list[str]:
 
 
 def carried(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that ranks get from the notebook: MLflow's, so that ranks log to the notebook's MLflow run.
+    """Return the notebook's environment variables that ranks get: MLflow's, so that ranks log to its MLflow run.
 
     Example:
         >>> carried({"MLFLOW_RUN_ID": "7", "HOME": "/root"})

@@ -1,7 +1,8 @@
 """Join the run's Ray cluster before the user's function begins, for ``ray_launch``. Runs in the rank.
 
-Public notebooks use ``ray.cluster_resources()`` and ``ray.data`` in such functions without ``ray.init()``. Source:
-https://github.com/databricks-industry-solutions/genesis-workbench (notebooks that embed sequences with Ray).
+Public notebooks use ``ray.cluster_resources()`` and ``ray.data`` in functions decorated with ``ray_launch``, without a
+call of ``ray.init()``. Source: https://github.com/databricks-industry-solutions/genesis-workbench (notebooks that embed
+sequences with Ray).
 """
 
 from __future__ import annotations

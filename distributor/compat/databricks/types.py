@@ -1,4 +1,4 @@
-"""GPU types as Databricks names them. Pure.
+"""GPU types as Databricks names them. No side effects.
 
 Sources: https://docs.databricks.com/aws/en/machine-learning/ai-runtime/distributed-training (``gpu_type``),
 https://databricks.github.io/sdk-js/api/variables/_databricks_sdk-jobs.v2.ComputeSpec_AcceleratorType.html
@@ -31,7 +31,11 @@ class Accelerator:
 
 
 def gpu_type(name: str, value: Any) -> str | None:
-    """Return a GPU type in upper case; ``None`` for any type.
+    """Return the GPU type that a user gives, in upper case. ``None`` means any type, and stays ``None``.
+
+    Args:
+        name: the name of the argument, for the error text.
+        value: the argument.
 
     Raises:
         ConfigurationError: ``value`` is not the name of a GPU model.
@@ -49,10 +53,14 @@ def gpu_type(name: str, value: Any) -> str | None:
 
 
 def accelerator(name: str, value: Any) -> Accelerator | None:
-    """Return the GPU type and number in an accelerator type; ``None`` for any GPUs.
+    """Return the GPU type and the number of GPUs that ``value``, such as ``"GPU_8xH100"``, asks for.
+
+    Args:
+        name: the name of the argument, for the error text.
+        value: the value of the argument. ``None`` asks for no particular GPUs; the result is then ``None``.
 
     Raises:
-        ConfigurationError: ``value`` is not a name such as ``GPU_8xH100``.
+        ConfigurationError: ``value`` is neither ``None`` nor a name such as ``"GPU_8xH100"``.
 
     Example:
         >>> accelerator("accelerator_type", "GPU_8xH100")

@@ -1,6 +1,8 @@
 """Collectives under Horovod's names, over ``torch.distributed``.
 
-All ranks must call them in the same order. Horovod itself matches calls by their ``name``; here, it has no effect.
+All ranks must call the collectives in the same order. Horovod itself matches the calls of different ranks by ``name``;
+here, ``name`` has no effect.
+
 Source: https://horovod.readthedocs.io/en/stable/api.html
 """
 
@@ -245,7 +247,7 @@ def allreduce_async_(
 
 
 def grouped_allreduce(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> list[torch.Tensor]:
-    """Return the result of :func:`allreduce` for each tensor. Further arguments and errors are the same as there."""
+    """Call :func:`allreduce` for each tensor, with all further arguments, and return the results."""
     return [allreduce(tensor, *args, **kwargs) for tensor in tensors]
 
 
@@ -300,7 +302,12 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: 
 
 
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = None) -> torch.Tensor:
-    """Return the tensor of rank ``root_rank``. Arguments and errors are the same as for :func:`broadcast_`."""
+    """Return a copy of the tensor of rank ``root_rank``. Arguments are the same as for :func:`broadcast_`.
+
+    Raises:
+        ConfigurationError: the tensor requires gradients, which do not flow through this function, or ``init`` was not
+            called.
+    """
     _no_gradient("broadcast", tensor)
     return broadcast_(tensor.detach().clone(), root_rank, name, process_set)
 
@@ -342,7 +349,7 @@ def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = No
 
 
 def broadcast_object(value: Any, root_rank: int = 0, name: str | None = None, process_set: Any = None) -> Any:
-    """Return the object of rank ``root_rank``, which must be picklable."""
+    """Return the object that rank ``root_rank`` passes. The object must be picklable."""
     world.require("broadcast_object")
     no_process_set(process_set)
     box = [value]
@@ -351,7 +358,7 @@ def broadcast_object(value: Any, root_rank: int = 0, name: str | None = None, pr
 
 
 def allgather_object(value: Any, name: str | None = None, process_set: Any = None) -> list[Any]:
-    """Return the objects of all ranks, which must be picklable, in rank order."""
+    """Return the objects that all ranks pass, in rank order. The objects must be picklable."""
     world.require("allgather_object")
     no_process_set(process_set)
     boxes: list[Any] = [None] * dist.get_world_size()
@@ -360,7 +367,7 @@ def allgather_object(value: Any, name: str | None = None, process_set: Any = Non
 
 
 def barrier(process_set: Any = None) -> None:
-    """Wait for all ranks."""
+    """Wait until all ranks have called this function."""
     world.require("barrier")
     no_process_set(process_set)
     allreduce(torch.zeros(1))

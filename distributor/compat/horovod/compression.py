@@ -22,11 +22,11 @@ class Compressor:
 
 
 class Half(Compressor):
-    """Sends floating-point tensors as ``float16``."""
+    """A compressor that sends floating-point tensors as ``float16``, and other tensors unchanged."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
-        """Return the tensor as ``float16`` if it has floating-point numbers, and its original type."""
+        """Return the tensor to send and its original type. A floating-point tensor is sent as ``float16``."""
         return (tensor.to(torch.float16) if tensor.is_floating_point() else tensor), tensor.dtype
 
 

@@ -1,7 +1,7 @@
 """``DistributedOptimizer``: an optimizer that averages gradients over all ranks before it steps.
 
-The reduction of complete gradients begins while ``backward`` still computes other gradients. All ranks start these
-reductions in the same order, from the last parameter to the first, as collectives require.
+The reduction of a complete gradient begins while ``backward`` still computes other gradients. Collectives must start in
+the same order on all ranks, so all ranks start the reductions from the last parameter to the first.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ Parameter = torch.Tensor
 
 
 class GradientReducer:
-    """Starts the reduction of each gradient over the ranks, in the order that all ranks share.
+    """Starts the reduction of each gradient over the ranks. The order is the same on all ranks: last parameter first.
 
-    A reduction starts once its gradient and all earlier ones in this order have been computed.
+    The reduction of a gradient starts once this gradient and the gradients of all later parameters of the optimizer
+    have been computed.
 
     Args:
         groups: the optimizer's own list of parameter groups.
@@ -57,7 +58,7 @@ class GradientReducer:
                 cast(Any, parameter).register_post_accumulate_grad_hook(self.arrived)
 
     def arrived(self, parameter: Parameter) -> None:
-        """Count a backward pass of a parameter, and start all reductions that can start.
+        """Count a computed gradient of a parameter, and start the reductions that need not wait for other gradients.
 
         Raises:
             ConfigurationError: there were more backward passes than expected.
@@ -78,9 +79,10 @@ class GradientReducer:
             self._next += 1
 
     def finish(self) -> None:
-        """Start the remaining reductions, wait for all of them, and begin a new round.
+        """Start the remaining reductions, wait for all reductions, and reset the counts for the next step.
 
-        A parameter without a gradient gets a gradient of zeros, since other ranks may have used the parameter.
+        A parameter without a gradient gets a gradient of zeros. Other ranks may have a gradient for it, and all ranks
+        must take part in its reduction.
         """
         for parameter in self._order()[self._next :]:
             if parameter.requires_grad:
@@ -131,7 +133,7 @@ class Distributed(torch.optim.Optimizer):
             self._skips = False
 
     def step(self, closure: Any = None) -> Any:
-        """Reduce the gradients, unless they have been reduced, and step.
+        """Reduce the gradients, unless this has been done, and update the parameters.
 
         Raises:
             ConfigurationError: a closure is given, whose gradients would not be reduced.
@@ -171,9 +173,10 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
     sparse_as_dense: bool = False,
     process_set: Any = None,
 ) -> Any:
-    """Return an optimizer of the same class that averages the gradients of all ranks before it steps.
+    """Return an optimizer like ``optimizer`` that also averages the gradients of all ranks before it steps.
 
-    It shares parameters, options and state with ``optimizer``, so learning-rate schedulers work with both.
+    The new optimizer shares parameters, options and state with ``optimizer``, so a learning-rate scheduler may be made
+    for either of the two.
 
     Args:
         optimizer: any optimizer of torch.
@@ -209,7 +212,8 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
     )
     kind: Any = type(type(optimizer).__name__, (Distributed, type(optimizer)), {})
     made = cast(Distributed, kind.__new__(kind))
-    # Not ``step``, which a learning-rate scheduler sets in its optimizer: it would hide the ``step`` that reduces.
+    # ``step`` is not copied: if a learning-rate scheduler has replaced it on ``optimizer``, the copy would hide
+    # ``Distributed.step``, which reduces the gradients.
     vars(made).update({name: value for name, value in vars(optimizer).items() if name != "step"})
     made._reducer = reducer
     reducer.watch()

@@ -49,7 +49,11 @@ class HorovodRunner:
 
 
 def request(np: Any, logs: str) -> Request:
-    """Return the request for a number of processes.
+    """Return what ``HorovodRunner(np=...)`` asks for: how many processes, and where.
+
+    Args:
+        np: the number of processes. A negative number means processes on this machine.
+        logs: whose output is shown: ``"rank0"`` or ``"all"``.
 
     Raises:
         ConfigurationError: ``np`` is not a whole number.

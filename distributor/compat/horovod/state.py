@@ -60,14 +60,15 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
             if not isinstance(shape, torch.Tensor):
                 continue
             mine = own["state"][number][name] if is_root else torch.empty_like(shape, device=device)
-            # Even on the root, a tensor may be on another device than the parameters: Adam counts steps on the CPU.
+            # Even the root must copy the tensor to the device of the parameters: Adam, for example, counts steps on the
+            # CPU.
             state[name] = collectives.broadcast_(mine.detach().to(device, copy=True), root_rank)
     if not is_root:
         optimizer.load_state_dict(theirs)
 
 
 def outline(state: dict[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state with only the shape of each tensor, which makes it small enough to be pickled.
+    """Return an optimizer's state with the shape and type of each tensor, but no values. Pickled, this is small.
 
     Example:
         >>> outline({"state": {0: {"step": 3, "sum": torch.ones(2)}}, "param_groups": []})["state"][0]["sum"].device

@@ -1,4 +1,4 @@
-"""``horovod.tensorflow``, which is not supported: importing this module raises an error with what to use instead."""
+"""``horovod.tensorflow``, which is not supported: importing this module raises an error that says what to use."""
 
 from distributor.errors import ConfigurationError
 

@@ -77,7 +77,7 @@ INSTEAD = {
     "add_process_set": _GROUPS,
     "alltoall": "torch.distributed.all_to_all_single",
     "alltoall_async": "torch.distributed.all_to_all_single with async_op=True",
-    "elastic": "checkpoints: the number of ranks of a run does not change, so save and load them yourself",
+    "elastic": "checkpoints and max_restarts=, with which a run continues after a failure (see docs/resume.md)",
     "global_process_set": _GROUPS,
     "grouped_allgather": "hvd.allgather for each tensor",
     "grouped_allgather_async": "hvd.allgather_async for each tensor",

@@ -26,8 +26,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     for name, value in (("comm", comm), ("process_sets", process_sets)):
         if value:
             raise ConfigurationError(
-                f"init({name}={value!r}): all ranks of a run train together. For groups of some ranks, use "
-                "torch.distributed.new_group"
+                f"init({name}={value!r}) is not supported, since all ranks of a run train together: leave it out. For "
+                "a group of some ranks, use torch.distributed.new_group"
             )
     if dist.is_initialized():
         return
@@ -35,7 +35,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     if "RANK" in os.environ:
         dist.init_process_group(backend)
     else:
-        store = cast(Any, dist).HashStore()  # in this process
+        store = cast(Any, dist).HashStore()  # a store in the memory of this process
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
 
 
@@ -73,7 +73,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """Return this process's rank within its node; its device is ``cuda:LOCAL_RANK``."""
+    """Return this process's rank within its node. The GPU of this process is ``cuda:LOCAL_RANK``."""
     require("local_rank")
     return runtime.local_rank()
 
@@ -107,7 +107,7 @@ def mpi_enabled() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Return ``False``: MPI is not used. To use mpi4py together with these functions, pass ``launch="mpi"``."""
+    """Return ``False``: MPI is not used. For mpi4py, start the ranks with ``Distributor(n, launch="mpi")``."""
     return False
 
 

@@ -16,13 +16,14 @@ from distributor.values.outcome import Collected
 
 @dataclass(frozen=True)
 class Delivery:
-    """The form in which a session sends a job to its tasks. It is part of the :class:`Shipment`.
+    """The form in which a session sends a job to its tasks. It becomes part of the :class:`Shipment`, the tasks' input.
 
     Attributes:
-        job: the job, without the parts that travel separately.
-        parts: names of the files that hold the parts that travel separately, by part.
-        package: the zip of this package, or the name of the file that holds it.
-        exchange: whether tasks send their facts to the driver over the channel.
+        job: the job, without its large parts if they are sent separately.
+        parts: the parts that Spark delivers as separate files: each part's name with the name of its file.
+        package: this package as a zip, or the name of the zip file if Spark delivers it separately.
+        exchange: whether tasks exchange their facts (address, GPUs, ...) through the driver, if they can reach it.
+            Otherwise, they use Spark's ``allGather``.
         chunk: size of one piece of a return value, in bytes.
         in_place: whether tasks run in the driver's own current directory.
     """
@@ -43,7 +44,7 @@ class BarrierSession(Protocol):
     """
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:
-        """Make the thread of the run."""
+        """Return a new thread for ``target``, the function that runs the job. The caller starts the thread."""
 
     def await_slots(self, job: Job) -> None:
         """Wait until the job can be submitted, if the session says how many task slots there are.
@@ -64,11 +65,11 @@ class BarrierSession(Protocol):
         Args:
             job: the requested job.
             task: the function that each task runs.
-            server: the run's channel, which knows whether tasks have begun.
+            server: the driver's end of the connections to nodes, which records whether tasks have begun.
 
         Raises:
-            StartError: the tasks could not be placed as requested.
-            RunCancelledError: the run was cancelled between two attempts to place it.
+            StartError: Spark did not place the tasks as requested within the run's start timeout.
+            RunCancelledError: the run was cancelled before Spark placed its tasks again.
             Exception: Spark's own exception, which the caller translates.
         """
 
@@ -89,9 +90,9 @@ class BarrierSession(Protocol):
         """End the wait for slots, and cancel the Spark job if there is one.
 
         Returns:
-            ``True`` if the job was not cancelled, because its tasks may be waiting in ``allGather``. Killing a task
-            there ends its executor, too (Spark 4.3). The tasks end by themselves if the driver can tell them to end. If
-            it cannot, call again.
+            ``True`` if the job was not cancelled yet, because its tasks may be waiting in ``allGather``, and killing a
+            task there ends its executor, too (Spark 4.3). The caller must then call again, until the result is
+            ``False``. Meanwhile, the driver orders those tasks to end that can reach it.
         """
 
     def ended(self, job: Job) -> DistributorError | None:

@@ -21,18 +21,20 @@ _ENCRYPTION = ("spark.ssl.enabled", "spark.ssl.rpc.enabled", "spark.network.cryp
 
 def encryption(session: SparkSession) -> list[str]:
     """Return the settings of a session that request encryption and are true."""
-    # Spark lets spark.ssl.enabled be set while the session runs, and PySpark's distributor reads the new value.
+    # Users can change spark.ssl.enabled while the session runs, and PySpark's own distributor reads the new value. So
+    # this code reads the value from the session, too.
     now = is_true(session.conf.get(_ENCRYPTION[0], "false"))
     return [key for key in _ENCRYPTION if is_true(conf(session, key)) or (now and key == _ENCRYPTION[0])]
 
 
 def check_encryption(session: SparkSession, job: Job) -> None:
-    """Check that the session requests no encryption, or that another setting accepts traffic without it.
+    """Check that the session requests no encryption, or that the setting ``ignoreSsl`` allows unencrypted traffic.
 
-    Log a warning in the second case.
+    The setting is ``pytorch.spark.distributor.ignoreSsl`` or, for DeepSpeed, ``deepspeed.spark.distributor.ignoreSsl``.
+    If it is true although other settings request encryption, log a warning.
 
     Raises:
-        ConfigurationError: a setting requests encryption, and no other setting accepts traffic without it.
+        ConfigurationError: a setting requests encryption, and ``ignoreSsl`` does not allow unencrypted traffic.
     """
     settings = encryption(session)
     if not settings:
@@ -53,7 +55,7 @@ def check_barrier_mode(session: SparkSession) -> None:
     """Check that the session can run barrier tasks.
 
     Raises:
-        ConfigurationError: dynamic allocation is on, which barrier mode rules out.
+        ConfigurationError: dynamic allocation of executors is on, which Spark does not support for barrier stages.
     """
     if is_cluster(session) and is_true(conf(session, "spark.dynamicAllocation.enabled")):
         raise ConfigurationError(

@@ -1,6 +1,7 @@
 """Runs barrier tasks in a classic Spark session, as an RDD in barrier mode.
 
-If a run fails, its Spark job must fail and returns nothing, so an accumulator brings the tasks' reports to the driver.
+If a run fails, its Spark job must fail too. A failed job returns no rows, so an accumulator brings the tasks' reports
+to the driver.
 """
 
 from __future__ import annotations
@@ -39,14 +40,15 @@ _log = notices.logger
 #: Size of one piece of a return value, in bytes.
 _CHUNK = 8 << 20
 
-#: Minimum number of seconds before tasks can begin without the driver: they first try to reach it, and then use Spark's
-#: allGather, which polls once a second.
+#: A task that cannot reach the driver begins its work no sooner than this number of seconds after its start: it first
+#: tries to reach the driver, and then uses Spark's allGather, which polls once a second.
 _EARLIEST = exchange.CONNECT_TIMEOUT + 1.0
 
-#: How many times a run is submitted to Spark if Spark loses its tasks before they begin.
+#: Maximum number of times that a run is submitted to Spark if Spark loses the run's tasks before they begin.
 _ATTEMPTS = 3
 
-#: Maximum number of seconds that tasks take to end if Spark kills them as they start, and seconds between checks.
+#: Maximum number of seconds to wait for the end of tasks that Spark killed while they were starting, and number of
+#: seconds between checks of whether they still run.
 _KILLED_TASKS = 6.0
 _KILLED_POLL = 0.1
 
@@ -62,7 +64,7 @@ class ClassicSession:
         cluster: the session's settings.
     """
 
-    #: Executors come up one after the other, and other jobs end.
+    #: The number of free slots may grow: executors come up one after the other, and other jobs end.
     slots_may_come = True
 
     def __init__(self, session: SparkSession, cluster: Cluster) -> None:
@@ -137,7 +139,8 @@ class ClassicSession:
     def waiting_for(self, job: Job) -> Step | None:
         if self._held_up is not None:
             return self._held_up
-        # Slots first, then stages: if this run's own tasks take the slots in between, the stages show it.
+        # Look at slots first, then at stages: if this run's own tasks take the slots in between, the stages show that
+        # these tasks have started.
         held_up = _held_up(Slots(self._session, self._cluster, job), job)
         stages = status.stages_of(self._session, self._tag)
         if stages and status.have_started(self._session, stages):
@@ -149,8 +152,8 @@ class ClassicSession:
     def room(self, job: Job) -> int | None:
         slots = Slots(self._session, self._cluster, job)
         free = slots.free()
-        # free() assumes that all running tasks have the session's size, but the run's own may be larger. So at most the
-        # slots that its own tasks leave are free.
+        # free() assumes the session's CPUs and GPUs per task for all running tasks, but this run's own tasks may have
+        # more. So the result is at most the number of slots that they leave.
         return max(0, min(free, slots.total() - job.num_tasks)) if self._tag else free
 
     def leaving(self) -> str | None:
@@ -187,7 +190,11 @@ class ClassicSession:
             raise RunCancelledError(f"run {job.run_id} was cancelled while it waited for slots")
 
     def _await_killed(self, server: ChannelServer) -> None:
-        """Keep the channel open while tasks that Spark killed as they started still run: it orders them to stop."""
+        """If the run was cancelled while its tasks were starting, wait until these tasks have ended.
+
+        A task may run on for seconds after Spark has killed it. The driver orders such a task to stop when the task
+        connects to it, so the driver must go on listening for connections until all tasks have ended.
+        """
         end = time.monotonic() + _KILLED_TASKS
         while self._cancelled.is_set() and not server.begun and time.monotonic() < end:
             if not status.are_running(self._session, self._tag):
@@ -197,9 +204,9 @@ class ClassicSession:
     def _costs_nothing(self, error: Exception, server: ChannelServer, elapsed: float) -> bool:
         """Return whether the job failed because Spark lost a worker or an executor before any task can have begun.
 
-        Spark fails a barrier job when it loses one task, for example because it gave the task a worker that was about
-        to end with the previous job. If no task can have begun, starting again is safe. A cancelled run does
-        not start again.
+        Spark fails a barrier job when it loses one task. For example, Spark may have reused a Python worker of the
+        previous job for the task, and the worker then ended because that job ended. If no task can have begun its work,
+        starting the job again is safe. A cancelled run does not start again.
         """
         if server.begun or not (spark_errors.is_lost_worker(error) or spark_errors.is_lost_executor(error)):
             return False
@@ -212,10 +219,11 @@ class ClassicSession:
 
         context = context_for_tasks(self._session)
         failed = FailedRows(job.num_tasks - 1, partial(self._fail_job, server))
-        # SparkContext.accumulator numbers accumulators without a lock. Two with one number would mix the runs' rows.
+        # SparkContext.accumulator numbers accumulators without a lock. Two accumulators with the same number would mix
+        # the rows of two runs, so the run's tag takes the place of the number.
         accumulator: Any = accumulators.Accumulator(cast(Any, self._tag), (), cast(Any, failed))
         failed_rows = accumulator if job.num_tasks > 1 else None
-        for tag in (self._tag, *_session_tags(self._session)):  # tags belong to this thread
+        for tag in (self._tag, *_session_tags(self._session)):  # they apply to this thread's jobs
             context.addJobTag(tag)
         context.setJobDescription(
             f"distributor {job.label}: {job.title} on {count(job.resources.num_processes, 'rank')}"
@@ -249,7 +257,7 @@ class ClassicSession:
 
 
 def _held_up(slots: Slots, job: Job) -> Step | None:
-    """Return what a run waits for: executors, or slots that other jobs hold. Return ``None`` if it need not wait."""
+    """Return what a run waits for: executors, or slots that other jobs occupy; ``None`` if it need not wait."""
     total, free = slots.total(), slots.free()
     if total < job.num_tasks:
         return Step("waiting for executors", f": {slots.too_few(total)}")
@@ -261,10 +269,10 @@ def _held_up(slots: Slots, job: Job) -> Step | None:
 
 
 def _refuse(job: Job, why: str, times: int, too_late: bool) -> None:
-    """Warn once that the run is placed again, and why.
+    """Warn, the first time, that Spark must place the run's tasks again, and why.
 
     Raises:
-        StartError: it is too late to place the run again.
+        StartError: the run's start timeout has passed.
     """
     if too_late:
         raise StartError(

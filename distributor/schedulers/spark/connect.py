@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: Size of one piece of a return value, in bytes. By default, Spark Connect sends rows in messages of at most 4 MiB.
 _CHUNK = 1 << 20
 
-#: Maximum size of a function or a project folder that travels within a query, in bytes.
+#: Maximum size in bytes of a function or a project folder that is sent within a query. Larger ones are uploaded.
 _INLINE = 1 << 20
 
 #: Names of the files that each session has already uploaded.
@@ -47,7 +47,7 @@ class ConnectSession:
         session: an active session of a Spark Connect server.
     """
 
-    #: Connect does not report slots.
+    #: Spark Connect does not report slots, so a later call of :meth:`room` returns no more.
     slots_may_come = False
 
     def __init__(self, session: SparkSession) -> None:
@@ -66,7 +66,7 @@ class ConnectSession:
 
     def driver_address(self) -> tuple[str, str]:
         host = network.address_towards(str(cast(Any, self._session).client.host).strip("[]")) or "127.0.0.1"
-        if network.is_loopback(host):  # the server is on this machine, which other machines know by another address
+        if network.is_loopback(host):  # the server is on this machine; its executors need another address
             of_server = network.resolve(str(conf(self._session, "spark.driver.host", host)).strip("[]"))
             host = of_server if network.is_own(of_server) else host
         return host, host
@@ -75,8 +75,8 @@ class ConnectSession:
         package = self._upload(shipping.package_zip())
         rest, parts = shipping.detach(job, _INLINE)
         names = {part: self._upload(content) for part, content in parts.items()}
-        # Tasks exchange no facts over the channel: mapInArrow takes a second anyway, and the client is seldom
-        # reachable.
+        # Tasks exchange their facts with allGather. Through the driver, the exchange would be faster, but tasks can
+        # seldom reach a Connect client, and mapInArrow takes a second anyway.
         return Delivery(rest, names, package, exchange=False, chunk=_CHUNK)
 
     def collect(self, job: Job, task: Task, server: ChannelServer) -> Collected:
@@ -90,7 +90,11 @@ class ConnectSession:
         return Step("waiting for task slots", ": other jobs may hold them") if busy else None
 
     def room(self, job: Job) -> int | None:
-        """Return how many slots the settings give; 0 once the run has a query, since free slots are not known."""
+        """Return how many slots there are according to the settings; ``None`` if the settings do not say.
+
+        Once the run may have submitted its query, return 0: Connect does not report which slots are still free, so the
+        run must not count on any.
+        """
         return Slots(self._session, cluster_of(self._session), job).most() if not self._tag else 0
 
     def leaving(self) -> str | None:
@@ -106,7 +110,10 @@ class ConnectSession:
         return False
 
     def _may_gather(self, query: Progress, now: float) -> bool:
-        """Return whether tasks may wait in ``allGather``. They connect to the driver only after they have left it."""
+        """Return whether it is possible that tasks are waiting in ``allGather`` now.
+
+        Nodes connect to the driver only after ``allGather``. So the first connection shows that tasks are leaving it.
+        """
         if self._left is None and self._server is not None and self._server.reached:
             self._left = now
         left_for = None if self._left is None else now - self._left
@@ -123,7 +130,8 @@ class ConnectSession:
     def _upload(self, content: bytes) -> str:
         """Make Spark Connect deliver a file to the executors, once per session. Return the file's name there.
 
-        Large content within a query would be held several times in the heaps of the server and the executors.
+        Large content is not sent within a query: the heaps of the server and the executors would contain several
+        copies.
         """
         name = f"distributor-{hashlib.sha256(content).hexdigest()[:32]}"
         uploaded = _uploaded.setdefault(self._session, set())

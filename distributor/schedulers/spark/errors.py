@@ -58,8 +58,8 @@ def translate(error: Exception, job: Job, hosts: Sequence[str] = ()) -> Distribu
 def is_lost_worker(error: Exception) -> bool:
     """Return whether Spark says that it lost a Python worker, rather than that the worker failed.
 
-    Spark may give a new task a worker that it is about to end together with the previous task (SPARK-54217). Then the
-    worker exits, or Spark closes the socket to it.
+    Spark may give a new task the worker of a previous task, and then end this worker together with the previous task
+    (SPARK-54217). The worker exits, or Spark closes the socket to the worker.
     """
     return bool(re.search(r"Python worker exited unexpectedly|java\.net\.SocketException", str(error)))
 
@@ -78,7 +78,7 @@ def reason(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("at ")]
     at = next((index for index, line in enumerate(lines) if re.search(r"Job aborted|cancelled|Lost task", line)), 0)
     spark, *after = lines[at:] or [""]
-    if spark.endswith("finished unsuccessfully.") and after:  # a barrier task; the next line says why
+    if spark.endswith("finished unsuccessfully.") and after:  # Spark's line for a barrier task; the next says why
         spark += f" {after[0].partition('. ')[0]}"
     spark = re.sub(r"^[:\s]*(?:[\w.$]+(?:Exception|Error): )+", "", spark)[:500] or "no reason given"
     in_worker = [line for line in lines if re.match(r"(?!org\.|java\.|scala\.|py4j\.)[\w.]*(Error|Exception): ", line)]

@@ -1,18 +1,19 @@
-"""How long tasks may wait in Spark's ``allGather``. Pure.
+"""Computes how long tasks may wait in Spark's ``allGather``, where killing them does harm. Pure.
 
-If Spark kills a task before or while it waits there, the task's executor may end, too. The wait then raises an
-exception in a thread of the executor (Spark 4.3, ``accept-connections`` in ``BasePythonRunner``), and any uncaught
-exception in this thread ends the JVM. So the driver first orders tasks to end by themselves if they are just starting.
-It kills the job only once no task can be in ``allGather`` any more.
+If Spark kills a task while it waits in ``allGather``, or before, the task's executor may end, too. In a killed task,
+``allGather`` raises an exception in a thread of the executor (Spark 4.3, ``accept-connections`` in
+``BasePythonRunner``), and any uncaught exception in this thread ends the JVM. So if tasks are just starting, the driver
+first orders them to end by themselves. It cancels the Spark job only once no task can be in ``allGather`` any more.
 """
 
 from __future__ import annotations
 
-#: Maximum number of seconds from the start of a classic session's tasks until they have left ``allGather``. Before
-#: that, they try to reach the driver, which waits for all of them.
+#: Maximum number of seconds from the start of a classic session's tasks until they have left ``allGather``. Before they
+#: enter it, they try to reach the driver, which waits for the facts of all tasks.
 CLASSIC = 20.0
 
-#: The same on Spark Connect, where tasks do not try to reach the driver first.
+#: Maximum number of seconds from the start of tasks on Spark Connect until they have left ``allGather``. Unlike tasks
+#: of a classic session, they do not try to reach the driver first.
 CONNECT = 15.0
 
 #: Number of seconds after which all tasks have left ``allGather`` if one task has: each task polls once a second.
@@ -24,7 +25,7 @@ def may_last(running_for: float | None, longest: float, left_for: float | None =
 
     Args:
         running_for: number of seconds since Spark started the latest task; ``None`` if it has not started any.
-        longest: number of seconds after that start by which all tasks have left ``allGather``.
+        longest: maximum number of seconds from the start of the latest task until all tasks have left ``allGather``.
         left_for: number of seconds since the driver noticed that a task had left ``allGather``; ``None`` if it has
             noticed none.
 

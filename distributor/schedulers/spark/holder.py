@@ -3,10 +3,10 @@
 Runs in a barrier task's Python worker. It uses only the standard library, and is pickled by value.
 
 When a run fails, its Spark job must fail too, but not by an exception in a task: Spark would run the stage again. So
-one task, the *holder*, keeps running while the others send their rows to the driver through an accumulator. Spark
-delivers the rows of a task as the task ends. If the holder has rows too, it passes them to another task, the *courier*.
-Then the driver cancels the job. Tasks do not wait for one another in ``allGather``, because killing a task that waits
-there ends its executor, too (Spark 4.3).
+one task, the *holder*, keeps running while the others send their rows (the ``bytes`` of their reports) to the driver
+through an accumulator. Spark delivers the rows of a task as the task ends. If the holder has rows too, it passes them
+to another task, the *courier*. Then the driver cancels the job. Tasks do not wait for one another in ``allGather``,
+because killing a task that waits there ends its executor, too (Spark 4.3).
 
 The *leader* of an executor is the task that runs its agent. The executor's other tasks are the leader's *siblings*.
 """
@@ -25,13 +25,14 @@ from typing import Any
 from distributor.channel.lines import Endpoint
 from distributor.schedulers.spark.shipment import Shipment
 
-#: A leader sends this to its siblings when the run has failed; the courier sends it to the holder when it has the rows.
+#: The byte that one task sends to another. The task that runs an executor's agent sends it to the executor's other
+#: tasks if the run has failed. The courier sends it to the holder once it has received the holder's rows.
 _FAILED = _RECEIVED = b"1"
 
 #: Number of seconds that another task may take to answer.
 _PEER_TIMEOUT = 5.0
 
-#: Number of seconds between a waiting task's checks that the job goes on.
+#: Number of seconds between a waiting task's checks of whether its Spark job still runs.
 _INTERVAL = 0.2
 
 #: Maximum number of bytes that a task accepts from another task.
@@ -41,11 +42,18 @@ _DIGEST_BYTES = 32
 
 
 def choose_roles(facts: list[dict[str, Any]], key: bytes | None) -> tuple[int, int | None] | None:
-    """Return the holder of a failed run and, if the holder has rows, the courier: the task that sends them.
+    """Return the partitions of two tasks of a failed run, the holder and the courier.
 
-    If any executor has several tasks, the holder is a *sibling*: a task that does not lead its executor, and so has no
-    rows. Otherwise, partition 0 is the holder, and partition 1 the courier: it leads a node without the rendezvous
-    store, so its listening socket is free.
+    The holder keeps the Spark job running. Spark delivers the rows of a task (the ``bytes`` of its report) only as the
+    task ends, so another task, the courier, sends the holder's rows to the driver.
+
+    If an executor has several tasks, the holder (it keeps the job running) is a task that does not run the executor's
+    agent. This task has no report to send, so the courier (it sends the holder's report) is ``None``. Otherwise, the
+    holder is partition 0, and the courier is partition 1. The courier receives the holder's report on its listening
+    socket, which partition 0 could not do: torch's rendezvous store listens on the socket of partition 0.
+
+    Return ``None`` if the task that would keep the job running has a report, but no other task can send this report to
+    the driver: there is only one task, or tasks must not send reports to each other.
     """
     leaders = {fact["executor"]: fact["partition"] for fact in reversed(facts)}
     siblings = [fact["partition"] for fact in facts if leaders[fact["executor"]] != fact["partition"]]
@@ -55,16 +63,17 @@ def choose_roles(facts: list[dict[str, Any]], key: bytes | None) -> tuple[int, i
 
 
 class _Job:
-    """Lets a task that waits for other tasks notice that the job has ended.
+    """Lets a task that waits for other tasks notice that the Spark job has ended.
 
-    The driver closes the channel's port after it has cancelled the job, or after Spark has ended it. So the waiting
-    task checks this port. Spark kills the task's Python worker up to four seconds later
-    (``PythonRunner.MonitorThread``); until then, the task would keep its slot, although the next job may need it.
+    When the job was cancelled or has ended, the driver closes the port at which it listens for nodes. So the waiting
+    task checks this port. Spark takes up to four seconds to kill the task's Python worker
+    (``PythonRunner.MonitorThread``). Without the check, the task would keep its slot for that time, although the next
+    job may need the slot.
 
     Args:
-        endpoint: the channel's port.
-        reached: whether this task has already reached the driver at the port.
-        patience: number of seconds to wait at most.
+        endpoint: the address at which the driver listens; ``None`` if it does not listen.
+        reached: whether this task has already reached the driver there.
+        patience: maximum number of seconds that this task waits.
     """
 
     def __init__(self, endpoint: Endpoint | None, reached: bool, patience: float) -> None:
@@ -73,7 +82,7 @@ class _Job:
         self._deadline = time.monotonic() + patience
 
     def goes_on(self) -> bool:
-        """Return whether the task still has something to wait for."""
+        """Return whether the job still runs, as far as this task can tell, and the task may wait longer."""
         if time.monotonic() > self._deadline:
             return False
         try:
@@ -110,14 +119,18 @@ def hand_over(
     failed_rows: Any,
     reached: bool,
 ) -> list[bytes]:
-    """Send a task's rows of a failed run to the driver. Return the rows that the task must yield itself.
+    """Send the rows of a failed run's task (the ``bytes`` of its report) to the driver, in a Spark accumulator.
+
+    The holder (the task that keeps the Spark job running) sends its rows to another task, the courier, and waits for
+    the end of the job. Return the rows that are not in the accumulator: the task must yield them to Spark.
 
     Args:
         shipment: the task's input.
         facts: the facts of all tasks.
-        roles: the holder and the courier.
+        roles: the partitions of the holder (it keeps the Spark job running) and of the courier (it sends the holder's
+            rows).
         partition: this task's partition.
-        rows: this task's rows.
+        rows: the ``bytes`` of this task's report.
         listener: this task's listening socket.
         failed_rows: the accumulator.
         reached: whether this task has reached the driver.
@@ -139,7 +152,11 @@ def hand_over(
 
 
 def _send_rows(to: Mapping[str, Any], key: bytes, rows: list[bytes], job: _Job) -> bool:
-    """Send rows to the courier, which may still wait for its ranks to end. Return whether it has taken them."""
+    """Send rows to the courier, the task that passes them to the driver. Return whether it has received them.
+
+    The courier reads the rows only once the ranks of its node have ended. So this function waits for its answer as long
+    as the Spark job runs.
+    """
     data = pickle.dumps(rows)
     try:
         with socket.create_connection((to["address"], to["port"]), _PEER_TIMEOUT) as line:
@@ -151,7 +168,12 @@ def _send_rows(to: Mapping[str, Any], key: bytes, rows: list[bytes], job: _Job) 
 
 
 def _take_rows(listener: socket.socket, key: bytes, job: _Job) -> list[bytes] | None:
-    """Receive the holder's rows; ``None`` if they do not come in time. The sender must prove that it has the key."""
+    """Receive the rows (the ``bytes`` of a report) of the holder, the task that keeps the Spark job running.
+
+    Return ``None`` if they do not come before the job ends or this task has waited too long.
+
+    The sender must prove that it has the key.
+    """
     listener.settimeout(_PEER_TIMEOUT)
     while job.await_data(listener):
         with suppress(OSError):
@@ -168,20 +190,23 @@ def _take_rows(listener: socket.socket, key: bytes, job: _Job) -> list[bytes] | 
 
 
 def tell_siblings(hold: socket.socket, count: int) -> None:
-    """Tell the sibling tasks, which wait for this task to end, that the run has failed."""
+    """Tell the other tasks of this executor, which wait for this task to end, that the run has failed."""
     hold.settimeout(_PEER_TIMEOUT)
     for _ in range(count):
-        with suppress(OSError):  # a sibling is gone: then Spark ends the stage
+        with suppress(OSError):  # the task is gone: then Spark ends the stage
             sibling, _ = hold.accept()
             with sibling:
                 sibling.sendall(_FAILED)
 
 
 def await_end(held: str) -> bool:
-    """Keep this task's slot until the leader's task ends for any reason. Return whether the run has failed."""
+    """Wait until the task that runs this executor's agent has ended. Return whether the run has failed.
+
+    This task keeps its slot while it waits, so Spark starts no other task on the CPUs and GPUs of the run.
+    """
     with socket.socket(socket.AF_UNIX) as waiting:
         try:
             waiting.connect("\0" + held)
             return waiting.recv(1) == _FAILED
-        except OSError:  # the leader has already ended
+        except OSError:  # that task has already ended
             return False

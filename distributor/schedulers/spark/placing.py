@@ -14,10 +14,11 @@ from distributor.values.placement import host_in
 
 _log = notices.logger
 
-#: The fraction of ``start_timeout`` within which placements on avoided hosts are refused.
+#: The fraction of ``start_timeout`` within which a run refuses placements on hosts that it avoids, because two of its
+#: attempts have failed there.
 _PART = 0.5
 
-#: Maximum number of placements on avoided hosts that are refused.
+#: Maximum number of placements that a run refuses because they are on hosts that it avoids.
 _MOST = 20
 
 
@@ -26,8 +27,8 @@ class Placing:
 
     Args:
         job: the job.
-        room: returns how many of the job's tasks fit on the hosts that the job does not avoid. It gets the number of
-            the job's running tasks by executor, and counts their slots as free.
+        room: returns how many of the job's tasks fit on the hosts that the job does not avoid. The argument is the
+            number of the job's running tasks by executor. The slots of these tasks count as free.
     """
 
     def __init__(self, job: Job, room: Callable[[Mapping[str, int]], int]) -> None:
@@ -41,9 +42,9 @@ class Placing:
     def accepts(self, facts: Sequence[Mapping[str, Any]]) -> bool:
         """Return whether to begin the run with these tasks.
 
-        Tasks must keep to the limit of ranks per executor. They must not be on a host that the job avoids, if all of
-        them fit on other hosts. The second rule holds for :data:`_MOST` placements at most, and for half of
-        ``start_timeout``, so that the run begins even if Spark keeps choosing these hosts.
+        No executor may have more ranks than its limit. No task may be on a host that the job avoids (two attempts have
+        failed there) if all tasks fit on other hosts. The second rule holds for at most :data:`_MOST` placements and
+        for half of ``start_timeout``, so that the run begins even if Spark keeps choosing these hosts.
 
         Args:
             facts: the facts of each task.

@@ -1,6 +1,7 @@
 """Checks before a Spark session starts: that Java is new enough, and that the master answers.
 
-Spark itself takes a minute or more to find such a problem, and reports it in pages of Java stack traces.
+Spark itself takes a minute or more to find out that Java is too old or that the master does not answer, and reports
+this in pages of Java stack traces.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def check(master: str, environ: Mapping[str, str], use_gpu: bool) -> None:
 
 
 def addresses(master: str) -> list[tuple[str, int]]:
-    """Return the hosts and ports in a master URL. One of them must answer. Empty if only Spark can find the master.
+    """Return the hosts and ports in a master URL, of which one must answer; none if only Spark can find the master.
 
     Raises:
         ConfigurationError: the URL names no host, or no port although Spark needs one, or is malformed.

@@ -22,11 +22,15 @@ class Progress:
 
     @property
     def waiting(self) -> bool:
-        """Whether the server knows the query and has not yet run any of its tasks."""
+        """Whether the server has reported the run's query and has not yet run any of its tasks."""
         return self._queued and self._started is None
 
     def running_for(self, now: float) -> float | None:
-        """Return for how many seconds tasks have run, or may have run; ``None`` if the server has not started them."""
+        """Return for how many seconds tasks have run; ``None`` if the server has not started them.
+
+        Before the server has first reported the progress of the run's query, the tasks may or may not be running. Until
+        then, return the number of seconds since the query was submitted, the longest time that they can have run.
+        """
         if self.waiting:
             return None
         return now - (self._submitted if self._started is None else self._started)

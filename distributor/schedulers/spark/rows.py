@@ -1,4 +1,4 @@
-"""The rows with the reports and results that tasks send back through Spark."""
+"""Rows: the ``bytes`` in which tasks send reports and results back through Spark."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ DIGEST = struct.Struct("!IQ32s")  # rank, size, sha256
 class FailedRows:
     """Collects the rows of a failed run. Tasks send them in an accumulator, which Spark delivers as each task ends.
 
-    This object is the accumulator's ``AccumulatorParam`` on the driver. When it is pickled for tasks, PySpark's
-    ``AddingAccumulatorParam`` takes its place, so that the rows of a task are only added up there.
+    This object is the accumulator's ``AccumulatorParam`` on the driver. When the accumulator is pickled for tasks,
+    PySpark's ``AddingAccumulatorParam`` takes this object's place. In tasks, rows are thus only added up.
 
     Args:
         expected: number of tasks that send rows.
@@ -55,7 +55,8 @@ class FailedRows:
         """Store the rows of tasks. PySpark calls this while Spark's scheduler waits: it must be fast and not raise."""
         before = self.complete
         for partition, rows in update:
-            self._by_task.setdefault(partition, rows)  # if Spark starts the stage again, the first rows tell the reason
+            # If Spark starts the stage again, the rows of its first start say why the run failed.
+            self._by_task.setdefault(partition, rows)
         if self.complete and not before:
             threading.Thread(target=self._on_complete, args=(self.rows,), name="distributor-fail", daemon=True).start()
         return ()
@@ -104,7 +105,7 @@ def sort(pieces: Iterable[bytes], arrived: Callable[[int], Arrived | None] = lam
 
 
 def _brought(node: int, uploaded: str | None, *entry: Any, pieces: list[bytes]) -> Brought:
-    """Return a new file of a node's ranks."""
+    """Return a file that ranks of a node wrote, from its description and the pieces of its content."""
     return Brought(node, Entry(*entry), pieces, uploaded)
 
 
@@ -117,7 +118,7 @@ def _announced(rank: int, size: int, digest: bytes, arrived: Arrived | None) -> 
     """Return the bytes of a value that came over the channel, after a check that its node announced these bytes.
 
     Raises:
-        ResultError: its node announced other bytes.
+        ResultError: nothing came, or the bytes that came do not have the size and digest that the node announced.
     """
     if arrived is not None and len(arrived.data) == size and hmac.compare_digest(arrived.digest, digest):
         return arrived.data

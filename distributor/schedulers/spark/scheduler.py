@@ -38,7 +38,7 @@ _log = notices.logger
 #: If Spark has failed, the driver stops waiting for the nodes' results after this number of seconds without news.
 _PATIENCE = 10.0
 
-#: Number of seconds beyond the grace period in which all tasks of a failed run end. No task waits longer for others.
+#: Tasks of a failed run wait for each other for at most the grace period plus this number of seconds.
 _FAILED_MARGIN = 5.0
 
 
@@ -69,7 +69,9 @@ class SparkScheduler:
             return None if conf(self._session, "spark.executorEnv.OMP_NUM_THREADS") else self._cluster.task_cpus
 
     def shape(self, resources: Resources) -> tuple[int, TaskProfile | None]:
-        """Return how many ranks each task hosts, and a task profile if the session's settings do not fit.
+        """Return how many ranks each task hosts, and the CPUs and GPUs that the job must request for each task.
+
+        Return ``None`` instead of the CPUs and GPUs if the session's own settings give each task what it needs.
 
         Raises:
             ConfigurationError, ResourceError: as for :func:`spark_slots.shape`.
@@ -89,7 +91,7 @@ class SparkScheduler:
 
         Raises:
             ConfigurationError: a setting of the session rules out barrier mode; or a setting requests encryption, and
-                no other setting accepts that traffic between ranks is not encrypted.
+                no other setting (``ignoreSsl``) allows unencrypted traffic between ranks.
             ResourceError: the job needs more slots than the cluster can ever have.
         """
         with answering():
@@ -155,7 +157,8 @@ class SparkScheduler:
         self._barrier.await_slots(job)
         host, bind = self._barrier.driver_address()
         endpoint = _listen(job, server, host, bind)
-        # Rows have tracebacks and log lines: if encryption is requested, they must not travel unencrypted.
+        # Tasks of a failed run may send rows, with tracebacks and log lines, to each other. These connections are not
+        # encrypted, so without a key tasks do not use them if the session requests encryption.
         key = None if checks.encryption(self._session) else secrets.token_bytes(32)
         delivery = self._barrier.deliver(job)
         task = _make_task(_shipment(job, delivery, endpoint, host, server.seal(), key))
@@ -164,7 +167,7 @@ class SparkScheduler:
 
 
 def _completed(collected: Collected, job: Job, server: ChannelServer) -> Collected:
-    """Return the results of all nodes if they came over the channel, otherwise the results that came through Spark."""
+    """Return the results that agents sent directly to the driver if these are complete, otherwise ``collected``."""
     returned = server.returned(_PATIENCE)
     if returned is None:
         return collected
@@ -183,7 +186,7 @@ def _patience(error: DistributorError) -> float:
 
 
 def _listen(job: Job, server: ChannelServer, host: str, bind: str) -> Endpoint | None:
-    """Make the channel listen for nodes. Return where they reach it; ``None`` if the driver cannot listen."""
+    """Make the driver listen for nodes. Return where nodes can reach it; ``None`` if the driver cannot listen."""
     try:
         at = server.listen(bind, host, job.network.driver_ports)
     except OSError as error:
@@ -224,9 +227,10 @@ def _shipment(
 
 @cache
 def _portable_task() -> bytes:
-    """Pickle ``run_task`` by value, with everything that it uses of this package: workers need not have it installed.
+    """Pickle ``run_task`` by value with the code of this package that it uses, which workers may not have installed.
 
-    The result is compressed: PySpark encodes it as text to send it to the JVM, which takes 2 ms for each 100 kB.
+    The result is compressed, because PySpark encodes it as text to send it to the JVM, and the encoding takes 2 ms for
+    each 100 kB.
     """
     import pyspark.cloudpickle as spark_cloudpickle
 
@@ -240,9 +244,11 @@ def _portable_task() -> bytes:
 
 
 def _make_task(shipment: Shipment) -> Task:
-    """Make the function that Spark pickles. It is nested, so that Spark pickles it by value.
+    """Make the function that Spark pickles and runs in each task. It is nested, so that Spark pickles it by value.
 
-    It imports only the standard library. A worker unpickles ``run_task`` once and keeps it for later tasks.
+    The returned function imports only the standard library, because workers may not have this package installed. The
+    first time that a Python worker calls the function, it unpickles ``run_task``, and keeps it for the worker's later
+    tasks.
     """
     packed = _portable_task()
     name = f"_distributor_{hashlib.sha256(packed).hexdigest()[:16]}"

@@ -42,7 +42,7 @@ def active_session() -> SparkSession | None:
 
     try:
         active = SparkSession.getActiveSession()
-    except Exception:  # its JVM has ended, which check_alive explains
+    except Exception:  # the session's JVM has ended; check_alive() says so in an error
         active = None
     if active is not None and is_connect(active):
         return active
@@ -50,7 +50,8 @@ def active_session() -> SparkSession | None:
     classic = active or SparkSession._instantiatedSession
     if classic is not None and classic.sparkContext._jsc is not None:
         return classic
-    # Importing pyspark.sql.connect pulls in pandas and grpc. A process with a Connect session has imported it already.
+    # Importing pyspark.sql.connect also imports pandas and grpc. A process with a Connect session has imported all of
+    # them, so this code looks for the module, but does not import it.
     connect = sys.modules.get("pyspark.sql.connect.session")
     if connect is None:
         return None
@@ -131,7 +132,10 @@ def is_connect(session: SparkSession) -> bool:
 
 
 def master_of(session: SparkSession) -> str:
-    """Return the master URL, from the context if there is one: a session's setting can be changed later."""
+    """Return a session's master URL. For a classic session, take it from the Spark context.
+
+    The session's setting ``spark.master`` is not reliable, because it can be changed later.
+    """
     if is_connect(session):
         return str(session.conf.get("spark.master", ""))
     return str(session.sparkContext.master)
@@ -147,10 +151,10 @@ def is_cluster(session: SparkSession) -> bool:
 
 
 def conf(session: SparkSession, key: str, default: str | None = None) -> Any:
-    """Return a setting, from the context if there is one."""
+    """Return the value of a setting: for a classic session, the value with which its context was started."""
     if is_connect(session):
         return session.conf.get(key, default)
-    return session.sparkContext._conf.get(key, default)  # getConf() copies all settings, with a JVM call for each
+    return session.sparkContext._conf.get(key, default)  # getConf() would copy all, one JVM call each
 
 
 def task_python(master: str, environ: Mapping[str, str], configured: str | None, driver: str) -> str | None:
@@ -186,10 +190,11 @@ def elements(sequence: Any) -> list[Any]:
 
 
 def context_for_tasks(session: SparkSession) -> SparkContext:
-    """Return a classic session's context. Its tasks run the Python interpreter of :func:`task_python`.
+    """Return a classic session's context for the run's tasks, which run the Python interpreter of :func:`task_python`.
 
-    If Spark would choose another interpreter, return a second view of the same context, so that the user's own jobs
-    keep the interpreter that Spark has chosen.
+    If Spark would run the tasks with another interpreter, return a second ``SparkContext`` object, with the interpreter
+    of :func:`task_python`, for the same context in the JVM. The user's own jobs use the first object, and so keep the
+    interpreter that Spark has chosen.
     """
     context = session.sparkContext
     python = task_python(master_of(session), os.environ, conf(session, "spark.pyspark.python"), sys.executable)
@@ -203,8 +208,9 @@ def context_for_tasks(session: SparkSession) -> SparkContext:
 def set_connect_python(session: SparkSession) -> None:
     """Make a Connect server that this process started (``remote("local[4]")``) run the Python of :func:`task_python`.
 
-    The setting stays for the session; a value that the user has set is kept. Any other server chooses its own Python,
-    even on this machine: it may run in a container.
+    The Python is a setting of the session, and stays set after the run. A value that the user has set is not changed.
+    A Connect server that this process did not start chooses its own Python, even on this machine: it may run in a
+    container.
     """
     if "SPARK_LOCAL_REMOTE" not in os.environ or session.conf.get(_CONNECT_PYTHON, None):
         return
@@ -223,9 +229,10 @@ def is_true(setting: Any) -> bool:
 def without_bar(session: SparkSession) -> Iterator[None]:
     """Hide Spark's progress bar (``[Stage 0:> ...``) within a ``with`` block.
 
-    The bar does not end its line, so the next output would continue the same line. It also says nothing about a run.
-    One call of :func:`_hide_bar` hides the bar for ten seconds, and Spark ends this time early when any job of the
-    session ends (``finishAll``). So a thread repeats the call. The bar comes back by itself after the run.
+    The bar does not end its line, so the next output would continue the same line. The bar also shows nothing useful
+    about a run, which is one long stage. One call of :func:`_hide_bar` hides the bar for ten seconds, and Spark ends
+    this time early when any job of the session ends (``finishAll``). So a thread repeats the call. The bar comes back
+    by itself after the run.
     """
     bar = cast(Any, session).sparkContext._jsc.sc().progressBar()
     if bar.isEmpty():
@@ -252,9 +259,11 @@ def without_bar(session: SparkSession) -> Iterator[None]:
 
 
 def _hide_bar(bar: Any) -> None:
-    """Clear Spark's progress bar and hide it for ten seconds, or for half a second if Spark's fields have changed.
+    """Clear Spark's progress bar and hide it for ten seconds.
 
-    ``finishAll`` clears the bar, and ``refresh`` draws none until half a second after the time in ``lastFinishTime``:
+    Spark's ``finishAll`` clears the bar, and its ``refresh`` draws no bar until half a second after the time in the
+    private field ``lastFinishTime``. This function sets that time ten seconds ahead. If a version of Spark has no such
+    field, the bar is hidden for only half a second. Source:
     https://github.com/apache/spark/blob/v4.0.0/core/src/main/scala/org/apache/spark/ui/ConsoleProgressBar.scala
     """
     bar.finishAll()
@@ -318,8 +327,8 @@ def create(master: str | None, settings: Mapping[str, str]) -> SparkSession:
         session: SparkSession = builder.getOrCreate()
         return session
     except Exception as error:
-        # Spark's own message comes first; a Java stack follows.
-        if "on a stopped SparkContext" in str(error):  # it stopped by itself, and its log says why
+        # The error's text begins with Spark's own message, to be shown; a Java stack follows, to be left out.
+        if "on a stopped SparkContext" in str(error):  # Spark's log says why the context stopped
             error = RuntimeError(
                 "it stopped while it was starting; Spark's log above says why (is a master running there?)"
             )

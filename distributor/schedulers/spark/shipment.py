@@ -13,13 +13,15 @@ class Shipment(TypedDict):
 
     Attributes:
         job_id: identifier of the job.
-        job: the pickled job, without the parts that travel separately.
-        parts: names of the files that hold the parts that travel separately, by part. Spark delivers these files.
-        package: the zip of this package, or the name of the file that holds it.
+        job: the pickled job, without its large parts (see ``parts``).
+        parts: large parts of the job, such as the function, which Spark delivers as separate files: each part's name
+            with the name of its file.
+        package: this package as a zip, or the name of the zip file if Spark delivers it separately.
         endpoint: where the driver can be reached; ``None`` if it does not listen.
-        exchange: whether tasks exchange facts over the channel, if they can reach it.
+        exchange: whether tasks exchange their facts (address, GPUs, ...) through the driver, if they can reach it.
+            Otherwise, they use Spark's ``allGather``.
         silence: number of seconds after which a driver that does not answer counts as lost.
-        warmth: what the job asks of warm processes.
+        warmth: the job's requirements for a warm process (it imports torch in advance); ``None`` if the job uses none.
         driver_host: the driver's address.
         gpu: name of the GPU resource; ``None`` if the run uses no GPUs.
         ports: number of ports that a task reserves.
@@ -27,8 +29,10 @@ class Shipment(TypedDict):
         chunk: size of one piece of a return value, in bytes.
         in_place: whether tasks run in the driver's own current directory.
         patience: number of seconds within which all nodes of a failed run end.
-        seal: the key from which the nodes' secrets are made; see :mod:`distributor.channel.proof`.
-        key: authenticates the rows that one task sends to another; ``None`` if rows must not travel between executors.
+        seal: the key from which a task makes the secret that proves to the driver which node it is; see
+            :mod:`distributor.channel.proof`.
+        key: authenticates the rows (``bytes`` of its report) that a task of a failed run may send to another task;
+            ``None`` if tasks must not send any, because they are not encrypted, but the session requests encryption.
     """
 
     job_id: str

@@ -1,4 +1,4 @@
-"""The resources that a run's tasks request from Spark, and how many such tasks fit: slots, profiles, memory, GPUs.
+"""Computes what resources a run's tasks request from Spark, and how many of these tasks the executors can run.
 
 With a resource profile (stage-level scheduling), the tasks of one stage can have more or fewer CPUs and GPUs than the
 session's settings say. A barrier stage can only use the executors that exist: Spark starts executors for a profile only
@@ -30,7 +30,7 @@ GPU = "gpu"
 _TASK_GPUS = "spark.task.resource.gpu.amount"
 _EXECUTOR_GPUS = "spark.executor.resource.gpu.amount"
 
-#: Spark's default for an executor's memory beside its heap: a share of the heap, and the minimum.
+#: Spark's defaults for an executor's memory beside its JVM heap: this share of the heap, but at least this size.
 _OVERHEAD_SHARE = 0.1
 _OVERHEAD_LEAST = "384m"
 
@@ -120,7 +120,7 @@ def executors(session: SparkSession) -> Iterator[Executor]:
             continue
         tasks = running.get(executor.id())
         busy = int(tasks.get()) if tasks.isDefined() else 0
-        # Spark lists the driver too; on a cluster, it has 0 cores.
+        # Spark lists the driver too. On a cluster, the driver has 0 cores, so no task fits there.
         yield Executor(str(executor.hostPort()), int(executor.totalCores()), busy)
 
 
@@ -139,11 +139,13 @@ def _why_no_profiles(session: SparkSession, master: str) -> str | None:
 
 
 def shape(resources: Resources, cluster: Cluster) -> tuple[int, TaskProfile | None]:
-    """Return how many ranks each task hosts, and a task profile if the session's settings do not fit.
+    """Return how many ranks each task hosts, and the CPUs and GPUs that the job must request for each task.
+
+    Return ``None`` instead of the CPUs and GPUs if the session's own settings give each task what it needs.
 
     Raises:
-        ConfigurationError: the GPU amount is not a whole number, or does not divide ``num_processes``; or the run needs
-            a task profile, and this cluster has no stage-level scheduling.
+        ConfigurationError: the number of GPUs per task is not a whole number, or does not divide ``num_processes``; or
+            the session's settings do not fit, and this cluster has no stage-level scheduling.
         ResourceError: more is requested than an executor has, or Spark gives tasks no GPU.
     """
     ranks, gpus = _gpus(resources, cluster)
@@ -262,7 +264,8 @@ class Slots:
         self._session = session
         self._cluster = cluster
         self._job = job
-        # Without a task profile, each task takes the session's GPUs per task, even if it uses none.
+        # A job without a task profile (its own numbers of CPUs and GPUs per task) takes the session's numbers. Then
+        # each task occupies GPUs, even if it uses none.
         own = job.task_profile
         self._cpus = cluster.task_cpus if own is None else own.cpus
         self._gpus = _float(cluster.task_gpus) if own is None else float(own.gpus)
@@ -306,10 +309,11 @@ class Slots:
     def free(self) -> int:
         """Return the number of free task slots. Classic sessions only.
 
-        Spark does not say what running tasks occupy. Each is assumed to have the session's CPUs and GPUs per task.
+        Spark does not say how many CPUs and GPUs its running tasks occupy. This function assumes the session's settings
+        for each of them.
         """
         free = sum(self._usable(each.cores, each.running) for each in executors(self._session))
-        return free if self.limited else min(self.total(), free)  # with a limit, total() is never smaller
+        return free if self.limited else min(self.total(), free)  # with a limit, free cannot exceed total()
 
     def room_beside(self, hosts: Collection[str], own: Mapping[str, int]) -> int:
         """Return the number of free slots on all hosts but ``hosts``. Slots of the job's own tasks count as free.
@@ -328,10 +332,10 @@ class Slots:
         return any(each.running for each in executors(self._session))
 
     def ready(self) -> bool:
-        """Return whether the run can be submitted now. Spark itself then waits for busy slots. Classic sessions only.
+        """Return whether there are enough slots to submit the run to Spark now. Classic sessions only.
 
-        Spark spreads the tasks of a barrier stage evenly if it finds all their slots free. So if the ranks per node are
-        limited, the run is ready only when enough slots are free.
+        Busy slots count too, because Spark itself waits until they are free. But if the ranks per node are limited,
+        only free slots count: Spark spreads the tasks of a barrier stage evenly only if it finds all their slots free.
         """
         return (self.free() if self.limited else self.total()) >= self._job.num_tasks
 
@@ -372,8 +376,9 @@ class Slots:
 def is_spread(job: Job, facts: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether every executor is within its limit of ranks.
 
-    Spark spreads the tasks of a barrier stage evenly, but only over the executors that it finds free at one moment. An
-    executor that has just come up gets all the tasks that fit.
+    Spark spreads the tasks of a barrier stage evenly, but only over the executors that it finds free at one moment. If
+    only one executor has come up, it gets all the tasks that fit. It may then have more ranks than
+    ``max_processes_per_node`` or ``memory_per_process`` allow.
     """
     limit = job.node_limit
     most = max(Counter(entry["facts"]["executor"] for entry in facts).values())
@@ -381,12 +386,12 @@ def is_spread(job: Job, facts: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def profile(session: SparkSession, task: TaskProfile) -> Any:
-    """Return the session's resource profile for a task profile. Each profile is made once and then reused."""
+    """Return Spark's resource profile for the CPUs and GPUs of a task. A session's profile is made once and reused."""
     from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
     made = _profiles.setdefault(session, {})
     if task not in made:
-        if is_connect(session):  # PySpark makes a profile for the thread's active session
+        if is_connect(session):  # PySpark uses the thread's active session
             type(session)._set_default_and_active_session(session)  # type: ignore[attr-defined]
         requests = TaskResourceRequests().cpus(task.cpus)
         if task.gpus:

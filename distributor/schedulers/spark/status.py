@@ -1,4 +1,4 @@
-"""Finds out what a classic session knows about the Spark jobs of one run, which have the run's job tag."""
+"""Finds out what Spark has recorded in a classic session about the jobs of one run, which have the run's job tag."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-#: Maximum number of a stage's tasks that are examined, and number of milliseconds for Spark to record their ends.
+#: Maximum number of a stage's tasks that are examined, and maximum number of milliseconds to wait until Spark has
+#: recorded recent events, such as the ends of tasks.
 _MOST_TASKS = 1000
 _LISTENERS_MS = 2000
 
@@ -63,7 +64,10 @@ def are_running(session: SparkSession, tag: str) -> bool:
 
 
 def times(session: SparkSession, tag: str) -> dict[str, float]:
-    """Return when Spark submitted the run's last stage, in seconds since the epoch; empty if Spark has forgotten it."""
+    """Return ``{"stage": time}``, the time when Spark submitted the run's last stage, in seconds since the epoch.
+
+    Return an empty dict if Spark has already discarded its records of the run's stages.
+    """
     with suppress(Exception):
         return {"stage": max(stage.submissionTime() for stage in stages_of(session, tag)) / 1000}
     return {}
@@ -95,7 +99,7 @@ def _tasks(session: SparkSession, tag: str) -> list[Any]:
     found = []
     with suppress(Exception):  # the context may have just stopped
         scala = session.sparkContext._jsc.sc()
-        scala.listenerBus().waitUntilEmpty(_LISTENERS_MS)  # the status store lags a little
+        scala.listenerBus().waitUntilEmpty(_LISTENERS_MS)  # events reach the status store late
         store = scala.statusStore()
         for stage in stages_of(session, tag):
             found += elements(store.taskList(stage.stageId(), stage.currentAttemptId(), _MOST_TASKS))

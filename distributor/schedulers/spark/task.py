@@ -3,8 +3,9 @@
 Each task sends facts about its machine to all other tasks. One task of each executor, the leader, then starts the
 executor's agent and waits for its report. The agent starts the ranks.
 
-Spark reuses workers for other jobs. So this code is pickled by value, sets no environment variable, and leaves no
-module of this package imported. If a run fails, its Spark job must fail too; see :mod:`holder`.
+The code is pickled by value, because workers may not have this package installed. Spark reuses workers for other jobs,
+so the code sets no environment variable and leaves no module of this package imported. If a run fails, its Spark job
+must fail too; see :mod:`holder`.
 """
 
 from __future__ import annotations
@@ -34,27 +35,30 @@ from distributor.values import messages
 from distributor.values.placement import host_in
 from distributor.values.plan import AgentOrder
 
-#: Number of seconds to try to tell the driver which module is being imported. The import does not wait for this.
+#: Number of seconds to try to tell the driver which module a warm process (it imports torch in advance) is importing.
+#: The import does not wait for this message.
 _IMPORTING_TIMEOUT = 1.0
 
-#: Maximum number of bytes of logs and files that a failed node sends through the accumulator, and so through Spark's
-#: scheduler.
+#: Maximum number of bytes of logs and files that the task of a failed node sends in a Spark accumulator. The thread of
+#: Spark's scheduler handles accumulators, so more bytes would delay other tasks.
 _MAX_LOGS = 16 << 20
 
 
 def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
-    """Run one barrier task, from its facts to the rows that it returns through Spark.
+    """Run one barrier task: exchange facts with the other tasks, run the executor's agent, and yield rows for Spark.
 
     Args:
         shipment: the task's input.
-        failed_rows: accumulator of ``((partition, rows),)`` for the rows of a failed run; ``None`` to yield them.
+        failed_rows: accumulator of ``((partition, rows),)`` to which the rows of a failed run are added; ``None`` to
+            yield them.
 
     Yields:
-        Rows of the kinds below; none if another task leads this executor, or if the run is stopped before it begins.
+        Rows: ``bytes`` with the report and the results of this executor's node. The task yields none if another task
+        runs this executor's agent, or if the run is stopped before it begins. The first byte of a row is its kind:
 
         - ``b"R" + pickled NodeReport``
-        - ``b"V" + uint32 rank + piece of its pickled value``
-        - ``b"D" + uint32 rank + uint64 size + sha256`` of a value that was sent over the channel
+        - ``b"V" + uint32 rank + piece of its pickled return value``
+        - ``b"D" + uint32 rank + uint64 size + sha256`` of a return value that was sent directly to the driver
         - ``b"G" + uint32 rank + uint8 stream + uint64 offset + piece of its output``
         - ``b"F" + uint32 length of JSON + JSON + piece`` of a new file of the node's ranks
         - ``b"L" + host`` if the agent died
@@ -105,7 +109,7 @@ def run_task(shipment: Shipment, failed_rows: Any = None) -> Iterator[bytes]:
 def _hold(name: str) -> socket.socket:
     """Return a listening socket that lives as long as the task, so that other tasks can wait for the task's end.
 
-    Its address is abstract (unix(7)), so no file stays behind.
+    The socket has an abstract address (see unix(7)), so it leaves no file behind.
     """
     hold = socket.socket(socket.AF_UNIX)
     hold.bind("\0" + name)
@@ -116,8 +120,8 @@ def _hold(name: str) -> socket.socket:
 def _address(executor: str, driver_host: str) -> str:
     """Return the address at which other nodes reach this one.
 
-    The name that Spark gives an executor has the address from which the executor connects to the driver. Other
-    executors fetch data from the host name with which the executor was started, so that host name is preferred.
+    Spark names an executor by the address from which it connects to the driver. Other executors may not reach this
+    address. They fetch data from the host name with which the executor was started, so this host name is preferred.
     """
     known_as = executor_host(executor_of_this()) or host_in(executor)
     return network.node_address(known_as, driver_host)
@@ -167,16 +171,17 @@ def _lead(
     reached: bool,
     keep_listening: bool,
 ) -> Generator[bytes, None, list[bytes] | None]:
-    """Run this executor's agent and yield the rows of its report.
+    """Run this executor's agent and yield the rows (``bytes``) that bring its report to the driver.
 
-    If the run has failed, return the rows instead, so that the caller can send them through the accumulator. If their
-    logs and files exceed ``_MAX_LOGS``, which is too much for the accumulator, yield the rows all the same.
+    If the run has failed, do not yield the rows but return them: the caller sends them in an accumulator. There is one
+    exception: if the node's logs and files have more than ``_MAX_LOGS`` bytes, they are too large for the accumulator,
+    so the rows of a failed run are yielded, too.
     """
     secret = proof.make(shipment["seal"], str(mine["executor"]))
     if (why := folders.unusable()) is not None:
         return _give_up(shipment, mine, secret, why)
     with host_node(shipment["job_id"], mine["partition"]) as node:
-        root = _unpack(shipment, node.folder)
+        root = _write_package(shipment, node.folder)
         agent = node.start(
             root,
             {"store": listener},
@@ -216,8 +221,8 @@ def _give_up(shipment: Shipment, mine: Mapping[str, Any], secret: str, why: str)
     return [b"E" + json.dumps([mine["host"], why]).encode()]
 
 
-def _unpack(shipment: Shipment, folder: str) -> str:
-    """Write this package into the node's folder, as a zip, and return its path."""
+def _write_package(shipment: Shipment, folder: str) -> str:
+    """Write this package as a zip into the node's folder, and return the zip's path."""
     root = os.path.join(folder, "package.zip")
     with open(root, "wb") as file:
         file.write(_content(shipment["package"]))
@@ -227,7 +232,7 @@ def _unpack(shipment: Shipment, folder: str) -> str:
 def _order(
     shipment: Shipment, facts: list[dict[str, Any]], mine: Mapping[str, Any], folder: str, root: str, **about: Any
 ) -> AgentOrder:
-    """Return the order for this executor's agent. ``about`` holds further fields of the order."""
+    """Return the order that tells this executor's agent what to do. ``about`` has further fields of the order."""
     return AgentOrder(
         job=shipment["job"],
         parts={part: _content(name) for part, name in shipment["parts"].items()},
@@ -244,7 +249,7 @@ def _order(
 
 
 def _value(rank: int, value: bytes | str | messages.Sent, chunk: int) -> Iterator[bytes]:
-    """Yield the rows of a rank's return value: its digest if it was sent over the channel, otherwise its pieces."""
+    """Yield the rows of a rank's return value: the digest of a value that the driver already has, or all pieces."""
     if isinstance(value, messages.Sent):
         yield b"D" + struct.pack("!IQ", rank, value.size) + value.digest
         return
@@ -253,7 +258,7 @@ def _value(rank: int, value: bytes | str | messages.Sent, chunk: int) -> Iterato
 
 
 def _content(what: bytes | str) -> bytes:
-    """Return the given bytes, or the content of a file that Spark has delivered."""
+    """Return the given bytes or, for the name of a file that Spark has delivered, the file's content."""
     if isinstance(what, bytes):
         return what
     from pyspark import SparkFiles
@@ -263,7 +268,7 @@ def _content(what: bytes | str) -> bytes:
 
 
 def _output(result: messages.NodeResult, chunk: int) -> Iterator[bytes]:
-    """Yield the rows of the output and files that could not be sent to the driver over the channel."""
+    """Yield the rows of the output and files of ranks that the agent could not send directly to the driver."""
     for rank, stream, offset, piece in rest(result.rest, chunk):
         yield b"G" + struct.pack("!IBQ", rank, stream, offset) + piece
     for file in result.files:
@@ -274,11 +279,14 @@ def _output(result: messages.NodeResult, chunk: int) -> Iterator[bytes]:
 
 
 class _Importing:
-    """A callback that tells the driver what a warm process imports, as long as the driver can be reached.
+    """A callback that tells the driver which module a warm process (it imports torch in advance) is importing.
 
-    It uses no thread. When a process starts its first thread, this changes which of the C library's own signals its
-    children ignore. :mod:`distributor.hosting` uses only a warm process that inherited the same ignored signals, so it
-    would no longer find the one that was started before.
+    After the first failure to reach the driver, the callback does nothing.
+
+    The callback uses no thread. When a process starts its first thread, the C library changes which signals the
+    children of the process ignore. :mod:`distributor.hosting` looks for a warm process that ignores the same signals as
+    a new child of this worker would. So a thread would keep it from finding the warm process that this worker started
+    earlier.
     """
 
     def __init__(self, endpoint: Endpoint | None, executor: str, nodes: int) -> None:

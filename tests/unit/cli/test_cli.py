@@ -221,8 +221,8 @@ def test_under_spark_submit_its_session_decides(fake: type[Fake], monkeypatch: p
         ("run --no-such-option train.py", "No such option"),
         ("walk", "No such command 'walk'"),
         ("run --local --master yarn train.py", "--local and --master yarn exclude each other: leave one of them out"),
-        ("run --conf a=b train.py", "--conf a=b is for runs on Spark: add --master, or leave it out"),
-        ("run --driver-ports 47 train.py", "--driver-ports 47 is for runs on Spark: add --master, or leave it out"),
+        ("run --conf a=b train.py", "--conf a=b is only for runs on Spark: remove it, or add --master"),
+        ("run --driver-ports 47 train.py", "--driver-ports 47 is only for runs on Spark: remove it, or add --master"),
         (
             "run --no-gpu --master foo://x train.py",
             "'foo://x' is not a master that Spark knows: use spark://host:7077, yarn,",
@@ -258,7 +258,10 @@ def test_under_spark_submit_its_session_decides(fake: type[Fake], monkeypatch: p
             "run --no-gpu --gpus-per-process 2 train.py",
             "--gpus-per-process 2 contradicts --no-gpu: leave one of them out",
         ),
-        ("run --no-gpu --logs 7 train.py", "--logs names rank 7, but with --num-processes 1 ranks go from 0 to 0"),
+        (
+            "run --no-gpu --logs 7 train.py",
+            "the option --logs names rank 7, but with --num-processes 1 ranks go from 0 to 0",
+        ),
         (
             "run -n 0 t.py --no-gpu --lr 1 -n 2",
             "not 0 (--no-gpu, -n after the script belong to the script: put distributor's options",
@@ -366,8 +369,9 @@ def test_a_dry_run(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "on            this machine: 3 ranks, on CPUs\n" in out
     assert ": ranks 0-2\n" in out
     assert (
-        f"command       python {script} --lr 0.1 'a b'   (in each rank, through torch's elastic agent: torchrun)" in out
-    )
+        f"command       python {script} --lr 0.1 'a b'   "
+        "(in each rank, started by torch's elastic agent; launch path: torchrun)"
+    ) in out
     for variable in (
         "A='b c'",
         "API_KEY=***",
@@ -396,7 +400,7 @@ def test_a_dry_run_on_spark_starts_no_session(
     assert "placement     by Spark, when the run starts\n" in out
     assert (
         "command       python -m pkg.train --epochs 3 --deepspeed --deepspeed_config $RUN_FOLDER/deepspeed.json   "
-        "(in each rank, through torch's elastic agent: deepspeed)\n"
+        "(in each rank, started by torch's elastic agent; launch path: deepspeed)\n"
     ) in out
     assert f"{tmp_path} (" in out
     assert '"gradient_accumulation_steps": 1' in out

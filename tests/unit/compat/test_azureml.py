@@ -50,7 +50,7 @@ def test_a_distribution_chooses_path_and_processes(
         (lambda: TensorFlowDistribution(worker_count=0), "worker_count must be a positive integer, not 0"),
         (
             lambda: TensorFlowDistribution(parameter_server_count=1, worker_count=1).launch(2),
-            "worker_count=1 leaves no worker besides the chief, .* parameter_server_count=1 needs: pass worker_count=2",
+            "parameter_server_count=1 needs a worker besides .* but worker_count=1 leaves none: pass worker_count=2",
         ),
         (lambda: RayDistribution(address="10.0.0.1:6379"), "names a Ray cluster, but the run starts its own"),
         (lambda: RayDistribution(head_node_additional_args="--num-cpus 4"), "head_node_additional_args='--num-cpus 4'"),

@@ -132,7 +132,10 @@ def parameter() -> torch.nn.Parameter:
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        (lambda: hvd.init(comm=[0, 1]), r"init\(comm=\[0, 1\]\): all ranks of a run train together"),
+        (
+            lambda: hvd.init(comm=[0, 1]),
+            r"init\(comm=\[0, 1\]\) is not supported, since all ranks of a run train together: leave it out",
+        ),
         (lambda: hvd.init(process_sets=[[0]]), "init.process_sets="),
         (lambda: hvd.allreduce(torch.ones(1), op=hvd.Adasum), "op=hvd.Adasum is not supported: use op=hvd.Average"),
         (

@@ -121,7 +121,7 @@ def test_a_holder_that_renews_no_more_is_followed(tmp_path: Path, caplog: pytest
 
 def test_a_run_that_is_cancelled_while_it_waits(tmp_path: Path) -> None:
     write(tmp_path, Claim(7, 3, "train", "code", {}, False, "z9", of_another()))
-    with pytest.raises(RunCancelledError, match="while it waited for its name"):
+    with pytest.raises(RunCancelledError, match="while it waited for another run of the same name to end"):
         with held(job(tmp_path), wanted=lambda: False, times=replace(TIMES, expire=10 * watch.DEADLINE)):
             pass
     assert record(tmp_path).run == "z9"

@@ -172,7 +172,10 @@ def test_a_file_of_the_current_directory(project: Path, tmp_path: Path) -> None:
     assert advise(ended, job(Module("train"))) == (
         f"{told}. To ship it to executors, pass working_dir={str(project)!r} (--working-dir {project})"
     )
-    assert advise(ended, job(Module("train"), tmp_path)) == f"{told}, but ranks run in working_dir, {tmp_path}"
+    assert (
+        advise(ended, job(Module("train"), tmp_path))
+        == f"{told}, but ranks run in working_dir, {tmp_path}: copy it there"
+    )
     assert advise(ended, job(Module("train"), project)) == ""
 
 

@@ -168,7 +168,7 @@ PREEMPTED = Preempted("rank 1 on host-a got SIGTERM", "There is no checkpoint")
             PREEMPTED,
             HALTED,
             errors.PreemptionError(
-                "the run was preempted: rank 1 on host-a got SIGTERM, and its ranks have stopped at step 7. There is "
+                "the run was preempted: rank 1 on host-a got SIGTERM, and all ranks have stopped at step 7. There is "
                 "no checkpoint"
             ),
         ),

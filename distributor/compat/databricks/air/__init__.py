@@ -1,4 +1,4 @@
-"""``databricks.air`` under its own names: ``distributed``, ``ray_launch``, ``ray_init``, ``data``.
+"""The names of Databricks' package ``databricks.air``: ``distributed``, ``ray_launch``, ``ray_init``, ``data``.
 
     from distributor.compat.databricks.air import distributed     # instead of: from databricks.air import distributed
 

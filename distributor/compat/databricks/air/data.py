@@ -1,6 +1,6 @@
 """The names of ``databricks.air.data``, none of which works here, since they need Databricks' own services.
 
-Using a name raises an error that says what to use instead.
+Using a name of Databricks' module, such as ``DataLoader``, raises an error that says what to use instead.
 Source: the public page of the package ``databricks-sdk-air``.
 """
 

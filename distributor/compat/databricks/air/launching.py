@@ -29,8 +29,9 @@ def distributed(
     Args:
         num_accelerators: number of GPUs, each with a rank of its own, on any number of nodes. ``None`` (default): the
             number in ``accelerator_type``, or all available GPUs.
-        accelerator_type: a number and a model such as ``"GPU_8xH100"``. Each rank checks that its GPU is of that model
-            before the function runs. The number of GPUs on a node is not checked. ``None`` (default): any model.
+        accelerator_type: number and model of the GPUs in one name, such as ``"GPU_8xH100"``. Each rank checks that its
+            GPU is of that model before the function runs. The number of GPUs on a node is not checked. ``None``
+            (default): any model.
 
     Raises:
         ConfigurationError: an argument is wrong.
@@ -48,14 +49,16 @@ def distributed(
 def ray_launch(
     num_accelerators: int | None = None, accelerator_type: str | None = None
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
-    """Decorate a function: ``function.distributed(...)`` runs it once, as the driver of a Ray cluster with these GPUs.
+    """Decorate a function: ``function.distributed(...)`` runs it once, as the driver of a Ray cluster with GPUs.
 
     The cluster spans the nodes of the run, and ends with the function. The process that runs the function joins the
     cluster first. ``function.distributed(...)`` returns a list with a single value, the function's return value.
 
     Args:
         num_accelerators: number of GPUs of the cluster, as for :func:`distributed`.
-        accelerator_type: a number and a model, as for :func:`distributed`; only the function's own node is checked.
+        accelerator_type: number and model of the GPUs in one name, such as ``"GPU_8xH100"``, as for
+            :func:`distributed`. Only one GPU is checked to be of that model: the first one of the node that runs the
+            function.
 
     Raises:
         ConfigurationError: an argument is wrong.
@@ -72,7 +75,7 @@ def ray_launch(
 
 
 def request(name: str, launch: Launch, num_accelerators: Any, accelerator_type: Any) -> Request:
-    """Return the request that a decorator with these arguments makes.
+    """Return what a decorator with these arguments asks for, such as a number of processes.
 
     Raises:
         ConfigurationError: an argument is wrong.

@@ -1,4 +1,4 @@
-"""``serverless_gpu`` under its own names: ``distributed``, ``ray_launch``, ``runtime``, ``GPUType``.
+"""The names of Databricks' package ``serverless_gpu``: ``distributed``, ``ray_launch``, ``runtime``, ``GPUType``.
 
     from distributor.compat.databricks.serverless_gpu import distributed   # instead of: from serverless_gpu import ...
 

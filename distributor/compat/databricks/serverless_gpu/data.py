@@ -1,6 +1,6 @@
 """The names of ``serverless_gpu.data``, none of which works here, since they need Databricks' own services.
 
-Using a name raises an error that says what to use instead.
+Using a name of Databricks' module, such as ``DataLoader``, raises an error that says what to use instead.
 Source: the page "Connect to AI Runtime" of https://docs.databricks.com/aws/en/machine-learning/ai-runtime
 """
 

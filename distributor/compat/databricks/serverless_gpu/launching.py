@@ -42,7 +42,7 @@ def distributed(
 
 
 def request(name: str, launch: Launch, gpus: Any, gpu_type: Any, remote: Any) -> Request:
-    """Return the request that a decorator with these arguments makes.
+    """Return what a decorator with these arguments asks for, such as a number of processes.
 
     Raises:
         ConfigurationError: an argument is wrong.

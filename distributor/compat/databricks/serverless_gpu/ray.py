@@ -18,15 +18,15 @@ T = TypeVar("T")
 def ray_launch(
     gpus: int | None = None, gpu_type: GPUType | str | None = None, remote: bool | None = None
 ) -> Callable[[Callable[P, T]], DistributedFunction[P, T]]:
-    """Decorate a function: ``function.distributed(...)`` runs it once, as the driver of a Ray cluster with these GPUs.
+    """Decorate a function: ``function.distributed(...)`` runs it once, as the driver of a Ray cluster with GPUs.
 
     The cluster spans the nodes of the run, and ends with the function. The process that runs the function joins the
     cluster first. ``function.distributed(...)`` returns a list with a single value, the function's return value.
 
     Args:
         gpus: number of GPUs of the cluster. ``None`` (default): all available GPUs.
-        gpu_type: the model of the GPUs. Only the function's own node is checked; the other nodes are assumed to have
-            the same model.
+        gpu_type: the model of the GPUs. Only the first GPU of the node that runs the function is checked; all other
+            GPUs are assumed to be of the same model.
         remote: where to train, as for :func:`~distributor.compat.databricks.serverless_gpu.distributed`.
 
     Raises:

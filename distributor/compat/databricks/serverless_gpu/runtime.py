@@ -1,6 +1,6 @@
-"""``serverless_gpu.runtime``: functions that return the numbers of a rank and its node.
+"""``serverless_gpu.runtime``: functions that return the rank of a process, the number of its node, and related numbers.
 
-Outside of a run, there is a single rank.
+Outside of a run, they return the numbers of a single rank, such as rank 0 and world size 1.
 
 Source: https://api-docs.databricks.com/python/serverless_gpu/api/generated/serverless_gpu.runtime.html
 """
@@ -38,7 +38,7 @@ def get_world_size() -> int:
 
 
 def get_local_rank() -> int:
-    """Return this process's rank within its node; its device is ``cuda:LOCAL_RANK``."""
+    """Return this process's rank within its node. The GPU of this process is ``cuda:LOCAL_RANK``."""
     return runtime.local_rank()
 
 
@@ -53,8 +53,8 @@ def get_node_rank() -> int:
 
 
 def get_replica_rank() -> int:
-    """Return the number of this node, as if each node held one replica of the model, sharded over its GPUs.
+    """Return the number of this node, as if each node had one replica of the model, sharded over the node's GPUs.
 
-    Databricks' public documentation does not define the replica rank.
+    This is an assumption: Databricks' public documentation does not define the replica rank.
     """
     return runtime.node_rank()

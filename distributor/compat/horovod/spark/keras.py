@@ -1,4 +1,4 @@
-"""``horovod.spark.keras``, which is not supported: importing it raises an error with what to use instead."""
+"""``horovod.spark.keras``, which is not supported: importing it raises an error that says what to use instead."""
 
 from distributor.errors import ConfigurationError
 
